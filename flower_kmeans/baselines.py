@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import DataError
+from flower_kmeans.extras import require
 from flower_kmeans.parameters import integer, require_positive
 
 FloatArray = NDArray[np.float64]
@@ -63,6 +64,7 @@ class KFed:
 
 def local_centers(records: FloatArray, n_local: int, rng: np.random.Generator) -> FloatArray:
     """Return one client's centres, at most as many as it has different records."""
+    require("sklearn.cluster", "k-FED", "sklearn")
     from sklearn.cluster import KMeans  # a second of import time that others need not pay
 
     # scikit-learn cannot find more centres than there are different records.

@@ -14,8 +14,9 @@ def require(module: str, purpose: str, extra: str = "simulation", instead: str =
     The error names the extra that brings a package which is not installed, and quotes the reason
     why one that is installed cannot be imported. ``instead`` has other words of advice.
     """
-    # The one module that has another name than its package.
-    package = {"PIL": "Pillow"}.get(module.split(".")[0], module.split(".")[0])
+    name = module.split(".")[0]
+    # The modules that have another name than their package.
+    package = {"PIL": "Pillow", "sklearn": "scikit-learn"}.get(name, name)
     try:
         return import_module(module)
     except Exception as error:  # a package that is broken may raise anything

@@ -13,18 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import Bounds
 from scipy.spatial.distance import cdist
-from sklearn.base import (
-    BaseEstimator,
-    ClassNamePrefixFeaturesOutMixin,
-    ClusterMixin,
-    TransformerMixin,
-)
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.errors import BudgetError, ConfigurationError, DataError, RunError
+from flower_kmeans.extras import require
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.filter import Charge, price_of
@@ -35,6 +28,19 @@ from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Report
 from flower_kmeans.simulation import simulate
 from flower_kmeans.strategies import BY_NAME, KMeansStrategy
+
+try:
+    from sklearn.base import (
+        BaseEstimator,
+        ClassNamePrefixFeaturesOutMixin,
+        ClusterMixin,
+        TransformerMixin,
+    )
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+    require("sklearn.utils.validation", "PrivateKMeans", "sklearn")
+    raise
 
 Floats = NDArray[np.float64]
 

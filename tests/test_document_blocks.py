@@ -66,6 +66,9 @@ LISTED = {
         "docs/tables/deployments.md",
         "python -m pytest -m deployment -rP tests/deployment/test_faults.py",
     ): Listed("takes an hour", ".ci/run"),
+    ("docs/tables/csv-readers.md", "pip install polars duckdb"): Listed(
+        "installs packages and takes minutes", "tests/benchmarks/test_csv_readers.py"
+    ),
     ("docs/tables/feddp.md", 'python -c "'): Listed("writes the file of a table that takes long"),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     ("docs/existing-app.md", " from digits_app.output import save_accuracies, save_model"): DIFF,

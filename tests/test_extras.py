@@ -1,9 +1,16 @@
 """Packages that only some features need: not installed, or installed but broken."""
 
+import re
 import sys
+from importlib import import_module
 
+import numpy as np
 import pytest
 
+from flower_kmeans import Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.algorithms.numerics.initialization import server_kmeans_plus_plus, server_lloyd
+from flower_kmeans.baselines import local_centers
+from flower_kmeans.data.datasets import load_photo
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 
@@ -56,3 +63,73 @@ def test_what_is_broken_says_why(package, text, reason):
     assert "flower-kmeans[plots]" not in found
     assert "\n" not in found
     assert len(found) < 600
+
+
+WITHOUT_SKLEARN = {
+    "SynopsisKMeans": {},
+    "FastLloyd": {},
+    "GLloyd": {},
+    "SuLloyd": {},
+    "PEMeans": {"n_rounds": 4},
+    "FedDPKMeans": {"server_data": [[-1.0, 0.0], [1.0, 0.5], [0.0, 2.0], [0.5, -1.0]]},
+    "ConstrainedLloyd": {"aggregation": "mna", "n_rounds": 2, "n_clients": 4},
+    "HDPEMeans": {"n_rounds": 2},
+    "Lloyd": {},
+}
+
+
+@pytest.fixture
+def no_sklearn(monkeypatch):
+    """Make every import of scikit-learn fail, as where it is not installed."""
+    loaded = [name for name in sys.modules if name.split(".")[0] == "sklearn"]
+    parts = ("base", "cluster", "datasets", "utils", "utils.validation")
+    for name in {*loaded, "sklearn", *(f"sklearn.{part}" for part in parts)}:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "flower_kmeans.sklearn", raising=False)
+
+
+@pytest.mark.default_cases("SynopsisKMeans", "FastLloyd", "FedDPKMeans")
+@pytest.mark.parametrize("name", WITHOUT_SKLEARN)
+def test_a_federation_runs_without_scikit_learn(no_sklearn, name):
+    width = 20 if name == "HDPEMeans" else 2
+    parts = [np.random.default_rng(seed).normal(size=(100, width)) for seed in range(4)]
+    options = WITHOUT_SKLEARN[name] | {"domain": Box([-9.0] * width, [9.0] * width)}
+    if name != "Lloyd":
+        options |= {"privacy": PrivacyBudget(8.0), "n_records": 400}
+    trust = "plain" if name == "Lloyd" else "trusted-server"
+    found = simulate(getattr(strategies, name)(n_clusters=2, trust=trust, **options), parts)
+    assert found.centroids.shape == (2, width)
+
+
+def test_every_strategy_was_tried_without_scikit_learn():
+    """The strategies for columns at different parties have an extra of their own."""
+    assert set(WITHOUT_SKLEARN) | {"VerticalKMeans"} == {
+        strategy.__name__ for strategy in strategies.BY_NAME.values()
+    }
+
+
+def estimator():
+    import_module("flower_kmeans.sklearn")
+
+
+USES = {
+    "PrivateKMeans": estimator,
+    "k-FED": lambda: local_centers(np.arange(9.0)[:, None], 2, np.random.default_rng(0)),
+    "k-means++ on the server's points": lambda: server_kmeans_plus_plus(
+        [[0.0], [1.0]], 2, np.random.default_rng(0)
+    ),
+    "k-means on the server's points": lambda: server_lloyd(
+        [[0.0], [1.0]], 2, np.random.default_rng(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("purpose", USES)
+def test_what_needs_scikit_learn_names_its_extra(no_sklearn, purpose):
+    said = f"{purpose} needs the package scikit-learn: install it with pip install "
+    said += "'flower-kmeans[sklearn]'"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        USES[purpose]()
+    said = r"The photograph needs the package .*'flower-kmeans\[simulation\]'"
+    with pytest.raises(ConfigurationError, match=said):
+        load_photo()

@@ -160,7 +160,7 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
         # What `plan --simulate` takes from there needs no extra.
         ("cli.preview", {"pandas", "joblib", "filelock", "matplotlib"}),
         # A client's process starts for every message: these take a second of it.
-        ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2"}),
+        ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2", "openpyxl"}),
     ],
 )
 def test_large_packages_are_imported_when_they_are_used(modules, absent):

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.bench import generators
 from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
 
 FloatArray = NDArray[np.float64]
 LabelArray = NDArray[np.int64]
@@ -68,6 +69,7 @@ class _File(NamedTuple):
 
 
 def _blobs(sizes: int | list[int], d: int, k: int | None = None) -> generators.Generated:
+    require("sklearn.datasets", "A benchmark", "bench")
     from sklearn.datasets import make_blobs
 
     made = make_blobs(sizes, n_features=d, centers=k, random_state=1, return_centers=True)
@@ -148,8 +150,7 @@ def load(given: str, directory: Path | None = None) -> Data:
         made = _FAMILIES[family[0]][1](*family[1])
         return _data(given, made.records, len(made.centers), "generated", made.labels)
     if given in BUNDLED:
-        from sklearn import datasets
-
+        datasets = require("sklearn.datasets", "A benchmark", "bench")
         loader, note = BUNDLED[given]
         bunch = getattr(datasets, loader)()
         return _data(given, bunch.data, len(bunch.target_names), note, bunch.target)

@@ -12,6 +12,7 @@ from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_box
 from flower_kmeans.bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.data.domain import Box
+from flower_kmeans.extras import require
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -65,6 +66,7 @@ def case_of(name: str, options: Options, n_each: int = SERVER_EACH) -> Case:
 
 def kmeans(records: FloatArray, n_clusters: int, seed: int) -> Any:
     """Return scikit-learn's KMeans, the best of ten starts; not private."""
+    require("sklearn.cluster", "A benchmark", "bench")
     from sklearn.cluster import KMeans
 
     return KMeans(n_clusters, n_init=10, random_state=seed).fit(records)

@@ -16,6 +16,7 @@ from rich.text import Text
 from flower_kmeans.bench.generators import separated_clusters, sizes_of
 from flower_kmeans.cli.plot import require_file
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.metrics import inertia
 
@@ -72,6 +73,7 @@ def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
 
     They and the server's points are scaled by their own range: the bounds are as tight as can be.
     """
+    require("sklearn.cluster", "A preview", "sklearn")
     from sklearn.cluster import KMeans
 
     n_records, n_features, n_clusters, n_points = sizes

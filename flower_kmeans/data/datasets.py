@@ -29,9 +29,10 @@ def load_photo() -> NDArray[np.uint8]:
 
     An array of shape (427, 640, 3), uint8: rows, columns, and red, green, blue in 0 to 255.
     """
+    require("PIL", "The photograph")
+    require("sklearn.datasets", "The photograph")
     from sklearn.datasets import load_sample_image
 
-    require("PIL", "The photograph")
     image: NDArray[np.uint8] = np.asarray(load_sample_image("china.jpg"), dtype=np.uint8)
     return image
 

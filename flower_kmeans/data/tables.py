@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, read_source_file
@@ -31,8 +32,7 @@ T = TypeVar("T")
 
 BLOCK_ROWS = 65_536
 _CSV = (".csv", ".tsv", ".txt")
-_EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
-_SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *_EXCEL)
+_SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *excel.SUFFIXES)
 
 log = logging.getLogger("flower_kmeans.data")
 
@@ -466,7 +466,7 @@ def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:
             "Expected header with malformed='nan': True if the first line of a file names its "
             "columns, else their names. Got None: it is not guessed from a record."
         )
-    return _open_excel(path, reading) if suffix in _EXCEL else _open_csv(path, reading)
+    return _open_excel(path, reading) if suffix in excel.SUFFIXES else _open_csv(path, reading)
 
 
 def data_name(data: str) -> str:
@@ -583,13 +583,11 @@ def cells_of_arrow(column: Any) -> NDArray[Any]:
 
 
 def _open_excel(path: Path, reading: Reading) -> OpenTable:
-    from flower_kmeans.data.excel import open_sheet
-
-    sheet = open_sheet(path, reading.sheet)
+    sheet = excel.open_sheet(path, reading.sheet)
     names = reading.given_names
     has_names = names is None
     if names is None:
-        first = next(_filled_rows(sheet.rows()), (1, []))[1]
+        first = next(sheet.rows(), [])
         has_names = reading.header is True or names_columns(first, path)
         names = tuple(map(_name_of, first)) if has_names else default_names(len(first))
     columns = names
@@ -597,7 +595,7 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
 
     def read(wanted: Sequence[str]) -> Iterator[Block]:
         places = [columns.index(name) for name in wanted]
-        rows = _filled_rows(sheet.rows())
+        rows = enumerate(sheet.rows(), 1)
         if has_names:
             next(rows, None)
         sized = ((number, row if len(row) == width else None) for number, row in rows)
@@ -605,15 +603,6 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
             yield _block_of_rows(batch, wanted, places)
 
     return OpenTable(str(path), columns, has_names or reading.given_names is not None, read)
-
-
-def _filled_rows(rows: Iterator[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the rows of a sheet that are not blank, with their numbers."""
-    return ((number, row) for number, row in enumerate(rows, 1) if any(map(_is_filled, row)))
-
-
-def _is_filled(cell: Any) -> bool:
-    return cell is not None and cell != ""
 
 
 def _name_of(cell: Any) -> str:

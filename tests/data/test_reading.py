@@ -1,17 +1,22 @@
 """Options and source.toml: how one party reads its own file."""
 
 import sqlite3
+from datetime import date
 
 import numpy as np
+import openpyxl
 import pytest
 
+from flower_kmeans import TableDomain
 from flower_kmeans.data.reading import Reading, read_source_file
 from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.sql import Query
+from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.data.tables import load_records, load_table, open_table
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 
 TEXT = "alter;preis\n40;1.000,5\n50;2\n"
+DAYS = date(2020, 1, 1), date(2024, 12, 31)
 SOURCE = 'data = "t.csv"\ndelimiter = ";"\ndecimal = ","\nthousands = "."\nheader = true\n'
 
 
@@ -130,3 +135,30 @@ def test_a_database_is_a_query_that_a_run_makes_once(source, tmp_path):
     for load in (load_records, load_table):
         with pytest.raises(ConfigurationError, match="Expected a query with a database"):
             load(source)
+
+
+def test_a_workbook_is_read_as_a_csv_file(tmp_path):
+    workbook = openpyxl.Workbook()
+    sheet = workbook.active
+    for row in (("age", "ward", "day"), (40, "A", date(2024, 2, 29)), (None, "B", None), ("x", 7)):
+        sheet.append(row)
+    path = tmp_path / "t.xlsx"
+    workbook.save(path)
+    domain = TableDomain(
+        [Number("age", 0, 120), Category("ward", ("A", "B", "7")), Date("day", *DAYS, DAYS[0])]
+    )
+    table = load_table(path, domain=domain, malformed="nan", header=True)
+    first = date(2024, 2, 29).toordinal()
+    lowest = DAYS[0].toordinal()
+    nan = np.nan
+    np.testing.assert_array_equal(
+        table.records,
+        [[40, 1, 0, 0, first], [nan, 0, 1, 0, lowest], [nan, 0, 0, 1, lowest]],
+    )
+    with pytest.raises(DataError, match="1 of 3 cells of 'age' hold no number"):
+        load_table(path, domain=domain)
+    workbook.create_sheet("other").append((1, 2))
+    workbook.save(path)
+    with pytest.raises(ConfigurationError, match="several sheets"):
+        load_table(path)
+    assert load_table(path, reading=Reading(sheet="other")).columns == ("x0", "x1")

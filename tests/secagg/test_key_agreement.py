@@ -112,3 +112,12 @@ def test_what_is_sealed_opens_and_nothing_else_does(key, data, associated):
     ):
         with pytest.raises(MessageError):
             keys.unseal(*wrong)
+
+
+@pytest.mark.parametrize("tag", [bytes(16), None])
+def test_no_seal_of_empty_data_opens(tag):
+    """OpenSSL before 3.5.7 took some for authentic (CVE-2026-45446)."""
+    key = bytes(range(64))
+    made = keys.seal(key, b"data", b"context")[: keys.SEAL_BYTES]
+    with pytest.raises(MessageError):
+        keys.unseal(key, made if tag is None else tag, b"context")

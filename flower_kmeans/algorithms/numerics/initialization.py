@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from flower_kmeans.data.domain import IntArray
 from flower_kmeans.data.records import FloatArray, check_records
 from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
 from flower_kmeans.parameters import LARGEST, integer
 from flower_kmeans.threads import single_threaded_blas
 
@@ -138,6 +139,7 @@ def server_kmeans_plus_plus(
     ConfigurationError, ConfigurationTypeError
         If the points are not finite numbers, or too few are different.
     """
+    require("sklearn.cluster", "k-means++ on the server's points", "sklearn")
     from sklearn.cluster import kmeans_plusplus  # a second that clients need not pay
 
     points = check_server_data(server_data, n_clusters)
@@ -150,6 +152,7 @@ def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generat
 
     Parameters and errors are those of `server_kmeans_plus_plus`.
     """
+    require("sklearn.cluster", "k-means on the server's points", "sklearn")
     from sklearn.cluster import KMeans
 
     points = check_server_data(server_data, n_clusters)

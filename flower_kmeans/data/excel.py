@@ -1,0 +1,162 @@
+"""Rows of a sheet in an Excel workbook (.xlsx, .xlsm)."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
+
+SUFFIXES = (".xlsx", ".xlsm")
+_PURPOSE = "An Excel workbook"
+_COMPOUND_FILE = bytes.fromhex("d0cf11e0a1b11ae1")
+"""The first bytes of an .xls file, and of any workbook that a password protects."""
+_ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
+"""The name of the part of such a file that is the protected workbook."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One sheet of a workbook.
+
+    Attributes
+    ----------
+    path : Path
+        The workbook.
+    name : str
+        The sheet's name.
+    """
+
+    path: Path
+    name: str
+
+    def rows(self) -> Iterator[list[Any]]:
+        """Yield the rows that have a cell with a value, from the top.
+
+        A row is as long as the first one, or as its own last value asks for: no row changes
+        another.
+
+        Yields
+        ------
+        list
+            Cells from the first column on: str, float, int, bool, ``datetime.datetime`` (also for
+            a date alone), ``datetime.time`` and ``datetime.timedelta``, where the cell's format
+            says so, and None for an empty one. A formula has the value that was saved with it,
+            and none where a program saved none. An error is its text, such as ``#N/A``. Of merged
+            cells the first one has the value.
+
+        Raises
+        ------
+        DataError
+            If the sheet is broken.
+        """
+        width = None
+        for row in _filled_rows(self.path, self.name):
+            if width is None:
+                width = len(row)
+            yield row + [None] * (width - len(row))
+
+
+def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
+    """Return a sheet of a workbook: the one with this name, or the only one with values.
+
+    Parameters
+    ----------
+    path : path
+        The file ends in .xlsx or .xlsm.
+    sheet : str, optional
+        Its name. May be left out if only one sheet has values.
+
+    Raises
+    ------
+    ConfigurationError
+        If no sheet has this name, or if several have values and none is named; the error lists the
+        sheets. If the suffix is another one, or the package openpyxl is missing.
+    DataError
+        If the file does not exist, is protected by a password, is no workbook, or has no values.
+    """
+    path = Path(path)
+    _require_workbook(path)
+    with closing(_workbook(path)) as workbook:
+        names = [found.title for found in workbook.worksheets]
+    if sheet is not None:
+        if sheet not in names:
+            raise ConfigurationError(
+                f"Expected sheet as the name of a sheet of {path}: {_listed(names)}. "
+                f"Got {sheet!r} instead."
+            )
+        return Sheet(path, sheet)
+    filled = [name for name in names if next(_filled_rows(path, name), None) is not None]
+    if not filled:
+        raise DataError(f"The data file {path} has no sheet with values.")
+    if len(filled) > 1:
+        raise ConfigurationError(
+            f"Expected sheet, since {path} has several sheets with values: {_listed(filled)}. "
+            "Got None instead."
+        )
+    return Sheet(path, filled[0])
+
+
+def _require_workbook(path: Path) -> None:
+    """Require a file that may be a workbook, and say what other files are."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigurationError(
+            f"Expected a workbook that ends in {', '.join(SUFFIXES)}. Got {path} instead: save it "
+            "as .xlsx or .csv."
+        )
+    if not path.is_file():
+        raise DataError(f"The data file {path} does not exist.")
+    try:
+        with path.open("rb") as file:
+            is_compound = file.read(len(_COMPOUND_FILE)) == _COMPOUND_FILE
+            is_encrypted = is_compound and _ENCRYPTED in file.read()
+    except OSError:
+        raise _broken(path) from None
+    if is_encrypted:
+        raise DataError(f"A password protects the data file {path}: save it without one.")
+    if is_compound:
+        raise DataError(f"The data file {path} is an .xls workbook: save it as .xlsx or .csv.")
+
+
+def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
+    """Yield the rows with values, each up to its last value."""
+    with closing(_workbook(path)) as workbook:
+        sheet = workbook[name]
+        # Some programs write a size that is wrong: cells beyond it would be left out.
+        sheet.reset_dimensions()
+        rows = sheet.iter_rows(values_only=True)
+        while True:
+            try:
+                row = next(rows, None)
+            except Exception:  # openpyxl has no error of its own, and zip and XML have several
+                raise _broken(path) from None
+            if row is None:
+                return
+            cells = [None if cell == "" else cell for cell in row]
+            while cells and cells[-1] is None:
+                cells.pop()
+            if cells:
+                yield cells
+
+
+def _workbook(path: Path) -> Any:
+    """Return the workbook, open to be read row by row, with the values of formulas."""
+    openpyxl = require("openpyxl", _PURPOSE, "excel")
+    # They name cells that are no dates, which are errors here ("#VALUE!"), and parts that are not
+    # read, such as styles. A filter within a context would not be safe among threads.
+    warnings.filterwarnings("ignore", module=r"openpyxl\.")
+    try:
+        return openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+    except Exception:
+        raise _broken(path) from None
+
+
+def _broken(path: Path) -> DataError:
+    return DataError(f"The data file {path} is not an Excel workbook, or it is broken.")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names)
