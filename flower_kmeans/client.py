@@ -58,8 +58,9 @@ def register_kmeans(
     app : ClientApp
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
-        ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
-        user's units, with NaN for what is missing. It must not raise because of a single record,
+        ``load_data(context)`` returns the client's records, an array of shape (n, d) in the user's
+        units, with NaN for what is missing, or a table of another type (docs/own-data.md, "What
+        load_data may return"). Other types are refused. It must not raise because of a record,
         whose presence a refusal would show: read files with `load_table(..., malformed="nan")`.
         It is called once per answer, so it must be cheap. Where clients commit to their records
         (``oblivious-server``) it is called once per run; if the policy forbids a copy, for every
@@ -67,7 +68,7 @@ def register_kmeans(
 
         More records than memory holds may be a memory map, a ``pyarrow.dataset.Dataset``, a
         ``pyarrow.parquet.ParquetFile``, a ``ray.data.Dataset``, or a function without arguments
-        that returns an iterable of array-likes, anew at each call. They are read in blocks, once
+        that returns an iterable of such tables, anew at each call. They are read in blocks, once
         per answer, and not copied into memory; with a ``state_dir``, a run that commits to records
         copies them to a file there, unless the policy forbids it. Of files the columns that the
         domain names are read, or all where it names none. A `flower_kmeans.data.sql.Query` of a

@@ -15,8 +15,15 @@ from scipy.optimize import Bounds
 from scipy.spatial.distance import cdist
 
 from flower_kmeans.data.domain import Ball, Box
+from flower_kmeans.data.frames import is_sparse, require_table_type
 from flower_kmeans.data.records import check_columns, named_columns
-from flower_kmeans.errors import BudgetError, ConfigurationError, DataError, RunError
+from flower_kmeans.errors import (
+    BudgetError,
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    RunError,
+)
 from flower_kmeans.extras import require
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -179,6 +186,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             not be finished; what was charged before stays charged.
         """
         self._require_public_parameters()
+        _require_readable(X)
         records = validate_data(self, X, dtype=np.float64, order="C")
         seed = int(check_random_state(self.random_state).randint(2**31))
         # Counted only where nothing is private (`_require_public_parameters`).
@@ -335,6 +343,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def _checked(self, X: ArrayLike) -> Floats:
         check_is_fitted(self)
+        _require_readable(X)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
 
     def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
@@ -345,6 +354,24 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
         return _read_bounds(self.bounds, _names_of(X, n_features))
+
+
+def _require_readable(X: object) -> None:
+    """Refuse by its type what scikit-learn would misread, or quote the cells of."""
+    if is_sparse(X):  # which it refuses itself
+        return
+    require_table_type(X)
+    is_masked = isinstance(X, np.ma.MaskedArray)
+    is_named = isinstance(X, Mapping) or (isinstance(X, np.ndarray) and X.dtype.names is not None)
+    is_list = isinstance(X, list | tuple) and any(isinstance(row, Mapping) for row in X)
+    # As scikit-learn takes what has rows by numbers.
+    is_rows = hasattr(X, "__getitem__") and hasattr(X, "column_names")
+    is_rows = is_rows and not hasattr(X, "__array__")
+    if is_masked or is_named or is_list or is_rows:
+        raise ConfigurationTypeError(
+            "Expected X as a two-dimensional array of real numbers, without a mask, or a "
+            f"DataFrame. Got {type(X).__name__}."
+        )
 
 
 class _Sums:

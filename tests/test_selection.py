@@ -44,6 +44,7 @@ NOT_BY_DEFAULT = {
             for name in (
                 "a_function_is_called_on_both_nodes_which_need_no_file_of_this_process",
                 "a_function_that_workers_cannot_read_ends_the_run",
+                "a_function_whose_tables_are_refused_sends_nothing",
                 "a_ledger_needs_a_cluster_of_one_node",
                 "a_run_ends_where_workers_die_again_and_again",
                 "a_run_for_which_no_processor_becomes_free_ends_at_its_timeout",

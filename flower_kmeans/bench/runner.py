@@ -306,7 +306,7 @@ def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
     DataError
         If the file is no text, has other columns than the suite, or values of other types.
     """
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     held = path.read_bytes() if path.exists() else b""
     n_whole = held.rfind(b"\n") + 1

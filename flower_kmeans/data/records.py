@@ -1,18 +1,30 @@
 """Tables of records as they come from users: checked, or with NaN for what is malformed."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
+from flower_kmeans.data.frames import (
+    Column,
+    Frame,
+    frame_of,
+    is_list,
+    is_sparse,
+    require_array_type,
+    require_rows,
+    row_cells,
+)
+from flower_kmeans.data.frames import text_as_bytes as text_as_bytes
+from flower_kmeans.errors import ConfigurationTypeError, DataError
 
 FloatArray = NDArray[np.float64]
 
 _CHECK_ROWS = 8_192
 _TRUTH = {"true": "1", "false": "0"}
+_PLAIN_ROWS = (list, tuple, np.ndarray)
+_SINGLE_CELLS = (str, bytes, int, float, complex, np.generic)
 _NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() takes some of them
 
 
@@ -51,7 +63,7 @@ def check_records(
 
 
 def all_records(
-    records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
+    records: Any, n_features: int, columns: Sequence[str] | None = None
 ) -> NDArray[Any]:
     """Return all rows of a table of numbers, (n, d), not finite where one is malformed.
 
@@ -79,31 +91,74 @@ def all_records(
         If this is not a table at all, an array of another width, of dates or with a mask, or one
         with other columns: nothing that a single record decides.
     """
+    if hasattr(records, "toarray") and is_sparse(records):
+        records = records.toarray()
+    frame = frame_of(records)
+    if frame is not None:
+        return _table_of_frame(frame, n_features, columns)
     check_columns(named_columns(records), columns)
-    # Nobody has a table of it without that module, or before another thread has imported all of it.
-    pyarrow = sys.modules.get("pyarrow")
-    kinds = tuple(getattr(pyarrow, name, ()) for name in ("Table", "RecordBatch"))
-    if isinstance(records, kinds):
-        cells = [text_as_bytes(column) for column in records.columns]
-        records = records.from_arrays(cells, names=records.schema.names)
-    if isinstance(records, list | tuple):
-        return _table_of_rows(records, n_features)
+    if is_list(records):
+        return _checked_rows(records, n_features, columns)
+    array = _as_array(records)
+    if array.shape in ((0,), (0, 0)):
+        return np.empty((0, n_features))
+    if array.ndim == 1 and array.dtype.kind == "O":
+        return _checked_rows(array.tolist(), n_features, columns)
+    if array.ndim == 2 and array.shape[1] == n_features:
+        table = array if array.dtype.kind in "biuf" else numbers(array)
+        if table is not None:
+            return table
+    return _as_table(array, n_features, "records")
+
+
+def _as_array(records: Any) -> NDArray[Any]:
+    """Return what NumPy makes of an object that is no list; an error if it cannot, by its type."""
+    if isinstance(records, np.ma.MaskedArray):
+        return as_numbers(records, "records")  # its mask is an error
+    require_array_type(records)
     try:
-        return _as_table(records, n_features, "records")
-    except (KMeansError, TypeError, ValueError, OverflowError):
-        # Whether an object has rows follows from its type and shape, which no record decides.
-        # Without its mask, what an array hides would count as a number.
-        if not isinstance(records, np.ma.MaskedArray):
-            array = np.asarray(records)
-            if array.shape in ((0,), (0, 0)):
-                return np.empty((0, n_features))
-            if array.ndim == 1 and array.dtype.kind == "O":
-                return _table_of_rows(array.tolist(), n_features)
-            if array.ndim == 2 and array.shape[1] == n_features:
-                table = numbers(array)
-                if table is not None:
-                    return table
-        raise
+        return np.asarray(records)
+    except Exception as error:  # as of tensors that are on another device
+        raise ConfigurationTypeError(
+            f"records must be a table of real numbers. Got {type(records).__name__}, which NumPy "
+            f"cannot read ({type(error).__name__})."
+        ) from None
+
+
+def _table_of_frame(frame: Frame, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
+    """Return the columns of a table as real numbers, with NaN where a cell is none."""
+    if frame.is_empty:
+        return np.empty((0, n_features))
+    check_columns(frame.names, columns)
+    if len(frame.names) != n_features:
+        raise DataError(
+            f"records must have {n_features} columns, got {len(frame.names)}: a table of real "
+            "numbers, without labels."
+        )
+    found = [frame.column(i) for i in range(n_features)]
+    for name, column in zip(frame.names, found, strict=True):
+        if not column.may_be_numbers:
+            raise ConfigurationTypeError(
+                f"Expected the column {name!r} as numbers. Got {column.kind}."
+            )
+    if frame.whole is not None:
+        return frame.whole()
+    parts = [_floats(column) for column in found]
+    if {len(part) for part in parts} != {frame.n_rows}:
+        raise DataError("Expected columns of one length.")
+    is_short = all(part.dtype == np.float32 for part in parts)
+    table = np.empty((frame.n_rows, n_features), np.float32 if is_short else np.float64)
+    for i, part in enumerate(parts):
+        table[:, i] = part
+    return table
+
+
+def _floats(column: Column) -> NDArray[Any]:
+    cells = (column.plain or column.cells)()
+    if cells.dtype == np.float32:
+        return cells
+    found = numbers(cells)
+    return np.full(len(cells), np.nan) if found is None else found
 
 
 def named_columns(records: Any) -> tuple[str, ...] | None:
@@ -173,22 +228,24 @@ def as_number(cell: Any) -> float:
         return np.nan
 
 
-def text_as_bytes(column: Any) -> Any:
-    """Return a column of pyarrow, with the bytes of its cells if it is one of text.
+def _checked_rows(
+    rows: Sequence[Any], n_features: int, columns: Sequence[str] | None
+) -> FloatArray:
+    require_rows(rows, n_features, columns)
+    return table_of_rows(rows, n_features, columns)
 
-    One cell that is not UTF-8 would be an error about the whole column; `as_number` reads bytes.
+
+def table_of_rows(
+    rows: Sequence[Any], n_features: int, columns: Sequence[str] | None = None
+) -> FloatArray:
+    """Return rows of any kind as a table, with NaN where one is malformed.
+
+    A row that names its cells, such as a dict, has those of ``columns``, or all in its own order.
     """
-    import pyarrow
-
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-    is_text = str(kind) in ("string", "large_string", "string_view")
-    return column.cast(pyarrow.large_binary()) if is_text else column
-
-
-def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:
-    """Return rows of any kind as a table, with NaN where one is malformed."""
     table = np.full((len(rows), n_features), np.nan)
     for i, row in enumerate(rows):
+        if type(row) not in _PLAIN_ROWS:
+            row = _cells_of_row(row, n_features, columns)
         if isinstance(row, list | tuple):
             if len(row) == n_features:
                 table[i] = [as_number(cell) for cell in row]
@@ -201,6 +258,15 @@ def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:
         if found is not None:
             table[i] = found
     return table
+
+
+def _cells_of_row(row: Any, n_features: int, columns: Sequence[str] | None) -> Any:
+    if n_features == 1 and isinstance(row, _SINGLE_CELLS):
+        return [row]  # a list of numbers is a table of one column
+    try:
+        return row_cells(row, columns)
+    except Exception:  # as in `as_number`
+        return None
 
 
 def numbers(array: NDArray[Any]) -> FloatArray | None:

@@ -1,9 +1,9 @@
 """Where a client's records come from, read in blocks of bounded size, as often as they are needed.
 
-An array, a memory map, a factory of chunks, a file or data set of pyarrow, a data set of Ray and a
-query of a database all become a `Source`. Blocks are copies: what happens to the loader's memory
-while one is used changes nothing. Their borders show in no result, because sums of integers are
-exact.
+An array, a table, a sparse matrix, a memory map, a factory of chunks, a file or data set of
+pyarrow, data sets of Hugging Face and Ray, and a query of a database all become a `Source`. Blocks
+are copies: what happens to the loader's memory while one is used changes nothing. Their borders
+show in no result, because sums of integers are exact.
 """
 
 import mmap
@@ -20,14 +20,14 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from flower_kmeans.data.frames import any_copy, require_no_transform, text_as_bytes
 from flower_kmeans.data.records import (
     all_records,
     check_columns,
     check_records,
     first_bad_row,
-    named_columns,
     numbers,
-    text_as_bytes,
+    table_of_rows,
 )
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
@@ -36,13 +36,15 @@ IntArray = NDArray[np.int64]
 Tables = Iterator[NDArray[Any]]  # named, as a function in a function makes its annotations anew
 Part = Callable[[NDArray[Any]], IntArray]  # from a block of records to words that add up
 RecordsLike = Any
-"""An array-like; a function that returns an iterable of array-likes, anew each time it is called; a
-``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a ``ray.data.Dataset`` or a
-`flower_kmeans.data.sql.Query`."""
+"""An array-like; a table of pandas, polars or pyarrow, or a dict of columns; a list of records; a
+sparse matrix of SciPy; a function that returns an iterable of these, anew each time it is called; a
+``datasets.Dataset``, ``pyarrow.dataset.Dataset``, ``pyarrow.parquet.ParquetFile`` or
+``ray.data.Dataset``; a `flower_kmeans.data.sql.Query`. All else is refused by its type."""
 
 _BLOCK_NUMBERS = 2**22  # of a block: 32 MB in float64
 _FEWEST_ROWS = 64
 _CHECKED_NUMBERS = 2**16  # that are checked and copied at once, so that they stay in a cache
+_DENSE_NUMBERS = 2**27  # of a sparse matrix in a simulation: 1 GB in float64
 _TASKS = 256  # on a cluster at once
 _READ_BYTES = 2**18  # of a column of a parquet file
 _WHOLE = "data"  # the column of Ray's data sets that were arrays
@@ -166,24 +168,69 @@ def checked_source(
     For simulations, which may tell a user which record is malformed. A live source is read once,
     into memory.
     """
-    if _reader_of(records) is _of_query:
-        records = as_source(records, n_features, columns).loaded(keep_null=True)
-        columns = None
-    if not is_stream(records):
-        check_columns(named_columns(records), columns, name)
-        floats = np.float64, np.float32
-        return check_records(records, n_features, name=name, dtypes=floats)
-    if _reader_of(records) is _of_ray:
-        _check_in_ray(records, columns)
-    start, source = 0, as_source(records, n_features, columns)
-    for block in source.blocks(keep_null=True):
-        bad = first_bad_row(block)
-        if bad is not None:
-            raise DataError(f"{name} must be finite, got NaN or infinity in row {start + bad}.")
-        start += len(block)
-    if callable(records):
-        next(iter(source.parts()), None)  # an error if chunks can be read only once
+    with _called(name):
+        if _reader_of(records) is _of_query:
+            records = as_source(records, n_features, columns).loaded(keep_null=True)
+            columns = None
+        if _reader_of(records) is _of_sparse:
+            return _dense(records, n_features, columns)
+        if not is_stream(records):
+            return _checked_table(records, n_features, columns)
+        if _reader_of(records) is _of_ray:
+            _check_in_ray(records, columns)
+        start, source = 0, as_source(records, n_features, columns)
+        for block in source.blocks(keep_null=True):
+            _require_finite(block, start)
+            start += len(block)
+        if callable(records):
+            next(iter(source.parts()), None)  # an error if chunks can be read only once
     return records
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Let errors about records say whose they are."""
+    try:
+        yield
+    except (DataError, ConfigurationTypeError) as error:
+        text = str(error)
+        named = text.removeprefix("records ")
+        between = ": " if named == text else " "
+        raise type(error)(f"{name}{between}{named}") from None
+
+
+def _checked_table(records: Any, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
+    """Return records in memory of which all are finite, uncopied if they are an array of floats."""
+    kept = np.float64, np.float32
+    try:
+        table = all_records(records, n_features, columns)
+        if not isinstance(records, np.ndarray) or records.dtype.kind not in "biuf":
+            _require_finite(table, 0)
+    except DataError:
+        if isinstance(records, np.ndarray) and records.dtype.names is None:
+            check_records(records, n_features)  # of which the type tells more
+        raise
+    return check_records(table, n_features, dtypes=kept)
+
+
+def _require_finite(table: NDArray[Any], start: int) -> None:
+    bad = first_bad_row(table)
+    if bad is not None:
+        raise DataError(
+            f"records must be finite, got NaN or infinity in row {start + bad}, or a cell that is "
+            "no number."
+        )
+
+
+def has_a_record(records: RecordsLike, n_features: int, columns: Sequence[str] | None) -> bool:
+    """Return whether a run would count one of some records, or there are none at all.
+
+    For simulations: no more than the first blocks are read, up to a record that counts.
+    """
+    source = as_source(records, n_features, columns)
+    for _ in source.blocks():
+        return True
+    return source.n_null == 0
 
 
 def is_stream(records: RecordsLike) -> bool:
@@ -269,6 +316,8 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
     if not callable(make):
         refuse(f"the iterable itself, a {type(make).__name__}")
+    if isinstance(make, type):
+        refuse(f"the class {make.__name__}")
 
     def parts() -> Tables:
         chunks = make()
@@ -283,6 +332,64 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             yield all_records(chunk, n_features, columns)
 
     return Source(n_features, np.dtype(np.float64), parts)
+
+
+# --------------------------------------------------------------------------- sparse matrices
+
+
+def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    """Return a sparse matrix as a source of dense blocks: as a whole it may not fit into memory."""
+    if matrix.ndim != 2 or matrix.shape[1] != n_features:
+        raise DataError(
+            f"records must be two-dimensional, of shape (n, {n_features}), got shape "
+            f"{matrix.shape} of {type(matrix).__name__}."
+        )
+    if matrix.dtype.kind not in "biufc":
+        raise ConfigurationTypeError(
+            f"records must be a sparse matrix of real numbers, got dtype {matrix.dtype}."
+        )
+    rows = matrix.tocsr()
+
+    def parts() -> Tables:
+        step = _rows(n_features)
+        for start in range(0, rows.shape[0], step):
+            yield all_records(rows[start : start + step].toarray(), n_features)
+
+    return Source(n_features, _float_type(matrix.dtype), parts, rows.shape[0])
+
+
+def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
+    """Return the array of a sparse matrix of a simulation, all of whose cells are finite."""
+    source = _of_sparse(matrix, n_features, columns)
+    if matrix.shape[0] * n_features > _DENSE_NUMBERS:
+        raise DataError(
+            f"records must be a sparse matrix of at most {_DENSE_NUMBERS} cells, for a simulation "
+            f"holds all of them, got shape {matrix.shape}: give a function that returns chunks."
+        )
+    table = source.loaded(keep_null=True)
+    _require_finite(table, 0)
+    return table
+
+
+# --------------------------------------------------------------------------- datasets
+
+
+def _of_hub(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    """Return a ``datasets.Dataset``, as flwr-datasets divides them, in the order of its rows."""
+    require_no_transform(dataset)
+    if not dataset.column_names and len(dataset) == 0:  # nothing says what there was
+        return Source(n_features, np.dtype(np.float64), tuple)
+    # Without names those that the user chose by `set_format`, which are all unless he did.
+    wanted = dataset.format["columns"] if columns is None else columns
+    names, dtype = _chosen(dataset.features.arrow_schema, n_features, columns, wanted)
+    chosen = dataset.select_columns(names).with_format("arrow")
+
+    def parts() -> Tables:
+        with _readable():
+            batches = chosen.iter(_rows(n_features))
+        yield from _tables(batches, names, dtype)
+
+    return Source(n_features, dtype, parts, len(dataset))
 
 
 # --------------------------------------------------------------------------- pyarrow
@@ -395,12 +502,15 @@ def _rows(n_features: int) -> int:
 
 
 def _chosen(
-    schema: Any, n_features: int, columns: Sequence[str] | None
+    schema: Any,
+    n_features: int,
+    columns: Sequence[str] | None,
+    wanted: Sequence[str] | None = None,
 ) -> tuple[list[str], np.dtype[Any]]:
     """Return the names of the columns to read, and of what type they are together."""
     import pyarrow
 
-    names = list(schema.names if columns is None else columns)
+    names = list(wanted or columns or schema.names)
     if columns is None and len(names) != n_features:
         raise DataError(
             f"records must have {n_features} columns, got {len(names)}: name those to read in "
@@ -426,7 +536,7 @@ def _tables(
             table = np.empty((batch.num_rows, len(names)), dtype)
             for i, name in enumerate(names):  # a file's own order may be another one
                 column = text_as_bytes(batch.column(name))
-                values = column.to_numpy(**_any_copy(column))
+                values = column.to_numpy(**any_copy(column))
                 cells = values if values.dtype.kind in "biuf" else numbers(values)
                 table[:, i] = np.nan if cells is None else cells
         yield table
@@ -441,11 +551,6 @@ def _each(batches: Iterable[Any]) -> Iterator[Any]:
         if batch is None:
             return
         yield batch
-
-
-def _any_copy(column: Any) -> dict[str, bool]:
-    # Only the chunked columns of a table always make the copies that they need.
-    return {} if hasattr(column, "chunks") else {"zero_copy_only": False}
 
 
 # --------------------------------------------------------------------------- databases
@@ -617,11 +722,14 @@ def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
     if cells.dtype.kind in "biuf" and cells.ndim == 1 == n_features:
         return cells[:, None]
     kinds = list, tuple, np.ndarray
-    return all_records([c if isinstance(c, kinds) else [c] for c in cells], n_features)
+    return table_of_rows([c if isinstance(c, kinds) else [c] for c in cells], n_features)
 
 
 _Reader = Callable[[Any, int, Sequence[str] | None], Source]
 _READERS: tuple[tuple[str, str, _Reader], ...] = (
+    ("datasets", "Dataset", _of_hub),
+    ("scipy.sparse", "spmatrix", _of_sparse),
+    ("scipy.sparse", "sparray", _of_sparse),
     ("pyarrow.dataset", "Dataset", _of_dataset),
     ("pyarrow.parquet", "ParquetFile", _of_parquet_file),
     ("ray.data", "Dataset", _of_ray),

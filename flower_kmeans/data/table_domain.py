@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from decimal import Context
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,14 +24,17 @@ from numpy.typing import NDArray
 from flower_kmeans.data.domain import Box, Domain, check_names, difference, domain_from_config
 from flower_kmeans.data.domain_file import line_of, mistake, place_of
 from flower_kmeans.data.findings import ColumnFindings, Findings
-from flower_kmeans.data.records import FloatArray, text_as_bytes
+from flower_kmeans.data.frames import frame_of
+from flower_kmeans.data.records import FloatArray
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
-from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, KMeansError
 
 Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
 
 _EXACT = Context(prec=40)
 _ZEROS = 6  # at the end of a number: so many are counted and not written
+_EXACT_FLOATS = 2.0**53
+_FIRST_DAY, _LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")
 _DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
 _NOT_PUBLIC = """\
 # NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
@@ -136,7 +139,8 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
         As the table has it.
     values : tuple of str
         The public categories, two or more. Spaces around a cell do not count, and integers are as
-        they are written.
+        they are written. A float is the integer that it equals, below 2^53 alone: above, it may be
+        another one, rounded.
     missing : str, optional
         The category that a cell counts as which is empty or not in ``values``: one of them, such as
         "other". Without it, the record counts as none.
@@ -208,8 +212,9 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
 
     Notes
     -----
-    A cell is text as ISO 8601 has it, 2024-02-29, or what Python, NumPy, pandas or pyarrow have for
-    dates. Of a time the date counts.
+    A cell is text as ISO 8601 has it, 2024-02-29, or what Python, NumPy, pandas, polars or pyarrow
+    have for dates. Of a time the date counts, and of one with a zone the date in that zone; of a
+    period its first day. A date before the year 1 or after 9999 is none.
     """
 
     lower: date
@@ -377,8 +382,9 @@ class TableDomain(Box):
 
         Parameters
         ----------
-        table : mapping, DataFrame, or table or batch of pyarrow
-            Has the declared columns by name; others do not count.
+        table : mapping, DataFrame of pandas or polars, table of pyarrow, or datasets.Dataset
+            Has the declared columns by name; others do not count. Also a structured array, and what
+            hands its columns over as Arrow has them (``__arrow_c_stream__``).
         malformed : {"error", "nan"}
             What to do with a cell that is unreadable, because it is not what its column declares,
             and with a missing cell, where the column has no ``missing``. ``"error"`` stops.
@@ -389,9 +395,10 @@ class TableDomain(Box):
 
         Raises
         ------
-        DataError
-            If a column is missing, or columns differ in length: nothing that a single record
-            decides. With ``malformed="error"`` also for cells as above, of all columns at once.
+        DataError, ConfigurationTypeError
+            If this is no table, a column is missing, one of dates is declared as numbers, or
+            columns differ in length: nothing that a single record decides. With
+            ``malformed="error"`` also for cells as above, of all columns at once.
         """
         findings = self.findings()
         records = self.examine(table, findings, spelling)
@@ -418,6 +425,7 @@ class TableDomain(Box):
 
         ``findings`` are those of `findings`, to which the counts are added.
         """
+        _require_types(table, self.declared)
         cells = [_cells(table, column.name) for column in self.declared]
         if len({len(each) for each in cells}) > 1:
             raise DataError("Expected columns of one length.")
@@ -495,21 +503,46 @@ def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:
         )
 
 
+def _require_types(table: Any, declared: Sequence[Number | Category | Date]) -> None:
+    """Refuse a type that holds nothing of what its column declares: no record would count."""
+    frame = frame_of(table)
+    if frame is None:
+        return
+    for column in declared:
+        if isinstance(column, Category) or column.name not in frame.names:
+            continue
+        found = frame.column(frame.names.index(column.name))
+        is_number = isinstance(column, Number)
+        if not (found.may_be_numbers if is_number else found.may_be_dates):
+            raise ConfigurationTypeError(
+                f"Expected the column {column.name!r} as {'numbers' if is_number else 'dates'}. "
+                f"Got {found.kind}."
+            )
+
+
 def _cells(table: Any, name: str) -> NDArray[Any]:
     """Return the cells of a column, (n,), of any type."""
-    try:
-        # A table of pyarrow has rows and columns in brackets.
-        is_arrow = hasattr(table, "schema")
-        cells = text_as_bytes(table.column(name)) if is_arrow else table[name]
-    except (KeyError, IndexError, ValueError, TypeError):
+    frame = frame_of(table)
+    if frame is None or frame.names.count(name) != 1:
+        if frame is not None and frame.is_empty and not isinstance(table, Mapping):
+            return np.empty(0, dtype=object)
         # Other names are not listed: without a header, they are a record.
-        raise DataError(f"Expected the column {name!r} once in the table.") from None
-    if isinstance(cells, list | tuple):
-        return np.fromiter(cells, dtype=object, count=len(cells))  # lists as cells stay cells
-    array = np.asarray(cells)
-    if array.ndim != 1 or isinstance(cells, np.ma.MaskedArray):
-        raise DataError(f"Expected the column {name!r} as one cell for each record, and no mask.")
-    return array
+        got = "" if frame is not None else f" with names of columns. Got {type(table).__name__}"
+        raise DataError(f"Expected the column {name!r} once in the table{got}.")
+    cells = frame.column(frame.names.index(name)).cells()
+    return _whole_days(cells) if cells.dtype.kind == "M" else cells
+
+
+def _whole_days(times: NDArray[Any]) -> NDArray[Any]:
+    """Return times of NumPy as days, without those that are in no calendar of Python's."""
+    unit, _ = np.datetime_data(times.dtype)
+    if unit in ("ps", "fs", "as"):  # of which no int64 counts those of a day
+        times = times.astype("datetime64[us]")
+    days = times.astype("datetime64[D]")
+    is_known = (days >= _FIRST_DAY) & (days <= _LAST_DAY)
+    if unit in ("Y", "M", "W"):  # which may count beyond what days can
+        is_known &= days.astype(times.dtype) == times
+    return np.where(is_known, days, np.datetime64("NaT"))
 
 
 def category_of(cell: Any) -> str | None:
@@ -517,12 +550,19 @@ def category_of(cell: Any) -> str | None:
     try:
         if isinstance(cell, bytes):
             return cell.decode().strip()
-        if isinstance(cell, np.generic):
+        if isinstance(cell, np.floating):
+            cell = float(cell)
+        elif isinstance(cell, np.generic):
             cell = cell.item()
         if isinstance(cell, bool):
             return str(cell).lower()  # as csv files have it
+        if isinstance(cell, Decimal) and cell == int(cell):
+            return str(int(cell))
         if isinstance(cell, float):
-            return str(int(cell)) if cell == int(cell) else str(cell)
+            if cell != int(cell):
+                return str(cell)
+            # Above that, a float may be another integer, rounded.
+            return str(int(cell)) if abs(cell) < _EXACT_FLOATS else None
         return None if cell is None else str(cell).strip()
     except Exception:  # NaN, infinity, and whatever an object of the loader raises
         return None
@@ -532,7 +572,9 @@ def day_of(cell: Any, spelling: Spelling = USUAL) -> float:
     """Return the day of a date, counted from the year 1, or NaN."""
     try:
         if isinstance(cell, np.datetime64):
-            cell = cell.astype("datetime64[D]").item()
+            cell = _whole_days(np.array([cell])).item()
+        # Of a period of pandas its first day counts.
+        cell = getattr(cell, "start_time", cell)
         text = cell.decode() if isinstance(cell, bytes) else cell
         day = spelling.date(text) if isinstance(text, str) else text
         return float(day.toordinal())

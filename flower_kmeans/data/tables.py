@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
+from flower_kmeans.data.frames import column_of
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, read_source_file
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
@@ -550,7 +551,7 @@ def _open_parquet(path: Path) -> OpenTable:
         try:
             with ParquetFile(path) as file:
                 for batch in file.iter_batches(BLOCK_ROWS, columns=list(columns.values())):
-                    cells = {n: cells_of_arrow(batch.column(own)) for n, own in columns.items()}
+                    cells = {n: _stored_cells(batch.column(own)) for n, own in columns.items()}
                     named = batch.select(list(columns.values())).rename_columns(list(columns))
                     yield replace(_whole(cells), stored=named)
         except (ArrowException, OSError):
@@ -560,26 +561,20 @@ def _open_parquet(path: Path) -> OpenTable:
     return OpenTable(str(path), names, True, read)
 
 
-def cells_of_arrow(column: Any) -> NDArray[Any]:
-    """Return the cells of a column of pyarrow, (m,), each as it is whatever others hold."""
-    from pyarrow import compute, large_binary, types
+def _stored_cells(column: Any) -> NDArray[Any]:
+    """Return the cells of a column of parquet, (m,), each as it is whatever others hold."""
+    found = column_of(column)
+    if found is None:
+        raise DataError("Expected columns of one cell for each record.")
+    cells = found.cells()
+    if cells.dtype != object:
+        return cells
+    return as_objects([_decoded(cell) for cell in cells.tolist()])
 
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    kind = column.type
-    if str(kind) in ("string", "large_string", "string_view"):
-        # One cell that is not UTF-8 would be an error about the whole column.
-        stored = column.cast(large_binary()).to_pylist()
-        cells = [None if c is None else c.decode("utf-8", "surrogateescape") for c in stored]
-        return as_objects(cells)
-    if types.is_timestamp(kind) and kind.tz is not None:
-        column = compute.local_timestamp(column)
-    is_plain = types.is_floating(kind) or types.is_temporal(kind)
-    is_full = (types.is_integer(kind) or types.is_boolean(kind)) and not column.null_count
-    if is_plain or is_full:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    # An integer beside a null would become a float, which has not all of its digits.
-    return as_objects(column.to_pylist())
+
+def _decoded(cell: Any) -> Any:
+    """Return text in place of its bytes; those that are not UTF-8 stay apart."""
+    return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell
 
 
 def _open_excel(path: Path, reading: Reading) -> OpenTable:

@@ -8,10 +8,13 @@ from typing import Any
 from flwr.app import Context
 
 from flower_kmeans.client import LoadData, OnResult
+from flower_kmeans.data.sources import RecordsLike, has_a_record
+from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.simulation.in_process import App
 
 LoadMember = Callable[[Context], Identity]
+Check = Callable[[int, Callable[[], Any]], KMeansError | None]
 MakeApp = Callable[[LoadData, OnResult, LoadMember | None], App]
 
 
@@ -41,15 +44,19 @@ class Clients:
     load: Callable[[int], Any] | None = None
     roster: Roster | None = None
 
+    def records_of(self, partition: int, own: Own) -> Any:
+        """Return the records of a client, wherever they are."""
+        if self.load is not None:
+            return self.load(partition)
+        records = own.records
+        return sys.modules["ray"].get(records) if is_reference(records) else records
+
     def app(self, own: Mapping[int, Own], on_result: OnResult) -> App:
         """Return an app that answers for the clients of some partition ids."""
 
         def load_data(context: Context) -> Any:
             partition = partition_of(context)
-            if self.load is not None:
-                return self.load(partition)
-            records = own[partition].records
-            return sys.modules["ray"].get(records) if is_reference(records) else records
+            return self.records_of(partition, own.get(partition, Own()))
 
         if self.roster is None:
             return self.make(load_data, on_result, None)
@@ -60,6 +67,31 @@ class Clients:
             return Identity(roster, own[slot].key, roster.keys[slot], slot)
 
         return self.make(load_data, on_result, load_member)
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Finds what is wrong with the records of a client, as far as a simulation may tell.
+
+    A node must not say that none of its records counts; a simulation sees all of them.
+    """
+
+    n_features: int
+    columns: tuple[str, ...] | None
+
+    def __call__(self, partition: int, load: Callable[[], RecordsLike]) -> KMeansError | None:
+        """Return an error about the records that a function returns, or ``None``."""
+        try:
+            if has_a_record(load(), self.n_features, self.columns):
+                return None
+        except KMeansError as error:
+            return type(error)(f"The records of partition {partition} cannot be used. {error}")
+        except Exception:  # of a user's function: its client refuses, as in a deployment
+            return None
+        return DataError(
+            f"Expected a record of finite numbers in partition {partition}. Got none: all of its "
+            "records are malformed, and a run would count nothing."
+        )
 
 
 def partition_of(context: Context) -> int:

@@ -29,7 +29,6 @@ from flower_kmeans.client import (
     kmeans_client_app,
 )
 from flower_kmeans.data.domain import check_records
-from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.files import reason_and_cure
@@ -38,10 +37,22 @@ from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
 from flower_kmeans.report.clustering import Clustering
-from flower_kmeans.simulation.clients import Clients, LoadMember, Own, is_reference, partition_of
+from flower_kmeans.simulation.clients import (
+    Clients,
+    LoadMember,
+    Own,
+    Unusable,
+    is_reference,
+    partition_of,
+)
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import App, InProcessGrid, task_identity
-from flower_kmeans.simulation.ray import RayGrid, connected, require_one_node
+from flower_kmeans.simulation.ray import (
+    RayGrid,
+    connected,
+    require_one_node,
+    require_usable_on_ray,
+)
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 from flower_kmeans.vertical.engine import require_tenseal
 
@@ -81,13 +92,15 @@ def simulate(
     strategy : KMeansStrategy or VerticalKMeans
         For example `FastLloyd`.
     partitions : sequence of array-like of shape (n_i, n_features), or callable
-        The records of each client, in the user's units; a client may have none. With the engine
-        "in-process" also what `register_kmeans` lists for larger records. A strategy that
-        was given neither ``n_clients`` nor ``min_clients`` takes their defaults from this number.
-        On Ray also references to such arrays (``ray.ObjectRef``). A callable gets the partition id
+        The records of each client, in the user's units: an array, or a table of another type
+        (docs/own-data.md, "What load_data may return"). A client may have none. With the engine
+        "in-process" also what `register_kmeans` lists for larger records. A strategy that was given
+        neither ``n_clients`` nor ``min_clients`` takes their defaults from this number. On Ray also
+        references to such arrays and tables (``ray.ObjectRef``). A callable gets the partition id
         and returns the records, where and as often as they are read: on Ray on the workers, for
-        example from storage that all of them share. The strategy must have ``n_clients`` then. Of
-        what is not an array here, a client that cannot use its records refuses, as in a deployment.
+        example from storage that all of them share. The strategy must have ``n_clients`` then.
+        What it returns, and what references name, is read once before the run, up to a record that
+        counts. If it raises an error of its own, its client refuses, as in a deployment.
         Of `VerticalKMeans` the columns of each party, (n_records, width): the same rows in the
         same order, whose ids are their numbers.
     engine : {"in-process", "ray", "auto"}, default: "in-process"
@@ -128,11 +141,12 @@ def simulate(
     require_type("ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster")
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
-    if chosen == "ray" and any(is_stream(r) and not isinstance(r, np.ndarray) for r in records):
+    streams = [r for r in records if is_stream(r) and not isinstance(r, np.ndarray)]
+    if chosen == "ray" and streams:
         if engine != "auto" or ray_address is not None:
             raise ConfigurationError(
                 "Expected partitions as arrays, references or a function with engine='ray'. "
-                "Got chunks or files."
+                f"Got chunks or files, a {type(streams[0]).__name__}."
             )
         chosen = "in-process"
     _check_faults(faults, len(records), strategy)
@@ -159,6 +173,7 @@ def simulate(
         load = partitions if callable(partitions) else None
         clients = Clients(partial(_client_app, placed, faults), load, roster)
         own = [Own(*each) for each in zip(records, keys, strict=True)]
+        _require_usable(clients, own, strategy, place, timeout)
         run = _run_in_process if place == "in-process" else _run_on_ray
         result = run(start, clients, own)
     if result is None:
@@ -297,8 +312,10 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         records, first = [], 0
         for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
             own = strategy.domain.columns and strategy.domain.columns[first : first + width]
-            check_columns(named_columns(part), own, f"partitions[{i}]")
-            records.append(check_records(part, width, name=f"partitions[{i}]"))
+            table = (
+                part if is_stream(part) else checked_source(part, width, own, f"partitions[{i}]")
+            )
+            records.append(check_records(table, width, name=f"partitions[{i}]"))
             first += width
         lengths = [len(part) for part in records]
         if set(lengths) != {strategy.n_records}:
@@ -308,6 +325,25 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
             )
         require_tenseal()
     return records
+
+
+def _require_usable(
+    clients: Clients, owns: Sequence[Own], strategy: AnyStrategy, place: Place, timeout: float
+) -> None:
+    """Require records that count of clients whose records were not there to be checked."""
+    check = Unusable(strategy.domain.n_features, strategy.domain.columns)
+    unchecked = [
+        (i, own)
+        for i, own in enumerate(owns)
+        if clients.load is not None or is_reference(own.records)
+    ]
+    if place == "ray":
+        require_usable_on_ray(clients, unchecked, check, timeout)
+        return
+    for i, own in unchecked:
+        objection = check(i, partial(clients.records_of, i, own))
+        if objection is not None:
+            raise objection
 
 
 def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy) -> None:

@@ -21,9 +21,21 @@ import numpy as np
 from flwr.app import Context, Message
 
 from flower_kmeans.client import ClientResult, LoadData, OnResult
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    KMeansError,
+    RunError,
+)
 from flower_kmeans.extras import require
-from flower_kmeans.simulation.clients import Clients, LoadMember, MakeApp, Own, partition_of
+from flower_kmeans.simulation.clients import (
+    Check,
+    Clients,
+    LoadMember,
+    MakeApp,
+    Own,
+    partition_of,
+)
 from flower_kmeans.simulation.in_process import (
     App,
     PolledGrid,
@@ -78,6 +90,53 @@ def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
     return _Done(replies, [job.context for job in jobs], results[0] if results else None)
 
 
+def _objections(
+    clients: Clients, owns: Sequence[tuple[int, Own]], check: Check
+) -> list[KMeansError | None]:
+    """Return what is wrong with the records of some clients; this runs on a worker."""
+    return [check(each[0], partial(_readable_records, clients, *each)) for each in owns]
+
+
+def _readable_records(clients: Clients, partition: int, own: Own) -> Any:
+    """Return the records of a client, but no data set of Ray: its tasks would wait for this one."""
+    records = clients.records_of(partition, own)
+    if _is_data_set(records):
+        raise TypeError("A data set of Ray.")
+    return records
+
+
+def require_usable_on_ray(
+    clients: Clients, owns: Sequence[tuple[int, Own]], check: Check, timeout: float
+) -> None:
+    """Raise what a check finds about records that only workers have, before a run begins.
+
+    Workers that are not free in time check nothing: the run itself then ends at its timeout.
+    """
+    if not owns:
+        return
+    import ray
+
+    shared = ray.put(clients)
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_objections)
+    size = ceil(len(owns) / _n_tasks())
+    batches = [owns[start : start + size] for start in range(0, len(owns), size)]
+    tasks = [task.remote(shared, batch, check) for batch in batches]
+    done, late = ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
+    for each in late:
+        ray.cancel(each)
+    ready = set(done)
+    for each in tasks:
+        if each in ready:
+            for objection in _result_of(each):
+                if objection is not None:
+                    raise objection
+
+
+def _is_data_set(records: object) -> bool:
+    kind = getattr(sys.modules.get("ray.data"), "Dataset", None)
+    return kind is not None and isinstance(records, kind)
+
+
 def _without_data_sets(
     make: MakeApp, load_data: LoadData, on_result: OnResult, load_member: LoadMember | None
 ) -> App:
@@ -88,8 +147,7 @@ def _without_data_sets(
 
     def load(context: Context) -> Any:
         records = load_data(context)
-        kind = getattr(sys.modules.get("ray.data"), "Dataset", None)
-        if kind is not None and isinstance(records, kind):
+        if _is_data_set(records):
             raise ConfigurationTypeError(
                 "Expected records that a worker can read by itself. Got a ray.data.Dataset."
             )
@@ -120,7 +178,7 @@ class RayGrid(PolledGrid):
         super().__init__(new_run())
         self._ray, self._clients = ray, ray.put(clients)
         self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer)
-        self._n_tasks = _TASKS_PER_CPU * int(ray.cluster_resources()["CPU"])
+        self._n_tasks = _n_tasks()
         self._contexts = new_contexts(len(own))
         self._own = dict(zip(self._contexts, map(_placed, own), strict=True))
         self._waiting: dict[str, Message] = {}  # for a worker, or for their client
@@ -181,7 +239,7 @@ class RayGrid(PolledGrid):
         tasks = list(self._under_way)
         over, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0) if tasks else ((), ())
         for task in over:
-            done = self._done(task)
+            done: _Done = _result_of(task)
             self._replies |= zip(self._under_way.pop(task), done.replies, strict=True)
             for context in done.contexts:
                 self._contexts[context.node_id] = context
@@ -190,22 +248,31 @@ class RayGrid(PolledGrid):
         if over and self._waiting:
             self._submit()
 
-    def _done(self, task: Any) -> _Done:
-        try:
-            done: _Done = self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:
-            # Not the client's: its errors are replies.
-            raise RunError(
-                f"A Ray worker could not make the clients ({type(error.cause).__name__}). Every "
-                "node of the cluster needs the same Python and packages as this process, and the "
-                "modules of the functions that partitions and policy are made of."
-            ) from None
-        except self._ray.exceptions.RayError as error:
-            raise RunError(
-                f"Ray lost the workers of a task {_RETRIES + 1} times, at last with "
-                f"{type(error).__name__}. Start the run again."
-            ) from None
-        return done
+
+def _n_tasks() -> int:
+    import ray
+
+    return _TASKS_PER_CPU * int(ray.cluster_resources()["CPU"])
+
+
+def _result_of(task: Any) -> Any:
+    """Return what a task that is over has returned."""
+    import ray
+
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        # Not the client's: its errors are replies.
+        raise RunError(
+            f"A Ray worker could not make the clients ({type(error.cause).__name__}). Every "
+            "node of the cluster needs the same Python and packages as this process, and the "
+            "modules of the functions that partitions and policy are made of."
+        ) from None
+    except ray.exceptions.RayError as error:
+        raise RunError(
+            f"Ray lost the workers of a task {_RETRIES + 1} times, at last with "
+            f"{type(error).__name__}. Start the run again."
+        ) from None
 
 
 def _placed(own: Own) -> Own:

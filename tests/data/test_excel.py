@@ -165,9 +165,7 @@ def test_several_sheets_with_values_are_listed(write):
     with pytest.raises(ConfigurationError, match=r"several sheets with values: 'north', 'south'\."):
         open_sheet(path)
     assert rows_of(path, "south") == [["b"]]
-    with pytest.raises(
-        ConfigurationError, match=r"'south', 'empty'\. Got 'South' instead"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'south', 'empty'\. Got 'South' instead"):
         open_sheet(path, "South")
 
 

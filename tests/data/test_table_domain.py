@@ -2,14 +2,18 @@
 
 import math
 import pickle
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from itertools import product
+from zoneinfo import ZoneInfo
 
 import mpmath
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
+from datasets import Dataset
+from habits import EMPTY, READ, REFUSED, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import dataset as files
@@ -21,7 +25,7 @@ from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.spelling import is_missing
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.data.tables import load_table
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.sklearn import PrivateKMeans
 from flower_kmeans.strategies import GLloyd, Lloyd
 
@@ -481,3 +485,181 @@ def test_a_run_over_all_kinds_of_columns_finds_the_groups():
     assert found["admitted"][order][0].year == 2021
     labels = clustering.predict(records)
     assert max(np.mean(labels == group), np.mean(labels != group)) == 1
+
+
+# --------------------------------------------------------------------------- habits of tables
+
+BIG = 2**53
+IDS = Category("c", (str(BIG), str(BIG + 1), str(BIG + 2), "7"))
+FIRST_IDS = [BIG + 1, None, 7]
+
+
+def columns_of(cells):
+    """Return tables with a column of these cells, of libraries that keep what each cell is."""
+    listed = pa.array(cells)
+    whole = pd.array(cells, dtype="Int64")
+    tables = {
+        "list": {"c": cells},
+        "Int64": pd.DataFrame({"c": whole}),
+        "extension": {"c": whole},
+        "pandas pyarrow": pd.DataFrame({"c": pd.array(cells, dtype=pd.ArrowDtype(pa.int64()))}),
+        "pandas objects": pd.DataFrame({"c": pd.Series(cells, dtype=object)}),
+        "pandas category": pd.DataFrame({"c": pd.Categorical(whole)}),
+        "polars": pl.DataFrame({"c": cells}),
+        "polars series": {"c": pl.Series(cells)},
+        "pyarrow": pa.table({"c": listed}),
+        "pyarrow decimals": pa.table({"c": listed.cast(pa.decimal128(20, 1))}),
+        "pyarrow dictionary": pa.table({"c": listed.dictionary_encode()}),
+        "datasets": Dataset.from_dict({"c": cells}),
+        "datasets shuffled": Dataset.from_dict({"c": cells[::-1]}).select(range(len(cells))[::-1]),
+        "text": {"c": [None if cell is None else str(cell) for cell in cells]},
+    }
+    codes = [-1 if cell is None else i for i, cell in enumerate(cells)]
+    listed_categories = [i if cell is None else cell for i, cell in enumerate(cells)]
+    tables["codes"] = pd.DataFrame({"c": pd.Categorical.from_codes(codes, listed_categories)})
+    return tables
+
+
+@pytest.mark.parametrize("kind", columns_of(FIRST_IDS))
+def test_a_large_integer_is_its_category_beside_a_missing_cell(kind):
+    encode = TableDomain([IDS]).encode
+    nothing = [math.nan] * 4
+    expected = [[0, 1, 0, 0], nothing, [0, 0, 0, 1]]
+    np.testing.assert_array_equal(encode(columns_of(FIRST_IDS)[kind], "nan"), expected)
+    alone = [encode(columns_of([cell, 8])[kind], "nan")[0] for cell in (BIG + 1, BIG, BIG + 2)]
+    np.testing.assert_array_equal(alone, np.eye(4)[[1, 0, 2]])
+
+
+def test_a_float_that_may_be_another_integer_is_in_no_category():
+    """What pandas makes of integers beside a missing cell, unless a type is named."""
+    encode = TableDomain([IDS]).encode
+    for cells in (FIRST_IDS, [float(BIG), 1e300, 7.0], np.array([BIG, np.inf, 7], np.longdouble)):
+        found = encode(pd.DataFrame({"c": cells}), "nan")
+        np.testing.assert_array_equal(found, [[math.nan] * 4] * 2 + [[0, 0, 0, 1]])
+    for cells in (np.array([BIG + 1, 7]), np.array([BIG + 1, 7], np.uint64)):
+        np.testing.assert_array_equal(encode({"c": cells}), np.eye(4)[[1, 3]])
+
+
+LEAP = date(2024, 2, 29)
+NEW_YORK = ZoneInfo("America/New_York")
+LATE = datetime(2024, 2, 29, 23, 30, tzinfo=NEW_YORK)  # March in London
+STAY = Date("d", *DAYS)
+DATES_BY_CELL = [
+    LEAP, datetime(2024, 2, 29, 5), LATE, pd.Timestamp(LATE), pd.Period("2024-02-29"),
+    np.datetime64("2024-02-29"), np.datetime64("2024-02-29T23", "h"), "2024-02-29",
+    "2024-02-29T23:30-05:00", b" 2024-02-29 ",
+]  # fmt: skip
+NO_DATES = [
+    None, pd.NaT, pd.NA, np.datetime64("NaT"), math.nan, 5, "29.2.", b"\xff", object(),
+    np.datetime64("20000-01-01"), np.datetime64(2**62, "s"), np.datetime64(2**62, "Y"),
+    np.timedelta64(5, "D"),
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(DATES_BY_CELL + NO_DATES), min_size=1, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_dates_of_an_object_column_are_each_read_by_themselves(cells):
+    days = [LEAP.toordinal() if any(c is d for d in DATES_BY_CELL) else math.nan for c in cells]
+    for table in ({"d": cells}, pd.DataFrame({"d": pd.Series(cells, dtype=object)})):
+        found = TableDomain([STAY]).encode(table, "nan")
+        np.testing.assert_array_equal(found[:, 0], days)
+
+
+def date_columns():
+    """Return columns of 29 February and a missing cell, of types of dates and times."""
+    utc = pd.Series(pd.to_datetime(["2024-03-01 04:30", None], utc=True))
+    local = utc.dt.tz_convert("America/New_York")
+    late = pa.array([LATE, None], pa.timestamp("us", "America/New_York"))
+    return {
+        "datetime64": np.array(["2024-02-29T05", "NaT"], "M8[ns]"),
+        "pandas with a zone": local,
+        "pandas categories": pd.Series(pd.Categorical(pd.to_datetime(["2024-02-29", None]))),
+        "pandas pyarrow": pd.Series(late, dtype=pd.ArrowDtype(late.type)),
+        "pandas periods": pd.Series(pd.PeriodIndex(["2024-02-29", None], freq="D")),
+        "pyarrow with a zone": late,
+        "pyarrow date32": pa.array([LEAP, None]),
+        "pyarrow date64": pa.array([LEAP, None], pa.date64()),
+        "polars with a zone": pl.Series([LATE, None]).dt.convert_time_zone("America/New_York"),
+        "polars": pl.Series([LEAP, None]),
+    }
+
+
+@pytest.mark.parametrize("kind", date_columns())
+def test_the_date_of_a_time_is_that_in_its_own_zone(kind):
+    column, domain = date_columns()[kind], TableDomain([STAY])
+    tables = [{"d": column}]
+    if isinstance(column, pd.Series):
+        tables.append(pd.DataFrame({"d": column}))
+    elif isinstance(column, pl.Series):
+        tables.append(pl.DataFrame({"d": column}))
+    elif isinstance(column, pa.Array):
+        tables += [pa.table({"d": column}), Dataset(pa.table({"d": column}))]
+    for table in tables:
+        found = domain.encode(table, "nan")[:, 0]
+        np.testing.assert_array_equal(found, [LEAP.toordinal(), math.nan])
+
+
+def test_dates_that_are_in_no_calendar_are_none_whatever_the_unit():
+    first = DAYS[0].toordinal()
+    for unit, far in (("Y", 2**62), ("M", 2**62), ("W", 2**61), ("D", 2**62), ("s", 2**62)):
+        column = np.array([far, 0, -far], f"M8[{unit}]")
+        found = TableDomain([STAY]).encode({"d": column}, "nan")[:, 0]
+        np.testing.assert_array_equal(found, [math.nan, first, math.nan])
+    for unit in ("ps", "fs", "as"):
+        found = TableDomain([STAY]).encode({"d": np.array([5], f"M8[{unit}]")}, "nan")
+        assert found.tolist() == [[first]]
+    ends = pd.Series([pd.Timestamp.min, pd.Timestamp.max, pd.Timestamp(2024, 2, 29, 12)])
+    zoned = pd.DataFrame({"d": ends.dt.tz_localize("UTC").dt.tz_convert(NEW_YORK)})
+    assert TableDomain([STAY]).encode(zoned, "nan")[2, 0] == LEAP.toordinal()
+    months = pd.DataFrame({"d": pd.PeriodIndex(["2024-02", "9999-12", "2024-03"], freq="M")})
+    found = TableDomain([STAY]).encode(months, "nan")[:, 0]
+    assert found.tolist() == [date(2024, 2, 1).toordinal(), *[DAYS[1].toordinal()],
+                              date(2024, 3, 1).toordinal()]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "declared", "message"),
+    [
+        (pd.date_range("2024", periods=2), Number("x", 0, 1), "as numbers. Got datetime64"),
+        (pl.Series([LEAP] * 2), Number("x", 0, 1), "as numbers. Got Date"),
+        (pa.array([[1], [2]]), Number("x", 0, 1), "as numbers. Got list"),
+        (pd.to_timedelta([1, 2]), Date("x", *DAYS), "as dates. Got timedelta64"),
+        (pl.Series([time(5)] * 2), Date("x", *DAYS), "as dates. Got Time"),
+        (pa.array([[LEAP]] * 2), Date("x", *DAYS), "as dates. Got list"),
+    ],
+)
+def test_a_type_that_holds_nothing_of_what_is_declared_is_refused(column, declared, message):
+    for malformed in ("error", "nan"):
+        with pytest.raises(ConfigurationTypeError, match=f"column 'x' {message}"):
+            TableDomain([declared]).encode({"x": column}, malformed)
+
+
+@pytest.mark.parametrize("habit", READ)
+def test_tables_of_all_kinds_are_encoded_by_their_columns(habit):
+    """Those that have names for their columns; others are refused."""
+    domain = TableDomain([Number("b", 0, 8), Number("a", 0, 8)])
+    table = READ[habit]()
+    is_named = isinstance(table, dict) or hasattr(table, "__arrow_c_stream__")
+    is_named |= habit in ("structured", "record array") or habit.startswith("datasets")
+    if is_named and habit != "dok":
+        np.testing.assert_array_equal(domain.encode(table), X[:, ::-1])
+        return
+    with pytest.raises(
+        DataError, match=r"column 'b' once in the table with names of columns\. Got"
+    ):
+        domain.encode(table)
+
+
+@pytest.mark.parametrize("habit", ["series", "lazy", "splits", "stream", "transform", "a path",
+                                   "masked records", "dict of masks"])  # fmt: skip
+def test_what_is_no_table_is_refused_by_its_type(habit):
+    make, message = REFUSED[habit]
+    with pytest.raises((ConfigurationTypeError, DataError), match=message):
+        TableDomain([Number("a", 0, 8)]).encode(make(), "nan")
+
+
+def test_a_table_of_nothing_is_a_client_without_records():
+    domain = TableDomain([AGE, WARD])
+    for habit in ("pandas of nothing", "polars of nothing", "pyarrow of nothing",
+                  "datasets of nothing"):  # fmt: skip
+        assert domain.encode(EMPTY[habit]()).shape == (0, 4)

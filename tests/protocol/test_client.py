@@ -5,6 +5,7 @@ What an attacker sends is in test_attacks.py.
 
 import gc
 import logging
+import re
 import stat
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import habits
 import msgspec
 import numpy as np
 import pytest
@@ -20,16 +22,20 @@ from cohorts import BLIND, KEYS, SHARED, Cohort, Node, code, records_of
 from databases import sqlite_script, sqlite_table
 from documents import TRUSTS
 from flwr.app import ConfigRecord, RecordDict
+from habits import EMPTY, NAMES, READ, X
 from harness import watched_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from switches import small_blocks
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
+from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.sql import Query
 from flower_kmeans.errors import MessageError
-from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import checks, client, messages, pairs, removal, transcript
 from flower_kmeans.protocol.client import Client
@@ -38,6 +44,7 @@ from flower_kmeans.protocol.messages import (
     Answer,
     Code,
     Enrol,
+    Enrolled,
     Finished,
     Refusal,
     decode_reply,
@@ -178,6 +185,58 @@ def test_what_is_no_table_is_data(tmp_path):
         assert code(cohort.ask(0)) == Code.DATA
     cohort.nodes[0].records = records_of(0)
     assert isinstance(cohort.ask(0), Answer)
+
+
+def named_algorithm(trust):
+    """Return an algorithm on the records of habits, whose columns have names."""
+    kind = LloydAlgorithm if trust == "plain" else GLloydAlgorithm
+    budget = PrivacyBudget(None if trust == "plain" else 1.0)
+    box = Box([0.0, 0.0], [8.0, 8.0], columns=list(NAMES))
+    return kind(2, box, budget, n_records=1000, n_rounds=3)
+
+
+def answer_of(cohort, records):
+    """Return the first client's answer, made of these records by a client without a memory."""
+    cohort.nodes[0].restart()
+    cohort.nodes[0].records = (lambda: records) if callable(records) else records
+    return cohort.set_up([0]).ask(0)
+
+
+def test_tables_of_all_kinds_are_the_same_records_at_a_node(tmp_path):
+    """In this trust model the words of an answer are a client's exact sums."""
+    cohort = Cohort(tmp_path, "plain", algorithm=named_algorithm("plain")).set_up()
+    all_of, nothing = answer_of(cohort, X).words, answer_of(cohort, X[:0]).words
+    assert all_of != nothing
+    for habit, make in READ.items():
+        assert answer_of(cohort, make()).words == all_of, habit
+    for habit, make in EMPTY.items():
+        assert answer_of(cohort, make()).words == nothing, habit
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "oblivious-server"])
+def test_other_types_are_refused_by_a_node_which_says_why_and_spends_nothing(
+    tmp_path, trust, caplog
+):
+    """A client that commits to its records refuses to enrol; others refuse to answer."""
+    algorithm = named_algorithm(trust)
+    cohort = Cohort(tmp_path, trust, ledger=True, algorithm=algorithm).set_up(range(1, 5))
+    node = cohort.nodes[0]
+    for habit, (make, message) in habits.REFUSED.items():
+        records = make()
+        node.records = (lambda records=records: records) if callable(records) else records
+        caplog.clear()
+        reply = enrol(cohort)
+        if trust != "oblivious-server":
+            cohort.take(0, reply)
+            reply = cohort.ask(0)
+        assert code(reply) == Code.DATA, habit
+        assert re.search(message, caplog.text), habit
+        assert spent_epsilon(node.policy.state_dir, 1e-5) == 0, habit
+    node.records = X
+    assert isinstance(enrol(cohort), Enrolled)
+    if trust != "oblivious-server":
+        assert isinstance(cohort.ask(0), Answer)
+        assert spent_epsilon(node.policy.state_dir, 1e-5) > 0
 
 
 def test_a_fault_of_our_own_is_internal(tmp_path, monkeypatch):

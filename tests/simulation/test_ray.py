@@ -12,7 +12,13 @@ import pytest
 from ray_clusters import two_nodes
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
-from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    RunError,
+    TooFewClientsError,
+)
 from flower_kmeans.strategies import FastLloyd, Lloyd, VerticalKMeans
 
 pytestmark = pytest.mark.ray
@@ -234,6 +240,40 @@ def test_a_function_that_workers_cannot_read_ends_the_run():
     with pytest.raises(RunError, match="same Python and packages") as caught:
         simulate(lloyd(), Unreadable(), engine="ray")
     assert "7.25" not in str(caught.value)
+
+
+def table(partition):
+    """Return the records as a partitioner of flwr-datasets returns them."""
+    from datasets import Dataset
+
+    return Dataset.from_dict(dict(zip("xy", records_of(partition).T, strict=True)))
+
+
+def lazy_table(partition):
+    """Return a table for one partition that is not read."""
+    import polars
+
+    return polars.LazyFrame({"x": [1.0]}) if partition == 3 else table(partition)
+
+
+def malformed(partition):
+    return [["n/a", 1.0]] if partition == 3 else records_of(partition)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("connected")
+def test_a_function_whose_tables_are_refused_sends_nothing(monkeypatch):
+    """Workers read what a function or a reference has before the run begins."""
+    assert_same(simulate(lloyd(), table, engine="ray"))
+    assert_same(simulate(lloyd(), [ray.put(table(i)) for i in range(M)], engine="ray"))
+    monkeypatch.setattr("flower_kmeans.simulation.ray.RayGrid.push_messages", None)
+    with pytest.raises(ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"):
+        simulate(lloyd(), lazy_table, engine="ray")
+    with pytest.raises(ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"):
+        simulate(lloyd(), [ray.put(lazy_table(i)) for i in range(M)], engine="ray")
+    with pytest.raises(DataError, match=r"finite numbers in partition 3"):
+        simulate(lloyd(), malformed, engine="ray")
+    assert ray.is_initialized()
 
 
 @pytest.mark.thorough

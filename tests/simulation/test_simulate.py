@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from habits import EMPTY, NAMES, READ, REFUSED, X
 from harness import (
     P_VALUE,
     Outcome,
@@ -652,3 +653,73 @@ def test_without_a_temporary_directory_a_run_with_a_roster_says_what_to_do(monke
         simulate(fast(keys="roster"), parted(blobs()))
     # Others need none.
     assert simulate(Lloyd(3, BOX, n_rounds=2), parted(blobs())).report.answers == [6] * 2
+
+
+# --------------------------------------------------------------------------- habits of tables
+
+
+TWO = Box([0.0, 0.0], [8.0, 8.0], columns=list(NAMES))
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """Messages that an in-process run has sent."""
+    sent = []
+    monkeypatch.setattr(
+        "flower_kmeans.simulation.in_process.InProcessGrid.push_messages",
+        lambda self, messages: sent.append(messages),
+    )
+    return sent
+
+
+@pytest.mark.parametrize("has_function", [False, True])
+def test_partitions_may_be_tables_of_all_kinds(has_function):
+    """Each client has another one, and the run has the same bits as one with arrays."""
+    parts = [make() for make in (*READ.values(), *EMPTY.values())]
+    arrays = [X] * len(READ) + [X[:0]] * len(EMPTY)
+
+    def run(given):
+        strategy = Lloyd(2, TWO, n_rounds=2, n_clients=len(parts), seed=1)
+        return simulate(strategy, given.__getitem__ if has_function else given)
+
+    expected, found = run(arrays), run(parts)
+    assert expected.counts.sum() == len(READ) * len(X)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+    np.testing.assert_array_equal(found.centroids, expected.centroids)
+
+
+@pytest.mark.parametrize("habit", REFUSED)
+def test_other_types_are_refused_before_anything_is_sent(habit, pushed):
+    make, message = REFUSED[habit]
+    strategy = Lloyd(2, TWO, n_rounds=2, n_clients=3)
+    errors = DataError, ConfigurationTypeError
+    with pytest.raises(errors, match=message):
+        simulate(strategy, [X, X, make()])
+    with pytest.raises(errors, match=rf"records of partition 2 cannot be used\..*{message}"):
+        simulate(strategy, lambda partition: X if partition < 2 else make())
+    assert not pushed
+
+
+def test_a_function_whose_records_are_all_malformed_is_refused_before_anything_is_sent(pushed):
+    """A node could not tell so; one good record among malformed ones is enough."""
+    bad = [["n/a", 1.0], [np.nan, 2.0], None]
+    strategy = Lloyd(2, TWO, n_rounds=2, n_clients=3)
+    for records in (bad, lambda: [bad, bad], {"a": ["?", None], "b": [1, 2]}):
+        with pytest.raises(DataError, match=r"record of finite numbers in partition 1\. Got none"):
+            simulate(strategy, lambda partition, records=records: records if partition == 1 else X)
+    assert not pushed
+
+
+def test_a_function_may_have_some_malformed_records_and_fail_for_a_client():
+    parts = [[*X.tolist(), ["n/a", 1.0]], X, X, X]
+
+    def load(partition):
+        if partition == 3:
+            raise ValueError("7.891")
+        return parts[partition]
+
+    strategy = Lloyd(2, TWO, n_rounds=2, n_clients=4, min_clients=3)
+    found = simulate(strategy, load)
+    assert found.counts.sum() == 3 * len(X)
+    assert {entry.reason for entry in found.report.dropped} != set()
+    assert "7.891" not in json.dumps(found.report.to_dict())

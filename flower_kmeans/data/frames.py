@@ -1,0 +1,593 @@
+"""Tables and columns of other libraries, told apart by their types alone.
+
+This is the one place where a type meets its reader. Nothing is imported for it: where there is an
+object of a library, that library has been imported. What a type decides may refuse, because a
+loader's code chooses types. What a single record decides is a missing cell, and never an error.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationTypeError, DataError
+
+Cells = NDArray[Any]
+
+_ALONE = "return the records alone, without labels or weights"
+_FAR = 4  # times the width of a record: no list of so many cells is taken for one
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of a table.
+
+    Attributes
+    ----------
+    kind : str
+        How its library calls the type, for errors.
+    cells : callable
+        Returns each cell as it is, (n,), whatever other cells hold.
+    plain : callable, optional
+        Returns the same for those who want real numbers, sooner.
+    may_be_numbers : bool, default: True
+        Whether cells of this type can be numbers, or text that spells them.
+    may_be_dates : bool, default: True
+        The same for dates. Numbers are none; but a column of numbers may be one of which all dates
+        are missing.
+    """
+
+    kind: str
+    cells: Callable[[], Cells]
+    plain: Callable[[], Cells] | None = None
+    may_be_numbers: bool = True
+    may_be_dates: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A table in memory.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the columns. A name that is no text may be a record's value, so its type stands there.
+    n_rows : int
+        The number of records.
+    column : callable
+        Returns the column of a number from 0.
+    whole : callable, optional
+        Returns all columns as one array of numbers, (n, m), where they have one type.
+    """
+
+    names: tuple[str, ...]
+    n_rows: int
+    column: Callable[[int], Column]
+    whole: Callable[[], Cells] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing: libraries forget the columns of a table without records."""
+        return not self.names and self.n_rows == 0
+
+
+# --------------------------------------------------------------------------- dispatch
+
+
+def frame_of(table: Any) -> Frame | None:
+    """Return a table of a type that is known here, or ``None`` for any other object.
+
+    Raises
+    ------
+    ConfigurationTypeError, DataError
+        If no object of its type is a table.
+    """
+    require_table_type(table)
+    reader = _reader_in(_FRAMES, table)
+    if reader is not None:
+        frame: Frame = reader(table)
+        return frame
+    if isinstance(table, np.ndarray) and table.dtype.names is not None:
+        return _structured(table)
+    if isinstance(table, Mapping) and not is_sparse(table):  # SciPy has one that is a dict
+        return _mapping(table)
+    if hasattr(table, "__arrow_c_stream__"):
+        return _by_protocol(table)
+    return None
+
+
+def column_of(cells: Any) -> Column | None:
+    """Return a column of any type, or ``None`` if it is none."""
+    if isinstance(cells, np.ma.MaskedArray):
+        return None  # without its mask, what it hides would count
+    if isinstance(cells, list | tuple):
+        return Column("list", lambda: np.fromiter(cells, dtype=object, count=len(cells)))
+    reader = _reader_in(_COLUMNS, cells)
+    if reader is not None:
+        column: Column = reader(cells)
+        return column
+    try:
+        array = np.asarray(cells)
+    except Exception:  # whatever an object of the loader raises
+        return None
+    return _numpy_column(array) if array.ndim == 1 else None
+
+
+def require_table_type(records: Any) -> None:
+    """Refuse what is never a table, by its type."""
+    for module, name, advice in _NO_TABLES:
+        if _is_a(records, module, name):
+            raise _refusal(type(records).__name__, advice)
+    if isinstance(records, str | bytes | bytearray | os.PathLike):
+        # The array of a text is one cell.
+        raise _refusal(type(records).__name__, "read a file by load_table(path)")
+
+
+def require_array_type(records: Any) -> None:
+    """Refuse what NumPy would wrap as one object, and not read as an array."""
+    has_protocol = any(hasattr(records, name) for name in _ARRAY_PROTOCOLS)
+    if not (has_protocol or np.isscalar(records) or _is_buffer(records)):
+        raise _refusal(type(records).__name__, "return an array, a DataFrame or a list of records")
+
+
+def require_rows(rows: Sequence[Any], n_features: int, columns: Sequence[str] | None) -> None:
+    """Refuse a list that holds something else than records, by the types of what it holds.
+
+    A table within a list, and a class that names its cells, come from the loader's code, and never
+    from a record that is malformed. Columns side by side are told by their lengths: as records all
+    of them would be malformed alike, which is the loader's doing as well.
+    """
+    examples = {type(row): row for row in rows}
+    for kind, row in examples.items():
+        names = _fields_of(row)
+        if names is not None:
+            _require_fields(kind.__name__, names, n_features, columns)
+        if _is_table(row) or (isinstance(row, np.ndarray) and any(map(_is_wide, rows))):
+            raise ConfigurationTypeError(
+                "Expected a list of records, each with its cells. Got one that holds a table, a "
+                f"{kind.__name__}: {_ALONE}."
+            )
+    if _are_columns(rows, n_features):
+        raise ConfigurationTypeError(
+            f"Expected a list of records of {n_features} cells each. Got sequences of another "
+            "length, which is the same for all. Give columns as a dict, or by np.column_stack, and "
+            f"{_ALONE}."
+        )
+
+
+def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
+    """Return the cells of a record that names them, in the order of the domain's columns.
+
+    Without columns they are in the record's own order. Other records are returned as they are.
+    """
+    named = _named_cells(row)
+    if named is None:
+        return row
+    if columns is None:
+        return list(named.values())
+    return [named.get(name) for name in columns]
+
+
+def is_sparse(value: Any) -> bool:
+    """Return whether a value is a sparse matrix, or array, of SciPy."""
+    return any(_is_a(value, *each) for each in _SPARSE)
+
+
+_Reader = Callable[[Any], Any]
+
+
+def _reader_in(readers: Iterable[tuple[str, str, _Reader]], value: Any) -> _Reader | None:
+    for module, name, reader in readers:
+        if _is_a(value, module, name):
+            return reader
+    return None
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Return whether a value is of a class, without importing its module."""
+    # Another thread may be importing it, so it may not have the name yet.
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _refusal(got: str, advice: str) -> ConfigurationTypeError:
+    return ConfigurationTypeError(
+        f"records must be a two-dimensional table of real numbers, got {got}: {advice}."
+    )
+
+
+def _text(names: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names)
+
+
+def is_list(records: Any) -> bool:
+    """Return whether records are a sequence of rows, and nothing that NumPy reads by itself."""
+    if isinstance(records, list | tuple):
+        return True
+    is_array = hasattr(records, "__array__") or _is_buffer(records)
+    return isinstance(records, Sequence) and not (is_array or isinstance(records, range))
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------- rows
+
+
+def _is_wide(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and row.ndim > 1
+
+
+def _is_table(row: Any) -> bool:
+    return _reader_in(_FRAMES, row) is not None or is_sparse(row)
+
+
+def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
+    """Return whether these are columns, or a pair of records and labels, and not records.
+
+    They are sequences of one length, which is not that of a record. Text may be split into too many
+    cells, so lists must be far too long. One sequence alone may be a malformed record.
+    """
+    are_arrays = all(_is_array(row) for row in rows)
+    if not (are_arrays or all(isinstance(row, list | tuple) for row in rows)):
+        return False
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1:
+        return False
+    (length,) = lengths
+    if are_arrays:
+        return length != n_features and (len(rows) > 1 or n_features == 1)
+    return length > _FAR * n_features and len(rows) > 1
+
+
+def _is_array(row: Any) -> bool:
+    is_one = isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.names is None
+    return is_one or _reader_in(_COLUMNS, row) is not None
+
+
+def _fields_of(row: Any) -> tuple[str, ...] | None:
+    """Return the names of a record's cells, where its class or its NumPy type declares them."""
+    if isinstance(row, np.void):
+        return row.dtype.names
+    if isinstance(row, tuple):
+        names = getattr(row, "_fields", None)
+        return names if isinstance(names, tuple) else None
+    if dataclasses.is_dataclass(row):
+        return tuple(field.name for field in dataclasses.fields(row))
+    return None
+
+
+def _require_fields(
+    kind: str, names: Sequence[str], n_features: int, columns: Sequence[str] | None
+) -> None:
+    if columns is None and len(names) != n_features:
+        raise DataError(f"records must have {n_features} columns, got {len(names)} in {kind}.")
+    for name in columns or ():
+        if name not in names:
+            raise DataError(f"Expected the column {name!r} in {kind}. Got {list(names)}.")
+
+
+def _named_cells(row: Any) -> Mapping[Any, Any] | None:
+    if isinstance(row, Mapping):
+        return row
+    names = _fields_of(row)
+    if names is None:
+        return None
+    if isinstance(row, np.void):
+        return {name: row[name] for name in names}
+    if isinstance(row, tuple):
+        return dict(zip(names, row, strict=False))
+    return {name: getattr(row, name, None) for name in names}
+
+
+# --------------------------------------------------------------------------- NumPy, dicts
+
+
+def _numpy_column(array: NDArray[Any]) -> Column:
+    kind = array.dtype.kind
+    return Column(
+        str(array.dtype),
+        lambda: array,
+        may_be_numbers=kind not in "mMV",
+        may_be_dates=kind not in "mV",
+    )
+
+
+def _structured(array: NDArray[Any]) -> Frame:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ConfigurationTypeError(
+            "records must not be a masked array of real numbers: remove masked rows."
+        )
+    if array.ndim != 1:
+        raise DataError(
+            "records must be two-dimensional, or one-dimensional with named fields, got shape "
+            f"{array.shape} with named fields."
+        )
+    return _frame(array, array.dtype.names or (), len(array))
+
+
+def _mapping(table: Mapping[Any, Any]) -> Frame:
+    names = list(table)
+    first = table[names[0]] if names else ()
+    return _frame(table, names, len(first) if hasattr(first, "__len__") else 1)
+
+
+def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
+    """Return the frame of single columns, each by its name."""
+    shown = _text(names)
+
+    def column(i: int) -> Column:
+        cells = table[names[i]]
+        found = column_of(cells)
+        if found is None:
+            raise DataError(
+                f"Expected the column {shown[i]!r} as one cell for each record, and no mask: real "
+                f"numbers, text or dates. Got {type(cells).__name__}."
+            )
+        return found
+
+    return Frame(shown, n_rows, column)
+
+
+# --------------------------------------------------------------------------- pandas
+
+
+def _pandas_frame(table: Any) -> Frame:
+    types = set(table.dtypes)
+    is_one = len(types) == 1 and all(isinstance(t, np.dtype) and t.kind in "biuf" for t in types)
+
+    def column(i: int) -> Column:
+        return _pandas_column(table.iloc[:, i])  # by number, for a name may be there twice
+
+    return Frame(_text(table.columns), len(table), column, table.to_numpy if is_one else None)
+
+
+def _pandas_column(series: Any) -> Column:
+    import pandas
+
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype):
+        return _numpy_column(series.to_numpy())
+    if isinstance(dtype, pandas.ArrowDtype):
+        return _arrow_column(series.array.__arrow_array__())
+    if isinstance(dtype, pandas.CategoricalDtype):
+        return _pandas_categories(series)
+    kind = str(dtype)
+    if isinstance(dtype, pandas.DatetimeTZDtype):
+        return Column(kind, lambda: _local_times(series), may_be_numbers=False)
+    if isinstance(dtype, pandas.PeriodDtype):
+        return Column(kind, lambda: _first_days(series.array), may_be_numbers=False)
+    if isinstance(dtype, pandas.SparseDtype):
+        return _numpy_column(np.asarray(series))
+
+    def cells() -> Cells:
+        return np.asarray(series.to_numpy(dtype=object, na_value=None))
+
+    def plain() -> Cells:
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+
+    is_number = getattr(dtype, "kind", "O") in "biuf"
+    is_interval = isinstance(dtype, pandas.IntervalDtype)
+    return Column(kind, cells, plain if is_number else None, not is_interval, not is_interval)
+
+
+def _pandas_categories(series: Any) -> Column:
+    """Return a column of categories: as an array, integers beside a missing cell were floats."""
+    listed = _pandas_column(series.cat.categories.to_series())
+
+    def cells() -> Cells:
+        values = listed.cells()
+        found = np.empty(len(values) + 1, dtype=object)
+        found[:-1] = values.tolist() if values.dtype.kind in "biufUS" else list(values)
+        found[-1] = None  # where the code is -1
+        return np.asarray(found[series.cat.codes.to_numpy()])
+
+    return replace(listed, kind=f"category of {listed.kind}", cells=cells, plain=None)
+
+
+def _local_times(series: Any) -> Cells:
+    """Return times as their own zone's clock shows them."""
+    try:
+        return np.asarray(series.dt.tz_localize(None))
+    except Exception:  # one that is near the ends of what pandas can count
+        return np.array([_local_time(series, i) for i in range(len(series))], "datetime64[ns]")
+
+
+def _local_time(series: Any, i: int) -> Any:
+    try:
+        return series.iloc[i : i + 1].dt.tz_localize(None).to_numpy()[0]
+    except Exception:  # as above
+        return np.datetime64("NaT")
+
+
+def _first_days(periods: Any) -> Cells:
+    # By numbers of days: pandas cannot make a time of every period.
+    days = periods.asfreq("D", how="start").asi8.astype("datetime64[D]")
+    days[np.asarray(periods.isna())] = np.datetime64("NaT")
+    return np.asarray(days)
+
+
+# --------------------------------------------------------------------------- polars
+
+
+def _polars_frame(table: Any) -> Frame:
+    return Frame(tuple(table.columns), table.height, lambda i: _polars_column(table.to_series(i)))
+
+
+def _polars_column(series: Any) -> Column:
+    import polars
+
+    dtype = series.dtype
+
+    def listed() -> Cells:
+        return np.fromiter(series.to_list(), dtype=object, count=len(series))
+
+    def times() -> Cells:
+        has_zone = getattr(dtype, "time_zone", None) is not None
+        local = series.dt.replace_time_zone(None) if has_zone else series
+        return np.asarray(local.to_numpy())
+
+    def floats() -> Cells:
+        return np.asarray(series.cast(polars.Float64).to_numpy())
+
+    if dtype.is_float():
+        return Column(str(dtype), lambda: np.asarray(series.to_numpy()))
+    if dtype.is_integer() or dtype == polars.Boolean:
+        return Column(str(dtype), listed, floats)
+    if dtype.is_temporal():
+        is_date = dtype in (polars.Date, polars.Datetime)
+        return Column(str(dtype), times, may_be_numbers=False, may_be_dates=is_date)
+    is_single = not dtype.is_nested()
+    return Column(str(dtype), listed, may_be_numbers=is_single, may_be_dates=is_single)
+
+
+# --------------------------------------------------------------------------- pyarrow
+
+
+def _arrow_frame(table: Any) -> Frame:
+    return Frame(
+        tuple(table.schema.names), table.num_rows, lambda i: _arrow_column(table.column(i))
+    )
+
+
+def _arrow_column(column: Any) -> Column:
+    import pyarrow
+    from pyarrow import compute, types
+
+    kind = column.type
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        column = column.cast(kind.storage_type)
+    column = text_as_bytes(column)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    found = column.type
+
+    def array() -> Cells:
+        return np.asarray(column.to_numpy(**any_copy(column)))
+
+    def integers() -> Cells:
+        # As an array, those beside a missing one would be floats.
+        return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
+
+    def times() -> Cells:
+        local = compute.local_timestamp(column)  # as the clock of its own zone shows it
+        return np.asarray(local.to_numpy(**any_copy(local)))
+
+    if types.is_integer(found):
+        return Column(str(kind), integers, array)
+    is_date = types.is_date(found) or types.is_timestamp(found)
+    is_other = types.is_nested(found) or types.is_temporal(found)
+    return Column(
+        str(kind),
+        times if types.is_timestamp(found) and found.tz is not None else array,
+        may_be_numbers=not is_other,
+        may_be_dates=is_date or not is_other,
+    )
+
+
+def text_as_bytes(column: Any) -> Any:
+    """Return a column of pyarrow, with the bytes of its cells if it is one of text.
+
+    One cell that is not UTF-8 would be an error about the whole column; `as_number` reads bytes.
+    """
+    import pyarrow
+
+    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+    is_text = str(kind) in ("string", "large_string", "string_view")
+    return column.cast(pyarrow.large_binary()) if is_text else column
+
+
+def any_copy(column: Any) -> dict[str, bool]:
+    """Return what makes ``to_numpy`` of a column copy wherever it must."""
+    # Only the chunked columns of a table always make the copies that they need.
+    return {} if hasattr(column, "chunks") else {"zero_copy_only": False}
+
+
+def _by_protocol(table: Any) -> Frame:
+    """Return a table of any library that hands its columns over as Arrow has them."""
+    try:
+        import pyarrow
+
+        found = pyarrow.table(table)
+    except Exception as error:
+        raise _refusal(
+            type(table).__name__, f"pyarrow cannot read it ({type(error).__name__})"
+        ) from None
+    return _arrow_frame(found)
+
+
+# --------------------------------------------------------------------------- datasets
+
+
+def require_no_transform(dataset: Any) -> None:
+    """Refuse a data set whose rows a function of the user makes when they are read."""
+    if dataset.format["type"] == "custom":
+        raise ConfigurationTypeError(
+            "Expected a datasets.Dataset without a transform: make its columns by map(). "
+            "Got one with a transform."
+        )
+
+
+def _hub_frame(dataset: Any) -> Frame:
+    require_no_transform(dataset)
+    names = tuple(dataset.column_names)
+
+    def column(i: int) -> Column:
+        chosen = dataset.select_columns([names[i]]).with_format("arrow")
+        return _arrow_column(chosen[:].column(0))
+
+    return Frame(names, len(dataset), column)
+
+
+# --------------------------------------------------------------------------- by type
+
+_ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
+_SPARSE = (("scipy.sparse", "sparray"), ("scipy.sparse", "spmatrix"))
+_FRAMES: tuple[tuple[str, str, _Reader], ...] = (
+    ("pandas", "DataFrame", _pandas_frame),
+    ("polars", "DataFrame", _polars_frame),
+    ("pyarrow", "Table", _arrow_frame),
+    ("pyarrow", "RecordBatch", _arrow_frame),
+    ("datasets", "Dataset", _hub_frame),
+)
+_COLUMNS: tuple[tuple[str, str, _Reader], ...] = (
+    ("pandas", "Series", _pandas_column),
+    ("pandas", "Index", lambda index: _pandas_column(index.to_series())),
+    ("pandas.api.extensions", "ExtensionArray", lambda a: _pandas_column(_series_of(a))),
+    ("polars", "Series", _polars_column),
+    ("pyarrow", "ChunkedArray", _arrow_column),
+    ("pyarrow", "Array", _arrow_column),
+)
+_ONE_COLUMN = "a column is no table; give one by to_frame(), or as a dict"
+_NO_TABLES = (
+    ("pandas", "Series", _ONE_COLUMN),
+    ("pandas", "Index", _ONE_COLUMN),
+    ("pandas.api.extensions", "ExtensionArray", _ONE_COLUMN),
+    ("polars", "Series", _ONE_COLUMN),
+    ("pyarrow", "ChunkedArray", _ONE_COLUMN),
+    ("pyarrow", "Array", _ONE_COLUMN),
+    # A single record may end a query that is run when it is read.
+    ("polars", "LazyFrame", "call collect() first"),
+    ("datasets", "DatasetDict", 'choose a split, such as data["train"]'),
+    ("datasets", "IterableDatasetDict", "choose a split, and read it into a datasets.Dataset"),
+    # It need not know its types before it has read the records.
+    ("datasets", "IterableDataset", "read it into a datasets.Dataset first"),
+    ("torch.utils.data", "DataLoader", "return the tensor of the records alone"),
+    ("torch.utils.data", "Dataset", "return the tensor of the records alone"),
+)
+
+
+def _series_of(array: Any) -> Any:
+    import pandas
+
+    return pandas.Series(array)
