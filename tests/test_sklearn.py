@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from habits import READ, REFUSED, X
 from scipy.optimize import Bounds
 from sklearn.base import clone
 from sklearn.cluster import KMeans
@@ -154,6 +155,35 @@ def test_options_reach_the_strategy():
 def test_what_cannot_be_fitted_is_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         estimator(**changes).fit(RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("habit", "message"),
+    [
+        ("masked", "without a mask, or a DataFrame. Got MaskedArray"),
+        ("dict of arrays", "or a DataFrame. Got dict"),
+        ("dicts", "or a DataFrame. Got list"),
+        ("structured", "or a DataFrame. Got ndarray"),
+        ("datasets", "or a DataFrame. Got Dataset"),
+        ("lazy", r"got LazyFrame: call collect\(\)"),
+        ("splits", "got DatasetDict"),
+        ("a name of a file", "got str"),
+    ],
+)
+def test_what_is_no_array_and_no_table_is_refused_by_its_type(habit, message, monkeypatch):
+    """Nothing is spent, and no cell is in the text. A mask would be ignored."""
+    monkeypatch.setattr("flower_kmeans.sklearn.simulate", None)
+    make = READ[habit] if habit in READ else REFUSED[habit][0]
+    model = PrivateKMeans(2, epsilon=1.0, bounds=(0, 8), n_records=4)
+    with pytest.raises(ConfigurationTypeError, match=message):
+        model.fit(make())
+    assert model.total_privacy_spent_ == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("habit", ["pandas Int64", "pandas pyarrow", "polars", "pyarrow"])
+def test_tables_of_other_libraries_are_fitted(habit):
+    model = PrivateKMeans(1, epsilon=None, bounds=(0, 8))
+    np.testing.assert_allclose(model.fit(READ[habit]()).cluster_centers_, [X.mean(axis=0)])
 
 
 def test_columns_are_those_of_the_bounds():

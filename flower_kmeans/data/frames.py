@@ -8,7 +8,7 @@ loader's code chooses types. What a single record decides is a missing cell, and
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -515,6 +515,8 @@ def any_copy(column: Any) -> dict[str, bool]:
 
 def _by_protocol(table: Any) -> Frame:
     """Return a table of any library that hands its columns over as Arrow has them."""
+    if isinstance(table, Iterator):  # the second of its columns would be empty
+        raise _refusal(type(table).__name__, "it can be read only once")
     try:
         import pyarrow
 

@@ -29,7 +29,7 @@ from flower_kmeans.client import (
     kmeans_client_app,
 )
 from flower_kmeans.data.domain import check_records
-from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
+from flower_kmeans.data.sources import RecordsLike, as_source, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.files import reason_and_cure
 from flower_kmeans.parameters import require_type
@@ -312,10 +312,9 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         records, first = [], 0
         for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
             own = strategy.domain.columns and strategy.domain.columns[first : first + width]
-            table = (
-                part if is_stream(part) else checked_source(part, width, own, f"partitions[{i}]")
-            )
-            records.append(check_records(table, width, name=f"partitions[{i}]"))
+            name = f"partitions[{i}]"
+            source = as_source(checked_source(part, width, own, name), width, own)
+            records.append(check_records(source.loaded(), width, name=name))
             first += width
         lengths = [len(part) for part in records]
         if set(lengths) != {strategy.n_records}:

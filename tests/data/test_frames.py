@@ -1,5 +1,8 @@
 """Every habit of a table: its records, or an error by its type. No record decides about others."""
 
+import sys
+import types
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -180,6 +183,17 @@ def test_a_sparse_matrix_is_read_in_dense_blocks_and_a_simulation_holds_all_of_i
     np.testing.assert_array_equal(
         as_source(sparse.coo_array(table), 2).loaded(), np.delete(table, 7, 0)
     )
+
+
+@pytest.mark.parametrize("name", ["DataLoader", "Dataset"])
+def test_types_of_torch_are_known_by_their_names(name, monkeypatch):
+    """As where torch has been imported; a subclass such as TensorDataset is one of them."""
+    module = types.ModuleType("torch.utils.data")
+    kind = type(name, (), {"__getitem__": lambda self, i: X[i], "__len__": lambda self: len(X)})
+    setattr(module, name, kind)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", module)
+    with pytest.raises(ConfigurationTypeError, match=r"got Own: return the tensor"):
+        read(type("Own", (kind,), {})())
 
 
 def test_short_floats_stay_short_in_every_library():

@@ -658,6 +658,13 @@ def test_what_is_no_table_is_refused_by_its_type(habit):
         TableDomain([Number("a", 0, 8)]).encode(make(), "nan")
 
 
+def test_what_can_be_read_only_once_is_no_table():
+    reader = pa.table({"a": [1.0], "b": [2.0]}).to_reader()
+    domain = TableDomain([Number("a", 0, 8), Number("b", 0, 8)])
+    with pytest.raises(ConfigurationTypeError, match=r"RecordBatchReader: it can be read only"):
+        domain.encode(reader)
+
+
 def test_a_table_of_nothing_is_a_client_without_records():
     domain = TableDomain([AGE, WARD])
     for habit in ("pandas of nothing", "polars of nothing", "pyarrow of nothing",

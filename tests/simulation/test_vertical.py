@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
+from datasets import Dataset
 from seamed import SeamedApp, bytes_of
 from vertical_runs import blobs
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, RunError
 from flower_kmeans.privacy import randomness
 from flower_kmeans.simulation import engines
 from flower_kmeans.strategies import VerticalKMeans
@@ -105,6 +108,18 @@ def test_parties_name_the_columns_that_are_theirs(first, second, wrong):
     table = pandas.DataFrame(RECORDS, columns=COLUMNS)
     with pytest.raises(DataError, match=rf"partitions\[{wrong}\] must have the columns"):
         simulate(made(), [table[first], table[second]])
+
+
+def test_parties_may_have_tables_of_other_kinds(here, monkeypatch):
+    """The records are those of arrays, with the party's columns of a data set chosen by name."""
+    table = pd.DataFrame(RECORDS, columns=COLUMNS)
+    ages = Dataset.from_dict({"label": [0] * N, "age": table["age"].tolist()})
+    given = []
+    monkeypatch.setattr(engines, "_run_in_process", lambda start, clients, own: given.extend(own))
+    with pytest.raises(RunError, match="No client reported"):
+        simulate(made(), [pl.DataFrame(table[["income", "visits"]].to_dict("list")), ages])
+    np.testing.assert_array_equal(given[0].records, RECORDS[:, :2])
+    np.testing.assert_array_equal(given[1].records, RECORDS[:, 2:])
 
 
 @pytest.mark.thorough
