@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from flower_kmeans.cli.limits import limits_in_words
 from flower_kmeans.cli.options import (
     Engine,
     Settings,
@@ -283,6 +284,9 @@ def simulate(
         files += out.write_centroids(place_of_files, clustering, source.columns, read_off)
         if missing is None:
             source.draw(place_of_files / out.PICTURE, clustering, caption)
+    # Beside the results: lines before the rounds would be far above them.
+    for line in source.findings():
+        console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     out.print_warnings(console, clustering.report, statements)
     noted = " (NOT PRIVATE: bounds are from the records)" if not_private else ""
     lines = {
@@ -618,19 +622,62 @@ def keygen(
 
 
 @app.command()
+@with_reading
+def inspect(
+    data: Annotated[str, typer.Argument(metavar="FILE", help=_DATA)],
+    *,
+    reading: "Reading",
+    domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="Write the draft of a domain.toml to this new file; printed otherwise."),
+    ] = None,
+) -> None:
+    """Show the holder of a table what its cells are, column by column. Nothing is changed.
+
+    Missing, unreadable and clamped cells, columns that look like ids, and what a run would cluster
+    by. Without --domain it also drafts a domain.toml of questions, without a bound. All of it are
+    facts about records: not for others.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.inspect import draft, show, write_draft
+        from flower_kmeans.cli.inspect import inspect as look
+        from flower_kmeans.data.table_domain import TableDomain
+
+        if domain is not None and draw is not None:
+            raise ConfigurationError(
+                "Expected --draw, which drafts a domain, without --domain. Got both."
+            )
+        declared = None if domain is None else TableDomain.from_file(domain)
+        found = look(data, reading, declared)
+        show(Console(highlight=False), found)
+        if declared is None:
+            text = draft(found)
+            if draw is None:
+                typer.echo(f"\n{text}", nl=False)
+            else:
+                write_draft(draw, text)
+                typer.echo(f"Wrote a draft of questions to {draw}.")
+
+
+@app.command()
+@with_reading
 def check(
     *,
+    reading: "Reading",
     policy_file: Annotated[Path, typer.Option(help="The policy that the node names.")],
-    data: Annotated[
-        Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help=f"The node's records. {_DATA}")] = None,
     domain: Annotated[
         Path | None,
         typer.Option(help="The domain.toml by which the node reads them; by default the policy's."),
     ] = None,
-    header: Annotated[
-        str | None,
-        typer.Option(help="Names of columns, as NAME,NAME, if a csv file has no header."),
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=REASON",
+            help="Let the findings on a column pass, for a reason in words; may be repeated. "
+            f"Otherwise refused: {limits_in_words()}",
+        ),
     ] = None,
     superlink: Annotated[
         str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
@@ -641,15 +688,18 @@ def check(
 ) -> None:
     """Check, as the user who runs a node, whether it could take part. Nothing is changed.
 
-    Exit code 0 if it could, 1 otherwise. No record's value and no number of records is printed.
+    The records are read as the node reads them. Exit code 0 if it could take part, 1 otherwise. No
+    record's value and no number of records is printed.
     """
     with one_sentence():
         from flower_kmeans.cli.check import check_node, print_findings
 
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
-        names = None if header is None else listed(header)
-        findings = check_node(policy_file, data, superlink, root_certificates, names, domain)
+        accepted = dict(map(_acceptance, accept or ()))
+        findings = check_node(
+            policy_file, data, superlink, root_certificates, reading, domain, accepted
+        )
         print_findings(Console(highlight=False), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
@@ -816,20 +866,35 @@ def _number(n: int, noun: str) -> str:
 
 @contextmanager
 def _quiet(verbose: bool) -> Iterator[None]:
-    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines."""
+    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines.
+
+    Also what each client would log of its records: the command says that of all of them.
+    """
     if verbose:
         yield
         return
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("flwr", "flower_kmeans.data")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             # Ray warns that one of its defaults will change, which nobody here can set.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _acceptance(text: str) -> tuple[str, str]:
+    """Return name and reason of ``NAME=REASON``; names may not hold "=", for reasons do."""
+    name, _, reason = text.partition("=")
+    if not name.strip() or not reason.strip():
+        raise ConfigurationError(
+            f"Expected --accept as NAME=REASON, with a reason in words. Got {text!r} instead."
+        )
+    return name.strip(), reason.strip()
 
 
 def _restriction(text: str) -> tuple[str, tuple[str, ...]]:

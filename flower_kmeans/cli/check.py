@@ -4,7 +4,6 @@ Each finding is one row of ``flower-kmeans check``. It holds names and limits, b
 value and no number of records.
 """
 
-import math
 import os
 import platform
 import re
@@ -13,20 +12,25 @@ import socket
 import ssl
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from flower_kmeans.data.domain import Ball, Domain, difference
-from flower_kmeans.data.records import MissingValuesError, as_number, check_columns
+from flower_kmeans.cli.limits import LINES, RECORDS, judge
+from flower_kmeans.data.csv_files import names_columns
+from flower_kmeans.data.domain import Ball, Box, Domain, difference
+from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
+from flower_kmeans.data.records import check_columns
 from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
-from flower_kmeans.data.tables import load_table
+from flower_kmeans.data.tables import Table as Records
+from flower_kmeans.data.tables import open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol.committee import MAX_POSITIONS
@@ -40,6 +44,7 @@ from flower_kmeans.vertical.engine import require_tenseal
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
 _FIRST_HTTP = (1, 40)
 _SECONDS = 10.0
+_WITH_TYPES = (".npy", ".npz", ".parquet")  # which name their columns themselves
 _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
     "policy file": "docs/deploy.md has an example under 'Several machines'.",
@@ -49,7 +54,7 @@ _HINTS = {
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
     "domain": f"flower-kmeans domain init makes one, which all parties share. {DOMAIN_EXAMPLES}",
     "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
-    "declares. Without one, no cell may be empty.",
+    "declares. flower-kmeans inspect shows their holder more.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 
@@ -68,15 +73,17 @@ def check_node(
     data: str | os.PathLike[str] | None = None,
     superlink: str | None = None,
     root_certificates: str | os.PathLike[str] | None = None,
-    header: Sequence[str] | None = None,
+    reading: Reading = USUAL_READING,
     domain: str | os.PathLike[str] | None = None,
+    accepted: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
-    A null record in ``data`` is an error here. ``superlink``, ``HOST:PORT``, is reached with TLS,
-    by the system's authorities unless there are ``root_certificates``. ``header`` has the columns
-    of a csv file whose first line does not name them. ``domain`` is a file that declares columns;
-    by default, it is the one that the policy pins, if any. The node could take part if all is well.
+    ``data``, a file, a database or a ``source.toml``, is read as the node does, by ``reading``;
+    ``accepted`` has reasons for findings on columns that would be refused (`limits.judge`).
+    ``superlink``, ``HOST:PORT``, is reached with TLS, by the system's authorities unless there are
+    ``root_certificates``. ``domain`` is a file that declares columns; by default, it is the one
+    that the policy pins, if any. The node could take part if all is well.
     """
     findings = [_find("versions", _versions)]
     try:
@@ -101,7 +108,9 @@ def check_node(
         if declared is not None:
             findings.append(_find("domain", _domain, declared, policy, named, policy_file))
         if data is not None:
-            findings.append(_find("data", _data, Path(data), policy, header, declared, policy_file))
+            known = accepted or {}
+            looked = _data, str(data), policy, reading, declared, known, policy_file
+            findings.append(_find("data", *looked))
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
@@ -341,26 +350,15 @@ def _declaration(domain: TableDomain, i: int) -> str:
 
 
 def _data(
-    path: Path,
+    data: str,
     policy: ClientPolicy,
-    header: Sequence[str] | None,
+    reading: Reading,
     declared: TableDomain | None,
+    accepted: Mapping[str, str],
     policy_file: str | os.PathLike[str],
 ) -> str:
-    void = None
-    try:
-        # Not guessed, as in a run, where a first line of numbers is a header or an error.
-        columns = load_table(path, header=header or True, domain=declared).columns
-    except MissingValuesError as error:  # whose text has numbers of records
-        if declared is None:
-            cells = f"The column {error.column!r} is empty, NaN or infinite in some records."
-            raise DataError(cells) from None
-        columns, void = declared.columns or (), error.column
-    if path.suffix.lower() == ".csv" and all(math.isfinite(as_number(name)) for name in columns):
-        raise DataError(  # whose names may be a record
-            f"Expected the names of columns in the first line of {path}. Got numbers instead: name "
-            "the columns with --header here, and with header= in the node's --node-config."
-        )
+    table, header = _read_as_node(data, reading, declared)
+    columns = table.columns
     check_columns(columns, policy.columns)
     if policy.domain is not None and policy.domain.n_features != len(columns):
         raise DataError(
@@ -368,15 +366,65 @@ def _data(
             f"{policy_file} has. Got {len(columns)} ({_listed(columns)}) instead. "
             f"{DOMAIN_EXAMPLES}"
         )
-    pinned = "as pinned" if policy.columns else "and the policy pins no names"
+    share_outside = 0.0
+    if declared is None and policy.domain is not None:
+        share_outside = _count_outside(table, policy.domain)
+    unknown = set(accepted) - {column.name for column in table.findings.columns} - {LINES, RECORDS}
+    if unknown:
+        raise ConfigurationError(
+            f"Expected --accept with one of the columns that are read, {LINES!r} or {RECORDS!r}. "
+            f"Got {sorted(unknown)} instead."
+        )
+    judged = judge(table.findings, accepted, share_outside)
+    if judged.refused:
+        raise DataError(
+            f"Expected a table as a run needs it in {data}. Found: {'; '.join(judged.refused)}. "
+            f"If that is how the table must be, say why: --accept NAME=REASON, with a column's "
+            f"name, {LINES!r} or {RECORDS!r}."
+        )
     kind = "numbers"
     if declared is not None:
         kind = "declared cells"
         columns = tuple(column.name for column in declared.declared)
-    found = f"{path} is a table of {kind} with the columns {_listed(columns)}, {pinned}."
-    if void is not None:
-        found += f" Some records, such as those without a usable cell in {void!r}, count as none."
+    pinned = "as pinned" if policy.columns else "and the policy pins no names"
+    found = f"{data} is a table of {kind} with the columns {_listed(columns)}, {pinned}. {header}"
+    if judged.notes:
+        found += f" Noted: {'; '.join(judged.notes)}."
+    if judged.accepted:
+        found += f" Accepted: {'; '.join(judged.accepted)}."
     return found
+
+
+def _read_as_node(data: str, reading: Reading, declared: TableDomain | None) -> tuple[Records, str]:
+    """Return the records as a node reads them, and how it must be told to."""
+    named, own = resolved(data, reading)
+    has_types = "://" in str(named) or Path(named).suffix.lower() in _WITH_TYPES
+    if has_types or own.header is not None:
+        header = ""
+        if own.header is not None and own.header is not True and not has_types:
+            header = "Its first line is a record: the node needs these names as header=."
+        return read_table(named, own, malformed="nan", domain=declared), header
+    # Not recognised, as in a run, where a first line of numbers is taken for names.
+    own = own.with_options(header=True)
+    names = open_table(named, own).names
+    if not names_columns(names, Path(named)):
+        raise DataError(  # whose names may be a record
+            f"Expected the names of columns in the first line of {named}. Got numbers instead: "
+            "name the columns with --header here, and with header= in the node's --node-config."
+        )
+    header = "Its first line names the columns, as the node takes it."
+    return read_table(named, own, malformed="nan", domain=declared), header
+
+
+def _count_outside(table: Records, domain: Domain) -> float:
+    """Count values outside the bounds of a box; return the share of records outside a ball."""
+    is_used = np.isfinite(table.records).all(axis=1)
+    outside: list[int] = domain.outside(table.records[is_used]).tolist()
+    if isinstance(domain, Box):
+        for column, n in zip(table.findings.columns, outside, strict=True):
+            column.n_above = n
+        return 0.0
+    return outside[0] / max(1, len(table.records))
 
 
 def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:

@@ -65,7 +65,21 @@ class Source:
                     f"Got {low:g}:{high:g} instead."
                 )
         lows, highs = zip(*(known[name] for name in self.columns), strict=True)
-        return Box(lows, highs), bool(missing)
+        box = Box(lows, highs)
+        self._count_outside(box)
+        return box, bool(missing)
+
+    def findings(self) -> list[str]:
+        """Return what the holder of the records must know of their cells, in at most two lines."""
+        return [] if self.table is None else self.table.findings.lines()
+
+    def _count_outside(self, box: Box) -> None:
+        """Count the values that bounds move which no domain declares."""
+        if self.table is None:
+            return
+        by_name = {column.name: column for column in self.table.findings.columns}
+        for name, n in zip(self.columns, box.outside(self.records).tolist(), strict=True):
+            by_name[name].n_above = n
 
     def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
         """Return the records of each client.

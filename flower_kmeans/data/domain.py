@@ -138,6 +138,12 @@ class Box(_Bounds):
             unit = (records - self._center) * (1 / self._unit)
         return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
 
+    def outside(self, records: NDArray[Any]) -> IntArray:
+        """Return how many values of each column are outside the bounds, (d,). Private."""
+        below = np.count_nonzero(records < np.array(self.lower), axis=0)
+        above = np.count_nonzero(records > np.array(self.upper), axis=0)
+        return np.asarray(below + above, dtype=np.int64)
+
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
         """Return the nearest grid points (n, d), as integers in float64; ties go to even ones."""
         limit = self.grid_half_widths(fraction_bits)
@@ -203,6 +209,13 @@ class Ball(_Bounds):
             outside = near[squared > 1]
             unit[outside] /= np.sqrt(squared[squared > 1])[:, None]
         return unit
+
+    def outside(self, records: NDArray[Any]) -> IntArray:
+        """Return how many records are outside the ball, (1,). Private."""
+        with np.errstate(over="ignore"):
+            unit = (records - self._center) * (1 / self.radius)
+        np.clip(unit, -1e150, 1e150, out=unit)
+        return np.array([np.count_nonzero(row_sums(unit**2) > 1)], dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
         """Return grid points (n, d) as integers in float64, truncated toward zero."""

@@ -5,6 +5,7 @@ of a run has them.
 """
 
 import re
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,17 +19,26 @@ from flower_kmeans.errors import DataError
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
-Kind = Literal["number", "category", "date"]
+Kind = Literal["number", "category", "date", "text"]
 
 _MOST_DISTINCT = 100_000
 _FEWEST_FOR_ID = 50
 _SHAPE_LENGTH = 24
 _MOST_SHAPES = 10_000  # cells of a block that are looked at
+_MOST_OF_A_CODE = 10
+_MOST_NAMED = 8  # columns in one line
+_EXPECTED_PAIRS = 5.0  # of equal values, where none would be a coincidence
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a name such as patient_id or patientId
+_NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
+_NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
+_PUNCTUATION = frozenset(f"{string.punctuation} \t\u00a0\u202f\u2009\u2019")
 _DIGITS = "[+-]?9{1,3}"
 _CAUSES: tuple[tuple[str, str], ...] = (
     (rf"{_DIGITS},9{{3}}", "a decimal comma, or one between thousands: --decimal or --thousands ,"),
     (rf"{_DIGITS}(,9{{3}})+(\.9+)?", "commas between thousands: --thousands ,"),
-    (rf"([+-]?9+|{_DIGITS}(\.9{{3}})+)?,9+", "a decimal comma: --decimal ,"),
+    (rf"{_DIGITS}(\.9{{3}})+,9+",
+     "points between thousands and a decimal comma: --thousands . with --decimal ,"),
+    (r"([+-]?9+)?,9+", "a decimal comma: --decimal ,"),
     (rf"{_DIGITS}(\.9{{3}})+", "points between thousands: --thousands . with --decimal ,"),
     (rf"{_DIGITS}([ \u00a0\u202f\u2009]9{{3}})+([.,]9+)?",
      "spaces between thousands: --thousands ' '"),
@@ -47,6 +57,15 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 """Looks of unreadable cells (`shape_of`), and what they mean; the first that fits counts."""
 
 
+NOT_READ: dict[Kind, str] = {
+    "number": "no number",
+    "date": "no date",
+    "category": "none of its categories",
+    "text": "no text",
+}
+"""What an unreadable cell holds, by what its column is read as."""
+
+
 @dataclass
 class ColumnFindings:
     """Facts about the cells of one column, added up block by block.
@@ -54,8 +73,9 @@ class ColumnFindings:
     Attributes
     ----------
     name : str
-    kind : {"number", "category", "date"}
-        What its cells are read as.
+    kind : {"number", "category", "date", "text"}
+        What its cells are read as. Text is in no domain: its ``values`` are any numbers that are
+        equal where cells are.
     has_rule : bool
         Whether a public value is stated that missing cells count as.
     n_records : int
@@ -78,13 +98,13 @@ class ColumnFindings:
     n_below: int = 0
     n_above: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    _distinct: set[Any] = field(default_factory=set)
-    _n_counted: int = 0  # cells of which the different values are known
-    _last: float | None = None
-    _steps_by_one: bool = True
-    _are_whole: bool = True
-    _lowest: float = np.inf
-    _highest: float = -np.inf
+    _distinct: set[Any] = field(default_factory=set, repr=False)  # values: not to be shown
+    _n_counted: int = field(default=0, repr=False)  # cells of which all values are in it
+    _last: float | None = field(default=None, repr=False)
+    _steps_by_one: bool = field(default=True, repr=False)
+    _are_whole: bool = field(default=True, repr=False)
+    _lowest: float = field(default=np.inf, repr=False)
+    _highest: float = field(default=-np.inf, repr=False)
 
     def add(
         self,
@@ -151,13 +171,13 @@ class ColumnFindings:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no cell has a value, of one or more records."""
-        return self.n_records > 0 and self.n_read == 0
+        """Whether all cells are missing, of one or more records."""
+        return self.n_missing == self.n_records > 0
 
     @property
     def is_constant(self) -> bool:
-        """Whether all of two or more values are equal."""
-        return self.n_read > 1 and self._lowest == self._highest
+        """Whether all of two or more values are equal, which are most of the cells."""
+        return self.n_read > max(1, self.n_unreadable) and self._lowest == self._highest
 
     @property
     def looks_like_row_numbers(self) -> bool:
@@ -167,10 +187,45 @@ class ColumnFindings:
 
     @property
     def looks_like_id(self) -> bool:
-        """Whether values are whole numbers of which no two are equal."""
+        """Whether values name the records.
+
+        They do where no two are equal, although chance would make some so, or where the column's
+        name says it.
+        """
+        if self.kind not in ("number", "text") or self.n_read < _FEWEST_FOR_ID:
+            return False
+        words = {word.lower() for word in _WORDS.findall(self.name)}
+        if self.kind == "number" and (not self._are_whole or self.is_constant):
+            return False
+        if words & _NAMES_OF_IDS:
+            return True
+        if self._n_counted > len(self._distinct):
+            return False
+        if self.kind == "text" or words & _NAMES_OF_NUMBERS:
+            return True
+        # Amounts of money are whole numbers, too, of which few are equal.
+        width = self._highest - self._lowest + 1.0
+        return self._n_counted**2 / (2.0 * width) >= _EXPECTED_PAIRS
+
+    @property
+    def looks_like_a_code(self) -> bool:
+        """Whether values are a few whole numbers, which often stand for categories."""
         is_long = self.n_read >= _FEWEST_FOR_ID
-        differ = self._n_counted == len(self._distinct)
-        return self.kind == "number" and is_long and self._are_whole and differ
+        is_few = 1 < self.n_distinct <= _MOST_OF_A_CODE
+        return self.kind == "number" and is_long and self._are_whole and is_few
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why nobody would cluster by the column, if that is so."""
+        if self.looks_like_row_numbers:
+            return "looks like a number of rows"
+        if self.looks_like_id:
+            return "looks like an id"
+        if self.is_constant:
+            return "has one value only"
+        if self.is_empty:
+            return "has no value"
+        return None
 
     @property
     def cause(self) -> str | None:
@@ -180,12 +235,7 @@ class ColumnFindings:
         shape, _ = self.shapes.most_common(1)[0]
         if "\ufffd" in shape:
             return "another encoding: --encoding, such as cp1252"
-        if self.kind == "category":
-            return None
-        for pattern, cause in _CAUSES:
-            if re.fullmatch(pattern, shape, re.IGNORECASE) is not None:
-                return cause
-        return None
+        return None if self.kind == "category" else cause_of(shape)
 
     @property
     def is_malformed(self) -> bool:
@@ -198,9 +248,8 @@ class ColumnFindings:
 
     def unreadable_text(self) -> str:
         """Return what is unreadable, in words without a cell's value."""
-        noun = {"number": "no number", "date": "no date", "category": "none of its categories"}
         share = f"{self.n_unreadable:,} of {self.n_records:,} cells"
-        text = f"{share} of {self.name!r} hold {noun[self.kind]}"
+        text = f"{share} of {self.name!r} hold {NOT_READ[self.kind]}"
         if self.example is not None:
             text += f", such as {self.example!r} (9 for any digit, a for any letter)"
         if self.cause is not None:
@@ -244,46 +293,36 @@ class Findings:
 
     def lines(self) -> list[str]:
         """Return what a holder must know, in at most two lines without a cell's value."""
-        lines = []
-        dropped = self._dropped()
-        if dropped:
-            lines.append(dropped)
-        suspicious = self._suspicious()
-        if suspicious:
-            lines.append(suspicious)
-        return lines
+        return [line for line in (self._counted(), self._suspicious()) if line]
 
-    def _dropped(self) -> str:
+    def _counted(self) -> str:
         """Return how many records and cells are not what the table has."""
         parts = []
         if self.n_void:
             parts.append(f"{self.n_void:,} of {self.n_records:,} records count as none")
         if self.n_malformed:
-            parts.append(f"{self.n_malformed:,} lines are malformed")
-        for column in self.columns:
-            if column.n_missing:
-                parts.append(f"{column.n_missing:,} cells of {column.name!r} are missing")
-            if column.n_unreadable:
-                parts.append(column.unreadable_text())
-            if column.n_outside:
-                parts.append(
-                    f"{column.n_outside:,} of {column.n_records:,} cells of {column.name!r} are "
-                    "outside its bounds and moved to them"
-                )
-        return f"{'; '.join(parts)}." if parts else ""
+            first = f", the first is line {self.first_malformed:,}" if self.first_malformed else ""
+            parts.append(f"malformed lines: {self.n_malformed:,}{first}")
+        missing = [(column.name, column.n_missing) for column in self.columns]
+        if any(n for _, n in missing):
+            parts.append(f"missing cells: {named_counts(missing)}")
+        unreadable = [(column.name, column.n_unreadable) for column in self.columns]
+        if any(n for _, n in unreadable):
+            parts.append(f"unreadable cells: {named_counts(unreadable)}{self._causes()}")
+        moved = moved_text(self.n_records, [(c.name, c.n_outside) for c in self.columns])
+        if moved:
+            parts.append(moved)
+        text = "; ".join(parts)
+        return f"{text[0].upper()}{text[1:]}." if text else ""
+
+    def _causes(self) -> str:
+        """Return why cells are unreadable, as far as that is known."""
+        causes = dict.fromkeys(c.cause for c in self.columns if c.n_unreadable and c.cause)
+        return f" (they look like {', or like '.join(causes)})" if causes else ""
 
     def _suspicious(self) -> str:
         """Return which columns look as if nobody wanted to cluster by them."""
-        parts = []
-        for column in self.columns:
-            if column.looks_like_row_numbers:
-                parts.append(f"{column.name!r} looks like numbers of rows")
-            elif column.looks_like_id:
-                parts.append(f"{column.name!r} looks like an id")
-            elif column.is_constant:
-                parts.append(f"{column.name!r} has one value only")
-            elif column.is_empty:
-                parts.append(f"{column.name!r} has no value")
+        parts = [f"{each.name!r} {each.suspicion}" for each in self.columns if each.suspicion]
         return f"Look at the columns: {'; '.join(parts)}." if parts else ""
 
     def require_readable(self, what: str) -> None:
@@ -297,7 +336,8 @@ class Findings:
             )
         if parts:
             raise DataError(
-                f"Expected cells of {what} as their columns have them. Got: {'; '.join(parts)}."
+                f"Expected cells of {what} as their columns have them. Got: {'; '.join(parts)}. "
+                "Say how they are written, or leave these columns out (--columns, features=)."
             )
 
     def require_present(self, what: str) -> None:
@@ -332,7 +372,11 @@ class Findings:
 
 
 def shape_of(cell: Any) -> str:
-    """Return how a cell looks: digits as 9, letters as a, what is no character as a sign."""
+    """Return how a cell looks: digits as 9, letters as a, and punctuation.
+
+    What is no character of the file's encoding is a sign for all of it, and anything else is a
+    question mark.
+    """
     if isinstance(cell, bytes):
         cell = cell.decode(errors="surrogateescape")
     if not isinstance(cell, str):
@@ -344,4 +388,37 @@ def shape_of(cell: Any) -> str:
         return "inf"
     if text[:2].lower() == "0x":
         return "0x" + "9" * (len(text) - 2)
-    return "".join("9" if c.isdigit() else "a" if c.isalpha() else c for c in text)
+    return "".join(map(_shape_of_one, text))
+
+
+def _shape_of_one(c: str) -> str:
+    if c.isdigit():
+        return "9"
+    if c.isalpha():
+        return "a"
+    return c if c in _PUNCTUATION else "?"
+
+
+def cause_of(shape: str) -> str | None:
+    """Return what cells that look like this are, if they are no numbers or dates as they stand."""
+    for pattern, cause in _CAUSES:
+        if re.fullmatch(pattern, shape, re.IGNORECASE) is not None:
+            return cause
+    return None
+
+
+def named_counts(counts: Sequence[tuple[str, int]]) -> str:
+    """Return the counts of columns that are not 0, the largest first: ``12 of 'age', 3 of 'b'``."""
+    found = sorted(((n, name) for name, n in counts if n), key=lambda each: -each[0])
+    texts = [f"{n:,} of {name!r}" for n, name in found[:_MOST_NAMED]]
+    n_further = len(found) - len(texts)
+    if n_further:
+        texts.append(f"and some of {n_further:,} further columns")
+    return ", ".join(texts)
+
+
+def moved_text(n_records: int, counts: Sequence[tuple[str, int]]) -> str:
+    """Return how many values of each column are moved to its bounds; nothing if none is."""
+    if not any(n for _, n in counts):
+        return ""
+    return f"values moved to the bounds, of {n_records:,} records: {named_counts(counts)}"

@@ -135,6 +135,17 @@ def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
     return str(Path(path).resolve().parent / data), reading
 
 
+def resolved(data: str | Path, reading: Reading) -> tuple[str | Path, Reading]:
+    """Return the data and how to read it, where a ``source.toml`` may name both.
+
+    What ``reading`` says holds in place of what the file says.
+    """
+    if Path(data).suffix.lower() != ".toml":
+        return data, reading
+    named, own = read_source_file(data)
+    return named, own.updated_by(reading)
+
+
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()

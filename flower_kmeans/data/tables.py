@@ -18,7 +18,12 @@ from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import column_of
-from flower_kmeans.data.reading import USUAL_READING, Header, Reading, read_source_file
+from flower_kmeans.data.reading import (
+    USUAL_READING,
+    Header,
+    Reading,
+    resolved,
+)
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -272,15 +277,12 @@ def load_records(
     is_source_file = Path(data).suffix.lower() == ".toml"
     if header is None and not is_source_file:
         header = True
-    named, own = str(data), reading.with_options(header=header)
-    if is_source_file:
-        named, stated = read_source_file(data)
-        own = stated.updated_by(own)
-    if "://" not in named:
+    named, own = resolved(data, reading.with_options(header=header))
+    if "://" not in str(named):
         return load_table(named, malformed="nan", domain=domain, reading=own)
     from flower_kmeans.data.sql import Query
 
-    return Query(named, _required_query(own), domain, own.spelling)
+    return Query(str(named), _required_query(own), domain, own.spelling)
 
 
 def read_table(
@@ -444,10 +446,8 @@ def open_table(
         If there is no such file, its format or its columns cannot be known, or a package to read
         it is missing.
     """
-    if Path(data).suffix.lower() == ".toml":
-        named, own = read_source_file(data)
-        return open_table(named, own.updated_by(reading), recognises=recognises)
-    opened = _opened(data, reading, recognises)
+    named, reading = resolved(data, reading)
+    opened = _opened(named, reading, recognises)
     return replace(opened, spelling=reading.spelling)
 
 

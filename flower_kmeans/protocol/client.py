@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Query, State
-from flower_kmeans.data.sources import RecordsLike, Source, as_source, joined
+from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.findings import moved_text
+from flower_kmeans.data.sources import Part, RecordsLike, Source, as_source, joined
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
@@ -56,6 +58,7 @@ _MOST_STATES = 4  # clients of one process are rarely in more rounds of more run
 _states: dict[bytes, bytes] = {}
 _lock = Lock()
 log = logging.getLogger("flower_kmeans.client")
+log_of_data = logging.getLogger("flower_kmeans.data")
 
 refuse_unless = RefuseError.unless
 Parts = tuple[bytes, ...]
@@ -327,11 +330,24 @@ class _Conversation:
         _warn_of_null(source.n_null, n_records)
 
     def _total(self, query: Query) -> Integers:
-        """Return the statistic of all records, (words,), in one pass."""
-        algorithm, session = self._run.algorithm, self._session
+        """Return the statistic of all records, (words,), in one pass.
+
+        In the first round, values outside the bounds are counted as well, for this node's log.
+        """
+        domain = self._run.algorithm.domain
         n_words = self._run.document.words[query.round - 1] - 1  # without the checksum word
+        part: Part = partial(self._run.algorithm.words_of, query)
+        if query.round > 1:
+            return self._summed(part, n_words)
+        part = partial(_counted, part, domain)
+        found = self._summed(part, n_words + len(_nobody_outside(domain)))
+        self._log_outside(found[n_words:])
+        return found[:n_words]
+
+    def _summed(self, part: Part, n_words: int) -> Integers:
+        """Return the sum of a function over all records, (words,), in one pass."""
+        algorithm, session = self._run.algorithm, self._session
         total = np.zeros(n_words, dtype=np.int64)
-        part = partial(algorithm.words_of, query)
         commits, whole = self._run.trust.commits_to_records, algorithm.needs_all_records
         copy = self._copy if commits else self._copy_of_live()
         if copy is None and not (commits or whole) and self._source.sum_in_place is not None:
@@ -352,6 +368,17 @@ class _Conversation:
             vars(self).pop("_pairs", None)  # keys of the former session
             raise RefuseError(Code.RENEW) from None
         return total
+
+    def _log_outside(self, counts: Integers) -> None:
+        """Log how many values the bounds moved, which only this node may know."""
+        domain = self._run.algorithm.domain
+        n_records, *outside = counts.tolist()
+        names = domain.columns or [f"column {i}" for i in range(domain.n_features)]
+        if isinstance(domain, Ball):
+            names = ["the records"]
+        moved = moved_text(n_records, list(zip(names, outside, strict=True)))
+        if moved:
+            _log_once(self._doc_hash, self._session.slot, moved)
 
     # ------------------------------------------------------------------ enrolment, keys
 
@@ -701,6 +728,23 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
         log.warning("%d records are malformed or not finite; each counts as none.", n_null)
         if not n_records:
             log.warning("No record is left. Expected one table of numbers, without labels.")
+
+
+def _counted(part: Part, domain: Domain, block: NDArray[Any]) -> Integers:
+    """Return a function of a block, and behind it its numbers of records and values outside."""
+    outside = domain.outside(block)
+    return np.concatenate([part(block), np.array([len(block)], dtype=np.int64), outside])
+
+
+def _nobody_outside(domain: Domain) -> Integers:
+    """Return what `_counted` has behind the words of no record: zeros."""
+    return np.concatenate([np.zeros(1, np.int64), domain.outside(np.empty((0, domain.n_features)))])
+
+
+@lru_cache(maxsize=256)
+def _log_once(doc_hash: bytes, slot: int, text: str) -> None:
+    """Log what a client found in its records, once for all attempts of a round."""
+    log_of_data.warning("Run %s: %s.", doc_hash.hex()[:8], text)
 
 
 @lru_cache(maxsize=8)  # clients of one process are in one round

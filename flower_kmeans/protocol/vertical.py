@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
+from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.filter import Charge, Price
@@ -58,6 +59,7 @@ from flower_kmeans.vertical.store import Store
 _SET_UP = ("keys", "join", "encrypt")
 _require = RefuseError.unless
 log = logging.getLogger("flower_kmeans.client")
+log_of_data = logging.getLogger("flower_kmeans.data")
 
 Digests = dict[str, bytes]
 
@@ -261,13 +263,19 @@ class VerticalParty:
         if n_missing and is_first:
             text = "%d values are missing or not finite; each is the middle of its column's range."
             log.warning(text, n_missing)
+        outside = np.zeros(domain.n_features, dtype=np.int64)
         columns, middle = np.empty(table.shape), domain.from_unit(np.zeros((1, domain.n_features)))
         for start in range(0, len(table), SLOTS):  # all columns of all records may be too many
             rows = table[start : start + SLOTS]
             whole = np.repeat(middle, len(rows), axis=0)
             whole[:, own] = np.where(np.isfinite(rows), rows, middle[:, own])
+            outside += domain.outside(whole)
             grid = domain.quantise(domain.to_unit(whole), bits)
             columns[start : start + SLOTS] = np.ldexp(grid[:, own], -bits)
+        names = domain.columns or [f"column {i}" for i in range(domain.n_features)]
+        moved = moved_text(len(table), list(zip(names, outside.tolist(), strict=True)))
+        if moved and is_first:
+            log_of_data.warning("Run %s: %s.", self._doc_hash.hex()[:8], moved)
         half_widths = self._half_widths[own]
         scaled = scaled_columns(columns, half_widths) if self._slot else columns
         if not self._shape.moduli.radius:

@@ -586,18 +586,46 @@ class TestErrors:
         result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
         assert_one_sentence(result, "Ray cannot be started", "No space left", "'in-process'")
 
-    def test_text_and_missing_values_say_what_to_do(self, run, tmp_path):
-        """And show no record."""
+    def test_text_says_what_to_do(self, run, tmp_path):
+        """Of all columns at once, and it shows no record."""
         path = tmp_path / "people.csv"
         path.write_text("id,age,seen\nP1,31.77,2024-01-02\nP2,,2024-02-03\n")
         for columns, words in (
-            ((), ("'id'", "--columns")),
+            ((), ("'id'", "'seen'", "2 of 2", "--columns")),
             (("--columns", "seen"), ("'seen'", "dates")),
-            (("--columns", "age"), ("'age'", "1 of 2", "remove")),
         ):
             result = run("simulate", "--data", path, *columns)
             assert_one_sentence(result, *words)
             assert not any(value in result.output for value in ("P1", "31.77", "2024"))
+
+    def test_records_with_missing_cells_are_dropped_and_counted(self, run, tmp_path):
+        """Also values that bounds move: a line above the results, and a second one on columns."""
+        rng = np.random.default_rng(2)
+        rows = [f"{i},{rng.normal(i % 3 - 1, 0.1):.3f},7" for i in range(100)]
+        rows[3], rows[50] = "3,,7", "50,NA,"
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["patient,score,same", *rows]))
+        options = ("--lower", -3, "--upper", 9, "--n-records", 100, "--clusters", 3)
+        result = run("simulate", "--data", path, *options, "--clients", 4)
+        assert result.exit_code == 0, result.output
+        assert "t.csv: 98 records of 4 clients, 3 columns" in result.stdout
+        (first, second) = [
+            line for line in result.stdout.splitlines() if "'patient'" in line or "'score'" in line
+        ]
+        assert first == (
+            "2 of 100 records count as none; missing cells: 2 of 'score', 1 of 'same'; values "
+            "moved to the bounds, of 100 records: 89 of 'patient'."
+        )
+        assert second == (
+            "Look at the columns: 'patient' looks like a number of rows; 'same' has one value only."
+        )
+        assert f"answered\n{first}\n{second}\n" in result.stdout
+        assert result.stdout.index(second) < result.stdout.index("Found")
+        assert "moved" not in result.stderr
+        # The results, which others may see, have nothing of it.
+        files = [path.read_bytes() for path in (tmp_path / "flower-kmeans-out").iterdir()]
+        assert files
+        assert not any(b"to the bounds" in file or b"as none" in file for file in files)
 
 
 def rows_of(text):

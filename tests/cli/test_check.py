@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from flower_kmeans.cli import check
 from flower_kmeans.cli.app import app
+from flower_kmeans.cli.limits import LIMITS, limits_in_words
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import read_identity, write_members
@@ -235,9 +236,12 @@ def three_columns(node):
         ("data", "got ['income', 'age']", records("income,age\n1,2\n")),
         ("data", "got ['age']", records("age\n1\n")),
         ("data", "Got numbers instead: name the columns with --header", records("1,2\n3,4\n")),
-        ("data", "is empty, NaN or infinite in some", records(f"age,income\n{SECRET},\n2,3\n")),
-        ("data", "does not hold numbers", records("age,income\nx,1\n")),
-        ("data", "not a csv table", records(f"age,income\n{SECRET}\n")),
+        ("data", "has no value in about 50 %", records(f"age,income\n{SECRET},\n2,3\n")),
+        ("data", "'age' holds no number in all of its", records("age,income\nx,1\n")),
+        ("data", "all of the lines are malformed", records(f"age,income\n{SECRET}\n")),
+        ("data", "say that it names the columns", records(f"age,{SECRET}\n1,2\n")),
+        ("data", "no usable record", records("age,income\n")),
+        ("data", "'age' is a column with one value only", records("age,income\n1,2\n1,3\n")),
         ("data", "does not exist", lambda node: (node / "records.csv").unlink()),
         ("data", "Expected 2 columns, as the key domain in the policy file", three_columns),
     ],
@@ -355,6 +359,133 @@ def test_records_that_fit(node):
     written(node / "records.csv", f"{SECRET},2\n3,4\n")
     assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
     assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
+
+
+# --------------------------------------------------------------------------- the records
+
+DOMAIN = """
+[[columns]]
+kind = "number"
+name = "age"
+lower = 0
+upper = 100
+[[columns]]
+kind = "number"
+name = "income"
+lower = 0
+upper = 100000
+missing = 20000
+"""
+
+
+def people(n, n_commas=0, n_missing=0, n_old=0, sign=";"):
+    """Return a file of n records, some of which have incomes with commas, no age or a high one."""
+    rng = np.random.default_rng(6)
+    ages = [*[""] * n_missing, *["123"] * n_old, *rng.integers(20, 60, n - n_missing - n_old)]
+    incomes = [f"{x:.2f}".replace(".", ",") for x in rng.uniform(9e3, 9e4, n_commas)]
+    incomes += [str(x) for x in rng.integers(9_000, 90_000, n - n_commas)]
+    lines = [f"{age}{sign}{income}" for age, income in zip(ages, incomes, strict=True)]
+    return records("\n".join([f"age{sign}income", *lines]))
+
+
+@pytest.fixture
+def declared(node):
+    """Return a node whose policy pins a domain file."""
+    written(node / "domain.toml", DOMAIN)
+    text = POLICY[: POLICY.index("[domain]")].replace('columns = ["age", "income"]\n', "")
+    written(node / "policy.toml", f'{text}domain = "domain.toml"\n')
+    return node
+
+
+def test_a_decimal_comma_is_refused_with_what_to_do(declared):
+    """Of all columns and causes at once; a stated value for missing cells does not hide it."""
+    people(200, n_commas=190, n_missing=42, n_old=20)(declared)
+    data = ("--data", declared / "records.csv")
+    text = refused(declared, "data", "'income' holds no number in about 95 % of its cells", *data)
+    for words in (
+        "which look like a decimal comma: --decimal ,",
+        "(limit 5 %: it is read in another way than it is written",
+        "'age' has no value in about 21 % of its cells (limit 20 %",
+        "'age' is outside the bounds with about 13 % of its values (limit 5 %",
+        "about 95 % of the records count as none (limit 50 %",
+        "--accept NAME=REASON",
+        "flower-kmeans inspect",
+    ):
+        assert words in text
+    assert "190" not in text
+    text = refused(declared, "data", "'age' is outside", *data, "--decimal", ",")
+    assert "income" not in text
+    people(200, n_commas=190, n_missing=40, n_old=8)(declared)
+    code, found = run(declared, *data, "--decimal", ",")
+    assert code == 0
+    assert found["data"].text.endswith(
+        " Its first line names the columns, as the node takes it. Noted: 'age' has no value in "
+        "about 20 % of its cells; 'age' is outside the bounds with about 5 % of its values; about "
+        "20 % of the records count as none."
+    )
+
+
+def test_what_is_accepted_needs_a_reason_and_is_printed_with_it(declared):
+    people(200, n_missing=120)(declared)
+    data = ("--data", declared / "records.csv")
+    text = refused(declared, "data", "'age' has no value in about 60 %", *data)
+    assert "about 60 % of the records count as none" in text
+    because = ("--accept", "age=not asked before 2020", "--accept", "records = as the study says")
+    code, found = run(declared, *data, *because)
+    assert code == 0
+    assert found["data"].text.endswith(
+        "Accepted: 'age' has no value in about 60 % of its cells, accepted because: not asked "
+        "before 2020; about 60 % of the records count as none, accepted because: as the study says."
+    )
+    refused(declared, "data", "Got ['size'] instead", *data, "--accept", "size=why")
+    for text in ("age", "age=", "=why", "age= "):
+        result = CliRunner().invoke(app, ["check", "--policy-file", "p", "--accept", text])
+        assert result.exit_code == 1
+        assert "Expected --accept as NAME=REASON" in result.stderr
+
+
+def test_bounds_that_a_policy_pins_without_a_domain_file_count_as_well(node):
+    people(100, n_old=6, sign=",")(node)
+    data = ("--data", node / "records.csv")
+    refused(node, "data", "'age' is outside the bounds with about 6 % of its values", *data)
+    change(node, POLICY[POLICY.index("[domain]") :], "[domain]\nradius = 1e5\ncenter = [0, 0]\n")
+    assert run(node, *data)[0] == 0
+    change(node, "1e5", "2e4")
+    text = refused(node, "data", "of the records are outside the ball", *data)
+    assert run(node, *data, "--accept", "records=few are rich")[0] == 0
+    assert "limit 5 %" in text
+
+
+def test_numbers_of_rows_and_ids(node):
+    ids = np.random.default_rng(1).permutation(60)
+    for ages, words in ((range(60), "looks like a number of rows"), (ids, "looks like an id")):
+        records("\n".join(["age,income", *(f"{age},{age % 7}" for age in ages)]))(node)
+        refused(node, "data", f"'age' is a column that {words}", "--data", node / "records.csv")
+
+
+def test_a_source_file_says_how_the_node_reads(declared):
+    people(100, n_commas=90)(declared)
+    source = written(declared / "source.toml", 'data = "records.csv"\n')
+    refused(declared, "data", "--decimal ,", "--data", source)
+    written(source, 'data = "records.csv"\ndecimal = ","\n')
+    code, found = run(declared, "--data", source)
+    assert code == 0
+    assert "Its first line names the columns" in found["data"].text
+    text = (declared / "records.csv").read_text().partition("\n")[2]
+    written(declared / "records.csv", text)
+    header = 'header = ["age", "income"]\ndelimiter = ";"'
+    written(source, f'data = "records.csv"\ndecimal = ","\n{header}\n')
+    code, found = run(declared, "--data", source)
+    assert code == 0
+    assert "the node needs these names as header=" in found["data"].text
+
+
+def test_each_limit_is_in_the_help_and_in_the_documents():
+    text = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    for limit in LIMITS:
+        assert f"| {limit.text} | {limit.why} |" in text
+    result = CliRunner().invoke(app, ["check", "--help"], env={"COLUMNS": "1000"})
+    assert limits_in_words() in result.output
 
 
 # --------------------------------------------------------------------------- the SuperLink

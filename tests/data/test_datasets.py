@@ -111,7 +111,7 @@ def test_a_record_with_a_missing_cell_is_left_out_and_counted(tmp_path, cell, ca
     np.testing.assert_array_equal(table.records, [[1, 2], [5, 6]])
     assert list(table.labels) == ["x", "z"]
     assert (table.findings.n_void, table.findings.columns[1].n_missing) == (1, 1)
-    assert "1 of 3 records count as none; 1 cells of 'b' are missing" in caplog.text
+    assert "1 of 3 records count as none; missing cells: 1 of 'b'" in caplog.text
 
 
 @pytest.mark.parametrize("change", ["shorter", "other"])

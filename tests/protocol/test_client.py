@@ -9,6 +9,7 @@ import re
 import stat
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -838,6 +839,71 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
     assert "1 records are malformed" in caplog.text
     assert "Refused 'ask' of run" in caplog.text
     assert "(RENEW)" in caplog.text
+
+
+# ------------------------------------------------------------------------------ values outside
+
+
+FAR = 3.0 * records_of(0) - 1.0  # of which most are outside of the box
+MOVED = np.count_nonzero((FAR < 0) | (FAR > 1), axis=0)
+
+
+def kept_in(replies, request, reply):
+    replies.append(reply)
+    return reply
+
+
+def moved_lines(caplog):
+    return [each.getMessage() for each in caplog.records if each.name == "flower_kmeans.data"]
+
+
+@each_trust
+def test_values_outside_are_logged_once_and_change_no_reply(tmp_path, trust, caplog, monkeypatch):
+    cohort = Cohort(tmp_path, trust)
+    node = cohort.nodes[0]
+    node.records = FAR
+    cohort.set_up()
+    before = deepcopy(node.state)
+    monkeypatch.setattr(client, "token", lambda n: b"\5" * n)  # of a key distributor
+
+    def reply(attempt=1):
+        node.state = deepcopy(before)
+        return encode(cohort.ask(0, t=1, attempt=attempt))
+
+    counted = [reply(), reply(), reply(attempt=2)]
+    assert all(isinstance(decode_reply(each), Answer) for each in counted)
+    most_first = np.argsort(-MOVED)
+    found = ", ".join(f"{MOVED[i]} of 'column {i}'" for i in most_first)
+    run = cohort.doc_hash.hex()[:8]
+    line = f"Run {run}: values moved to the bounds, of 40 records: {found}."
+    assert moved_lines(caplog) == [line]
+    monkeypatch.setattr(client, "_counted", lambda part, domain, block: part(block))
+    monkeypatch.setattr(client, "_nobody_outside", lambda domain: np.empty(0, np.int64))
+    monkeypatch.setattr(client._Conversation, "_log_outside", lambda *_: None)
+    assert [reply(), reply(), reply(attempt=2)] == counted
+    if not cohort.trust.commits_to_records:  # which shows that records changed
+        node.records = FAR.clip(0, 1)
+        assert reply() == counted[0]
+    cohort.round(1)
+    cohort.round(2)
+    assert len(moved_lines(caplog)) == 1
+
+
+@each_trust
+def test_values_outside_are_in_no_message(tmp_path, trust, caplog):
+    """Also without any, replies are as long; and whoever has none outside logs nothing."""
+    lengths = []
+    for records in (FAR, FAR.clip(0, 1)):
+        cohort = Cohort(tmp_path / str(len(lengths)), trust)
+        cohort.nodes[0].records = records
+        replies = []
+        for node in cohort.nodes:
+            node.change = partial(kept_in, replies)
+        cohort.play()
+        assert not cohort.refusals
+        lengths.append([len(encode(each)) for each in replies])
+    assert lengths[0] == lengths[1]
+    assert len(moved_lines(caplog)) == 1
 
 
 # ------------------------------------------------------------------------------ many at once

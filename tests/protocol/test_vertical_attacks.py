@@ -315,6 +315,11 @@ def test_columns_are_clipped_and_missing_values_are_the_middle(holders_scene, tm
     assert lines == [
         "3 values are missing or not finite; each is the middle of its column's range."
     ]
+    # The holder's log has those that are moved, too: once, and without those that are missing.
+    lines = [each.getMessage() for each in caplog.records if each.name == "flower_kmeans.data"]
+    assert [line.partition(": ")[2] for line in lines] == [
+        f"values moved to the bounds, of {N_RECORDS} records: 2 of 'column 1'."
+    ]
 
 
 @pytest.mark.parametrize(

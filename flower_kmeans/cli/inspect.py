@@ -1,0 +1,364 @@
+"""``flower-kmeans inspect``: what a table's cells are, for the holder of the table alone.
+
+All of it are facts about records. Nothing of it belongs into a public domain, a message or a
+report, and no smallest or largest value is shown at all.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from flower_kmeans.cli.limits import judge, share_text
+from flower_kmeans.data.findings import ColumnFindings, Findings, Kind
+from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
+from flower_kmeans.data.reading import Reading, resolved
+from flower_kmeans.data.spelling import Spelling, are_missing
+from flower_kmeans.data.table_domain import TableDomain, category_of
+from flower_kmeans.data.tables import OpenTable, open_table
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.files import printable, reason_and_cure
+
+FACTS = (
+    "FACTS ABOUT RECORDS, for their holder alone: all that is above. Nothing of it may be a bound, "
+    "a category or a comment in a file that others see. Bounds come from public knowledge: a form, "
+    "a rule, the range of a device. No smallest or largest value is shown."
+)
+_DRAFT = """\
+# A draft of a domain.toml, to be completed from public knowledge: a form, a rule, a device's range.
+# NOT FOR OTHERS AS IT IS: the kinds, categories and reasons below were read off records. Compare
+# them with what is public, and remove all comments before anybody else sees this file.
+"""
+_READ_AS: Mapping[str, Kind] = {
+    "number": "number",
+    "empty": "number",
+    "date": "date",
+    "category": "text",
+    "id": "text",
+    "free text": "text",
+}
+
+
+@dataclass
+class Inspected:
+    """What was found of a table.
+
+    Attributes
+    ----------
+    opened : OpenTable
+    findings : Findings
+    guesses : dict from str to Guess
+        By column; none with a domain.
+    domain : TableDomain, optional
+    categories : dict from str to set of str
+        Texts that occur in columns of categories: values of records.
+    unread : list of str
+        Why columns could not be read at all.
+    undeclared : tuple of str
+        Columns that the domain does not have.
+    """
+
+    opened: OpenTable
+    findings: Findings
+    guesses: dict[str, Guess] = field(default_factory=dict)
+    domain: TableDomain | None = None
+    categories: dict[str, set[str]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    undeclared: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> list[str]:
+        """Columns that a run would cluster by, as far as nobody names others."""
+        if self.domain is not None:
+            return [column.name for column in self.domain.declared]
+        return [name for name, found in self.guesses.items() if found.kind == "number"]
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """Return which columns no run would cluster by, and why."""
+        if self.domain is not None:
+            return [(name, "not declared") for name in self.undeclared]
+        return [
+            (name, _without_numbers(found))
+            for name, found in self.guesses.items()
+            if found.kind != "number"
+        ]
+
+
+def inspect(data: str, reading: Reading, domain: TableDomain | None = None) -> Inspected:
+    """Return what is found of a table's cells; with a domain, of the columns that it declares."""
+    named, reading = resolved(data, reading)
+    opened = open_table(named, reading)
+    if domain is None:
+        return _undeclared(opened, reading.spelling)
+    names = [column.name for column in domain.declared]
+    findings = domain.findings()
+    for block in opened.blocks(names):
+        is_whole = ~block.malformed
+        cells = {name: block.columns[name][is_whole] for name in names}
+        domain.examine(cells, findings, reading.spelling)
+        n_malformed = int(np.count_nonzero(block.malformed))
+        findings.add_malformed(n_malformed, block.first_malformed)
+        findings.n_void += n_malformed
+    others = tuple(name for name in opened.names if name not in names)
+    return Inspected(opened, findings, domain=domain, undeclared=others)
+
+
+def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
+    """Return what is found of all columns, whose kinds are guessed from the first records."""
+    once = [name for name in opened.names if name and opened.names.count(name) == 1]
+    if not once:
+        raise DataError(f"Expected a name of one column at least in {opened.path}. Got none.")
+    findings = Findings(tuple(map(ColumnFindings, once)))
+    found = Inspected(opened, findings)
+    for place, name in enumerate(opened.names, 1):
+        if name not in once:
+            why = f"{name!r} occurs twice" if name else "has no name"
+            found.unread.append(f"column {place} {why}")
+    for block in opened.blocks(once):
+        is_whole = ~block.malformed
+        cells = {name: block.columns[name][is_whole] for name in once}
+        if any(own.ndim != 1 for own in cells.values()):
+            raise DataError(f"Expected columns of {opened.path} as one cell for each record.")
+        if not found.guesses:
+            found.guesses = {name: guess(own, spelling) for name, own in cells.items()}
+            for column in findings.columns:
+                column.kind = _READ_AS[found.guesses[column.name].kind]
+        _add(found, cells, spelling)
+        n_malformed = int(np.count_nonzero(block.malformed))
+        findings.add_malformed(n_malformed, block.first_malformed)
+        findings.n_void += n_malformed
+    if not found.guesses:
+        found.guesses = dict.fromkeys(once, Guess("empty"))
+    _correct(found)
+    return found
+
+
+def _add(found: Inspected, cells: Mapping[str, NDArray[Any]], spelling: Spelling) -> None:
+    """Count the cells of a block, and the records that would count as none."""
+    findings = found.findings
+    n_records = len(next(iter(cells.values())))
+    is_void = np.zeros(n_records, dtype=bool)
+    for column in findings.columns:
+        own = cells[column.name]
+        guessed = found.guesses[column.name]
+        values = _values(own, guessed, spelling)
+        column.add(own, values, are_missing(own))
+        if guessed.kind == "number":
+            is_void |= np.isnan(values)
+        if guessed.kind == "category":
+            known = found.categories.setdefault(column.name, set())
+            present = own[~are_missing(own)].tolist()
+            known.update(text for text in map(category_of, present) if text is not None)
+    findings.n_records += n_records
+    findings.n_void += int(np.count_nonzero(is_void))
+
+
+def _values(own: NDArray[Any], guessed: Guess, spelling: Spelling) -> NDArray[np.float64]:
+    """Return what cells are read as: numbers, days, or any numbers that differ as texts do."""
+    if guessed.kind in ("number", "empty"):
+        values = spelling.numbers(own)
+        return np.where(np.isfinite(values), values, np.nan)
+    if guessed.kind == "date":
+        if guessed.formats:
+            spelling = replace(spelling, date_format=guessed.formats[0])
+        return read_dates(own, spelling)
+    return np.array([float(hash(category_of(cell)) >> 12) for cell in own.tolist()])
+
+
+def _correct(found: Inspected) -> None:
+    """Correct guesses by what the records after the first ones hold."""
+    for column in found.findings.columns:
+        kind = found.guesses[column.name].kind
+        if kind == "empty" and not column.is_empty and column.n_records:
+            found.guesses[column.name] = Guess("number" if column.n_read else "free text")
+        if kind == "id" and not column.looks_like_id:
+            found.guesses[column.name] = Guess("free text")
+        if kind == "category" and len(found.categories[column.name]) > MOST_CATEGORIES:
+            del found.categories[column.name]
+            found.guesses[column.name] = Guess("free text")
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def show(console: Console, found: Inspected) -> None:
+    """Print what was found, with the mark that it is not public."""
+    findings = found.findings
+    has_domain = found.domain is not None
+    bounds = ["outside the bounds"] if has_domain else []
+    table = Table(
+        "column", "kind", "missing", "unreadable", *bounds, Column("look", overflow="fold")
+    )
+    for column in findings.columns:
+        n = column.n_records
+        counts = [_counted(column.n_missing, n), _counted(column.n_unreadable, n)]
+        counts += [_counted(column.n_outside, column.n_read)] if has_domain else []
+        name = Text(printable(column.name))
+        table.add_row(name, _kind(found, column), *counts, Text(printable(_look(found, column))))
+    console.print(_line(f"{found.opened.path}: {findings.n_records:,} records."))
+    if not found.opened.has_names:
+        console.print(_line("The first line is a record: name the columns, --header NAME,NAME."))
+    console.print(table)
+    for line in _conclusions(found):
+        console.print(_line(line))
+    console.print(_line(FACTS, "bold"))
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style, overflow="fold")
+
+
+def _counted(n: int, total: int) -> str:
+    return f"{n:,} ({share_text(n / total)})" if n else "none"
+
+
+def _kind(found: Inspected, column: ColumnFindings) -> str:
+    return column.kind if found.domain is not None else found.guesses[column.name].kind
+
+
+def _look(found: Inspected, column: ColumnFindings) -> str:
+    """Return what a holder must look at in one column."""
+    parts = []
+    if column.suspicion and _kind(found, column) not in ("empty", "id"):
+        parts.append(column.suspicion)
+    if column.n_unreadable and column.cause is not None:
+        parts.append(f"looks like {column.cause}")
+    guessed = found.guesses.get(column.name, Guess("number"))
+    if guessed.formats:
+        parts.append(f"--date-format {' or '.join(guessed.formats)}")
+    if guessed.kind == "category":
+        parts.append(f"{column.n_distinct} categories")
+    if found.domain is None and column.looks_like_a_code:
+        parts.append("a few whole numbers: is it a code of categories?")
+    return "; ".join(parts)
+
+
+def _conclusions(found: Inspected) -> list[str]:
+    """Return what a run would do with the table, and what `check` would refuse."""
+    findings, used = found.findings, found.used
+    lines = []
+    if found.domain is not None:
+        columns = ", ".join(found.domain.columns or ())
+        lines.append(f"A run clusters by {found.domain.n_features} columns of the box: {columns}.")
+    elif used:
+        lines.append(f"A run would cluster by all columns of numbers: --columns {','.join(used)}.")
+        doubted = [c.name for c in findings.columns if c.name in used and c.suspicion]
+        if doubted:
+            lines.append(f"Rather leave out: {', '.join(doubted)}.")
+    else:
+        lines.append("There is no column of numbers to cluster by.")
+    left_out = found.left_out()
+    if left_out:
+        names = "; ".join(f"{name} ({why})" for name, why in left_out)
+        lines.append(f"Left out: {names}.")
+    if found.unread:
+        lines.append(f"Not read: {'; '.join(found.unread)}.")
+    if findings.n_malformed:
+        first = findings.first_malformed
+        lines.append(f"Malformed lines: {findings.n_malformed:,}; the first is line {first:,}.")
+    if used:
+        lines.append(
+            f"{findings.n_void:,} of {findings.n_records:,} records would count as none: a cell "
+            "that is used is missing without a rule, or unreadable."
+        )
+    own = Findings(
+        tuple(column for column in findings.columns if column.name in used),
+        findings.n_records,
+        findings.n_malformed,
+        findings.first_malformed,
+        findings.n_void,
+    )
+    refused = judge(own, {}).refused if used else []
+    if refused:
+        lines.append("At a node, flower-kmeans check would refuse this:")
+        lines += [f"  {each}" for each in refused]
+    return lines
+
+
+def _without_numbers(found: Guess) -> str:
+    if found.kind in ("category", "date"):
+        return f"{found.kind}: declare it in a domain.toml"
+    return found.kind
+
+
+# --------------------------------------------------------------------------- the draft
+
+
+def draft(found: Inspected) -> str:
+    """Return a domain.toml of questions, all of them comments, without a bound."""
+    parts = [_DRAFT]
+    left_out = []
+    for column in found.findings.columns:
+        guessed = found.guesses[column.name]
+        why = column.suspicion or ("holds free text" if guessed.kind == "free text" else None)
+        if guessed.kind in ("id", "empty", "free text") or why is not None:
+            left_out.append(f"# Left out: {column.name}, which {why or 'looks like an id'}.")
+        else:
+            parts.append(_commented(_questions(found, column, guessed)))
+    left_out += [f"# Left out: {each}." for each in found.unread]
+    return "\n".join([*parts, _commented([line[2:] for line in left_out])]).rstrip("\n") + "\n"
+
+
+def _questions(found: Inspected, column: ColumnFindings, guessed: Guess) -> list[str]:
+    """Return what is to be answered for one column, and its declaration with question marks."""
+    name = column.name
+    keys = ["lower = ?", "upper = ?", "missing = ?"]
+    if guessed.kind == "category":
+        occurring = ", ".join(map(_quoted, sorted(found.categories.get(name, ()))))
+        lines = [
+            f"{name}: categories. In the records, not for others: {occurring}.",
+            "Which ones does the public list have?",
+            "Which of them stands for all other cells? Without missing, their records count as "
+            "none.",
+        ]
+        keys = ["values = [?]", "missing = ?"]
+    elif guessed.kind == "date":
+        lines = [
+            f"{name}: dates.",
+            "Between which days may they lie, by the rules of the register or the study?",
+            "Which day does a missing cell count as? Without missing, its record counts as none.",
+        ]
+        if guessed.formats:
+            formats = " or ".join(guessed.formats)
+            lines.insert(1, f"How are they written, days or months first? --date-format {formats}")
+    else:
+        lines = [
+            f"{name}: numbers.",
+            "Which bounds does the form, the rule or the device have? Not those of the records.",
+            'Do values span powers of ten, as prices do? Then scale = "log", with lower above 0.',
+            "Which number does a missing cell count as? Without missing, its record counts as "
+            "none.",
+        ]
+        if column.n_unreadable and column.cause is not None:
+            lines.insert(1, f"How are they written? They look like {column.cause}")
+        if column.looks_like_a_code:
+            lines.insert(1, 'Is it a code of categories? Then kind = "category", with values.')
+    kind = guessed.kind
+    return [*lines, "[[columns]]", f'kind = "{kind}"', f"name = {_quoted(name)}", *keys]
+
+
+def _commented(lines: Sequence[str]) -> str:
+    return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def write_draft(path: Path, text: str) -> None:
+    """Write a draft to a new file, which its owner alone may read."""
+    try:
+        with open(path, "xb", opener=lambda at, how: os.open(at, how, 0o600)) as file:
+            file.write(text.encode())
+    except FileExistsError:
+        raise ConfigurationError(f"Expected --draw as a new file. {path} exists.") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {reason_and_cure(error)}.") from None

@@ -1,0 +1,177 @@
+"""Which findings on a table `check` refuses, and why: shares that no usable table has by chance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flower_kmeans.data.findings import ColumnFindings, Findings
+
+LINES = "lines"  # what is accepted of all columns, instead of a column
+RECORDS = "records"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is looked at, the largest share that passes, and why more of it is refused.
+
+    Without a share, what is looked at is refused where it is found.
+    """
+
+    what: str
+    most: float | None
+    why: str
+
+    @property
+    def text(self) -> str:
+        """Return the limit in words."""
+        if self.most is None:
+            return self.what
+        return f"more than {self.most:.0%} {self.what}".replace("%", " %")
+
+
+UNREADABLE = Limit(
+    "of a column's cells unreadable",
+    0.05,
+    "it is read in another way than it is written, such as with a decimal comma",
+)
+MISSING = Limit(
+    "of a column's cells missing",
+    0.20,
+    "these records count as none, or the one value they count as makes a cluster of its own",
+)
+OUTSIDE = Limit(
+    "of a column's values outside the bounds",
+    0.05,
+    "they are moved to the bounds, often since their unit is not that of the bounds",
+)
+MALFORMED = Limit(
+    "of the lines malformed", 0.01, "the delimiter or the quotes are not those of the file"
+)
+VOID = Limit(
+    "of the records counting as none", 0.50, "the clusters would be those of the other records"
+)
+EMPTY = Limit("a column without a value", None, "each record counts as none, or they all are alike")
+CONSTANT = Limit("a column with one value only", None, "it tells no two records apart")
+ROW_NUMBERS = Limit(
+    "a column that looks like a number of rows", None, "clusters would be pieces of the file"
+)
+ID = Limit("a column that looks like an id", None, "its distances mean nothing")
+NOTHING = Limit("no usable record", None, "the node would answer as one that has no records")
+
+LIMITS = (
+    *(UNREADABLE, MISSING, OUTSIDE, MALFORMED, VOID),
+    *(EMPTY, CONSTANT, ROW_NUMBERS, ID, NOTHING),
+)
+"""All of them, in the order of docs/deploy.md."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found of a table, in words with shares and without a number of records.
+
+    Attributes
+    ----------
+    refused : list of str
+    accepted : list of str
+        Above a limit, with the reason for which they pass.
+    notes : list of str
+        Below the limits.
+    """
+
+    refused: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def limits_in_words() -> str:
+    """Return all limits in one sentence."""
+    return f"{'; '.join(limit.text for limit in LIMITS)}."
+
+
+def share_text(share: float) -> str:
+    """Return a share in words, rounded to a percent."""
+    if share == 0.0:
+        return "none"
+    if share == 1.0:
+        return "all"
+    if share < 0.01:
+        return "under 1 %"
+    if share > 0.99:
+        return "over 99 %"
+    return f"about {share:.0%}".replace("%", " %")
+
+
+def judge(
+    findings: "Findings", accepted: Mapping[str, str], share_outside_ball: float = 0.0
+) -> Judgement:
+    """Return what is refused, accepted and noted of a table's findings.
+
+    Parameters
+    ----------
+    findings : Findings
+    accepted : mapping from str to str
+        Reasons in words, by column; by ``"lines"`` for malformed ones, and by ``"records"`` for
+        those that count as none or lie outside of a ball.
+    share_outside_ball : float
+        Of the records, where the bounds are a ball.
+    """
+    judged = Judgement()
+    for column in findings.columns:
+        for limit, share, text in _of_column(column):
+            _sort(judged, limit, share, f"{column.name!r} {text}", accepted.get(column.name))
+    n_records = findings.n_records
+    if findings.n_malformed:
+        share = findings.n_malformed / n_records
+        text = f"{share_text(share)} of the lines are malformed"
+        _sort(judged, MALFORMED, share, text, accepted.get(LINES))
+    if share_outside_ball:
+        text = f"{share_text(share_outside_ball)} of the records are outside the ball"
+        _sort(judged, OUTSIDE, share_outside_ball, text, accepted.get(RECORDS))
+    if findings.n_void == n_records:
+        _sort(judged, NOTHING, 1.0, NOTHING.what, None)
+    elif findings.n_void:
+        share = findings.n_void / n_records
+        text = f"{share_text(share)} of the records count as none"
+        _sort(judged, VOID, share, text, accepted.get(RECORDS))
+    return judged
+
+
+def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
+    """Return what was found of a column: its limit, its share, and words."""
+    from flower_kmeans.data.findings import NOT_READ
+
+    found = []
+    n = column.n_records
+    if column.n_unreadable:
+        share = column.n_unreadable / n
+        text = f"holds {NOT_READ[column.kind]} in {share_text(share)} of its cells"
+        if column.cause is not None:
+            text += f", which look like {column.cause}"
+        found.append((UNREADABLE, share, text))
+    if column.n_missing and not column.is_empty:
+        share = column.n_missing / n
+        found.append((MISSING, share, f"has no value in {share_text(share)} of its cells"))
+    if column.n_outside:
+        share = column.n_outside / column.n_read
+        text = f"is outside the bounds with {share_text(share)} of its values"
+        found.append((OUTSIDE, share, text))
+    looks = (
+        (EMPTY, column.is_empty),
+        (ROW_NUMBERS, column.looks_like_row_numbers),
+        (ID, column.looks_like_id and not column.looks_like_row_numbers),
+        (CONSTANT, column.is_constant),
+    )
+    found += [(limit, 1.0, f"is {limit.what}") for limit, is_found in looks if is_found]
+    return found
+
+
+def _sort(judged: Judgement, limit: Limit, share: float, text: str, reason: str | None) -> None:
+    """Add what was found to what is noted, accepted or refused."""
+    if limit.most is not None and share <= limit.most:
+        judged.notes.append(text)
+    elif reason is not None:
+        judged.accepted.append(f"{text}, accepted because: {reason}")
+    else:
+        most = "" if limit.most is None else f"limit {limit.most:.0%}: ".replace("%", " %")
+        judged.refused.append(f"{text} ({most}{limit.why})")

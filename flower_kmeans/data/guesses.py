@@ -1,0 +1,107 @@
+"""What a column of which nobody declared anything seems to hold; for its holder alone.
+
+A guess is about the first records of a table. It decides nothing in a run.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.findings import cause_of, shape_of
+from flower_kmeans.data.spelling import Spelling, are_missing
+from flower_kmeans.data.table_domain import Date, category_of
+
+Cells = NDArray[Any]
+Guessed = Literal["number", "category", "date", "id", "free text", "empty"]
+
+MOST_CATEGORIES = 20  # more different texts are names or codes of records
+_FEWEST_PER_CATEGORY = 2  # cells on average
+_MOST_SAMPLED = 1_000
+_ENOUGH = 0.5  # of a column's cells, to decide what it is
+_FEWEST_FOR_ID = 50
+_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d")
+"""Of dates, which are tried beside the one of the reading."""
+_LIKE_DATES = re.compile(r"9{1,4}[./-]9{1,2}[./-]9{1,4}( .*)?")
+_LIKE_NUMBERS = re.compile(r"[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column seems to hold.
+
+    Attributes
+    ----------
+    kind : str
+        One of "number", "category", "date", "id", "free text" and "empty".
+    formats : tuple of str
+        Of dates that the reading does not read: all that fit, such as days or months first.
+    """
+
+    kind: Guessed
+    formats: tuple[str, ...] = ()
+
+
+def guess(cells: Cells, spelling: Spelling) -> Guess:
+    """Return what a column's first cells, (n,), seem to be."""
+    kind = cells.dtype.kind
+    present = cells[~are_missing(cells)]
+    if not len(present):
+        return Guess("empty")
+    if kind in "biufc":
+        return Guess("number")
+    if kind == "M":
+        return Guess("date")
+    if _share(np.isfinite(spelling.numbers(present))) >= _ENOUGH:
+        return Guess("number")
+    sample = present[:_MOST_SAMPLED]
+    formats = _formats_of(sample, spelling)
+    if formats is not None:
+        return Guess("date", formats)
+    if _spells_numbers(sample):
+        return Guess("number")
+    texts = Counter(map(category_of, present.tolist()))
+    if len(texts) <= MOST_CATEGORIES and len(present) >= _FEWEST_PER_CATEGORY * len(texts):
+        return Guess("category")
+    if len(texts) == len(present) >= _FEWEST_FOR_ID:
+        return Guess("id")
+    return Guess("free text")
+
+
+def _formats_of(sample: Cells, spelling: Spelling) -> tuple[str, ...] | None:
+    """Return the formats in which cells are dates; none where the reading reads them."""
+    if _share(_are_dates(sample, spelling)) >= _ENOUGH:
+        return ()
+    # Most columns are no dates at all, and trying formats takes long.
+    look_so = [_LIKE_DATES.fullmatch(shape_of(cell)) is not None for cell in sample.tolist()]
+    if _share(np.array(look_so)) < _ENOUGH:
+        return None
+    shares = {name: _share(_are_dates(sample, Spelling(date_format=name))) for name in _FORMATS}
+    most = max(shares.values())
+    if most < _ENOUGH:
+        return None
+    return tuple(name for name, share in shares.items() if share == most)
+
+
+def _are_dates(cells: Cells, spelling: Spelling) -> NDArray[np.bool_]:
+    return ~np.isnan(read_dates(cells, spelling))
+
+
+def read_dates(cells: Cells, spelling: Spelling) -> NDArray[np.float64]:
+    """Return the days of a column, (n,), with NaN where there is none."""
+    return Date("", date.min, date.max).read(cells, spelling)
+
+
+def _spells_numbers(sample: Cells) -> bool:
+    """Return whether cells are numbers as they are written elsewhere, such as 1.234,50."""
+    shapes = map(shape_of, sample.tolist())
+    fitting = [_LIKE_NUMBERS.fullmatch(each) and cause_of(each) is not None for each in shapes]
+    return _share(np.array(fitting, dtype=bool)) >= _ENOUGH
+
+
+def _share(which: NDArray[np.bool_]) -> float:
+    return float(np.mean(which)) if len(which) else 0.0
