@@ -335,9 +335,12 @@ class Findings:
                 f"{self.first_malformed:,})"
             )
         if parts:
+            advice = "Say how cells are written, or leave these columns out (--columns, features=)."
+            if len(parts) == 1 and self.n_malformed:
+                advice = "Correct or remove these lines; an end of a line ends a record."
             raise DataError(
-                f"Expected cells of {what} as their columns have them. Got: {'; '.join(parts)}. "
-                "Say how they are written, or leave these columns out (--columns, features=)."
+                f"Expected cells of {what} as their columns have them. "
+                f"Got: {'; '.join(parts)}. {advice}"
             )
 
     def require_present(self, what: str) -> None:

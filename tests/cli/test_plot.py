@@ -250,7 +250,7 @@ def test_a_nodes_result_has_the_declarations_of_a_domain_file(tmp_path):
     box, centroids = domain_from_config(domain.to_config()), np.array([[20.0, 1, 0], [70, 0, 1]])
     path = leave(tmp_path, domain=box, centroids=centroids, names=domain.columns)
     (tmp_path / "domain.toml").write_text(domain.to_toml(), "utf-8")
-    (tmp_path / "own.csv").write_text("ward,age\na,30\nb,40\nc,50\n", "utf-8")
+    (tmp_path / "own.csv").write_text("ward,age\na,30\nb,40\n,50\n", "utf-8")
     assert "Got 'ward=a'" in invoke(path, "--records", tmp_path / "own.csv").output
     options = ("--records", tmp_path / "own.csv", "--domain", tmp_path / "domain.toml")
     _, svg = drawn(path, "pairs", "--columns", "ward=a, age", *options)

@@ -193,7 +193,7 @@ def outcome(made: Input, folder: Path, *, node: bool) -> tuple[Any, str]:
 
 def table() -> str:
     """Return the rows of docs/tables/inputs.md."""
-    lines = ["| input | `simulate`, `check`, `inspect`, `assign` | a node |", "|---|---|---|"]
+    lines = ["| input | `simulate`, `assign` | a node |", "|---|---|---|"]
     with tempfile.TemporaryDirectory() as name:
         for made in INPUTS:
             cells = [made.what]
@@ -211,7 +211,8 @@ def _words(records: Any, said: str) -> str:
     if records is None:
         return f"refused: {said}"
     n_usable = int(np.isfinite(records).all(axis=1).sum())
-    return f"{n_usable} records. {said}".strip()
+    number = "1 record" if n_usable == 1 else f"{n_usable} records"
+    return f"{number}. {said}".strip()
 
 
 if __name__ == "__main__":
