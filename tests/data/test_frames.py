@@ -1,5 +1,6 @@
 """Every habit of a table: its records, or an error by its type. No record decides about others."""
 
+import subprocess
 import sys
 import types
 
@@ -194,6 +195,47 @@ def test_types_of_torch_are_known_by_their_names(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.data", module)
     with pytest.raises(ConfigurationTypeError, match=r"got Own: return the tensor"):
         read(type("Own", (kind,), {})())
+
+
+WITHOUT_PYARROW = """
+import sys
+sys.modules["pyarrow"] = None  # as where it is not installed
+import numpy as np, pandas as pd, polars as pl
+from flower_kmeans import TableDomain
+from flower_kmeans.data.sources import as_source
+from flower_kmeans.data.table_domain import Category, Date, Number
+
+cells = [2**53 + 1, None, 7]
+tables = [
+    pd.DataFrame({"a": pd.array(cells, dtype="Int64"), "b": ["1", "2", None]}),
+    pl.DataFrame({"a": cells, "b": ["1", "2", None]}),
+    {"a": cells, "b": ["1", "2", None]},
+    [{"a": a, "b": b} for a, b in zip(cells, ["1", "2", None])],
+]
+for table in tables:
+    found = as_source(table, 2, ["a", "b"]).loaded(keep_null=True)
+    np.testing.assert_array_equal(found, [[2.0**53, 1], [np.nan, 2], [7, np.nan]])
+domain = TableDomain([Category("a", (str(2**53 + 1), "7"))])
+for table in tables[:3]:
+    found = domain.encode(table, "nan")
+    np.testing.assert_array_equal(found, [[1, 0], [np.nan] * 2, [0, 1]])
+
+class Relation:
+    def __arrow_c_stream__(self, requested_schema=None): ...
+
+try:
+    as_source(Relation(), 2)
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_tables_of_pandas_and_polars_need_no_pyarrow():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYARROW], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "got Relation: pyarrow cannot read it (ModuleNotFoundError)" in done.stdout
 
 
 def test_short_floats_stay_short_in_every_library():

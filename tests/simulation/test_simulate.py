@@ -10,6 +10,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import NaturalIdPartitioner
 from habits import EMPTY, NAMES, READ, REFUSED, X
 from harness import (
     P_VALUE,
@@ -723,3 +725,17 @@ def test_a_function_may_have_some_malformed_records_and_fail_for_a_client():
     assert found.counts.sum() == 3 * len(X)
     assert {entry.reason for entry in found.report.dropped} != set()
     assert "7.891" not in json.dumps(found.report.to_dict())
+
+
+def test_a_partitioner_of_flwr_datasets_is_a_function_of_the_partition_id():
+    """Its partitions have the label that it divides by, which is no column of the domain."""
+    parts = parted(blobs(), 3)
+    table = {"site": np.repeat(["r", "s", "t"], [len(part) for part in parts]).tolist()}
+    table |= dict(zip("yx", np.concatenate(parts)[:, ::-1].T, strict=True))
+    partitioner = NaturalIdPartitioner(partition_by="site")
+    partitioner.dataset = Dataset.from_dict(table)
+    box = Box(BOX.lower, BOX.upper, columns=["x", "y"])
+    strategy = Lloyd(3, box, n_rounds=2, n_clients=3, seed=1)
+    found, expected = simulate(strategy, partitioner.load_partition), simulate(strategy, parts)
+    np.testing.assert_array_equal(found.centroids, expected.centroids)
+    np.testing.assert_array_equal(found.counts, expected.counts)
