@@ -61,7 +61,7 @@ def register_kmeans(
         ``load_data(context)`` returns the client's records, an array of shape (n, d) in the user's
         units, with NaN for what is missing, or a table of another type (docs/own-data.md, "What
         load_data may return"). Other types are refused. It must not raise because of a record,
-        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`.
+        whose presence a refusal would show: read files with `load_records(path)`.
         It is called once per answer, so it must be cheap. Where clients commit to their records
         (``oblivious-server``) it is called once per run; if the policy forbids a copy, for every
         message, and must then return the same records in the same order throughout a run.

@@ -1,6 +1,7 @@
 """Packages that only some features need: not installed, or installed but broken."""
 
 import re
+import subprocess
 import sys
 from importlib import import_module
 
@@ -133,3 +134,33 @@ def test_what_needs_scikit_learn_names_its_extra(no_sklearn, purpose):
     said = r"The photograph needs the package .*'flower-kmeans\[simulation\]'"
     with pytest.raises(ConfigurationError, match=said):
         load_photo()
+
+
+# Runs commands as where the extras' packages are not installed.
+BASE_INSTALL = """
+import importlib.abc, sys
+from typer.testing import CliRunner
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pyarrow", "pandas", "polars", "PIL", "sklearn", "openpyxl"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+from flower_kmeans.cli.app import app
+BOUNDS = ["--lower", "0", "--upper", "9"]
+RUN = ["--n-records", "60", "--clusters", "2", "--clients", "3", "--engine", "in-process"]
+for words in (
+    ["inspect", "a.csv"],
+    ["simulate", "--data", "a.csv", *BOUNDS, *RUN],
+    ["assign", "--data", "a.csv"],
+):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+"""
+
+
+def test_a_csv_is_read_by_the_base_install(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n8,7.5\n" * 30, "utf-8")
+    subprocess.run([sys.executable, "-c", BASE_INSTALL], cwd=tmp_path, check=True, timeout=600)
+    assert (tmp_path / "assigned.csv").read_text("utf-8").startswith("x,y,cluster,distance")

@@ -6,6 +6,7 @@ report, and no smallest or largest value is shown at all.
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -249,7 +250,8 @@ def _conclusions(found: Inspected) -> list[str]:
         columns = ", ".join(found.domain.columns or ())
         lines.append(f"A run clusters by {found.domain.n_features} columns of the box: {columns}.")
     elif used:
-        lines.append(f"A run would cluster by all columns of numbers: --columns {','.join(used)}.")
+        names = shlex.quote(",".join(f'"{name}"' if "," in name else name for name in used))
+        lines.append(f"A run would cluster by all columns of numbers: --columns {names}.")
         doubted = [c.name for c in findings.columns if c.name in used and c.suspicion]
         if doubted:
             lines.append(f"Rather leave out: {', '.join(doubted)}.")

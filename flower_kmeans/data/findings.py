@@ -24,6 +24,9 @@ Kind = Literal["number", "category", "date", "text"]
 _MOST_DISTINCT = 100_000
 _FEWEST_FOR_ID = 50
 _SHAPE_LENGTH = 24
+_MOST_LOOKED_AT = 1_000  # different looks of a column
+_MOST_CAUSES = 2  # of one column
+_SHARE_OF_CAUSE = 0.02  # of unreadable cells, to be named
 _MOST_SHAPES = 10_000  # cells of a block that are looked at
 _MOST_OF_A_CODE = 10
 _MOST_NAMED = 8  # columns in one line
@@ -33,28 +36,37 @@ _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
 _PUNCTUATION = frozenset(f"{string.punctuation} \t\u00a0\u202f\u2009\u2019")
 _DIGITS = "[+-]?9{1,3}"
+_ENCODING = "another encoding: --encoding, such as cp1252"
+_SIGNS = "signs for a missing cell: leave the cell empty"
+_COMMA = "a decimal comma: --decimal ,"
+_ANY_COMMA = "a decimal comma, or one between thousands: --decimal or --thousands ,"
+_POINTS = "points between thousands: --thousands . with --decimal ,"
+_POINTS_AND_COMMA = "points between thousands and a decimal comma: --thousands . with --decimal ,"
 _CAUSES: tuple[tuple[str, str], ...] = (
-    (rf"{_DIGITS},9{{3}}", "a decimal comma, or one between thousands: --decimal or --thousands ,"),
+    (rf"{_DIGITS},9{{3}}", _ANY_COMMA),
     (rf"{_DIGITS}(,9{{3}})+(\.9+)?", "commas between thousands: --thousands ,"),
-    (rf"{_DIGITS}(\.9{{3}})+,9+",
-     "points between thousands and a decimal comma: --thousands . with --decimal ,"),
-    (r"([+-]?9+)?,9+", "a decimal comma: --decimal ,"),
-    (rf"{_DIGITS}(\.9{{3}})+", "points between thousands: --thousands . with --decimal ,"),
+    (rf"{_DIGITS}(\.9{{3}})+,9+", _POINTS_AND_COMMA),
+    (r"([+-]?9+)?,9+", _COMMA),
+    (rf"{_DIGITS}(\.9{{3}})+", _POINTS),
     (rf"{_DIGITS}([ \u00a0\u202f\u2009]9{{3}})+([.,]9+)?",
      "spaces between thousands: --thousands ' '"),
     (rf"{_DIGITS}(['\u2019]9{{3}})+([.,]9+)?", "apostrophes between thousands: --thousands \"'\""),
     (r"[+-]?9+\.9+", "a decimal point, but decimal is a comma"),
     (r"[+-]?0x.*", "hexadecimal numbers, which are not read"),
     (r"[+-]?[9.,]+ ?%", "percentages: leave the sign out"),
+    (r"[<>]=? ?[9.,]+", "numbers below or above a limit: write one number in place of them"),
+    (r"a{1,3}\. ?a{1,3}\.|[-?./*]{1,3}", _SIGNS),
     (r"9{1,2}[./-]9{1,2}[./-]9{2,4}( .*)?", "dates as days and months: --date-format %d.%m.%Y"),
     (r"9{4}[./-]9{1,2}[./-]9{1,2}([ T].*)?", "dates: declare a date in a domain.toml"),
-    (r"[+-]?[9.,]+ ?[^9\s]{1,4}", "numbers with a unit or a currency: leave it out"),
-    (r"[^9]{1,4} ?[9.,]+", "numbers with a unit or a currency: leave it out"),
+    (r"[+-]?[9.,]+ ?[^9\s]{1,4}", "numbers with a unit or a currency: write the number alone"),
+    (r"[^9]{1,4} ?[.,]?9[9.,]*", "numbers with a unit or a currency: write the number alone"),
     (r"[9.,]+([; \t|][9.,]+)+", "cells with another delimiter: --delimiter"),
     (r"inf", "infinite numbers"),
     (r"<date(time)?>|<Timestamp>", "dates: declare a date in a domain.toml"),
 )  # fmt: skip
 """Looks of unreadable cells (`shape_of`), and what they mean; the first that fits counts."""
+_COVERS = ((_POINTS_AND_COMMA, (_COMMA, _ANY_COMMA, _POINTS)), (_COMMA, (_ANY_COMMA,)))
+"""Causes, and those that what helps against them helps against as well."""
 
 
 NOT_READ: dict[Kind, str] = {
@@ -230,12 +242,18 @@ class ColumnFindings:
     @property
     def cause(self) -> str | None:
         """What unreadable cells look like and what helps, if that is known."""
-        if not self.shapes:
+        counts = _counted_causes(self.shapes)
+        fewest = _SHARE_OF_CAUSE * counts.total()
+        named = []
+        for cause, n in counts.items():
+            is_named = self.kind != "category" or cause in (_ENCODING, _SIGNS)
+            if cause is not None and is_named and n >= fewest:
+                named.append(cause)
+            elif not named:
+                return None  # most of them are something else
+        if not named:
             return None
-        shape, _ = self.shapes.most_common(1)[0]
-        if "\ufffd" in shape:
-            return "another encoding: --encoding, such as cp1252"
-        return None if self.kind == "category" else cause_of(shape)
+        return named[0] + "".join(f" (some like {each})" for each in named[1:_MOST_CAUSES])
 
     @property
     def is_malformed(self) -> bool:
@@ -335,12 +353,17 @@ class Findings:
                 f"{self.first_malformed:,})"
             )
         if parts:
-            advice = "Say how cells are written, or leave these columns out (--columns, features=)."
-            if len(parts) == 1 and self.n_malformed:
-                advice = "Correct or remove these lines; an end of a line ends a record."
+            advice = []
+            if len(parts) > bool(self.n_malformed):
+                advice.append(
+                    "Correct these cells, say how they are written, or leave these columns out "
+                    "(--columns, features= or the domain)."
+                )
+            if self.n_malformed:
+                advice.append("Correct or remove these lines; an end of a line ends a record.")
             raise DataError(
                 f"Expected cells of {what} as their columns have them. "
-                f"Got: {'; '.join(parts)}. {advice}"
+                f"Got: {'; '.join(parts)}. {' '.join(advice)}"
             )
 
     def require_present(self, what: str) -> None:
@@ -402,8 +425,24 @@ def _shape_of_one(c: str) -> str:
     return c if c in _PUNCTUATION else "?"
 
 
+def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
+    """Return why cells that look like this are unreadable, the most frequent cause first.
+
+    A cause that holds for others as well counts for them, too: amounts below 1,000 have no points.
+    """
+    counts: Counter[str | None] = Counter()
+    for shape, n in shapes.most_common(_MOST_LOOKED_AT):
+        counts[cause_of(shape)] += n
+    for cause, covered in _COVERS:
+        if counts[cause]:
+            counts[cause] += sum(counts.pop(each, 0) for each in covered)
+    return Counter(dict(counts.most_common()))
+
+
 def cause_of(shape: str) -> str | None:
     """Return what cells that look like this are, if they are no numbers or dates as they stand."""
+    if "\ufffd" in shape:
+        return _ENCODING
     for pattern, cause in _CAUSES:
         if re.fullmatch(pattern, shape, re.IGNORECASE) is not None:
             return cause

@@ -24,10 +24,12 @@ _FEWEST_PER_CATEGORY = 2  # cells on average
 _MOST_SAMPLED = 1_000
 _ENOUGH = 0.5  # of a column's cells, to decide what it is
 _FEWEST_FOR_ID = 50
-_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d")
+_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d")
+_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS)
 """Of dates, which are tried beside the one of the reading."""
 _LIKE_DATES = re.compile(r"9{1,4}[./-]9{1,2}[./-]9{1,4}( .*)?")
-_LIKE_NUMBERS = re.compile(r"[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*")
+_LIKE_NUMBERS = re.compile(r"(?:[<>]=? ?)?[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*(?:[$%?]| \S{1,4})?")
+"""Perhaps with a limit before them, or with a currency or a unit after them."""
 
 
 @dataclass(frozen=True)

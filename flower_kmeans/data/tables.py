@@ -265,8 +265,8 @@ def load_records(
         Declares the columns. Without it they are numbers: all of a file, and of a database those
         that the run names.
     header : True or sequence of str, optional
-        As of `load_table`. By default a ``source.toml`` says it, and the first line of another file
-        names its columns.
+        As of `load_table`. By default a ``source.toml`` says it; where it does not, and for other
+        files, the first line names the columns.
     reading : Reading
 
     Raises
@@ -274,11 +274,10 @@ def load_records(
     ConfigurationError, DataError
         As of `load_table`.
     """
-    is_source_file = Path(data).suffix.lower() == ".toml"
-    if header is None and not is_source_file:
-        header = True
     named, own = resolved(data, reading.with_options(header=header))
     if "://" not in str(named):
+        if own.header is None:
+            own = own.with_options(header=True)
         return load_table(named, malformed="nan", domain=domain, reading=own)
     from flower_kmeans.data.sql import Query
 

@@ -23,17 +23,17 @@ import os
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from customers import made_up
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
-from numpy.typing import ArrayLike
 
 from flower_kmeans import ClientPolicy, TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.datasets import load_table
+from flower_kmeans.data.tables import load_records
 
 
 def is_deployed(context: Context) -> bool:
@@ -51,14 +51,12 @@ def output_of(context: Context) -> Path:
     return Path(str(context.run_config["report"])).expanduser().parent
 
 
-def load_data(context: Context) -> ArrayLike:
+def load_data(context: Context) -> Any:
     """Return this party's columns of all customers."""
     if is_deployed(context):
-        path, domain = Path(str(context.node_config["data"])), context.node_config.get("domain")
-        return load_table(
-            path,
-            malformed="nan",
-            header=True,
+        domain = context.node_config.get("domain")
+        return load_records(
+            str(context.node_config["data"]),
             domain=None if domain is None else TableDomain.from_file(str(domain)),
         )
     return made_up(int(context.run_config["n-records"]), party_of(context))

@@ -90,6 +90,10 @@ def test_a_cell_looks_like_its_digits_letters_and_punctuation(cell, shape):
         ("1;2", "another delimiter"),
         ("inf", "infinite"),
         (b"\xe4", "another encoding"),
+        ("< 0,5", "below or above a limit"),
+        (">=200", "below or above a limit"),
+        ("k. A.", "signs for a missing cell"),
+        ("-", "signs for a missing cell"),
         ("surgery", None),
     ],
 )
@@ -97,6 +101,45 @@ def test_why_cells_are_unreadable(cell, cause):
     found = numbers_found([cell, 1])
     assert (found.n_unreadable, found.n_read) == (1, 1)
     assert found.cause is None if cause is None else cause in found.cause
+
+
+def test_amounts_with_and_without_points_between_thousands_have_one_cause():
+    found = numbers_found(["999,99", "12,50", "1.234,50", 1])
+    assert found.cause == (
+        "points between thousands and a decimal comma: --thousands . with --decimal ,"
+    )
+    assert numbers_found(["999,99", "12,50", 1]).cause == "a decimal comma: --decimal ,"
+
+
+def test_two_causes_of_one_column_are_named_and_rare_ones_are_not():
+    found = numbers_found(["1,5"] * 60 + ["<0,5"] * 30 + ["k. A."] * 20 + ["12 kg", 1])
+    assert found.cause == (
+        "a decimal comma: --decimal , (some like numbers below or above a limit: write one number "
+        "in place of them)"
+    )
+    assert numbers_found(["1,5"] * 99 + ["12 kg"]).cause == "a decimal comma: --decimal ,"
+    assert numbers_found(["surgery"] * 2 + ["12 kg"]).cause is None
+
+
+def test_signs_for_a_missing_cell_are_named_in_categories_too():
+    found = ColumnFindings("ward", "category")
+    cells = objects(["k. A.", "k. A.", "12 kg", "surgery"])
+    found.add(cells, np.array([np.nan, np.nan, np.nan, 1.0]), are_missing(cells))
+    assert found.cause == "signs for a missing cell: leave the cell empty"
+
+
+def test_what_helps_is_said_of_cells_and_of_lines():
+    def said(*, unreadable, malformed):
+        column = numbers_found(["12 kg", 1] if unreadable else [2, 1])
+        findings = Findings((column,), column.n_records)
+        if malformed:
+            findings.add_malformed(1, 7)
+        with pytest.raises(DataError) as error:
+            findings.require_readable("FILE")
+        return "Correct these cells" in str(error.value), "these lines;" in str(error.value)
+
+    for unreadable, malformed in ((True, False), (False, True), (True, True)):
+        assert said(unreadable=unreadable, malformed=malformed) == (unreadable, malformed)
 
 
 LETTERS = "\u03b1\u03b2\u03b3\u03b4"  # in no sentence of ours
@@ -295,6 +338,12 @@ class TestLimits:
         ([f"v{i}" for i in range(21)] * 4, Guess("free text")),
         ([f"v{i}" for i in range(20)] * 4, Guess("category")),
         (["10.0.0.1", "10.0.0.2"], Guess("free text")),
+        (["2.371,50 €", "12,00 €"], Guess("number")),
+        (["12 kg", "7,5 kg"], Guess("number")),
+        (["< 0,5", ">200"], Guess("number")),
+        (["I10", "E11.9"], Guess("free text")),
+        (["12 mg taken", "3 mg taken"], Guess("free text")),
+        (["11.02.2023 14:06", "1.2.2023 4:06"], Guess("date", ("%d.%m.%Y %H:%M",))),
     ],
 )
 def test_a_column_is_guessed_by_what_most_of_its_cells_are(cells, expected):

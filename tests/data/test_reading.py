@@ -118,6 +118,18 @@ def test_what_load_data_returns(source, tmp_path):
     assert len(load_records(tmp_path / "u.csv", header=["a", "b"]).records) == 3
 
 
+def test_a_source_file_without_header_has_names_in_the_first_line_of_its_data(tmp_path):
+    """As ``check`` reads it, which would otherwise pass what the node refuses."""
+    for text, header in (("a,b\n1,2\n", ""), ("1,2\n", 'header = ["a", "b"]\n')):
+        (tmp_path / "t.csv").write_text(text)
+        source = tmp_path / "source.toml"
+        source.write_text(f'data = "t.csv"\n{header}')
+        source.chmod(0o600)
+        records = load_records(source)
+        assert records.columns == ("a", "b")
+        np.testing.assert_array_equal(records.records, [[1, 2]])
+
+
 def test_a_database_is_a_query_that_a_run_makes_once(source, tmp_path):
     with sqlite3.connect(tmp_path / "t.db") as database:
         database.execute("create table visits(age, cost)")

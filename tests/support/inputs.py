@@ -155,6 +155,8 @@ INPUTS = [
           "--thousands ,", HALF),
     Input("percentages", "a,b\n15%,2\n3,4\n", "percentages", HALF),
     Input("numbers with a unit", "a,b\n15 kg,2\n3,4\n", "unit", HALF),
+    Input("numbers below a limit of detection", "a,b\n<0.5,2\n3,4\n", "limit", HALF),
+    Input("words for a missing cell", "a,b\nk. A.,2\n3,4\n", "signs for a missing cell", HALF),
     Input("dates in a column of numbers", "a,b\n2024-02-29,2\n3,4\n", "dates", HALF),
     Input("an unlisted category", "age,ward\n40,A\n50,C\n", "none of its categories",
           [[40, 1, 0], [50, NAN, NAN]], options={"domain": AGE_AND_WARD}),

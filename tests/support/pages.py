@@ -29,7 +29,12 @@ CODE = re.compile(
     re.MULTILINE,
 )
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
-COMMANDS = {"simulate", "plan", "keygen"}  # of flower-kmeans; of the others options are read
+COMMANDS = {"assign", "check", "domain", "inspect", "keygen", "plan", "simulate"}
+"""Of flower-kmeans, which are run; of the others, and with files of a node, options are read."""
+OF_A_NODE = "/srv/"  # paths on machines that are not here
+STOPS = "# stops"  # the comment before a command that ends with an error
+NAMED = re.compile(r"# ([\w-]+\.toml)\b")  # the first line of a file that the page's reader writes
+WIDTH = "100"  # columns of the terminal
 SCRIPTS = ("benchmarks/", "simulations/", "tests/deployment/")  # take long: their options are read
 
 
@@ -71,8 +76,21 @@ def blocks(page):
 
 def commands(block):
     """Return a shell block's commands as lists of words."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    return [words for words, _ in commands_and_ends(block)]
+
+
+def commands_and_ends(block):
+    """Return a shell block's commands as lists of words, each with whether it is to stop."""
+    found, stops = [], False
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            found.append((words, stops))
+            stops = False
+        elif line.startswith(STOPS):
+            stops = True
+    assert not stops, f"{block}: no command follows {STOPS!r}"
+    return found
 
 
 def treatment(block, listed):
@@ -84,6 +102,7 @@ def treatment(block, listed):
             known = words[0] == "flower-kmeans" or (
                 words[0] == "python" and words[1].startswith(SCRIPTS)
             )
+            known |= words[0] == "chmod"
             plain = not {"&&", "|", ">", ";"} & set(words)
             complaint = f"{block}: {' '.join(words)!r} is not run; list the block with a reason"
             assert all((known, plain)), complaint
@@ -112,12 +131,16 @@ def run_page(page, listed, directory, monkeypatch, prepare=None):
         if how == "python":
             printed = run_python(block, namespace)
         elif how == "bash":
-            printed = "".join(run_command(words, monkeypatch) for words in commands(block))
+            ends = commands_and_ends(block)
+            printed = "".join(run_command(words, monkeypatch, stops) for words, stops in ends)
         elif how == "output":
             assert printed is not None, f"{block}: nothing ran before it"
             compare(block, printed)
         elif how in ("toml", "json"):
             (tomllib if how == "toml" else json).loads(block.text)
+            named = NAMED.match(block.text)
+            if named is not None:
+                (directory / named[1]).write_text(block.text, "utf-8")
         done.append((block, how))
     return namespace, done
 
@@ -130,19 +153,23 @@ def run_python(block, namespace):
     return printed.getvalue()
 
 
-def run_command(words, monkeypatch):
+def run_command(words, monkeypatch, stops=False):
     """Run the library's command in this process, or let it or a script read the options alone."""
     arguments = words[1:]
+    if words[0] == "chmod":
+        Path(arguments[1]).chmod(int(arguments[0], 8))
+        return ""
     if words[0] == "python":
         read_options(ROOT / arguments[0], arguments[1:], monkeypatch)
         return ""
-    if arguments[0] not in COMMANDS:
+    elsewhere = any(OF_A_NODE in argument for argument in arguments)
+    if arguments[0] not in COMMANDS or elsewhere:
         get_command(command).commands[arguments[0]].make_context(arguments[0], arguments[1:])
         return ""
     if arguments[0] == "simulate" and "--engine" not in arguments:
         arguments += ["--engine", "in-process"]  # Ray takes longer than all documents together
-    result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 0, f"{words}: {result.output}"
+    result = CliRunner(env={"COLUMNS": WIDTH}).invoke(command, arguments)
+    assert result.exit_code == (1 if stops else 0), f"{words}: {result.output}"
     return result.output
 
 
