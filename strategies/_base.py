@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.released import note_on_noise
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
@@ -57,6 +58,7 @@ from flower_kmeans.protocol.run import (
 )
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server, require_sizes
 from flower_kmeans.protocol.trust import PLAIN, TRUST_MODELS, TrustModel, trust_model
+from flower_kmeans.report import report as reports
 from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
@@ -73,7 +75,10 @@ _CLIENTS_PER_COLLUDER = 10
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """Progress of a run, given to ``on_round`` after each round. Nothing here is from records."""
+    """Progress of a run, given to ``on_round`` after each round.
+
+    Nothing here is from records, but for warnings, which follow from released values.
+    """
 
     round: int
     n_rounds: int
@@ -81,6 +86,7 @@ class RoundInfo:
     n_clients: int
     dropped: int
     seconds: float
+    warnings: tuple[str, ...] = ()  # of released values that no records explain
 
     @property
     def seconds_left(self) -> float:
@@ -155,6 +161,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
     @abstractmethod
     def _crowd(self) -> str:
         """Return a line about the clients."""
+
+    def _warnings_of(self, t: int) -> tuple[str, ...]:
+        """Return what is wrong with the released values of a round, as far as the server sees."""
+        return ()
 
     def _invite(self, grid: Grid) -> None:
         """Let nodes take part that connected after the start."""
@@ -431,6 +441,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
             max_colluders=self.max_colluders,
             max_attempts=self.max_attempts,
             sampler=self._running.run.document.sampler,
+            date=reports.now(),
+            versions=reports.versions(),
+            bounds=reports.bounds_of(self.domain),
+            roster="" if roster is None else roster.digest.hex(),
+            parties=() if roster is None else roster.names,
             **details,
         )
         self.summary()
@@ -510,6 +525,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
             server, report = self._running, self.report
             report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
             report.ledger, report.incidents = server.all_keep_ledgers, list(server.incidents)
+            # Enrolments may have changed the document, but a run keeps its name.
+            report.run = server.run.document.run.hex()
             self._update(report)
 
     def _close_round(self, t: int, replies: Replies) -> None:
@@ -517,9 +534,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
             self._take(replies, is_last=False)
         report, n_rounds = self.report, self.n_rounds
         answers, clients = report.answers[-1], report.n_clients
-        info = RoundInfo(t, n_rounds, answers, clients, clients - answers, report.seconds)
+        warnings = self._warnings_of(t)
+        missing = clients - answers
+        info = RoundInfo(t, n_rounds, answers, clients, missing, report.seconds, warnings)
         left = f", about {info.seconds_left:.0f} s left" if t < n_rounds else ""
         log(INFO, "Round %s/%s: %s of %s clients%s", t, n_rounds, answers, clients, left)
+        for words in warnings:
+            log(WARNING, words)
         if self.on_round is not None:
             self.on_round(info)
 
@@ -869,6 +890,11 @@ optional
     def _crowd(self) -> str:
         return f"Clients: at least {self.min_clients}"
 
+    def _warnings_of(self, t: int) -> tuple[str, ...]:
+        server = self._running
+        found = [finding for finding in server.findings if finding.round == t]
+        return sentences(server.run.algorithm, found)
+
     def _invite(self, grid: Grid) -> None:
         invited = set(self._talk.invited)
         late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
@@ -898,7 +924,8 @@ optional
         report.n_clients, report.dropped = server.n_clients, list(server.dropped)
         algorithm = server.run.algorithm
         if server.n_opened:
-            report.warnings = tuple(algorithm.warnings(server.state))
+            of_values = sentences(algorithm, server.findings)
+            report.warnings = (*algorithm.warnings(server.state), *of_values)
         if server.n_opened == server.run.document.rounds:
             report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
             report.sizes = algorithm.sizes(server.state, server.noise_factor)

@@ -18,6 +18,7 @@ from flower_kmeans import parameters
 from flower_kmeans.algorithms import client_clipping
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
@@ -435,6 +436,15 @@ class Algorithm(ABC):
         standard deviation exceeded the plan's (distributed noise).
         """
         return None
+
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return what the sums of the round after ``state`` keep to without noise.
+
+        ``answer`` is that round's noisy sum, of which only the number of answers counts. By default
+        nothing but the signs and the total of counts is known, where there are some.
+        """
+        names = {block.name for block in self.layout(state.round + 1)}
+        return Meaning(counts=COUNTS if COUNTS in names else None, are_clusters=False)
 
     @abstractmethod
     def update(

@@ -8,7 +8,7 @@ them, the thesis's one record of one cluster (docs/guarantees.md, "Constrained a
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, IntArray, Query, State, Statistic
 from flower_kmeans.algorithms.lloyd import MOST_AUTO_ROUNDS, LloydFamily, count_share, limited
 from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
@@ -154,6 +155,26 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         return Statistic({block.name: blocks[block.name] for block in self.layout(query.round)})
 
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return what sums and counts of slots keep to, or the means of the clients."""
+        found = replace(super().meaning(state, answer), times=float(self.max_contribution))
+        if self.aggregation == "mna" and self._has_counts:
+            return found
+        by_client = self.aggregation == "amn"
+        each = 1 if by_client else self.client_bounds[0]
+        return replace(
+            found,
+            counts=None,
+            sums=MEANS if by_client else SUMS,
+            public_size=self._answers_of(answer) * each,
+        )
+
+    def _answers_of(self, answer: Statistic) -> int:
+        """Return how many clients answered."""
+        if answer.n_answers is not None:
+            return answer.n_answers
+        return round(answer.answered * (self.n_clients or 1))
+
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
@@ -161,9 +182,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         number, old = state.round + 1, state.arrays["centroids"]
         if self.aggregation == "mna" and self._has_counts:
             return super().update(state, answer, rng)
-        n_answers, q, low = answer.n_answers, self.fraction_bits, self.client_bounds[0]
-        if n_answers is None:
-            n_answers = round(answer.answered * (self.n_clients or 1))
+        n_answers, q, low = self._answers_of(answer), self.fraction_bits, self.client_bounds[0]
         by_client = self.aggregation == "amn"  # the clients' means, or sums of as many records each
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)

@@ -8,7 +8,7 @@ relocation").
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
@@ -121,6 +122,20 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         if self._has_cost(query.round):
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
         return base.Statistic(blocks)
+
+    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+        """Return what sums of offsets, nearness and counts keep to."""
+        found = super().meaning(state, answer)
+        if not self.relocation:
+            return found
+        # In radii, on the grid. A weighted offset is no longer: |u| sqrt(2 - |u|^2) <= 1.
+        return replace(
+            found,
+            length=2.0**self.fraction_bits,
+            unit=float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits,
+            all_count=True,
+            shares=(NEARNESS,),
+        )
 
     def update(
         self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None

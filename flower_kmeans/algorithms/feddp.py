@@ -26,6 +26,7 @@ from flower_kmeans.algorithms.numerics.cost import COST, COST_SHARE, user_scale
 from flower_kmeans.algorithms.numerics.grid_kmeans import GridCenters, grid_kmeans
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
@@ -362,6 +363,29 @@ class FedDPAlgorithm(base.Algorithm):
                 name = SPREAD if self._has_spread(number) else COST
                 more[name] = squares if name == SPREAD else factor**2 * squares
         return base.Statistic({SUMS: factor * sums, COUNTS: counts << self.fraction_bits, **more})
+
+    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+        """Return what moments, weights, and sums and counts of records or of means keep to."""
+        number, most = state.round + 1, self.block_sensitivities(state.round + 1)
+        if number == PROJECTION:
+            return Meaning(counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False)
+        if number == WEIGHTS:
+            return Meaning(are_clusters=False)
+        relative = number > LIFT and self.radius is not None
+        totals = {SPREAD: most[SPREAD]} if self._has_spread(number) else {}
+        totals |= {COST: most[COST]} if self._has_cost(number) else {}
+        factor = self.factor_of(state.arrays) if number > LIFT else 1
+        return Meaning(
+            sums=SUMS,
+            length=most[SUMS],
+            # Sums of a factor are as much longer, and the length of offsets has it.
+            widths=None if relative else factor * self.domain.grid_half_widths(self.fraction_bits),
+            unit=1 / factor,
+            offsets=relative,
+            are_records=self.contribution == "sums",
+            all_count=not relative and (number > LIFT or self.margin == 1.0),
+            totals=totals,
+        )
 
     def limited(self, statistic: base.Statistic, round_number: int) -> base.Statistic:
         """Return what a client adds: means instead of sums if they are asked for, then clipped."""

@@ -22,6 +22,7 @@ from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
 from flower_kmeans.algorithms.numerics.postprocess import fold, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.numerics.projection import squared_bound
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
@@ -165,6 +166,20 @@ class LloydFamily(base.Algorithm):
         sums, counts, squares = summed(records, query.arrays["centroids"], radius, largest)
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         return Statistic(blocks if largest is None else {**blocks, COST: squares})
+
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return what sums and counts of records, or of their offsets, keep to."""
+        number = state.round + 1
+        radius = self._reach(number)
+        most = float(self.largest_cost >> self.fraction_bits)
+        return Meaning(
+            sums=SUMS,
+            length=self.domain.l2_bound(self.fraction_bits) if radius is None else float(radius),
+            widths=self._half_widths if radius is None else None,
+            offsets=radius is not None,
+            all_count=radius is None,
+            totals={COST: most} if self._has_cost(number) else None,
+        )
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None

@@ -48,6 +48,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords, Projection, lifted_sums
 from flower_kmeans.algorithms.pe_means_population import Space, gather, packed, variations
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import AUTO, LARGEST, integer, is_auto, reals, whole
@@ -426,6 +427,14 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         centers = query.arrays["centers"]
         sums, counts = lifted_sums(records, self.projection, self.matrix, centers)
         return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return what votes keep to, and in the last round sums and counts of records."""
+        if state.round < self.n_vote_rounds:
+            return super().meaning(state, answer)
+        q = self.fraction_bits
+        widths = self.domain.grid_half_widths(q)
+        return Meaning(sums=SUMS, length=self.domain.l2_bound(q), widths=widths)
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None

@@ -30,6 +30,7 @@ from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import logarithm, normals
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, ProjectedRecords, Projection
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.data.domain import GridRecords, row_sums
@@ -602,6 +603,23 @@ class SynopsisAlgorithm(base.Algorithm):
         return base.Statistic(
             {COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q}
         )
+
+    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+        """Return what moments, and sums, counts and slacks of cells or clusters keep to."""
+        number, one = state.round + 1, 2.0**self.fraction_bits
+        if number == FIRST:
+            most = self.block_sensitivities(number)
+            if self.schedule.moments:
+                return Meaning(
+                    counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
+                )
+            return Meaning(counts=None, totals=most, are_clusters=False)
+        if self.schedule.is_synopsis(number):
+            return Meaning(sums=SUMS, length=one, shares=(SLACKS,), are_clusters=False)
+        if self.schedule.is_sizing(number):
+            return Meaning()
+        unit = float(state.arrays["radius"][0]) / one
+        return Meaning(sums=SUMS, length=one, unit=unit, offsets=True)
 
     # ------------------------------------------------------------------ updates
 

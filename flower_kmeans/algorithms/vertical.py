@@ -5,7 +5,7 @@ With a radius, the default, sums are of offsets within it: less noise, for one m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
@@ -17,6 +17,7 @@ from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, integer, whole
@@ -135,6 +136,17 @@ class VerticalAlgorithm(LloydFamily):
         moved = old + to_grid(clip_rows(moves, float(self.reach)))
         centroids = truncate(moved, self._half_widths)
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
+
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return what soft sums and counts keep to, up to the errors of the encryption."""
+        found = super().meaning(state, answer)
+        # A soft membership is at most `SOFT` and may be a little below 0.
+        tolerance = 2 * (self.rho - 1) * (self.n_records or 0)
+        found = replace(found, tolerance=tolerance)
+        if not self.radius:
+            return found
+        length = float(self.reach)
+        return replace(found, length=length, widths=None, offsets=True, all_count=False)
 
     def require_capacity(self, noise_factor: float = 1.0, limit: int = base.LIMIT) -> None:
         """Require that no opened value can wrap, but with probability 1e-14 each.

@@ -9,7 +9,7 @@ answer or add, hand over the result.
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -21,7 +21,9 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
+from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import Part, RecordsLike, Source, as_source, joined
@@ -48,6 +50,7 @@ from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
+_FINDINGS = "findings"  # beside the arrays of a session's state
 _TRIES = 8
 _CHECKSUM = np.ones(1, dtype=np.int64)  # of one vector
 _NO_COPIES = (
@@ -511,7 +514,11 @@ class _Conversation:
         n_survivors = int(survivors.sum())
         checks.require_checksum(opened, n_survivors)
         answer = run.algorithm.unflatten(opened[:-1], entry.t, n_survivors / n_slots, n_survivors)
-        return encode_arrays(dict(run.algorithm.update(self._state(), answer).arrays))
+        before = self._state()
+        factor = removal.noise_factor(run, n_survivors)
+        findings = plausibility.findings_of(run.algorithm, before, answer, factor)
+        after = run.algorithm.update(before, answer).arrays
+        return _state_with(after, self._session.state, findings, entry.t)
 
     # ------------------------------------------------------------------ answers
 
@@ -661,16 +668,19 @@ class _Conversation:
         self._take_group_key(request.wrap_for)
         self._follow(request.entries)
         refuse_unless(self._session.head == run.document.rounds, Code.NEED)
-        state = self._state()
-        for warning in run.algorithm.warnings(state):
-            _warn(run.document.run.hex(), warning)
-        return result_of(run, state, removal.noise_factor(run, self._session.n_answers))
+        state, rounds = self._state(), run.document.rounds
+        rows = _findings_at(self._session.state)
+        findings = plausibility.from_array(rows, rounds, max(run.document.words))
+        factor = removal.noise_factor(run, self._session.n_answers)
+        return result_of(run, state, factor, findings)
 
     def _deliver(self, result: ClientResult | None) -> bool:
         """Hand the result to its keeper; return whether that is done and secrets may be erased."""
         run, on_result = self._run.document.run.hex(), self._client.on_result
         if result is None:
             return True
+        for warning in result.warnings:
+            _warn(run, warning)
         if on_result is None:
             log.warning("Run %s has a result, but no on_result keeps it.", run)
             return True
@@ -750,10 +760,34 @@ def _log_once(doc_hash: bytes, slot: int, text: str) -> None:
 @lru_cache(maxsize=8)  # clients of one process are in one round
 def _state_after(run: Run, head: int, data: bytes) -> State:
     """Return the state of which a session keeps the encoded arrays; empty before the first sum."""
-    state = State(head, decode_arrays(data)) if data else run.algorithm.initial_state(None)
+    if data:
+        arrays = decode_arrays(data)
+        arrays.pop(_FINDINGS, None)
+        state = State(head, arrays)
+    else:
+        state = run.algorithm.initial_state(None)
     for array in state.arrays.values():
         array.setflags(write=False)  # others read it, too
     return state
+
+
+def _state_with(
+    arrays: Mapping[str, NDArray[Any]], before: bytes, findings: Iterable[Finding], t: int
+) -> bytes:
+    """Return a session's encoded state, which keeps findings beside the algorithm's arrays."""
+    found = np.concatenate([_findings_at(before), plausibility.to_array(findings)])
+    # As many rows after every sum of a round: a server that sees none may measure the time.
+    rows = np.zeros((t * len(plausibility.Kind), 6))
+    rows[: len(found)] = found
+    return encode_arrays({**arrays, _FINDINGS: rows})
+
+
+def _findings_at(data: bytes) -> NDArray[np.float64]:
+    """Return the findings of all rounds so far, which a session keeps beside the state's arrays."""
+    if not data:
+        return np.zeros((0, 6))
+    rows = decode_arrays(data)[_FINDINGS]
+    return rows[rows.any(axis=1)]
 
 
 @lru_cache(maxsize=8)
@@ -775,7 +809,7 @@ def _query_of(run: Run, t: int, data: bytes) -> Query:
 
 @lru_cache(maxsize=64)
 def _warn(run: str, warning: str) -> None:
-    """Log what a blind server cannot report, once for all clients of a process."""
+    """Log what a reader of the result should know, once for all clients of a process."""
     log.warning("Run %s: %s", run, warning)
 
 

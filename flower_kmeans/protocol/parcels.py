@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flower_kmeans.algorithms.plausibility import padded
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.messages import Delivery, Parcel, Peer, Step
 from flower_kmeans.protocol.pairs import Pairs
@@ -74,7 +75,11 @@ def shape_of(run: Run) -> Shape:
     if not isinstance(body, Vertical):
         raise MessageError("Expected the document of a vertical run.")
     k, d, radius = algorithm.n_clusters, algorithm.domain.n_features, body.algorithm["radius"]
-    result = {"centroids": np.zeros((k, d)), "counts": np.zeros(k)}
+    result = {
+        "centroids": np.zeros((k, d)),
+        "counts": np.zeros(k),
+        "findings": padded(np.zeros((0, 6)), algorithm.n_rounds),
+    }
     n = len(body.widths)
     return Shape(
         n_parties=n,

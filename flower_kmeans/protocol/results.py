@@ -1,14 +1,16 @@
 """The result of a run: what a client learns, and how a server that sees the sums sends it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import DataError, MessageError
@@ -23,6 +25,7 @@ Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9
 _SYNOPSIS = "synopsis_"
+_FINDINGS = "findings"
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,6 +40,9 @@ class ClientResult:
     size_report: SizeReport | None = None  # the sizes beside their bounds
     synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
     is_private: bool = True  # whether the run added noise
+    findings: tuple[Finding, ...] = ()  # released values that no records or noise alone explain
+    # The same in sentences, after those of the algorithm where clients computed the result.
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         k, d = self.centroids.shape  # the values are for those who ask: this may go to a log
@@ -44,7 +50,8 @@ class ClientResult:
 
     def _repr_html_(self) -> str:
         table = centroid_table(self.centroids, self.counts, self.domain)
-        return html_summary(f"{len(self.centroids)} clusters", {"run": self.run}, [table])
+        title = f"{len(self.centroids)} clusters"
+        return html_summary(title, {"run": self.run}, [table], self.warnings)
 
     def predict(
         self,
@@ -56,8 +63,13 @@ class ClientResult:
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
 
-def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | None:
-    """Return the result of the last state, with that sum's noise; ``None`` without centroids."""
+def result_of(
+    run: Run, state: State, noise_factor: float, findings: Iterable[Finding] = ()
+) -> ClientResult | None:
+    """Return the result of the last state, with that sum's noise; ``None`` without centroids.
+
+    ``findings`` are those of all rounds.
+    """
     algorithm = run.algorithm
     centroids, counts = algorithm.centroids(state), algorithm.counts(state)
     if centroids is None or counts is None:
@@ -65,9 +77,19 @@ def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | Non
     weights, sizes = algorithm.weights(state), algorithm.sizes(state, noise_factor)
     mixture, domain = algorithm.mixture(state, noise_factor), algorithm.domain
     synopsis = None if mixture is None else Synopsis(mixture, domain)
-    name = run.document.run.hex()
-    private = run.trust.is_private
-    return ClientResult(centroids, counts, domain, name, weights, sizes, synopsis, private)
+    found = tuple(findings)
+    return ClientResult(
+        centroids,
+        counts,
+        domain,
+        run=run.document.run.hex(),
+        weights=weights,
+        size_report=sizes,
+        synopsis=synopsis,
+        is_private=run.trust.is_private,
+        findings=found,
+        warnings=(*algorithm.warnings(state), *plausibility.sentences(algorithm, found)),
+    )
 
 
 def encode_result(result: ClientResult) -> bytes:
@@ -78,6 +100,8 @@ def encode_result(result: ClientResult) -> bytes:
         arrays["size_noise"] = np.array([result.size_report.noise])
     if result.synopsis is not None:
         arrays |= {_SYNOPSIS + name: array for name, array in result.synopsis.arrays.items()}
+    if result.findings:
+        arrays[_FINDINGS] = plausibility.to_array(result.findings)
     return encode_arrays(arrays)
 
 
@@ -90,6 +114,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     arrays, algorithm = decode_arrays(data), run.algorithm
     parts = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)}
     synopsis = _read_synopsis(run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts})
+    findings = _read_findings(run, arrays.pop(_FINDINGS, None))
     # A run may have chosen the number of clusters: that of counts, and then of all the rest.
     k, d = np.size(arrays.get("counts", ())), algorithm.domain.n_features
     if not algorithm.fewest_clusters <= k <= algorithm.n_clusters:
@@ -103,7 +128,13 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     _require_in_domain(arrays["centroids"], algorithm)
     centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
     found = centroids, counts, algorithm.domain, name
-    result = ClientResult(*found, synopsis=synopsis, is_private=run.trust.is_private)
+    result = ClientResult(
+        *found,
+        synopsis=synopsis,
+        is_private=run.trust.is_private,
+        findings=findings,
+        warnings=plausibility.sentences(algorithm, findings),
+    )
     if bounds is None:
         return result
     weights, noise = arrays["weights"], float(arrays["size_noise"][0])
@@ -129,6 +160,32 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
             if p == n_directions and m <= most_parts and all(_is_possible(run, *x) for x in pairs):
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
+
+
+def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
+    """Return the findings of a result.
+
+    They are there exactly if there are some; in a vertical run always, with zeros after them.
+    """
+    wrong = "The findings of a result are not those of a run."
+    n_rounds, n_words = run.document.rounds, max(run.document.words)
+    if array is None and not run.trust.is_vertical:
+        return ()
+    try:
+        if array is None:
+            raise ValueError("Expected findings in the result of a vertical run.")
+        if run.trust.is_vertical:
+            # Padded, so that the server cannot tell from its size what a result holds.
+            used = int(array.any(axis=1).sum())
+            if array.shape != plausibility.padded(array[:0], n_rounds).shape or array[used:].any():
+                raise ValueError("Expected findings and then zeros.")
+            return plausibility.from_array(array[:used], n_rounds, n_words)
+        found = plausibility.from_array(array, n_rounds, n_words)
+    except (ValueError, IndexError):
+        raise MessageError(wrong) from None
+    if not found:
+        raise MessageError(wrong)
+    return found
 
 
 def _is_possible(run: Run, noise: float, planned: float) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.algorithms.plausibility import Finding, findings_of
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError, TooFewClientsError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import messages, removal, transcript
@@ -130,6 +131,7 @@ class Server:
         self.delivered: set[int] = set()  # nodes that have the result
         self.head = self.n_opened = 0  # rounds that are closed; the last whose sum the server saw
         self.noise_factor = 1.0  # of the last sum: deviation of its noise over the planned one
+        self.findings: list[Finding] = []  # of sums that it saw, what no records explain
         self.state: State = run.algorithm.initial_state(self._generator(0))
         self._begin(run)
 
@@ -656,6 +658,7 @@ class Server:
                 self.proceedings.noise_factors.append(opened.factor)
             fraction = len(dealers) / frame.n_slots
             answer = run.algorithm.unflatten(opened.vector[:-1], t, fraction, len(dealers))
+            self.findings += findings_of(run.algorithm, self.state, answer, opened.factor)
             self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
         self.head = t
@@ -719,7 +722,7 @@ class Server:
         }
 
     def _result(self) -> bytes:
-        result = result_of(self.run, self.state, self.noise_factor)
+        result = result_of(self.run, self.state, self.noise_factor, self.findings)
         if result is None:
             raise RunError("Expected centroids and counts after the last round. Got none.")
         try:

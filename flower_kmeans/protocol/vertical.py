@@ -11,6 +11,7 @@ close or finish also after the session's end.
 
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
+from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.findings import moved_text
@@ -56,6 +58,7 @@ from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, Words, pack, pa
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 from flower_kmeans.vertical.store import Store
 
+_FINDINGS = "findings"  # beside the arrays of a session's state
 _SET_UP = ("keys", "join", "encrypt")
 _require = RefuseError.unless
 log = logging.getLogger("flower_kmeans.client")
@@ -562,14 +565,14 @@ class VerticalParty:
         t, session, algorithm = request.t, self.session, self._algorithm
         self._require_order(t)
         is_new, context = t > session.head + bool(self._progress.c1), transcript.ZERO
-        state = self._state()
+        state, findings = self._state(), self._findings()
         if t == 1 and is_new:
             self._take_parcels(request)
             self._require_complete()
         elif t > 1:
             context, shares = self._shares(request)
             if is_new:
-                state = self._next_state(t - 1, shares)
+                state, findings = self._next_state(t - 1, shares)
                 for plan in self._key_plans:  # not before: an interrupted step 1 needs them again
                     self._store.remove(_name(plan))
         own = self._columns[:, : self._computing.widths[0]]
@@ -580,7 +583,7 @@ class VerticalParty:
         sent = self._sent(request, lambda _: data)
         if is_new:
             session.head = t - 1
-            session.state = encode_arrays(dict(state.arrays))
+            session.state = encode_arrays({**state.arrays, _FINDINGS: findings})
             self._put(c1=digest, files=self._store.digests)
         self._write(t, context, digest)
         return sent
@@ -590,10 +593,13 @@ class VerticalParty:
         n_rounds, algorithm = self._shape.n_rounds, self._algorithm
         self._require_order(n_rounds + 1)
         context, shares = self._shares(request)
-        state = self._next_state(n_rounds, shares)
+        state, findings = self._next_state(n_rounds, shares)
         counts = state.arrays["counts"] * 2.0**-algorithm.fraction_bits
         centroids = cast(NDArray[Any], algorithm.centroids(state))  # since the start
-        result = encode_arrays({"centroids": centroids, "counts": counts})
+        # All results of a run are of one size, which the server sees.
+        padded = plausibility.padded(findings, n_rounds)
+        arrays = {"centroids": centroids, "counts": counts, "findings": padded}
+        result = encode_arrays(arrays)
         sent = self._sent(request, lambda _: result)
         self._write(n_rounds + 1, context, hashlib.sha256(result).digest())
         return self._ended(result, sent)
@@ -608,15 +614,31 @@ class VerticalParty:
         session = self.session
         if not session.state:
             return self._algorithm.initial_state(None)
-        return State(session.head, decode_arrays(session.state))
+        arrays = decode_arrays(session.state)
+        arrays.pop(_FINDINGS, None)
+        return State(session.head, arrays)
 
-    def _next_state(self, t: int, shares: Words) -> State:
-        """Return the state after a round, from its values under the noise of all parties."""
+    def _findings(self) -> Floats:
+        """Return the findings of the rounds so far, which the session keeps beside the state."""
+        empty = np.zeros((0, 6))
+        if not self.session.state:
+            return empty
+        return decode_arrays(self.session.state).get(_FINDINGS, empty)
+
+    def _next_state(self, t: int, shares: Words) -> tuple[State, Floats]:
+        """Return the state after a round, from its values under the noise of all parties.
+
+        With it the findings of all rounds so far, as rows.
+        """
         algorithm = self._algorithm
         opened = self._computing.open(t, shares, lambda stream: self._noise(t, stream))
         scale = 2.0**algorithm.fraction_bits / self._shape.moduli.unit
         grid = np.rint(opened * scale).astype(np.int64)
-        return algorithm.update(self._state(), Statistic({SUMS: grid[:, 1:], COUNTS: grid[:, 0]}))
+        answer, before = Statistic({SUMS: grid[:, 1:], COUNTS: grid[:, 0]}), self._state()
+        factor = math.sqrt(self._body.n_noisy / self.run.document.noise_shares)
+        found = plausibility.findings_of(algorithm, before, answer, factor)
+        rows = np.concatenate([self._findings(), plausibility.to_array(found)])
+        return algorithm.update(before, answer), rows
 
 
 @contextmanager

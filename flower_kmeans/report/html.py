@@ -22,7 +22,7 @@ from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
-from flower_kmeans.report.report import Report, versions
+from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
 from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
@@ -79,7 +79,8 @@ def html_report(
     RunError
         If the strategy has not started.
     """
-    return page_of(_outcome_of(run, result, columns, not_private), title, facts, versions())
+    outcome = _outcome_of(run, result, columns, not_private)
+    return page_of(outcome, title, facts, outcome.report.versions)
 
 
 def page_of(

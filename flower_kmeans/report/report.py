@@ -1,13 +1,16 @@
 """What a run's report says: the guarantee, who sees what, and which clients were missing."""
 
 import math
+import platform
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Literal
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
+from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
@@ -26,11 +29,12 @@ _NEIGHBOURS = {
 _GROUPS = (2, 10)
 _GUARANTEE = ("epsilon", "delta", "mu")
 _PLAIN = (  # attributes that `Report.to_dict` copies
-    *("strategy", *_GUARANTEE, "unit", "clip", "clips", "trust", "keys"),
+    *("strategy", "run", "date", "versions", "bounds", "roster", "parties"),
+    *(*_GUARANTEE, "unit", "clip", "clips", "trust", "keys"),
     *("n_rounds", "n_clients", "n_slots", "min_clients", "max_colluders", "max_attempts"),
     *("attempts", "repeats", "round_trips", "noise_factor", "added_noise_factor", "levels"),
     *("sampler", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
-    *("protects_against", "statements", "dropped", "incidents", "cost"),
+    *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
 )
 
 Kind = Literal["silent", "refused", "failed", "differs", "skipped", "named", "renewed", "liar"]
@@ -40,6 +44,27 @@ Kind = Literal["silent", "refused", "failed", "differs", "skipped", "named", "re
 ``named``: committee members could not open its shares. ``renewed``: it began a new session.
 ``liar``: its sum-share was false and was left out.
 """
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that runs: protocol, arithmetic and cryptography."""
+    others = ("flwr", "numpy", "cryptography", "msgspec")
+    found = {"flower-kmeans": __version__, "python": platform.python_version()}
+    return found | {name: version(name) for name in others}
+
+
+def now() -> str:
+    """Return the date and time in UTC, to the second: ``2026-01-31T12:00:00Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def bounds_of(domain: Domain) -> dict[str, Any]:
+    """Return the public bounds of records in the user's units, as plain values."""
+    names = {} if domain.columns is None else {"columns": list(domain.columns)}
+    if isinstance(domain, Ball):
+        return {"kind": "Ball", **names, "center": list(domain.center), "radius": domain.radius}
+    bounds = {"lower": list(domain.lower), "upper": list(domain.upper), "scale": domain.scale}
+    return {"kind": "Box", **names, **bounds}
 
 
 @dataclass(frozen=True)
@@ -121,11 +146,25 @@ class Report(Proceedings):
     seconds: float = 0.0
     dropped: list[Dropped] = field(default_factory=list)  # whom a round went on without
     incidents: list[Dropped] = field(default_factory=list)  # all that was not an orderly reply
-    warnings: tuple[str, ...] = ()  # the algorithm's; clients of a blind server log them instead
+    # The algorithm's, and released values that no records or noise alone explain. Clients of a
+    # blind server have them in its place.
+    warnings: tuple[str, ...] = ()
     cost: CostEstimate | None = None  # released cost of the clustering, if the server knows it
     sizes: SizeReport | None = None  # against their bounds, if the server knows them
     earlier: "Report | None" = None  # of the run whose result were the initial centroids
     vertical: VerticalReport | None = None
+    # What one must know to sign it.
+    run: str = ""  # identity of the run, 32 hexadecimal digits
+    date: str = ""  # of its start, in UTC
+    versions: Mapping[str, str] = field(default_factory=versions)  # of the server's software
+    bounds: Mapping[str, Any] = field(default_factory=dict)  # `bounds_of` its domain
+    roster: str = ""  # digest of the clients' public keys, hexadecimal; empty without a roster
+    parties: tuple[str, ...] = ()  # their names on the roster, by slot
+
+    @property
+    def restarts(self) -> int:
+        """How many times a client began a new session in the course of the run."""
+        return len(self.incidents_of("renewed"))
 
     @property
     def trust(self) -> str:
@@ -320,7 +359,6 @@ class Report(Proceedings):
             "releases": self._releases(),
             "plan": self.plan.to_config(),
             "notes": self.plan.notes,
-            "versions": versions(),
         }
         if (epsilon := self.plan.budget.epsilon) is not None:
             # What else the same noise means: for other epsilons, and for several records.
@@ -334,7 +372,7 @@ class Report(Proceedings):
 
     def _origin(self) -> dict[str, Any]:
         """Return what the report of a run that started from this one says of it."""
-        names = ("strategy", "trust", *_GUARANTEE, "keys", "min_clients")
+        names = ("strategy", "run", "date", "trust", *_GUARANTEE, "keys", "min_clients")
         own = {name: getattr(self, name) for name in names} | {"plan": self.plan.to_config()}
         return own | {"earlier": self.earlier and self.earlier._origin()}
 
@@ -353,11 +391,6 @@ class Report(Proceedings):
             for number, releases in enumerate(self.plan.rounds, 1)
             for release in releases
         ]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that runs."""
-    return {"flower-kmeans": __version__, "flwr": version("flwr")}
 
 
 def clip_text(clip: float, clips: Mapping[str, float]) -> str:

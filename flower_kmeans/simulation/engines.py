@@ -178,7 +178,11 @@ def simulate(
         result = run(start, clients, own)
     if result is None:
         raise RunError("No client reported a result.")
-    outcome = result.centroids, result.counts, strategy.domain, strategy.report
+    report = strategy.report
+    if strategy.trust_model.is_blind:
+        # The server knows no warnings. Whoever simulates also has the clients' result.
+        report = replace(report, warnings=result.warnings)
+    outcome = result.centroids, result.counts, strategy.domain, report
     # Clients know the box alone, and the strategy what a `TableDomain` declares.
     synopsis = result.synopsis and replace(result.synopsis, domain=strategy.domain)
     return Clustering(*outcome, result.weights, result.size_report, synopsis)

@@ -9,6 +9,7 @@ from cohorts import BLIND, Cohort, code
 from documents import TRUSTS, make_algorithm
 
 from flower_kmeans import Ball, Box
+from flower_kmeans.algorithms.plausibility import Finding, Kind, sentences, to_array
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.protocol.messages import Code, Finished
@@ -131,6 +132,38 @@ def test_wrong_synopses_are_refused(tmp_path, trust):
     (found,) = cohort.nodes[0].results
     np.testing.assert_array_equal(found.synopsis.weights, np.full(m, 40.0))
     assert found.synopsis.means.shape == (m, p)
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust).set_up()
+    arrays = result_of(cohort)
+    del arrays["weights"], arrays["size_noise"]
+    rounds = cohort.document.rounds
+    found = (
+        Finding(Kind.TOO_MANY, rounds, 1, 0, 5e8, 3.5),
+        Finding(Kind.LIGHT, rounds, 2, 1, -536.0, 700.0),
+    )
+    good = to_array(found)
+    bad = [good[:0], good[:, :5], good.astype(np.int64), np.tile(good, (1000, 1))]
+    for column, value in ((0, 9.0), (0, 0.5), (1, 0.0), (1, rounds + 1.0), (2, 0.0), (3, 1e9)):
+        changed = good.copy()
+        changed[0, column] = value
+        bad.append(changed)
+    for array in bad:
+        data = encode_arrays({**arrays, "findings": array})
+        assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+    assert not cohort.nodes[0].results
+    data = encode_arrays({**arrays, "findings": good})
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
+    (result,) = cohort.nodes[0].results
+    assert result.findings == found
+    # The sentences are the client's own: no server writes into its log.
+    assert result.warnings == sentences(cohort.run.algorithm, found)
+    assert encode_result(result) == data
+    # Without findings nothing is sent of them.
+    assert isinstance(cohort.send(1, cohort.finish_of(1, result=encode_arrays(arrays))), Finished)
+    assert cohort.nodes[1].results[0].warnings == ()
 
 
 @pytest.mark.default_cases("distributed-noise", "oblivious-server")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from harness import run_recorded, write_roster
 from scipy import stats
 
-from flower_kmeans import Box, Fault, PrivacyBudget
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
-from flower_kmeans.report.report import PARTIES, CommitteeReport, Dropped, Report
+from flower_kmeans.report import report as reports
+from flower_kmeans.report.report import PARTIES, CommitteeReport, Dropped, Report, bounds_of
 from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.strategies import FastLloyd, Lloyd, SuLloyd
 
@@ -268,12 +271,64 @@ def test_sizes_stand_beside_their_bounds_where_the_server_has_them():
     assert made("trusted-server").to_dict()["sizes"] is None
 
 
+def test_a_report_has_what_one_must_know_to_sign_it(tmp_path, monkeypatch):
+    software = {"flower-kmeans": "0.3", "cryptography": "1.2.3"}
+    monkeypatch.setattr(reports, "now", lambda: "2026-01-31T12:00:00Z")
+    monkeypatch.setattr(reports, "versions", lambda: dict(software))
+    roster, policies = write_roster(tmp_path, len(PARTS))
+    domain = Box([0.0, -1.0], [1.0, 2.0], columns=["height", "weight"])
+    strategy = FastLloyd(
+        *(2, domain, PrivacyBudget(0.8), 150),
+        trust="distributed-noise",
+        keys="roster",
+        roster_file=roster,
+        n_clients=6,
+        n_rounds=2,
+    )
+    outcome = run_recorded(strategy, PARTS, policy=policies)
+    found = json.loads(json.dumps(strategy.report.to_dict()))
+    assert found["run"] == outcome.results[0].run
+    assert found["date"] == "2026-01-31T12:00:00Z"
+    assert found["versions"] == software
+    assert found["bounds"] == {
+        "kind": "Box",
+        "columns": ["height", "weight"],
+        "lower": [0.0, -1.0],
+        "upper": [1.0, 2.0],
+        "scale": "column",
+    }
+    assert found["roster"] == Roster.from_file(roster).digest.hex()
+    assert found["parties"] == [f"c-{i}" for i in range(6)]
+    assert (found["attempts"], found["repeats"], found["restarts"]) == (2, 0, 0)
+    page = html_report(strategy, outcome.result)
+    for words in (found["run"], found["date"], found["roster"], "c-0, c-1, c-2", "1.2.3"):
+        assert words in page
+
+
+def test_without_a_roster_nobody_has_a_name():
+    report = report_of(fast("trusted-server"))
+    assert (report.roster, report.parties) == ("", ())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", report.date)
+    assert {"flower-kmeans", "flwr", "numpy", "cryptography"} <= report.versions.keys()
+    assert bounds_of(Ball(2.0, [0.0, 1.0])) == {
+        "kind": "Ball",
+        "center": [0.0, 1.0],
+        "radius": 2.0,
+    }
+
+
+def test_restarts_are_the_sessions_that_clients_began_again():
+    renewed = [Dropped(0, 7, 2, "", "renewed"), Dropped(1, 8, 2, "", "renewed")]
+    report = made("distributed-noise", incidents=[*renewed, Dropped(2, 9, 1, "")])
+    assert report.restarts == report.to_dict()["restarts"] == 2
+
+
 def test_a_report_holds_no_number_of_the_records():
-    """Two federations with very different records have the same report, but for time and nodes."""
+    """Two federations with very different records have the same report, but for time and name."""
     reports = []
     for parts in (PARTS, [np.full((1, 2), 0.5), *[np.empty((0, 2))] * 5]):
         data = run_recorded(fast("oblivious-server"), parts).strategy.report.to_dict()
-        reports.append(data | {"seconds": 0})
+        reports.append(data | {"seconds": 0, "date": "", "run": ""})
     assert reports[0] == reports[1]
 
 

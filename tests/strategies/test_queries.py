@@ -93,7 +93,7 @@ def test_warnings_of_the_algorithm_are_in_the_report(capsys):
     """All records are in one cell, so one of the two thresholds is not."""
     strategy = make("Split", None)
     with without_noise():
-        run("Split", strategy, [np.full((5, 3), 5.0)] * 6)
+        run("Split", strategy, [np.full((200, 3), 5.0)] * 6)
     report = strategy.report
     assert report.warnings == (FEW,)
     assert json.loads(json.dumps(report.to_dict()))["warnings"] == [FEW]

@@ -17,6 +17,7 @@ from report_pages import read, tables
 from vertical_runs import blobs, straight_signs
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report, simulate
+from flower_kmeans.algorithms.plausibility import Kind
 from flower_kmeans.client import ClientPolicy
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -45,6 +46,7 @@ from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import VerticalKMeans
 from flower_kmeans.vertical import engine
 from flower_kmeans.vertical.costs import costs
+from flower_kmeans.vertical.parties import ComputingParty
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -243,6 +245,24 @@ def test_one_word_reveals_at_most_what_the_report_says(pair):
     assert vertical.n_values == 2 * 2 * 3
     sigma = strategy._share
     assert vertical.bits == pytest.approx(15.6 - math.log2(sigma / 20), abs=0.1)
+
+
+def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(tmp_path, monkeypatch):
+    """Party 0 opens other sums than those of the records, in both rounds."""
+    real = ComputingParty.open
+    monkeypatch.setattr(ComputingParty, "open", lambda *args: -5 * real(*args))
+    with straight_signs():
+        strategy = made(n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)])
+        app = run(strategy, tmp_path)
+        planned = planned_bytes(strategy._running.run)
+    first, second = app.results[0], app.results[1]
+    assert first.findings == second.findings
+    assert first.warnings == second.warnings
+    assert {each.round for each in first.findings if each.kind == Kind.NEGATIVE} == {1, 2}
+    assert any("further below 0" in words for words in second.warnings)
+    assert strategy.report.warnings == ()
+    # Of the same size as without findings, which is all that the server sees of it.
+    assert strategy.report.vertical.sent_bytes == planned
 
 
 # --------------------------------------------------------------------------- more parties

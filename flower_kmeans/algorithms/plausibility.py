@@ -1,0 +1,510 @@
+"""Which released sums no records explain: a wrong ``n_records``, a false answer, or noise alone.
+
+Pure functions of public parameters and released values, so nothing here costs privacy. A false
+answer cannot be prevented, since nobody sees single answers; a large one can be noticed in the sum.
+Alarms are tests against the planned noise, of which all together fail by chance in at most
+`FALSE_ALARMS` of runs (docs/reading-a-report.md, "Warnings about released values"). Notes say where
+noise is larger than what it covers, which is no fault.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.domain import Ball
+
+if TYPE_CHECKING:
+    from flower_kmeans.algorithms.base import Algorithm, State, Statistic
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+FALSE_ALARMS = 1e-4
+"""Most runs whose noise alone raises an alarm: a union bound over all tests of a run."""
+FACTOR = 3.0
+"""Totals of more than so many times ``n_records`` raise an alarm, and of less than one so-manieth.
+"""
+LIGHT = 2.0
+"""A size of fewer standard deviations of its noise is noted."""
+
+_ROUNDING = 1e-9  # relative: exact sums are compared in float64
+_SHOWN = 10  # rounds that a sentence names
+
+
+class Kind(IntEnum):
+    """What is wrong with released values. Alarms come first, then notes."""
+
+    TOO_MANY = 0
+    TOO_FEW = 1
+    NEGATIVE = 2
+    TOO_LONG = 3
+    SQUARES = 4
+    UNCLIPPED = 5
+    FEW_NEAR = 6
+    LIGHT = 7
+    OUTSIDE = 8
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether noise does not explain it."""
+        return self <= Kind.UNCLIPPED
+
+
+class Finding(NamedTuple):
+    """One test of one round that did not hold."""
+
+    kind: Kind
+    round: int
+    number: int  # of the values that it does not hold for
+    place: int  # of the worst of them, from 0
+    value: float  # the worst of them: records, or else how many times its limit it is
+    deviation: float  # standard deviation of that value's noise, in records; 0 where not shown
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Meaning:
+    """What the exact sums of a round keep to, whatever the records are; in grid units.
+
+    The defaults are those of sums and counts of records, each of which counts in one place.
+    """
+
+    counts: str | None = "counts"
+    """The block of how many records each place has, if there is one."""
+    are_records: bool = True
+    """Whether these are numbers of records, not of clients."""
+    all_count: bool = True
+    """Whether every record counts somewhere, however far away it is."""
+    times: float = 1.0
+    """In how many places a record may count."""
+    are_clusters: bool = True
+    """Whether places are the clusters of the result, not cells or candidates."""
+    public_size: int | None = None
+    """How many records each place has, where that is public and no counts are released."""
+    sums: str | None = None
+    """The block of sums by place, if there is one."""
+    length: float = math.inf
+    """The most that one record adds to a row of the sums, in l2."""
+    widths: IntArray | None = None
+    """The most that one record adds to each column of the sums; ``length`` by default."""
+    unit: float = 1.0
+    """A step of the records' grid over one of the sums."""
+    offsets: bool = False
+    """Whether sums are of offsets from the centroids, no longer than ``length``."""
+    shares: tuple[str, ...] = ()
+    """Blocks by place to which a record adds 0 to as much as to the counts."""
+    totals: Mapping[str, float] | None = None
+    """Blocks of one word, with the most that one record adds to them, and at least 0."""
+    moments: str | None = None
+    """The block of second moments, if there is one."""
+    trace: float = 0.0
+    """The most that one record adds to their trace."""
+    tolerance: float = 0.0
+    """Records by which counts may be wrong otherwise, as by errors of an encryption."""
+
+
+# ------------------------------------------------------------------------------- tests
+
+
+def findings_of(
+    algorithm: "Algorithm",
+    before: "State",
+    answer: "Statistic",
+    noise_factor: float = 1.0,
+) -> tuple[Finding, ...]:
+    """Return what is wrong with a round's noisy sum, from released values alone.
+
+    At most one finding of each kind, the worst. ``before`` is the state before the sum.
+    ``noise_factor`` is by how much the noise's standard deviation exceeds the plan's.
+    """
+    by_kind: dict[Kind, Finding] = {}
+    for finding in _Round(algorithm, before, answer, noise_factor).findings():
+        kept = by_kind.setdefault(finding.kind, finding)
+        if abs(finding.value) > abs(kept.value):
+            by_kind[finding.kind] = finding
+    return tuple(by_kind.values())
+
+
+class _Round:
+    """The noisy sum of one round beside what it should keep to."""
+
+    def __init__(
+        self, algorithm: "Algorithm", before: "State", answer: "Statistic", noise_factor: float
+    ) -> None:
+        self.algorithm = algorithm
+        self.before = before
+        self.answer = answer
+        self.number = before.round + 1
+        self.meaning = algorithm.meaning(before, answer)
+        self.releases = algorithm.releases(self.number)
+        self.one = 2.0**algorithm.fraction_bits
+        noise = algorithm.noise_of(self.number)
+        self.noise = {name: std * noise_factor for name, std in noise.items()}
+        self.noise_factor = noise_factor
+        # Before any arithmetic: the least int64 has no absolute value.
+        self.blocks = {name: block.astype(np.float64) for name, block in answer.blocks.items()}
+        n_words = sum(block.size for block in self.blocks.values())
+        # At most two tests of each word, four more of each place, and a few of the whole.
+        n_tests = 2 * n_words + 4 * self._n_places + 8
+        self.chance = FALSE_ALARMS / algorithm.n_rounds / n_tests
+        has_laplace = any(release.mechanism == "laplace" for release in self.releases)
+        self.reach = deviations(self.chance, has_laplace)
+
+    @property
+    def _n_places(self) -> int:
+        name = self.meaning.counts or self.meaning.sums
+        return 1 if name is None else len(self.blocks[name])
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong. All tests are made for all values."""
+        if self.meaning.counts is not None:
+            yield from self._of_total()
+        yield from self._of_signs()
+        if self.meaning.sums is not None:
+            yield from self._of_sums()
+        yield from self._of_shares()
+        yield from self._of_totals()
+        if self.meaning.moments is not None:
+            yield from self._of_moments(self.blocks[self.meaning.moments])
+        if self.algorithm.clip is not None:
+            yield from self._of_clients()
+        if self.number == self.algorithm.n_rounds and self.meaning.are_clusters:
+            yield from self._of_result()
+
+    # ------------------------------------------------------------------ counts
+
+    @property
+    def _counts(self) -> tuple[FloatArray, float]:
+        """The records of each place, and the standard deviation of their noise."""
+        meaning = self.meaning
+        if meaning.counts is not None:
+            return self.blocks[meaning.counts] / self.one, self.noise[meaning.counts] / self.one
+        size = float(meaning.public_size or 0)
+        return np.full(self._n_places, size), 0.0
+
+    def _of_total(self) -> Iterator[Finding]:
+        planned = self.algorithm.n_records
+        if planned is None or not self.meaning.are_records:
+            return
+        counts, noise = self._counts
+        total, std = math.fsum(counts), noise * math.sqrt(len(counts))
+        most = FACTOR * planned * self.meaning.times
+        if total - most > self.reach * std:
+            yield Finding(Kind.TOO_MANY, self.number, 1, 0, total, std)
+        # Clipped clients make up fewer records than there are.
+        least = planned * self.answer.answered / FACTOR
+        if self.algorithm.clip is None and least - total > self.reach * std:
+            kind = Kind.TOO_FEW if self.meaning.all_count else Kind.FEW_NEAR
+            yield Finding(kind, self.number, 1, 0, total, std)
+
+    def _of_signs(self) -> Iterator[Finding]:
+        """Yield counts below 0 by more than their noise."""
+        if self.meaning.counts is None:
+            return
+        counts, std = self._counts
+        wrong = -counts > self.reach * std + self.meaning.tolerance
+        yield from self._found(Kind.NEGATIVE, wrong, counts, counts, std)
+
+    # ------------------------------------------------------------------ sums
+
+    @property
+    def _bounds_hold(self) -> bool:
+        """Whether no sum exceeds what its count allows: not where the two are clipped apart."""
+        return (
+            self.algorithm.clip is None
+            or self.algorithm.has_joint_clipping
+            or (len(self.releases) == 1)
+        )
+
+    def _of_sums(self) -> Iterator[Finding]:
+        """Yield places whose sum is larger than records within the bounds make it."""
+        name = self.meaning.sums
+        if name is None or not self._bounds_hold:
+            return
+        sums, noise = self.blocks[name], self.noise[name]
+        counts, count_noise = self._counts
+        counts = np.maximum(counts, 0.0) + self.meaning.tolerance
+        length = self.meaning.length
+        widths = np.full(sums.shape[1], length)
+        if self.meaning.widths is not None:
+            widths = np.minimum(self.meaning.widths.astype(np.float64), length)
+        most = counts[:, None] * widths
+        std = np.hypot(noise, widths * count_noise)
+        wrong = np.abs(sums) - most > self.reach * std + _ROUNDING * most
+        ratios = np.abs(sums) / np.maximum(most, np.maximum(std, 1.0))
+        found = wrong.any(axis=1)
+        worst = ratios.max(axis=1)
+        # Of a Laplace vector's length only the coordinates are tested.
+        if all(release.mechanism == "gaussian" for release in self.releases):
+            lengths = _lengths(sums)
+            room = noise * math.sqrt(sums.shape[1])
+            room += self.reach * math.hypot(noise, length * count_noise)
+            found |= lengths - counts * length > room + _ROUNDING * counts * length
+        yield from self._found(Kind.TOO_LONG, found, worst, -worst)
+
+    def _of_shares(self) -> Iterator[Finding]:
+        """Yield sums of squares below 0, or above the counts."""
+        for name in self.meaning.shares:
+            if not self._bounds_hold:
+                return
+            values, noise = self.blocks[name] / self.one, self.noise[name] / self.one
+            counts, count_noise = self._counts
+            wrong = -values > self.reach * noise
+            std = math.hypot(noise, count_noise)
+            most = np.maximum(counts, 0.0)
+            wrong |= values - most > self.reach * std + _ROUNDING * most
+            ratios = np.abs(values) / np.maximum(most, max(std, 1.0))
+            yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
+
+    def _of_totals(self) -> Iterator[Finding]:
+        """Yield single sums below 0, or above what the records there are can add."""
+        for name, most in (self.meaning.totals or {}).items():
+            planned = self.algorithm.n_records
+            value, noise = self.blocks[name], self.noise[name]
+            wrong = -value > self.reach * noise
+            if planned is not None and self.algorithm.clip is None:
+                wrong |= value - FACTOR * planned * most > self.reach * noise
+            ratios = np.abs(value) / max((planned or 1) * most, noise, 1.0)
+            yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
+
+    def _of_moments(self, words: FloatArray) -> Iterator[Finding]:
+        """Yield second moments of no records: squares below 0, products above their squares."""
+        d = self.algorithm.domain.n_features
+        noise = self.noise[self.meaning.moments or ""]
+        squares, products = words[:d], words[d:]
+        planned = self.algorithm.n_records
+        scale = max((planned or 1) * self.meaning.trace, noise, 1.0)
+        wrong = -squares > self.reach * noise
+        rows, columns = np.triu_indices(d, 1)
+        # 2 |x y| <= x^2 + y^2; the noise of a product has half of the variance of a square's.
+        pairs = squares[rows] + squares[columns]
+        std = noise * math.sqrt(2.0 + 4.0 * 0.5)
+        wide = 2 * np.abs(products) - pairs > self.reach * std + _ROUNDING * np.abs(pairs)
+        found = np.concatenate([wrong, wide])
+        if planned is not None and self.algorithm.clip is None:
+            excess = math.fsum(squares) - FACTOR * planned * self.meaning.trace
+            found[0] |= excess > self.reach * noise * math.sqrt(d)
+        ratios = np.abs(words) / scale
+        yield from self._found(Kind.SQUARES, found, ratios, -ratios)
+
+    def _of_clients(self) -> Iterator[Finding]:
+        """Yield releases that are longer than as many clipped answers can make them."""
+        n_answers = self.answer.n_answers or self.algorithm.n_clients or 1
+        vector = self.algorithm.flatten(self.answer, self.number).astype(np.float64)
+        sensitivities = self.algorithm.sensitivities(self.number)
+        for release, words in self.algorithm.release_words(self.number):
+            if release.norm == "linf":
+                continue  # its parts have bounds of their own, and clients are never clipped so
+            units = sensitivities[words]
+            used = units > 0
+            values = vector[words][used] / units[used]
+            name = release.blocks[0]
+            unit = self.algorithm.block_sensitivities(self.number)[name]
+            scale = self.noise[name] / (unit * self.algorithm.clip_of(release))
+            n = len(values)
+            if release.mechanism == "laplace":
+                scale /= math.sqrt(2.0)
+                length = math.fsum(np.abs(values))
+                log = -math.log(self.chance)
+                room = scale * (n + math.sqrt(2 * n * log) + log)
+            else:
+                length = float(_lengths(values[None])[0])
+                room = scale * (math.sqrt(n) + self.reach)
+            ratio = length / max(n_answers, room)
+            wrong = np.array([length - n_answers > room + _ROUNDING * n_answers])
+            yield from self._found(Kind.UNCLIPPED, wrong, np.array([ratio]), np.array([-ratio]))
+
+    # ------------------------------------------------------------------ the result
+
+    def _of_result(self) -> Iterator[Finding]:
+        """Yield clusters of the result of which noise is the larger part."""
+        if self.meaning.counts is None:
+            return
+        counts, std = self._counts
+        if std > 0:
+            yield from self._found(Kind.LIGHT, counts < LIGHT * std, counts, counts, std)
+        name = self.meaning.sums
+        if name is None:
+            return
+        usable = counts >= 1.0
+        means = self.blocks[name] * self.meaning.unit / np.maximum(counts, 1.0)[:, None]
+        # A step of the grid: records on the boundary are within.
+        beyond = np.zeros(len(counts), dtype=bool)
+        if self.meaning.offsets:
+            beyond = _lengths(means) > self.meaning.length * self.meaning.unit + 1
+            means = means + self.before.arrays["centroids"]
+        domain = self.algorithm.domain
+        if isinstance(domain, Ball):
+            beyond |= _lengths(means) > self.one + math.sqrt(means.shape[1])
+        else:
+            widths = domain.grid_half_widths(self.algorithm.fraction_bits)
+            beyond |= (np.abs(means) > widths + 1).any(axis=1)
+        excess = np.abs(means).max(axis=1) / self.one
+        yield from self._found(Kind.OUTSIDE, usable & beyond, excess, -excess)
+
+    def _found(
+        self,
+        kind: Kind,
+        wrong: BoolArray,
+        values: FloatArray,
+        order: FloatArray,
+        deviation: float = 0.0,
+    ) -> Iterator[Finding]:
+        """Yield one finding for the values that are wrong; the least of ``order`` is the worst."""
+        # Found in any case: a server that sees no sum may measure how long a client takes.
+        number = int(np.count_nonzero(wrong))
+        place = int(np.argmin(np.where(wrong, order, np.inf)))
+        finding = Finding(kind, self.number, number, place, float(values[place]), deviation)
+        if number:
+            yield finding
+
+
+def deviations(chance: float, is_laplace: bool = False) -> float:
+    """Return the standard deviations that noise exceeds, on one side, with a small probability.
+
+    Of Laplace noise and of its sums, those of one Laplace variable: none has longer tails. A
+    mixture with Gaussian noise has shorter ones.
+    """
+    if is_laplace:
+        return -math.log(2 * chance) / math.sqrt(2.0)
+    return -NormalDist().inv_cdf(chance)
+
+
+def _lengths(rows: FloatArray) -> FloatArray:
+    """Return the l2 norm of each row, whose squares may not overflow."""
+    scale = np.maximum(np.abs(rows).max(axis=1, initial=0.0), 1.0)
+    scaled = rows / scale[:, None]
+    found: FloatArray = scale * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    return found
+
+
+# ------------------------------------------------------------------------------- sentences
+
+
+def sentences(algorithm: "Algorithm", findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Return one sentence or two for each kind of findings; alarms come first."""
+    by_kind: dict[Kind, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    return tuple(_words(algorithm, kind, by_kind[kind]) for kind in sorted(by_kind))
+
+
+_DOUBT = (
+    "Either a client sent false numbers, or it did not use the run's bounds: do not use the result "
+    "before you know."
+)
+
+
+def _words(algorithm: "Algorithm", kind: Kind, found: Sequence[Finding]) -> str:
+    where = _rounds([finding.round for finding in found])
+    most = max(found, key=lambda finding: abs(finding.value))
+    least = min(found, key=lambda finding: finding.value)
+    planned = "unknown" if algorithm.n_records is None else f"{algorithm.n_records:,}"
+    if kind == Kind.TOO_MANY:
+        return (
+            f"WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} records, "
+            f"more than {FACTOR:g} times n_records={planned} and than noise explains. Either "
+            "n_records is wrong, or a client sent false numbers: do not use the result before you "
+            "know."
+        )
+    if kind == Kind.TOO_FEW:
+        return (
+            f"WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} records, "
+            f"less than a third of n_records={planned} among the clients that answered, and less "
+            "than noise explains. Either n_records is wrong, or clients that did not answer hold "
+            "most records, or clients could not read theirs (run `flower-kmeans check` at each), "
+            "or a client sent false numbers."
+        )
+    if kind == Kind.NEGATIVE:
+        return (
+            f"WARNING: a noisy count of {where} is {least.value:,.0f}, further below 0 than its "
+            f"noise of standard deviation {least.deviation:,.3g} explains. A client sent false "
+            "numbers: do not use the result."
+        )
+    if kind == Kind.TOO_LONG:
+        return (
+            f"WARNING: noisy sums of {where} are {most.value:,.3g} times the most that the counted "
+            f"records can add within the bounds, beyond the noise. {_DOUBT}"
+        )
+    if kind == Kind.SQUARES:
+        return (
+            f"WARNING: noisy sums of squares of {where} are those of no records within the bounds, "
+            f"beyond the noise. {_DOUBT}"
+        )
+    if kind == Kind.UNCLIPPED:
+        return (
+            f"WARNING: noisy sums of {where} are {most.value:,.3g} times the most that all clipped "
+            "clients can add together, beyond the noise. A client sent false numbers: do not use "
+            "the result."
+        )
+    if kind == Kind.FEW_NEAR:
+        return (
+            f"The noisy counts of {where} add up to as few as {least.value:,.0f} records, less "
+            f"than a third of n_records={planned} among the clients that answered. Here only "
+            "records near a centroid count: allow a larger radius, and check n_records."
+        )
+    number, k = most.number, algorithm.n_clusters
+    if kind == Kind.LIGHT:
+        return (
+            f"The noisy sizes of {least.number} of {k} clusters are below {LIGHT:g} standard "
+            f"deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
+            f"of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
+            "a larger epsilon or more records."
+        )
+    return (
+        f"The noisy means of {number} of {k} clusters, as of cluster {most.place}, lay outside "
+        "the bounds or farther away than any record that counts. Their centroids are noise for the "
+        "most part: take fewer clusters, a larger epsilon or more records."
+    )
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    """Return rounds in words."""
+    rounds = sorted(set(numbers))
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    if len(rounds) > _SHOWN:
+        return f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
+    return f"rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+
+
+# ------------------------------------------------------------------------------- as an array
+
+
+def to_array(findings: Iterable[Finding]) -> FloatArray:
+    """Return findings as rows (m, 6), for a state or a message."""
+    return np.array([tuple(map(float, each)) for each in findings]).reshape(-1, 6)
+
+
+def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
+    """Return rows of findings of a vertical run, and zeros up to the number of rows of all runs."""
+    # In a round one of the total, and signs and lengths; at the end also sizes and means.
+    most = 3 * n_rounds + 2
+    return np.concatenate([rows, np.zeros((most - len(rows), 6))])
+
+
+def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding, ...]:
+    """Return the findings of an array, or raise a `ValueError` if no run has these.
+
+    ``n_words`` is the most that a round of the run has.
+    """
+    if array.dtype != np.float64 or array.ndim != 2 or array.shape[1] != 6:
+        raise ValueError("Expected findings as rows of six numbers.")
+    if len(array) > len(Kind) * n_rounds or not np.isfinite(array).all():
+        raise ValueError("Expected finite findings, not more than tests.")
+    whole, values = array[:, :4], array[:, 4:]
+    low = np.array([0, 1, 1, 0])
+    high = np.array([len(Kind) - 1, n_rounds, n_words, n_words - 1])
+    is_right = (whole == np.rint(whole)).all() and (low <= whole).all() and (whole <= high).all()
+    if not is_right or (values[:, 1] < 0).any():
+        raise ValueError("Expected findings of the rounds and words of the run.")
+    return tuple(
+        Finding(Kind(int(kind)), int(t), int(number), int(place), float(value), float(std))
+        for kind, t, number, place, value, std in array.tolist()
+    )
