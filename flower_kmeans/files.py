@@ -2,12 +2,14 @@
 
 import errno
 import io
+import json
 import os
 import shutil
 import stat
 import tempfile
 import tomllib
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,10 @@ from typing import Any, BinaryIO, cast
 from flower_kmeans.errors import ConfigurationError
 
 _FORMULA = ("=", "+", "-", "@")
+# Characters that show nothing, although they count as letters or symbols.
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+_MINUS = "\u2212"
+_DEEPEST = 32  # lists and tables in each other; files of the library have four
 _ELSEWHERE = "or name another place"
 _CURES = {
     errno.ENOSPC: f"make room there, {_ELSEWHERE}",
@@ -163,9 +169,48 @@ def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = Fals
 def read_toml(content: bytes, what: str) -> dict[str, Any]:
     """Return the values of a TOML file, which a `ConfigurationError` names as ``what``."""
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        return parsed_toml(content.decode("utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"The {what} is not TOML: {error}.") from None
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Return the values of a TOML text; a ValueError if it is none, or nested too deeply."""
+    return cast(dict[str, Any], _parsed(tomllib.loads, text))
+
+
+def parsed_json(text: str) -> Any:
+    """Return the value of a JSON text; a ValueError if it is none, or nested too deeply."""
+    return _parsed(json.loads, text)
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Return what a parser makes of a text that others may have written."""
+    with suppress(RecursionError):
+        value = parse(text)
+        if not is_deep(value):
+            return value
+    raise ValueError(f"lists or tables lie in each other, more than {_DEEPEST} deep")
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether lists and mappings lie in each other deeper than a file of the library has.
+
+    Whoever walks through such values later, to compare or to print them, could fail half way.
+    """
+    level = [value]
+    for _ in range(_DEEPEST):
+        # One level after the other: a function that calls itself would fail here already.
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner.extend(each.values())
+            elif isinstance(each, list | tuple):
+                inner.extend(each)
+        if not inner:
+            return False
+        level = inner
+    return any(isinstance(each, Mapping | list | tuple) for each in level)
 
 
 def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
@@ -225,10 +270,29 @@ def printable(text: str) -> str:
 def csv_name(text: str) -> str:
     """Return a name for a csv file: `printable`, and after ``'`` if it could be a formula.
 
-    Spreadsheets compute cells that begin with =, +, - or @.
+    Some spreadsheets begin a new cell at each semicolon.
     """
-    shown = printable(text)
-    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    return ";".join(map(inert, printable(text).split(";")))
+
+
+def inert(text: str) -> str:
+    """Return a text for a cell: after ``'`` if a spreadsheet could take it for a formula."""
+    return f"'{text}" if _is_formula(text) else text
+
+
+def _is_formula(text: str) -> bool:
+    """Return whether a text begins with =, +, - or @, or with what may be read as one of them.
+
+    Spreadsheets drop what shows nothing, and some of them take full-width and other forms of a
+    character for the character.
+    """
+    for character in text:
+        for plain in unicodedata.normalize("NFKD", character):
+            category = unicodedata.category(plain)
+            if category[0] in "ZCM" or plain in _BLANK:
+                continue
+            return plain in _FORMULA or plain == _MINUS or category == "Pd"
+    return False
 
 
 def prepare_directory(output: Path) -> None:

@@ -1,13 +1,18 @@
 """The templates of reports, pages and what notebooks show, which hold their sentences."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flower_kmeans.files import inert
 
 if TYPE_CHECKING:
     import jinja2
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 50, 20
+_DIGITS = r"[-+]?([\d.,]+(e[-+]?\d+)?|inf|nan)"
+_NUMBER = re.compile(f"{_DIGITS}( to {_DIGITS})?%?|-")  # or nothing
 
 
 class Table(NamedTuple):
@@ -62,6 +67,16 @@ def _printable(value: object) -> object:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
+def _inert(value: object) -> object:
+    """Return a cell of a table, with text that a spreadsheet would not take for a formula.
+
+    People copy tables from pages into spreadsheets. Numbers stay as they are.
+    """
+    if hasattr(value, "__html__") or not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return inert(value)
+
+
 @cache
 def environment() -> "jinja2.Environment":
     """Return the templates."""
@@ -79,6 +94,9 @@ def environment() -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     made.filters.update(
-        clients=_clients, clips=listed, g=lambda value, digits=4: f"{value:.{digits}g}"
+        clients=_clients,
+        clips=listed,
+        inert=_inert,
+        g=lambda value, digits=4: f"{value:.{digits}g}",
     )
     return made

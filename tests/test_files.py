@@ -19,8 +19,11 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import (
     csv_name,
     open_private,
+    parsed_json,
+    parsed_toml,
     prepare_directory,
     printable,
+    read_toml,
     reason_and_cure,
     written_together,
 )
@@ -220,6 +223,26 @@ def test_no_name_is_a_formula(text):
     assert next(csv.reader(io.StringIO(row.getvalue(), newline=""))) == [name, "next"]
 
 
+# What NFKC makes a sign of, and the minus sign, which it leaves as it is.
+SIGNS = [
+    chr(code)
+    for code in range(0x110000)
+    if chr(code) == "\u2212" or unicodedata.normalize("NFKC", chr(code)) in ("=", "+", "-", "@")
+]
+HIDDEN = ["\t", "\r", "\n", "\0", " ", "\xa0", "\u200b", "\u2060", "\ufeff", "\u034f", "\u3164"]
+
+
+@pytest.mark.parametrize("hidden", ["", *HIDDEN])
+def test_no_other_form_of_a_sign_begins_a_cell(hidden):
+    """A cell begins with a sign after what shows nothing, or at a semicolon."""
+    assert {"=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66"} < {*SIGNS}
+    for sign in SIGNS:
+        text = f"{hidden}{sign}1+1"
+        for name in (csv_name(text), csv_name(f"a;{text}").removeprefix("a;")):
+            # An escape, as of a tab, begins with a backslash.
+            assert name[0] in "'\\", (hidden, sign)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -231,8 +254,36 @@ def test_no_name_is_a_formula(text):
         ("-income", "'-income"),
         ("\t=1", r"\t=1"),
         ("a=b", "a=b"),
+        ("\uff1dcmd|' /C calc'!A0", "'\uff1dcmd|' /C calc'!A0"),
+        ("\u034f=1", "'\u034f=1"),
+        ("\u3164@SUM(1)", "'\u3164@SUM(1)"),
+        ("a;=1+1", "a;'=1+1"),
+        ("a;b", "a;b"),
+        ("\u2260 1", "'\u2260 1"),
         ("", ""),
     ],
 )
 def test_what_acts_is_escaped(text, name):
     assert csv_name(text) == name
+
+
+@pytest.mark.parametrize("depth", [33, 900, 100_000])
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parsed_toml, lambda n: f"x={'[' * n}{']' * n}"),
+        (parsed_toml, lambda n: f"x={'{a=' * n}1{'}' * n}"),
+        (parsed_toml, lambda n: ".".join("a" * min(n, 2_000)) + "=1"),
+        (parsed_json, lambda n: f"{'[' * n}{']' * n}"),
+        (parsed_json, lambda n: '{"a":' * n + "1" + "}" * n),
+    ],
+)
+def test_what_lies_too_deep_is_a_value_error(parse, text, depth):
+    with pytest.raises(ValueError, match="more than 32 deep"):
+        parse(text(depth))
+
+
+def test_what_lies_less_deep_is_read():
+    assert parsed_json("[" * 30 + "]" * 30) == parsed_toml(f"x={'[' * 30}{']' * 30}")["x"]
+    with pytest.raises(ConfigurationError, match="The file of x is not TOML: lists or tables"):
+        read_toml(b"x=" + b"[" * 5_000, "file of x")

@@ -75,6 +75,16 @@ def test_names_of_columns_are_escaped():
         assert "&lt;script" in holder._repr_html_()
 
 
+def test_no_name_of_a_column_is_a_formula():
+    domain = Box([0, 0], [10, 10], columns=["\uff1dcmd|' /C calc'!A0", "=A1"])
+    found = simulate(Lloyd(3, domain), PARTITIONS)
+    for holder in (found, ClientResult(found.centroids, found.counts, domain, "00")):
+        page = holder._repr_html_()
+        for name in ("\uff1dcmd|&#39; /C calc&#39;!A0", "=A1"):
+            assert f">&#39;{name}<" in page
+            assert f">{name}<" not in page
+
+
 def test_a_run_that_failed_has_a_report_to_look_at():
     strategy = FastLloyd(
         3, Box([0, 0], [10, 10]), PrivacyBudget(1.0), 300, n_clients=5, min_clients=5

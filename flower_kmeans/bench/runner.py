@@ -405,7 +405,7 @@ def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, 
     if path.exists():
         try:
             meta = msgspec.json.decode(path.read_bytes(), type=Meta)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise DataError(f"Expected {path} to be a benchmark's. Got another file.") from None
     if (meta.suite, meta.settings) != (suite.name, settings):
         raise ConfigurationError(

@@ -32,7 +32,9 @@ from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
 from flower_kmeans.data.tables import Table as Records
 from flower_kmeans.data.tables import open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
+from flower_kmeans.files import printable
 from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.privacy.ledger_file import FULL
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES, ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
@@ -40,10 +42,12 @@ from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
 from flower_kmeans.version import __version__
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.vertical.store import require_private
 
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
 _FIRST_HTTP = (1, 40)
 _SECONDS = 10.0
+_LEDGER_ROOM = 10_000_000  # bytes: a session has its document, twice with SQLite's journal
 _WITH_TYPES = (".npy", ".npz", ".parquet")  # which name their columns themselves
 _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
@@ -247,6 +251,7 @@ def _ledger(policy: ClientPolicy) -> str:
             return "None is kept (in_memory): nothing bounds what all runs cost together."
         raise ConfigurationError("Without state_dir every private run is refused.")
     spent = spent_epsilon(policy.state_dir, delta)
+    _require_ledger_room(Path(policy.state_dir))
     if spent is None:
         return (
             f"None yet in {policy.state_dir}; the first run makes it. Of epsilon {total:g} at "
@@ -254,13 +259,24 @@ def _ledger(policy: ClientPolicy) -> str:
         )
     if spent >= total:
         raise ConfigurationError(
-            f"Expected less than max_total_epsilon={total:g} spent at delta {delta:g}. Got "
-            f"{spent:.4g} instead, so no further private run is accepted."
+            f"The ledger does not allow it. Expected less than max_total_epsilon={total:g} spent "
+            f"at delta {delta:g}. Got {spent:.4g} instead, so no further private run is accepted."
         )
     return (
         f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent or "
         f"reserved, {total - spent:.4g} is left (runs cost less than the sum of their epsilons)."
     )
+
+
+def _require_ledger_room(state_dir: Path) -> None:
+    """Require room for the next answers: an answer that cannot be written down is not sent."""
+    place = state_dir if state_dir.exists() else state_dir.parent
+    free = shutil.disk_usage(place).free
+    if free < _LEDGER_ROOM:
+        raise ConfigurationError(
+            f"{FULL}. Expected at least {_LEDGER_ROOM / 1e6:.0f} MB of free disk in {place}. "
+            f"Got {free / 1e6:.1f} MB instead."
+        )
 
 
 def _vertical(policy: ClientPolicy) -> str:
@@ -280,6 +296,8 @@ def _vertical(policy: ClientPolicy) -> str:
         raise ConfigurationError(
             f"Expected at least {least.memory:g} GB of memory. Got {memory:.2g} GB instead."
         )
+    if policy.work_dir is not None:
+        _require_work_dir(Path(policy.work_dir))
     place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
     # The node makes the directory with its first run, on the disk of the next one above.
     while not place.exists():
@@ -295,6 +313,17 @@ def _vertical(policy: ClientPolicy) -> str:
         f"{free / 1e9:.3g} GB free in {place}; flower-kmeans plan --strategy vertical says what a "
         "run needs."
     )
+
+
+def _require_work_dir(work_dir: Path) -> None:
+    """Require a private directory without links under the names of runs."""
+    require_private(work_dir)
+    links = [path.name for path in work_dir.glob("?" * 64) if path.is_symlink()]
+    if links:
+        raise ConfigurationError(
+            f"Expected directories of runs in work_dir {work_dir}. Got symbolic links instead: "
+            f"{', '.join(map(printable, sorted(links)[:3]))}."
+        )
 
 
 def _domain(

@@ -65,7 +65,8 @@ def write_centroids(
     writer = csv.writer(text)
     shown = readable(result.centroids, result.domain, names)
     writer.writerow([*table, *(csv_name(name) for name, _ in shown)])
-    writer.writerows(zip(*table.values(), *(values for _, values in shown), strict=True))
+    cells = ([v if isinstance(v, float) else csv_name(v) for v in values] for _, values in shown)
+    writer.writerows(zip(*table.values(), *cells, strict=True))
     _write(output / "centroids.csv", text.getvalue())
     return ["centroids.npz", "centroids.csv", *_write_synopsis(output, result)]
 

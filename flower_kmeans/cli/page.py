@@ -3,7 +3,6 @@
 With the ``synopsis.npz`` beside them, where a run left one.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.cli.assign import read_centroids, synopsis_beside
 from flower_kmeans.errors import DataError, KMeansError
-from flower_kmeans.files import printable
+from flower_kmeans.files import parsed_json, printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.report.html import Outcome, page_of
@@ -34,7 +33,7 @@ def page_again(path: Path) -> str:
     """Return the page of a run; a `DataError` unless all files are those of one run."""
     found = read_centroids(path.with_name("centroids.npz"))
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = parsed_json(path.read_text("utf-8"))
         report, versions = report_from(values), msgspec.convert(values["versions"], dict[str, str])
         # The server of an app writes no more than its report.
         page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)

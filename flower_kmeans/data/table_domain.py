@@ -9,7 +9,6 @@ done. Each cell is read by itself, so a record stays what it is whatever others 
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -28,6 +27,7 @@ from flower_kmeans.data.frames import frame_of
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, KMeansError
+from flower_kmeans.files import parsed_json, parsed_toml
 
 Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
 
@@ -316,7 +316,7 @@ class TableDomain(Box):
             decoded = text.decode("utf-8") if isinstance(text, bytes) else text
             # Some editors begin a file with a byte order mark.
             decoded = decoded.removeprefix("\ufeff")
-            values = tomllib.loads(decoded)
+            values = parsed_toml(decoded)
         except ValueError as error:
             raise ConfigurationError(f"{begin} It is not TOML: {error}.") from None
         found = mistake(values, decoded)
@@ -484,7 +484,7 @@ def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:
 
 def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
     """Return what `domain_arrays` wrote; various exceptions for anything else."""
-    domain = domain_from_config(json.loads(str(arrays["domain"])))
+    domain = domain_from_config(parsed_json(str(arrays["domain"])))
     if "declared" not in arrays:
         return domain
     return declared_as(TableDomain.from_toml(str(arrays["declared"])), domain)

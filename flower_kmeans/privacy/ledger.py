@@ -4,11 +4,11 @@ A node starts a process per message, and any of them may die at any moment. So a
 down, with what it costs, in one exclusive transaction that is on the disk before anything is sent:
 a crash in between loses an answer, never a charge.
 
-The first answer in a run charges its round and reserves the others of its plan; later answers turn
-reservations into charges, and what is left comes back when the run has ended. One sum of a round
-opens, so a round is charged once. Of each run the last answer and the last vote stay for good, with
-the charge: so a round that was answered is never answered otherwise, also after the run. Sums are
-those of a filter (`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
+The first answer or vote in a run reserves its plan; answers turn reservations into charges, and
+what is left comes back when the run has ended. One sum of a round opens, so a round is charged
+once. Of each run the last answer and the last vote stay for good, with the charge: so a round that
+was answered is never answered otherwise, also after the run. Sums are those of a filter
+(`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
 (docs/threat-model.md, "The ledger").
 
 Beside them lies an opaque memory for each run, the client's session.
@@ -26,7 +26,15 @@ from typing import Any
 
 from flower_kmeans.errors import BudgetError, KMeansError, LedgerError
 from flower_kmeans.privacy.filter import Charge, Price
-from flower_kmeans.privacy.ledger_file import find_private_file, make_private_file
+from flower_kmeans.privacy.ledger_file import (
+    DAMAGED,
+    FULL,
+    LOCKED,
+    READ_ONLY,
+    find_private_file,
+    make_private_file,
+    os_sentence,
+)
 
 MAX_UNANSWERED = 16
 """Most memories that are kept of runs in which nothing was answered and nothing voted."""
@@ -41,6 +49,17 @@ _SETTINGS = (
     "checkpoint_fullfsync = ON",
     "secure_delete = ON",  # erased secrets are overwritten in the file
 )
+_CAUSES = {
+    sqlite3.SQLITE_FULL: FULL,
+    sqlite3.SQLITE_BUSY: LOCKED,
+    sqlite3.SQLITE_LOCKED: LOCKED,
+    sqlite3.SQLITE_READONLY: READ_ONLY,
+    sqlite3.SQLITE_PERM: READ_ONLY,
+    sqlite3.SQLITE_NOTADB: DAMAGED,
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_IOERR: "The ledger's disk fails, or has no room for this user",
+    sqlite3.SQLITE_CANTOPEN: "The ledger cannot be opened",
+}
 # What a run has given: nothing, an answer or a vote, and nothing further as it is over.
 _NOTHING, _SOMETHING, _ENDED = 0, 1, 2
 # Of the sums, "client" is there as long as all runs protect clients. "writes" counts what was ever
@@ -92,6 +111,15 @@ class Answer:
     attempt: int
     context: bytes  # hash of all that the answer depends on beside records and secret
     digest: bytes  # SHA-256 of the bytes to send
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One vote: for which sum of a round a client adds its shares."""
+
+    run: bytes  # hash of the run document
+    round: int
+    variant: bytes  # hash of the sum: of its context, its parts and their clients
 
 
 class Ledger:
@@ -157,8 +185,8 @@ class Ledger:
             return
         with self._exclusive():
             for (run,) in self._db.execute(query, old).fetchall():
-                self._give_back(run)
                 self._write_run(run, memory=b"", version=self._next_version())
+                self._give_back(run)
             # Runs that gave something keep their row: another answer or vote must be noticed.
             self._db.execute("DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1]))
 
@@ -257,6 +285,14 @@ class Ledger:
                         sums[unit] -= charge
             self._write_sums(sums)
         self._write_run(run, given=_ENDED, reserved=None)
+        self._write_anew(run)
+
+    def _write_anew(self, run: bytes) -> None:
+        """Write a row behind the others: one that was large keeps a page of the file to itself."""
+        row = tuple(self._run(run, "*"))
+        self._db.execute("DELETE FROM runs WHERE run = ?", (run,))
+        places = ", ".join("?" for _ in row)
+        self._db.execute(f"INSERT INTO runs VALUES ({places})", row)  # noqa: S608 (only marks)
 
     # ------------------------------------------------------------------ answers and votes
 
@@ -301,21 +337,25 @@ class Ledger:
             _require_order(last, query, answer.context, answer.digest)
             # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and restart").
             if price is not None and (last is None or answer.round > last[0]):
-                self._charge_round(answer, price, limit, is_first=last is None)
+                self._charge_round(answer, price, limit)
             written = asdict(answer)
             self._give(written.pop("run"), **written)
             return replaced
 
-    def vote(self, run: bytes, round: int, variant: bytes, version: int, memory: bytes) -> int:  # noqa: A002
+    def vote(
+        self, vote: Vote, price: Price | None, limit: Limit, version: int, memory: bytes
+    ) -> int:
         """Write down which sum of a round the client adds its shares for, with the memory.
 
-        ``variant`` is the hash of the sum: of its context, its parts and their clients. The rest,
-        and what is raised, is as in `charge`.
+        The first vote in a run reserves its plan, as a first answer does: so the budget bounds the
+        runs that a client votes in without an answer. Parameters and errors are those of `charge`.
         """
         with self._exclusive():
-            replaced = self._replace(run, version, memory)
-            _require_order(self.last_vote(run), (round,), variant)
-            self._give(run, vote_round=round, variant=variant)
+            replaced = self._replace(vote.run, version, memory)
+            _require_order(self.last_vote(vote.run), (vote.round,), vote.variant)
+            if price is not None:
+                self._reserve(vote.run, price, limit)
+            self._give(vote.run, vote_round=vote.round, variant=vote.variant)
             return replaced
 
     def _give(self, run: bytes, **values: Any) -> None:
@@ -324,20 +364,34 @@ class Ledger:
         statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
         self._db.execute(statement, (_SOMETHING, run, _NOTHING))
 
-    def _charge_round(self, answer: Answer, price: Price, limit: Limit, *, is_first: bool) -> None:
+    def _charge_round(self, answer: Answer, price: Price, limit: Limit) -> None:
         """Charge a round that was not answered before, by the plan's reservation where it holds."""
-        given, reserved = self._run(answer.run, "given, reserved")
-        is_over = given == _ENDED  # its reservations came back, so each round is charged alone
-        if is_first or is_over:
-            # The whole plan at first, or runs that began together could all get stuck half way.
-            due = price.rounds[answer.round - 1] if is_over else price.whole
-            sums = _with(_sums(self._db), due, price.unit)
-            _require(sums, limit)
-            self._write_sums(sums)
-        if not is_over:
-            left = list((price if is_first else _price_from(reserved)).rounds)
-            left[answer.round - 1] = (Charge(), Charge())
-            self._write_run(answer.run, reserved=_price_text(Price(price.unit, tuple(left))))
+        (given,) = self._run(answer.run, "given")
+        if given == _ENDED:  # its reservations came back, so each round is charged alone
+            self._add(price.rounds[answer.round - 1], price.unit, limit)
+            return
+        left = list(self._reserve(answer.run, price, limit).rounds)
+        left[answer.round - 1] = (Charge(), Charge())
+        self._write_run(answer.run, reserved=_price_text(Price(price.unit, tuple(left))))
+
+    def _reserve(self, run: bytes, price: Price, limit: Limit) -> Price:
+        """Return what is reserved for a run; at first its whole plan, unless the run is over.
+
+        The whole plan, or runs that began together could all get stuck half way.
+        """
+        given, reserved = self._run(run, "given, reserved")
+        if reserved is not None:
+            return _price_from(reserved)
+        if given != _ENDED:
+            self._add(price.whole, price.unit, limit)
+            self._write_run(run, reserved=_price_text(price))
+        return price
+
+    def _add(self, due: tuple[Charge, Charge], unit: str, limit: Limit) -> None:
+        """Add what is due to the sums; a `BudgetError` if that would exceed the limit."""
+        sums = _with(_sums(self._db), due, unit)
+        _require(sums, limit)
+        self._write_sums(sums)
 
     def _write_sums(self, sums: dict[str, Charge]) -> None:
         self._db.execute("DELETE FROM sums")
@@ -347,7 +401,7 @@ class Ledger:
         )
 
     def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
-        """Require that a run fits: with its first answer, or, if that was charged, as it is.
+        """Require that a run fits: with its plan, or, if that is reserved already, as it is.
 
         A run that was charged costs nothing further, but the limit may have been tightened since.
         Only `charge` decides: another process may take the room in between.
@@ -356,9 +410,14 @@ class Ledger:
             return
         with _ledger_errors():
             sums = _sums(self._db)
-            if self.last_answer(run) is None:
+            if not self._is_counted(run):
                 sums = _with(sums, price.whole, price.unit)
             _require(sums, limit)
+
+    def _is_counted(self, run: bytes) -> bool:
+        """Return whether the sums hold a run already: it was answered, or voted in."""
+        row = self._run(run, "round, reserved")
+        return row is not None and tuple(row) != (None, None)
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that everything charged or reserved so far meets at a delta."""
@@ -447,8 +506,9 @@ def _require(sums: dict[str, Charge], limit: Limit) -> None:
     charge = _total(sums)
     if not charge.fits(limit.epsilon, limit.delta):
         raise BudgetError(
-            f"Expected all runs together to cost epsilon <= {limit.epsilon:g} at delta "
-            f"{limit.delta:g}. Got {charge.epsilon(limit.delta):.6g} with this release instead."
+            f"The ledger does not allow it. Expected all runs together to cost epsilon <= "
+            f"{limit.epsilon:g} at delta {limit.delta:g}. Got "
+            f"{charge.epsilon(limit.delta):.6g} with this release instead."
         )
 
 
@@ -482,11 +542,21 @@ def _charge_from(values: Any) -> Charge:
     return Charge(*values)
 
 
+def _sentence_of(error: sqlite3.Error) -> str:
+    """Return why SQLite could not use the file, which is never that the limit is reached."""
+    # The last byte is the kind of error; those above it say in which step it came.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    cause = _CAUSES.get(code, "The ledger cannot be used")
+    return f"{cause}: {error}."
+
+
 @contextmanager
 def _ledger_errors() -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"The ledger cannot be used: {error}.") from None
+    except sqlite3.Error as error:
+        raise LedgerError(_sentence_of(error)) from None
+    except OSError as error:
+        raise LedgerError(os_sentence("ledger", error)) from None
     except (json.JSONDecodeError, LookupError, TypeError):
         raise LedgerError("The ledger holds something that no ledger writes.") from None

@@ -7,9 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flower_kmeans.errors import LedgerError
+from flower_kmeans.errors import KMeansError, LedgerError
 
 FILE_NAME = "ledger.sqlite3"
+FULL = "The ledger's disk is full, so make room there"
+LOCKED = "The ledger is locked, as another process holds it for long"
+READ_ONLY = "The ledger is read-only, and this user must be able to write it and its directory"
+DAMAGED = "The ledger is damaged, or no ledger, and cannot be used"
+"""Why a ledger cannot be used; none of them is that it does not allow a run."""
+_CAUSES = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EROFS: READ_ONLY,
+    errno.EACCES: READ_ONLY,
+    errno.EPERM: READ_ONLY,
+}
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 
@@ -25,7 +37,7 @@ def make_private_file(directory: Path) -> Path:
         if not directory.exists():
             # Not its parents: they may be unmounted.
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
         # Where the system has no such flag, a check before opening is the best there is.
         if not hasattr(os, "O_NOFOLLOW"):
             _require_no_link(path)
@@ -39,7 +51,7 @@ def make_private_file(directory: Path) -> Path:
             raise
         # Of what was opened, which nobody can replace in between.
         try:
-            _require_own(os.fstat(descriptor), path, "ledger", _FILE_MODE)
+            require_own(os.fstat(descriptor), path, "ledger", _FILE_MODE)
         finally:
             os.close(descriptor)
     return path
@@ -55,29 +67,36 @@ def find_private_file(directory: Path) -> Path | None:
         if not directory.exists():
             _require_writable(directory.parent, "the parent of state_dir")
             return None
-        _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
         _require_writable(directory, "state_dir")
         # exists() follows links, so a dangling one would pass for no ledger.
         if not os.path.lexists(path):
             return None
         _require_no_link(path)
-        _require_own(path.stat(), path, "ledger", _FILE_MODE)
+        require_own(path.stat(), path, "ledger", _FILE_MODE)
         _require_writable(path, "ledger")
     return path
 
 
-def _require_own(facts: os.stat_result, path: Path, name: str, expected: int) -> None:
+def require_own(
+    facts: os.stat_result,
+    path: Path,
+    name: str,
+    expected: int,
+    error: type[KMeansError] = LedgerError,
+) -> None:
+    """Require a place to be this user's or root's, and closed to all others."""
     user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
     # Root reads everything anyway, and mounted volumes often are root's.
     if facts.st_uid not in (0, user):
-        raise LedgerError(
+        raise error(
             f"Expected {name} {path} to belong to this user or to root. "
             f"Got user id {facts.st_uid} instead."
         )
     mode = stat.S_IMODE(facts.st_mode)
     # Sessions' secrets lie in the file, so others may not even read it.
     if mode & 0o077:
-        raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
+        raise error(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
 
 
 def _require_writable(path: Path, name: str) -> None:
@@ -92,9 +111,16 @@ def _require_no_link(path: Path) -> None:
         raise LedgerError(f"Expected ledger {path} as a file. Got a symbolic link instead.")
 
 
+def os_sentence(place: str, error: OSError) -> str:
+    """Return why the machine let a place of the ledger not be used."""
+    reason = error.strerror or str(error)
+    cause = _CAUSES.get(error.errno or 0)
+    return f"The {place} cannot be used: {reason}." if cause is None else f"{cause}: {reason}."
+
+
 @contextmanager
 def _os_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
+        raise LedgerError(os_sentence(f"state_dir {directory}", error)) from None

@@ -626,7 +626,7 @@ class _Conversation:
         except PartError as error:  # a client that names a dealer has not voted
             slot = dealers[error.index]
             raise RefuseError(Code.KEY, f"The share of slot {slot} is false.", slot=slot) from None
-        self._memory.vote(self._doc_hash, vote, session)
+        self._memory.vote(self._doc_hash, vote, run.price, session)
         key_id = b""
         if run.trust.is_blind:
             group, bitmap = sums.group_key, request.survivors

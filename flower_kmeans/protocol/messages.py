@@ -39,7 +39,7 @@ class Code(IntEnum):
     CONFLICT = 7, "The message contradicts what the client already answered."
     GARBAGE = 8, "The announced sum does not open."
     KEY = 9, "A key, an envelope or a share does not open."
-    LEDGER = 10, "The client's privacy ledger does not allow another release."
+    LEDGER = 10, "The client's privacy ledger does not allow another release, or cannot be used."
     DATA = 11, "The client's records could not be loaded or checked."
     INTERNAL = 12, "The client failed; its own log says why."
 

@@ -13,6 +13,7 @@ import msgspec
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
+from flower_kmeans.files import is_deep
 from flower_kmeans.privacy.filter import Price, price_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
@@ -146,6 +147,9 @@ def parse_document(data: bytes) -> RunDocument:
     document: RunDocument = decode(data, RunDocument)
     if document.protocol != PROTOCOL:
         raise VersionError("The run document is written for another version of the protocol.")
+    # Any value may stand in these.
+    if is_deep([document.privacy, document.body.algorithm, document.body.domain]):
+        raise MessageError("Expected a run document whose values are not nested so deeply.")
     return document
 
 

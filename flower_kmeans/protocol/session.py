@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from flower_kmeans.data.sources import Source, as_source, joined
 from flower_kmeans.errors import LedgerError, MessageError
 from flower_kmeans.privacy.filter import Price
-from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
+from flower_kmeans.privacy.ledger import Answer, Ledger, Limit, Vote
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.transcript import first_hash
 from flower_kmeans.protocol.wire import decode, encode
@@ -178,9 +178,9 @@ class ContextMemory:
         """Write an answer with its session; nothing is charged."""
         self._write(run, own, answer=encode(answer))
 
-    def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
-        """Write a vote with its session."""
-        self._write(run, session, vote=encode(vote))
+    def vote(self, run: bytes, vote: LastVote, _: Price | None, own: ClientSession) -> None:
+        """Write a vote with its session; nothing is reserved."""
+        self._write(run, own, vote=encode(vote))
 
     def require_room(self, run: bytes, price: Price | None) -> None:
         """Accept: there is no account."""
@@ -257,10 +257,11 @@ class LedgerMemory:
         version = self._ledger.charge(Answer(run, *answer), price, self._limit, version, data)
         self._read[run] = version, data
 
-    def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
-        """Write a vote with its session, in one transaction."""
-        data, (version, _) = encode(session), self._read[run]
-        self._read[run] = self._ledger.vote(run, vote.t, vote.variant, version, data), data
+    def vote(self, run: bytes, vote: LastVote, price: Price | None, own: ClientSession) -> None:
+        """Write a vote with its session, and what it reserves, in one transaction."""
+        data, (version, _) = encode(own), self._read[run]
+        version = self._ledger.vote(Vote(run, *vote), price, self._limit, version, data)
+        self._read[run] = version, data
 
     def require_room(self, run: bytes, price: Price | None) -> None:
         """Require that a run fits into the limit."""

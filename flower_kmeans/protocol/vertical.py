@@ -486,6 +486,10 @@ class VerticalParty:
         directory = work_dir(self.policy)
         if directory is None:
             raise RefuseError(Code.POLICY, "Expected a policy with work_dir or state_dir.")
+        if self.policy.work_dir is None:
+            # Version 0.2 made it with a wider mode, in the closed state_dir.
+            with suppress(FileNotFoundError):
+                directory.chmod(0o700)
         return Store(directory / self._doc_hash.hex(), self._progress.files)
 
     @cached_property

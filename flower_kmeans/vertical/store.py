@@ -4,15 +4,49 @@ They are too large for a client session, and SEAL reads files only. The session 
 module returns of each, a SHA-256 digest, so a file that was changed since is refused.
 """
 
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flower_kmeans.errors import ConfigurationError, RunError
-from flower_kmeans.files import open_private
+from flower_kmeans.files import open_private, reason_and_cure
+from flower_kmeans.privacy.ledger_file import require_own
+
+_MODE = 0o700
+
+
+def require_private(work_dir: Path) -> None:
+    """Require a directory for the files of runs to be its owner's alone, or able to be made.
+
+    Whoever else may write there could place a link under the name of a run, and so choose which
+    files are written and removed.
+    """
+    with _work_dir_errors(work_dir):
+        if work_dir.exists():
+            _require_own(work_dir.stat(), work_dir)
+        elif not work_dir.parent.is_dir():  # it may be unmounted
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _require_own(facts: os.stat_result, path: Path) -> None:
+    if not stat.S_ISDIR(facts.st_mode):
+        raise ConfigurationError(f"Expected work_dir {path} as a directory. Got something else.")
+    require_own(facts, path, "work_dir", _MODE, ConfigurationError)
+
+
+@contextmanager
+def _work_dir_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"The work_dir {path} cannot be used: {reason_and_cure(error)}."
+        ) from None
 
 
 class Store:
@@ -26,7 +60,8 @@ class Store:
         self.digests = dict(digests or {})
 
     def require_space(self, n_bytes: int) -> None:
-        """Raise a `ConfigurationError` unless the disk has room."""
+        """Raise a `ConfigurationError` unless the place is private, and the disk has room."""
+        require_private(self.directory.parent)
         existing = next(
             p for p in (self.directory, *self.directory.absolute().parents) if p.exists()
         )
@@ -42,9 +77,7 @@ class Store:
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file from its pieces, mode 0600: whole, or not at all."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # mkdir leaves the mode of a directory that is there already.
-        self.directory.chmod(0o700)
+        self._make_directory()
         digest, part = hashlib.sha256(), self.directory / f"{name}.part"
         try:
             with open_private(part) as file:
@@ -60,6 +93,24 @@ class Store:
             part.unlink(missing_ok=True)
             raise
         self.digests[name] = digest.digest()
+
+    def _make_directory(self) -> None:
+        """Make the run's directory; a `ConfigurationError` if others could have placed it."""
+        work_dir = self.directory.parent
+        require_private(work_dir)
+        with _work_dir_errors(work_dir):
+            work_dir.mkdir(mode=_MODE, exist_ok=True)
+            with suppress(FileExistsError):
+                self.directory.mkdir(mode=_MODE)
+            # A link that was placed before the mode was right is still there.
+            if self.directory.is_symlink():
+                raise ConfigurationError(
+                    f"Expected a directory of this run in work_dir. Got a symbolic link instead: "
+                    f"{self.directory}."
+                )
+            # mkdir leaves the mode of a directory that is there already.
+            self.directory.chmod(_MODE)
+            _require_own(self.directory.lstat(), self.directory)
 
     def path(self, name: str) -> Path:
         """Return where a file lies; a `RunError` if it is missing, or was changed."""

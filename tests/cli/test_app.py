@@ -225,6 +225,7 @@ class TestSimulate:
     def test_files_are_their_owners_alone_and_names_do_not_act(self, run, tmp_path):
         """Names of columns come from the data file: they are neither formulas nor commands."""
         names = ['=HYPERLINK("http://x","y")', "-b", "\x1b]0;title\x07c", "$\\frac{$", "a\u202eb"]
+        names += ["\uff1dcmd|' /C calc'!A0", "\u200b@SUM(1)", "a;=1+1"]
         rows = np.random.default_rng(0).random((400, len(names)))
         with (tmp_path / "x.csv").open("w", newline="") as file:
             writer = csv.writer(file)
@@ -241,6 +242,7 @@ class TestSimulate:
         with (tmp_path / "out" / "centroids.csv").open(newline="") as file:
             _, _, *written = next(csv.reader(file))
         shown = [r"\x1b]0;title\x07c", "$\\frac{$", r"a\u202eb"]
+        shown += ["'\uff1dcmd|' /C calc'!A0", r"\u200b@SUM(1)", "a;'=1+1"]
         assert written == [f"'{names[0]}", "'-b", *shown]
         with np.load(tmp_path / "out" / "centroids.npz") as saved:
             assert saved["columns"].tolist() == names

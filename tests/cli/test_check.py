@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import ssl
@@ -10,6 +11,7 @@ import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -259,6 +261,39 @@ def test_a_parent_that_cannot_be_written(node):
     change(node, 'state_dir = "state"', 'state_dir = "sealed/state"')
     (node / "sealed").chmod(0o500)
     refused(node, "ledger", "writable")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(node, exists, monkeypatch):
+    if exists:
+        Ledger(node / "state").close()
+    usage = shutil.disk_usage(node)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=9_990_000))
+    text = refused(node, "ledger", "The ledger's disk is full")
+    assert "does not allow" not in text
+    monkeypatch.undo()
+    assert run(node)[1]["ledger"].is_well
+    spend_all(node)
+    text = refused(node, "ledger", "The ledger does not allow it")
+    assert "disk" not in text
+
+
+@pytest.mark.skipif(find_spec("tenseal") is None, reason="party 0 needs tenseal")
+def test_the_work_dir_of_party_0_is_private_and_without_links(node):
+    work = node / "work"
+    settings = 'trusts = ["vertical"]\nparty = 0\nstate_dir = "state"\nwork_dir = "work"'
+    written(node / "policy.toml", settings)
+    assert run(node)[1]["vertical"].is_well  # it will be made
+    work.mkdir(mode=0o700)
+    assert run(node)[1]["vertical"].is_well
+    for bits in (0o755, 0o1777):
+        work.chmod(bits)
+        refused(node, "vertical", f"with mode 0700. Got {bits:04o}")
+    work.chmod(0o700)
+    (work / ("ab" * 32)).symlink_to(node)
+    assert "ab" * 32 in refused(node, "vertical", "Got symbolic links instead")
+    written(node / "policy.toml", settings.replace('"work"', '"unmounted/work"'))
+    refused(node, "vertical", "cannot be used")
 
 
 # --------------------------------------------------------------------------- what is well

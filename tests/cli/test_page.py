@@ -149,10 +149,19 @@ def test_what_is_no_report_is_refused(left):
     left.with_name("centroids.npz").rename(left.with_name("kept.npz"))
     assert "Expected the centroids.npz" in refusal(left)
     left.with_name("kept.npz").rename(left.with_name("centroids.npz"))
-    for text in ("[1]", "{", '"', "\xff"):
+    deep = '{"earlier":' * 100_000 + "1" + "}" * 100_000
+    for text in ("[1]", "{", '"', "\xff", deep, deep.replace('{"earlier":', "[")):
         left.write_bytes(text.encode("latin-1"))
         assert "Expected the report.json of a run" in refusal(left)
     left.unlink()
+    assert "Expected the report.json of a run" in refusal(left)
+
+
+@pytest.mark.parametrize("depth", [31, 40, 900])
+def test_runs_in_runs_that_lie_too_deep_are_refused(left, depth):
+    values = json.loads(left.read_text("utf-8")) | {"earlier": "HERE"}
+    nested = '{"earlier":' * depth + "1" + "}" * depth
+    left.write_text(json.dumps(values).replace('"HERE"', nested), "utf-8")
     assert "Expected the report.json of a run" in refusal(left)
 
 

@@ -72,6 +72,7 @@ def test_a_source_file_that_others_may_read_is_refused(source, mode):
         ('data = "t.csv"\ndecimal = 5\n', r"source\.toml: Expected decimal"),
         ('data = "t.csv"\nheader = "a,b"\n', r"source\.toml: Expected header"),
         ("data", "is not TOML"),
+        *((f"data = {'[' * n}{']' * n}", "is not TOML.* 32 deep") for n in (900, 100_000)),
     ],
 )
 def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):

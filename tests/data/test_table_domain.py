@@ -156,6 +156,8 @@ def test_declarations_that_cannot_be_are_one_sentence(declared, message):
         "[[columns]]\nkind = 'number'\nname = 'a'\nlower = 0\nupper = 1\nuper = 2",
         "[[columns]]\nkind = 'date'\nname = 'a'\nlower = 2020-01-01\nupper = 7",
         "not TOML",
+        f"columns = {'[' * 100_000}{']' * 100_000}",
+        f"columns = {'[' * 900}{']' * 900}",
         b"\xff",
     ],
 )

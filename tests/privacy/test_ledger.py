@@ -1,5 +1,6 @@
 """A node's account: nothing is sent that was not charged, whoever else writes, whatever dies."""
 
+import errno
 import math
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from ledger_workers import (
     price,
     race_for_answers,
     race_for_budget,
+    row_sizes,
     unfinished,
 )
 
@@ -36,6 +38,7 @@ from flower_kmeans.privacy.ledger import (
     Limit,
     MemoryChangedError,
     StaleAnswerError,
+    Vote,
     spent_epsilon,
 )
 from flower_kmeans.privacy.ledger_file import FILE_NAME
@@ -72,6 +75,8 @@ def ledger(state_dir):
 
 def cost(times):
     """Return what that many runs of the plan cost together."""
+    if not times:
+        return 0.0
     return pytest.approx(epsilon_of_mu(PLAN.mu * times**0.5, DELTA), rel=1e-9)
 
 
@@ -82,6 +87,12 @@ def limit(times):
 
 def end(ledger, run=RUN):
     return ledger.end(run, ledger.load(run)[0], b"over")
+
+
+def vote(ledger, run=RUN, t=1, plan=PLAN, given=LOOSE, memory=b"voted"):
+    """Vote for a sum of a round, from the memory that the ledger has of the run."""
+    version, _ = ledger.load(run) or (0, b"")
+    return ledger.vote(Vote(run, t, b"v" * 32), price(plan), given, version, memory)
 
 
 def number(i):
@@ -256,9 +267,11 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
     ledger.save(RUN, 0, b"enrolled")
     for run in (RUN, b"s" * 32):
         assert ledger.last_answer(run) is ledger.last_vote(run) is None
-    version = ledger.vote(RUN, 2, b"v" * 32, ledger.load(RUN)[0], b"1")
+    version = ledger.vote(Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"1")
     assert (ledger.last_vote(RUN), ledger.load(RUN)) == ((2, b"v" * 32), (version, b"1"))
-    version = ledger.vote(RUN, 2, b"v" * 32, version, b"2")  # the same again
+    version = ledger.vote(
+        Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, version, b"2"
+    )  # the same again
     before = content_of(state_dir)
     for error, t, variant, read in (
         (AnotherAnswerError, 2, b"w" * 32, version),
@@ -266,9 +279,9 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
         (MemoryChangedError, 3, b"v" * 32, version - 1),
     ):
         with pytest.raises(error):
-            ledger.vote(RUN, t, variant, read, b"3")
+            ledger.vote(Vote(RUN, t, variant), price(PLAN), LOOSE, read, b"3")
         assert content_of(state_dir) == before
-    version = ledger.vote(RUN, 3, b"w" * 32, version, b"3")
+    version = ledger.vote(Vote(RUN, 3, b"w" * 32), price(PLAN), LOOSE, version, b"3")
     assert ledger.last_vote(RUN) == (3, b"w" * 32)
     assert ledger.last_answer(RUN) is None
     # Answers and votes do not hold each other up: an answer to an earlier round costs.
@@ -276,10 +289,80 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
     assert ledger.epsilon(DELTA) == cost(1)
 
 
+def test_a_first_vote_reserves_the_plan_and_answers_charge_it_round_by_round(ledger, state_dir):
+    for t in (1, 2):
+        vote(ledger, t=t)
+        assert ledger.epsilon(DELTA) == cost(1)  # once
+    ledger.require_room(RUN, price(PLAN), limit(1))  # it is counted already
+    for t, attempt in ((1, 1), (1, 2), (3, 1)):
+        charge(ledger, answer_of(t=t, attempt=attempt), PLAN, limit(1))
+        assert ledger.epsilon(DELTA) == spent_epsilon(state_dir, DELTA) == cost(1)
+    end(ledger)
+    assert ledger.epsilon(DELTA) == cost(2 / 3)  # the round without an answer came back
+    vote(ledger, t=3, given=limit(2 / 3))
+    assert ledger.epsilon(DELTA) == cost(2 / 3)  # a run that is over reserves nothing
+
+
+def test_a_vote_after_an_answer_reserves_nothing_further(ledger):
+    charge(ledger, answer_of(), PLAN, limit(1))
+    vote(ledger, given=limit(1))
+    assert ledger.epsilon(DELTA) == cost(1)
+    end(ledger)
+    assert ledger.epsilon(DELTA) == cost(1 / 3)
+
+
+def test_votes_without_answers_are_bounded_by_the_budget(ledger, state_dir):
+    """The end gives back what a vote reserved, and a run without privacy reserves nothing."""
+    for run in (1, 2, 3):
+        vote(ledger, answer_of(run).run, given=limit(3))
+    before = content_of(state_dir)
+    for refused in (
+        lambda: vote(ledger, answer_of(4).run, given=limit(3)),
+        lambda: ledger.require_room(answer_of(4).run, price(PLAN), limit(3)),
+        lambda: charge(ledger, answer_of(4), PLAN, limit(3)),
+    ):
+        with pytest.raises(BudgetError, match="epsilon"):
+            refused()
+        assert content_of(state_dir) == before
+    vote(ledger, answer_of(5).run, plan=None, given=limit(3))
+    end(ledger, answer_of(2).run)
+    assert ledger.epsilon(DELTA) == cost(2)
+    vote(ledger, answer_of(4).run, given=limit(3))
+    assert ledger.epsilon(DELTA) == cost(3)
+
+
+def test_a_vote_that_an_earlier_release_wrote_without_a_reservation_is_caught_up_with(ledger):
+    vote(ledger, plan=None)
+    assert ledger.epsilon(DELTA) == 0
+    charge(ledger, answer_of(t=2), PLAN, LOOSE)
+    assert ledger.epsilon(DELTA) == cost(1)
+    end(ledger)
+    assert ledger.epsilon(DELTA) == cost(1 / 3)
+
+
+def test_the_row_of_a_run_that_is_over_is_small(ledger, state_dir):
+    """Of each run that is over: its hash, its last answer and its last vote."""
+    plan = gaussian_plan(rounds=100)
+    connection(ledger).execute("PRAGMA synchronous = OFF")
+    sizes = []
+    for i in range(120):
+        version = ledger.save(number(i), 0, bytes(20_000))
+        version = ledger.vote(Vote(number(i), 99, bytes(32)), price(plan), LOOSE, version, b"")
+        answer = Answer(number(i), 100, 3, bytes(32), bytes(32))
+        version = ledger.charge(answer, price(plan), LOOSE, version, bytes(20_000))
+        ledger.end(number(i), version, b"over")
+        sizes.append((state_dir / FILE_NAME).stat().st_size)
+    assert ledger.last_vote(number(0)) == (99, bytes(32))
+    assert ledger.last_answer(number(0)) == (100, 3, bytes(32), bytes(32))
+    assert max(row_sizes(state_dir)) <= 200
+    # With SQLite's own bytes, indices and pages that are not full.
+    assert sizes[-1] - sizes[-101] <= 100 * 400
+
+
 def test_what_was_answered_and_voted_stays_when_the_run_is_over(state_dir):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(t=2, attempt=2), PLAN, LOOSE)
-        ledger.vote(RUN, 2, b"v" * 32, ledger.load(RUN)[0], b"voted")
+        ledger.vote(Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"voted")
         version = end(ledger)
     with Ledger(state_dir) as ledger:
         assert ledger.last_answer(RUN) == (2, 2, bytes([1]) * 32, bytes([1]) * 32)
@@ -287,7 +370,7 @@ def test_what_was_answered_and_voted_stays_when_the_run_is_over(state_dir):
         with pytest.raises(StaleAnswerError):
             charge(ledger, answer_of(), PLAN, LOOSE)
         with pytest.raises(AnotherAnswerError):
-            ledger.vote(RUN, 2, b"w" * 32, version, b"again")
+            ledger.vote(Vote(RUN, 2, b"w" * 32), price(PLAN), LOOSE, version, b"again")
 
 
 # --------------------------------------------------------------------------- the limit
@@ -333,7 +416,7 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(ledger, state_dir):
     connection(ledger).execute("PRAGMA synchronous = OFF")
     charge(ledger, answer_of(1), PLAN, LOOSE)
     for run in (2, 3):
-        ledger.vote(answer_of(run).run, 1, b"v" * 32, 0, b"voted")
+        vote(ledger, answer_of(run).run)
     end(ledger, answer_of(3).run)
     for i in range(2000):
         version = ledger.save(number(i), 0, document)
@@ -343,7 +426,7 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(ledger, state_dir):
     assert unfinished(state_dir) == {*kept, answer_of(1).run, answer_of(2).run}
     assert ledger.load(number(0)) is None
     assert ledger.load(answer_of(3).run) is not None
-    assert ledger.epsilon(DELTA) == cost(1)
+    assert ledger.epsilon(DELTA) == cost(2)
     assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_UNANSWERED * len(document)
 
 
@@ -368,10 +451,10 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
     with Ledger(state_dir, clock=lambda: 1e9) as ledger:
         charge(ledger, answer_of(1, t=2), PLAN, LOOSE)
         ledger.save(answered, ledger.load(answered)[0], b"SECRET-1" * 9)
-        ledger.vote(voted, 1, b"v" * 32, 0, b"SECRET-2" * 9)
+        vote(ledger, voted, memory=b"SECRET-2" * 9)
         ledger.save(enrolled, 0, b"SECRET-3" * 9)
         charge(ledger, answer_of(4), PLAN, LOOSE)
-        ledger.vote(ended, 1, b"v" * 32, 0, b"")
+        vote(ledger, ended, memory=b"")
         end(ledger, ended)
     with Ledger(state_dir, clock=lambda: 1e9 + 1) as ledger:
         ledger.save(used, ledger.load(used)[0], b"still used")
@@ -483,6 +566,26 @@ def test_a_disk_that_is_full_allows_nothing(ledger, state_dir):
     disk.execute("PRAGMA max_page_count = 10000")
     ledger.charge(answer_of(2), price(PLAN), LOOSE, 0, bytes(100_000))
     assert ledger.epsilon(DELTA) == cost(2)
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.ENOSPC, "The ledger's disk is full"),
+        (errno.EDQUOT, "The ledger's disk is full"),
+        (errno.EROFS, "The ledger is read-only"),
+        (errno.EACCES, "The ledger is read-only"),
+        (errno.EIO, "The state_dir .* cannot be used: Input/output error"),
+    ],
+)
+def test_why_the_file_cannot_be_made_is_one_sentence(state_dir, number, sentence, monkeypatch):
+    def fail(*_, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(LedgerError, match=sentence) as caught:
+        Ledger(state_dir)
+    assert "\n" not in str(caught.value)
 
 
 # --------------------------------------------------------------------------- files

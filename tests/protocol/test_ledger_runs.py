@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cohorts import Cohort, Node, code
-from documents import make_algorithm
-from ledger_workers import CRASHED, unfinished
+from documents import BOX, make_algorithm, make_document
+from ledger_workers import CRASHED, row_sizes, unfinished
 from typer.testing import CliRunner
 
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.cli.app import app
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy import ledger as ledgers
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger
 from flower_kmeans.privacy.ledger_file import FILE_NAME
@@ -215,6 +217,63 @@ def padded(n_bytes):
     return {"algorithm": replace(make_algorithm(GLloydAlgorithm, n_rounds=3), domain=domain)}
 
 
+def voted_only(tmp_path, others, **document):
+    """Let the server's own three nodes deal, and node 0 add without an answer; return its reply."""
+    cohort = start(tmp_path, keys="relayed", others=others, **document).set_up()
+    return cohort, cohort.add(0, {i: cohort.ask(i, 1) for i in (1, 2, 3)})
+
+
+def test_votes_without_an_answer_are_bounded_by_the_budget(tmp_path):
+    """A server makes up runs whose documents are padded, and lets a client add in each."""
+    first = start(tmp_path, keys="relayed")
+    room = {"max_total_epsilon": (first.run.price.whole[0] * 3).epsilon(DELTA) * 1.0001}
+    node = first.nodes[0]
+    node.policy = replace(node.policy, max_total_delta=DELTA, **room)
+    runs = []
+    for _ in range(3):
+        cohort, reply = voted_only(tmp_path, first, **padded(100_000))
+        assert isinstance(reply, Added)
+        runs.append(cohort.doc_hash)
+    assert spent(node) == pytest.approx(room["max_total_epsilon"], rel=1e-3)
+    sizes = [file_of(node).stat().st_size]
+    for _ in range(MAX_UNANSWERED + 4):
+        cohort = start(tmp_path, keys="relayed", others=first, **padded(100_000))
+        assert code(node.send(Enrol(doc=cohort.run.data))) == Code.LEDGER
+        sizes.append(file_of(node).stat().st_size)
+    assert len(set(sizes)) == 1
+    assert unfinished(node.policy.state_dir) == set(runs)
+    # The end gives back what was reserved, and nothing was ever charged.
+    result = CliRunner().invoke(app, ["forget", "--state-dir", str(node.policy.state_dir)])
+    assert "Forgot 3 unfinished runs in" in result.output
+    assert spent(node) == 0
+    assert isinstance(voted_only(tmp_path, first)[1], Added)
+
+
+def test_of_two_runs_that_enrolled_for_the_last_room_one_may_be_voted_in(tmp_path):
+    policy = {"max_total_epsilon": 1.2, "max_total_delta": DELTA}
+    first = start(tmp_path, keys="relayed", policy=policy).set_up()
+    second = start(tmp_path, keys="relayed", others=first).set_up()
+    assert isinstance(second.add(0, {i: second.ask(i, 1) for i in (1, 2, 3)}), Added)
+    assert code(first.ask(0, 1)) == Code.LEDGER
+    assert isinstance(second.ask(0, 1), Answer)  # its plan was reserved by the vote
+    assert spent(first.nodes[0]) == pytest.approx(cost(second.run), rel=1e-9)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("how", ["finish", "forget"])
+def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
+    cohort = start(tmp_path, trust, **padded(10_000)).set_up()
+    for t in (1, 2, 3):
+        cohort.round(t)
+    state_dir = cohort.nodes[0].policy.state_dir
+    assert max(row_sizes(state_dir)) > 10_000
+    if how == "finish":
+        cohort.finish()
+    else:
+        CliRunner().invoke(app, ["forget", "--state-dir", str(state_dir)])
+    assert max(row_sizes(state_dir)) <= 200
+
+
 # --------------------------------------------------------------------------- the account
 
 
@@ -291,6 +350,60 @@ def test_a_ledger_that_cannot_be_used_allows_nothing(trust, tmp_path):
     with sqlite3.connect(file_of(node)) as db:
         db.execute("PRAGMA user_version = 2")
     assert codes() == {Code.LEDGER}
+
+
+def full(node, monkeypatch):
+    monkeypatch.setattr(ledgers, "_SETTINGS", (*ledgers._SETTINGS, "max_page_count = 1"))
+
+
+def read_only(node, monkeypatch):
+    monkeypatch.setattr(ledgers, "_SETTINGS", (*ledgers._SETTINGS, "query_only = ON"))
+
+
+def damaged(node, monkeypatch):
+    file_of(node).write_bytes(b"torn" * 500)
+
+
+def open_to_others(node, monkeypatch):
+    node.policy.state_dir.chmod(0o755)
+
+
+def locked(node, monkeypatch):
+    monkeypatch.setattr(ledgers, "_BUSY_SECONDS", 0.05)
+    other = sqlite3.connect(file_of(node), isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    return other
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (full, "The ledger's disk is full"),
+        (read_only, "The ledger is read-only"),
+        (damaged, "The ledger is damaged"),
+        (open_to_others, "with mode 0700"),
+        (locked, "The ledger is locked"),
+    ],
+)
+def test_a_ledger_that_cannot_be_used_is_another_sentence_than_one_that_does_not_allow(
+    spoil, sentence, tmp_path, monkeypatch, caplog
+):
+    """In the node's log; the server gets the same bytes for all of them."""
+    cohort = start(tmp_path).set_up()
+    node = cohort.nodes[1]
+    other = start(tmp_path, others=cohort, **padded(100_000))
+    given, request = node.policy, encode(Enrol(doc=other.run.data))
+    node.policy = replace(given, max_total_epsilon=0.01)
+    refusal = node.answer(request)
+    assert "The ledger does not allow it." in caplog.text
+    node.policy = given
+    caplog.clear()
+    held = spoil(node, monkeypatch)
+    assert node.answer(request) == refusal
+    assert sentence in caplog.text
+    assert "does not allow" not in caplog.text
+    if held is not None:
+        held.close()
 
 
 def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_path):
@@ -385,3 +498,43 @@ def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
     late = node.send(one)
     assert isinstance(replies[0], Added)
     assert code(late) == Code.CONFLICT
+
+
+# --------------------------------------------------------------------------- what refusals tell
+
+
+def probe(epsilon):
+    """Return an enrolment for a run of one round that costs an epsilon."""
+    budget = PrivacyBudget(epsilon, DELTA)
+    algorithm = GLloydAlgorithm(2, BOX, budget, n_records=1_000, n_rounds=1)
+    document = make_document("distributed-noise", algorithm=algorithm, run=bytes(16))
+    return Enrol(doc=encode(document))
+
+
+def test_limit_a_server_learns_by_20_free_enrolments_how_much_is_spent_and_nothing_else(tmp_path):
+    """It enrols nodes for runs that it never starts, and sees which of them still fit.
+
+    Nodes with other records, and with the same costs of another run, answer alike.
+    """
+    total = 10.0
+    policy = {"max_epsilon": 50.0, "max_total_epsilon": total, "max_total_delta": DELTA}
+    first = start(tmp_path, keys="relayed", policy=policy).set_up()
+    second = start(tmp_path, keys="relayed", others=first).set_up()
+    nodes = first.nodes[:2]
+    assert isinstance(first.ask(0, 1), Answer)
+    assert isinstance(second.ask(1, 1), Answer)
+    before = [spent(node) for node in nodes]
+    assert before[0] == before[1] > 0
+
+    low, high = 0.0, total
+    for _ in range(20):
+        middle = (low + high) / 2
+        codes = {code(node.send(probe(middle))) for node in nodes}
+        assert len(codes) == 1
+        assert codes <= {None, Code.LEDGER}
+        low, high = (middle, high) if codes == {None} else (low, middle)
+
+    # What the largest run that fits leaves of the total is what was spent.
+    left = mu_of_budget(total, DELTA) ** 2 - mu_of_budget(low, DELTA) ** 2
+    assert epsilon_of_mu(left**0.5, DELTA) == pytest.approx(before[0], rel=1e-4)
+    assert [spent(node) for node in nodes] == before  # and nothing is charged for it

@@ -253,6 +253,11 @@ def test_every_setting_is_read(tmp_path):
         (VALUE, "policy", "[policy]\nmax_epsilon = 1.0"),
         (VALUE, "not TOML", "max_epsilon: 1.0"),
         (VALUE, "not TOML", "max_epsilon = 1.0\nmax_epsilon = 2.0"),
+        (VALUE, "more than 32 deep", f"x = {'[' * 100_000}{']' * 100_000}"),
+        *(
+            (VALUE, "more than 32 deep", f"domain = {{lower = {'[' * n}{']' * n}, upper = [1.0]}}")
+            for n in (40, 100, 900)
+        ),
         (VALUE, "max_epsilon", "max_epsilon = nan"),
         (TYPE, "trusts", "trusts = [[]]"),
         (VALUE, "'colluders'", "colluders = 2"),

@@ -77,6 +77,7 @@ GOOD = public_key(b"s" * 32).hex()
         ("none", ""),
         ("not TOML", "a: 1"),
         ("not TOML", f'a = "{GOOD}"\na = "{GOOD}"'),
+        ("more than 32 deep", f'a = "{GOOD}"\nx = {"[" * 5_000}{"]" * 5_000}'),
         ("Expected a ", f'a = "{GOOD[:-1]}"'),
         ("Expected a ", f'a = "{GOOD.upper()}"'),
         ("Expected a ", "a = 7"),

@@ -229,6 +229,26 @@ def test_changed_configurations_are_read_or_refused(data, draw):
     assert run.data == changed
 
 
+@pytest.mark.parametrize("depth", [40, 400])
+@pytest.mark.parametrize("is_mapping", [True, False])
+def test_a_document_whose_values_lie_too_deep_is_malformed(depth, is_mapping):
+    """Also where nobody looks at the value: a log or a comparison would fail half way."""
+
+    def deeper(value, _):
+        return {"a": value} if is_mapping else [value]
+
+    nested = functools.reduce(deeper, range(depth), 1)
+    document = make_document()
+    body = document.body
+    for changes in (
+        {"privacy": document.privacy | {"a": nested}},
+        {"body": change(body, algorithm=body.algorithm | {"a": nested})},
+        {"body": change(body, domain=body.domain | {"a": nested})},
+    ):
+        with pytest.raises(MessageError, match="not nested so deeply"):
+            parse_document(encode(change(document, **changes)))
+
+
 @pytest.mark.parametrize("depth", [5, 900])
 def test_nested_configurations_that_msgpack_still_reads_are_refused(depth):
     nested = functools.reduce(lambda value, _: [value], range(depth), 1)

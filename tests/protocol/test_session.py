@@ -101,7 +101,7 @@ def test_runs_are_kept_apart_and_last_answer_and_last_vote_outlive_sessions(memo
         memory.load(run)
         memory.save(run, session)
     memory.answer(RUN, ANSWER, None, first)
-    memory.vote(OTHER, VOTE, second)
+    memory.vote(OTHER, VOTE, None, second)
     assert (memory.load(RUN), memory.load(OTHER)) == (first, second)
     memory.save(RUN, begun())
     second.end(DELIVERED)
@@ -125,7 +125,7 @@ def test_another_process_between_reading_and_writing_is_noticed(ledger, tmp_path
     first.load(RUN)
     second.load(RUN)
     first.save(RUN, session)
-    for write, *what in ((second.save,), (second.answer, ANSWER, None), (second.vote, VOTE)):
+    for write, *what in ((second.save,), (second.answer, ANSWER, None), (second.vote, VOTE, None)):
         with pytest.raises(MemoryChangedError):
             write(RUN, *what, begun())
     assert second.last_answer(RUN) is None

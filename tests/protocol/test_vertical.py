@@ -355,6 +355,32 @@ def test_files_of_a_run_that_the_ledger_dropped_are_removed(tmp_path, is_shared)
     assert unknown.exists() == is_shared
 
 
+@pytest.mark.parametrize("bits", [0o700, 0o755, 0o1777])
+def test_party_0_takes_part_only_with_a_work_dir_that_is_its_own(tmp_path, bits, caplog):
+    """Others could place a link there, under the name of a run that they see."""
+    work = tmp_path / "work"
+    work.mkdir()
+    work.chmod(bits)
+    party = make_parties(tmp_path, blobs(), work_dir=work)[0]
+    reply = party.ask(Enrol(doc=make_run().data))
+    if bits == 0o700:
+        assert isinstance(reply, Joined)
+        return
+    assert code_of(reply) == Code.INTERNAL  # its own log says why
+    assert f"work_dir {work} with mode 0700. Got {bits:04o}" in caplog.text
+    assert not list(work.iterdir())
+
+
+def test_the_directory_in_state_dir_that_an_earlier_release_left_open_is_closed(tmp_path):
+    party = make_parties(tmp_path, blobs())[0]
+    assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)  # makes state_dir
+    place = work_dir(party.policy)
+    place.mkdir(mode=0o700, exist_ok=True)
+    place.chmod(0o755)
+    assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
 def test_files_that_cannot_be_removed_stop_no_other_run(tmp_path, caplog):
     run, elsewhere = make_run(), tmp_path / "elsewhere"
     party = make_parties(tmp_path, blobs())[0]

@@ -304,6 +304,7 @@ def broken(name, change):
     [
         broken("format", lambda _: "something else"),
         broken("domain", lambda _: "{}"),
+        broken("domain", lambda _: "[" * 100_000),
         broken("domain", lambda _: json.dumps(BALL.to_config())),
         broken("weights", lambda x: -x),
         broken("weights", lambda x: x[1:]),

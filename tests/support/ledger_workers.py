@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from contextlib import closing
 
 from flower_kmeans.errors import BudgetError
 from flower_kmeans.privacy import ledger as ledgers
@@ -66,6 +67,20 @@ def unfinished(state_dir):
         return {run for (run,) in db.execute("SELECT run FROM runs WHERE given < 2")}
     finally:
         db.close()
+
+
+def row_sizes(state_dir):
+    """Return how many bytes the values of each run have, in the fewest that SQLite stores."""
+
+    def size(value):
+        if value is None:
+            return 0
+        if isinstance(value, int):
+            return (value.bit_length() + 8) // 8
+        return len(value.encode() if isinstance(value, str) else value)
+
+    with closing(sqlite3.connect(state_dir / FILE_NAME)) as db:
+        return [sum(map(size, row)) for row in db.execute("SELECT * FROM runs")]
 
 
 def race_for_budget(barrier, results, state_dir, runs, limit):

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -67,7 +68,8 @@ def store(tmp_path):
 
 
 def test_files_are_private_whole_and_known_by_their_digests(store):
-    store.directory.mkdir(parents=True)
+    store.directory.parent.mkdir(mode=0o700)
+    store.directory.mkdir()
     store.directory.chmod(0o755)  # is closed again
     store.write("a", [b"one ", memoryview(b"two")])
     other = Store(store.directory, store.digests)
@@ -77,6 +79,69 @@ def test_files_are_private_whole_and_known_by_their_digests(store):
     assert [path.name for path in store.directory.iterdir()] == ["a"]
     with pytest.raises(RunError, match=r"'a'.*start a new one"):
         Store(store.directory).path("a")  # a file without a digest does not count
+
+
+def refused_by(store, pattern):
+    """Require that nothing is written, and that it is said before a run begins, too."""
+    for use in (lambda: store.write("a", [b"data"]), lambda: store.require_space(1)):
+        with pytest.raises(ConfigurationError, match=pattern) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [0o755, 0o701, 0o770, 0o1777])
+def test_a_work_dir_that_is_open_to_others_is_refused(store, bits):
+    store.directory.parent.mkdir()
+    store.directory.parent.chmod(bits)
+    refused_by(store, f"work_dir {store.directory.parent} with mode 0700. Got {bits:04o}")
+    assert not list(store.directory.parent.iterdir())
+
+
+@pytest.mark.parametrize("which", ["work", "run"])
+def test_a_work_dir_of_another_user_is_refused(store, which, monkeypatch):
+    store.write("a", [b"old"])
+    place = store.directory.parent if which == "work" else store.directory
+    stated, inode, other = os.stat, place.stat().st_ino, os.geteuid() + 12345
+
+    def changed(*arguments, **options):
+        facts = list(stated(*arguments, **options))
+        if facts[1] == inode:
+            facts[4] = other
+        return os.stat_result(facts)
+
+    monkeypatch.setattr(os, "stat", changed)
+    monkeypatch.setattr(os, "lstat", partial(changed, follow_symlinks=False))
+    with pytest.raises(ConfigurationError, match=f"user or to root. Got user id {other}"):
+        store.write("a", [b"data"])
+    monkeypatch.undo()
+    assert store.path("a").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_file_is_written_or_removed_behind_a_link(store, exists, tmp_path):
+    """Somebody placed it before the work_dir had the right mode."""
+    target = tmp_path / "home"
+    if exists:
+        target.mkdir()
+        target.chmod(0o755)
+        (target / "own.txt").write_text("x")
+    store.directory.parent.mkdir(mode=0o700)
+    store.directory.symlink_to(target)
+    with pytest.raises(ConfigurationError, match=r"work_dir\. Got a symbolic link"):
+        store.write("relin", [b"data"])
+    if exists:
+        with pytest.raises(OSError, match="symbolic link"):
+            store.erase()
+        assert [path.name for path in target.iterdir()] == ["own.txt"]
+        assert mode(target) == 0o755
+    assert target.exists() == exists
+
+
+def test_a_work_dir_that_cannot_be_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch(mode=0o600)
+    refused_by(Store(tmp_path / "file" / "run"), "as a directory. Got something else")
+    refused_by(Store(tmp_path / "unmounted" / "work" / "run"), "cannot be used: No such file")
+    assert not (tmp_path / "unmounted").exists()
 
 
 def test_a_writing_that_fails_leaves_what_was_there_and_erased_files_are_gone(store):

@@ -1,6 +1,7 @@
 """The whole page: for every strategy under every trust model, and for hostile names."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,25 @@ def test_hostile_names_come_out_as_text():
     shown = tables(root)["Centroids"][0][-2:]
     assert shown == [HOSTILE[0], HOSTILE[1].replace("\u202e", "\ufffd").replace("\x00", "\ufffd")]
     assert "</dd><img src=x>" in root.the("section", id="run").text
+
+
+FORMULAS = ("=HYPERLINK(1)", "\uff1dcmd|' /C calc'!A0", "-b", "\u200b@SUM(1)", "-1+A1")
+
+
+def test_no_cell_of_a_table_is_a_formula():
+    """People copy tables into spreadsheets; numbers stay as they are."""
+    run = finished("FastLloyd", "trusted-server")
+    run = replace(run, centroids=run.centroids - 5, domain=Box([-10, -10], [10, 10]))
+    for names in (FORMULAS[:2], FORMULAS[2:4], FORMULAS[3:]):
+        root = read(html_report(run, columns=names))
+        head, *rows = tables(root)["Centroids"]
+        shown = [name.replace("\u200b", "\ufffd") for name in names]
+        assert head[-2:] == [f"'{name}" for name in shown]
+        assert any(cell.startswith("-") for row in rows for cell in row)
+        cells = [e.text.strip() for e in root.all() if e.name in ("td", "th")]
+        number = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( to [-+]?[\d.,]+)?")
+        begun = [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\uff1d"))]
+        assert all(number.fullmatch(cell) for cell in begun), begun
 
 
 def test_a_run_that_was_not_private_after_all_says_so_first():
