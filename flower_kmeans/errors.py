@@ -31,6 +31,8 @@ class ObliviousServerError(ConfigurationError):
 class RunError(KMeansError, RuntimeError):
     """A federated run could not be completed."""
 
+    ended_run = False  # whether a run that was under way ended by it
+
 
 class TooFewClientsError(RunError):
     """Fewer clients answered than the run needs."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from inspect import Signature
 from logging import INFO, WARNING
 from os import PathLike
@@ -65,12 +65,17 @@ from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
 from ._declared import describe, own_parameters
+from ._ending import end_in_one_sentence
 
 # With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
 # sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10
+_NO_STOP = (
+    "should_stop is never asked: the number of rounds is part of the plan that clients accept, and "
+    "they get the result after the last one."
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,23 @@ class RoundInfo:
     dropped: int
     seconds: float
     warnings: tuple[str, ...] = ()  # of released values that no records explain
+    epsilon: float | None = None  # of the rounds so far, at the run's delta; None: not private
+
+    @property
+    def metrics(self) -> MetricRecord:
+        """The round, answers, clients and epsilon so far, by these names; no epsilon: not private.
+
+        The server knows all of them without a record: the first three from who answered, and the
+        last from the plan.
+        """
+        values: dict[str, int | float | list[int] | list[float]] = {
+            "round": self.round,
+            "answers": self.n_answers,
+            "clients": self.n_clients,
+        }
+        if self.epsilon is not None:
+            values["epsilon"] = self.epsilon
+        return MetricRecord(values)
 
     @property
     def seconds_left(self) -> float:
@@ -99,6 +121,16 @@ Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
 RosterFile = Annotated[str | PathLike[str] | None, instance(str | PathLike, "a path")]
 OnRound = Annotated[Callable[[RoundInfo], None] | None, instance(Callable, "a callable")]
 S = TypeVar("S", bound=Server | Relay)
+
+
+@lru_cache(maxsize=256)  # some 20 ms each, and strategies are started again
+def _epsilon_after(plan: PrivacyPlan, n_rounds: int) -> float | None:
+    """Return the epsilon of a plan's first rounds, at its delta; ``None`` if it is not private."""
+    if not plan.is_private:
+        return None
+    rounds = plan.rounds[:n_rounds]
+    # A plan of no release is none.
+    return replace(plan, rounds=rounds).epsilon() if any(rounds) else 0.0
 
 
 def _require_empty(name: str, config: ConfigRecord | None) -> None:
@@ -184,6 +216,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run the whole clustering.
 
@@ -202,12 +235,16 @@ class ClusteringStrategy(Strategy, Generic[S]):
             Empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
             Called with the round and the centroids, once the server sees some.
+        should_stop : callable, optional
+            Never called, which a warning says: the number of rounds is part of the plan, and
+            clients get the result after the last one.
 
         Returns
         -------
         Result
             "centroids", "counts" and, where sizes have bounds, "weights", if the trust model lets
-            the server see them; no arrays otherwise.
+            the server see them; no arrays otherwise. ``train_metrics_clientapp`` has the `metrics`
+            of each round.
 
         Raises
         ------
@@ -220,6 +257,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """
         require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
         require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
+        require_type("should_stop", should_stop, Callable | None, "a callable")
         require_type("num_rounds", num_rounds, int | None, "an integer")
         if num_rounds not in (None, self.n_rounds):
             raise ConfigurationError(
@@ -237,6 +275,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         # A strategy can be started again; a new server is a new run with new keys.
         self._timeout, self._server, result = seconds, None, Result()
         log(INFO, "Starting %s strategy:", type(self).__name__)
+        if should_stop is not None:
+            log(WARNING, _NO_STOP)
 
         def evaluate(t: int) -> None:
             arrays = initial_arrays if t == 0 else self._visible_arrays(t)
@@ -251,7 +291,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         for t in range(1, self.n_rounds + 1):
             if t > 1:
                 self._invite(grid)
-            self._close_round(t, self._trip(*self._next(is_last=False)))
+            info = self._close_round(t, self._trip(*self._next(is_last=False)))
+            result.train_metrics_clientapp[t] = info.metrics
             evaluate(t)
         self._close_run(self._trip(*self._next(is_last=True)))
         result.arrays = self._visible_arrays() or ArrayRecord()
@@ -279,9 +320,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the answers up; return the centroids where the server knows them, and no metrics."""
-        self._close_round(server_round, self._received(replies))
-        return self._visible_arrays(server_round), None
+        """Add the answers up; return the centroids where the server knows them, and the metrics."""
+        info = self._close_round(server_round, self._received(replies))
+        return self._visible_arrays(server_round), info.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -521,6 +562,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Bring the report up to date, also if the run ends here."""
         try:
             yield
+        except RunError as error:
+            end_in_one_sentence(error)
+            raise
         finally:
             server, report = self._running, self.report
             report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
@@ -529,20 +573,22 @@ class ClusteringStrategy(Strategy, Generic[S]):
             report.run = server.run.document.run.hex()
             self._update(report)
 
-    def _close_round(self, t: int, replies: Replies) -> None:
+    def _close_round(self, t: int, replies: Replies) -> RoundInfo:
         with self._reporting():
             self._take(replies, is_last=False)
         report, n_rounds = self.report, self.n_rounds
         answers, clients = report.answers[-1], report.n_clients
         warnings = self._warnings_of(t)
         missing = clients - answers
-        info = RoundInfo(t, n_rounds, answers, clients, missing, report.seconds, warnings)
+        epsilon = _epsilon_after(self.plan, t)
+        info = RoundInfo(t, n_rounds, answers, clients, missing, report.seconds, warnings, epsilon)
         left = f", about {info.seconds_left:.0f} s left" if t < n_rounds else ""
         log(INFO, "Round %s/%s: %s of %s clients%s", t, n_rounds, answers, clients, left)
         for words in warnings:
             log(WARNING, words)
         if self.on_round is not None:
             self.on_round(info)
+        return info
 
     def _close_run(self, replies: Replies) -> None:
         with self._reporting():

@@ -96,8 +96,8 @@ LISTED = {
         "joins files of several members", TESTS + "test_the_pages_credentials_are_made"
     ),
     (
-        "simulations/existing_app/README.md",
-        f"flwr run simulations/existing_app {LOCALLY.format(10)}",
+        "simulations/existing-app/README.md",
+        f"flwr run simulations/existing-app {LOCALLY.format(10)}",
     ): Listed(RAY, "tests/simulations/test_existing_app.py::test_both_work_on_ray"),
     (
         "simulations/clustered/README.md",

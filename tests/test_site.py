@@ -132,7 +132,7 @@ def test_links_that_leave_the_documents_lead_to_copies():
     for path in ("docs/reference/client.md", "simulations/photo/README.md", "LICENSE"):
         assert hook.in_repository(hook.in_site(path)) == path
     linked = hook.targets("docs/existing-app.md")
-    assert "simulations/existing_app/digits_app/clusters.py" in linked
+    assert "simulations/existing-app/digits_app/clusters.py" in linked
     assert "docs/deploy.md" in linked
     text = "[a](../README.md#limits) [b](tutorial.md)\n```\n[c](../README.md)\n```\n"
     assert hook.rewritten("docs/deploy.md", text) == text.replace("../", "repository/", 1)

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -18,6 +19,7 @@ from flower_kmeans.data.tables import Block, open_table, records_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
+from flower_kmeans.protocol.results import saved_synopsis
 from flower_kmeans.report.clustering import Floats, assigned
 from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
@@ -34,6 +36,7 @@ class Found(NamedTuple):
     counts: Floats  # (k,), noisy
     is_private: bool
     sizes: tuple[Floats, Floats] | None = None  # (k,), and intervals (k, 2): of a run with bounds
+    synopsis: Synopsis | None = None  # that the same file has, as a node's does
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -44,7 +47,9 @@ class Found(NamedTuple):
 
 
 def read_centroids(path: Path, declared: Path | None = None) -> Found:
-    """Return what `outputs.write_centroids` wrote; a `DataError` for any other file.
+    """Return what `outputs.write_centroids` or `ClientResult.save` wrote.
+
+    A `DataError` for any other file.
 
     A node may have kept no declarations: then ``declared`` is the domain file of the run.
     """
@@ -64,6 +69,7 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         numbers = [arrays[name] for name in ("centroids", *names) if name in arrays]
         is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
         sizes = (arrays["sizes"], arrays["size_interval"]) if "sizes" in arrays else None
+        synopsis = saved_synopsis(arrays, domain)
     except Exception:  # a damaged archive raises what zipfile, zlib, numpy and json have
         is_right = False
     if not is_right:
@@ -72,7 +78,14 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         domain = declared_as(TableDomain.from_file(declared), domain)
         if domain.columns != columns:
             raise DataError(f"Expected the domain file of the run, with {columns}. Got {declared}.")
-    return Found(centroids, columns, domain, weights, counts, bool(private), sizes)
+    if synopsis is not None:
+        synopsis = replace(synopsis, domain=domain)  # as it was declared
+    return Found(centroids, columns, domain, weights, counts, bool(private), sizes, synopsis)
+
+
+def synopsis_of(found: Found, path: Path) -> Synopsis | None:
+    """Return the synopsis of a run, from its file or from beside it."""
+    return found.synopsis or synopsis_beside(path, found.domain)
 
 
 def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
@@ -88,7 +101,7 @@ def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
 
 def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
     """Return another number of clusters of a run, from the synopsis beside its file."""
-    synopsis = synopsis_beside(path, found.domain)
+    synopsis = synopsis_of(found, path)
     if synopsis is None:
         raise DataError(f"Expected {FILE_NAME} beside {path}, for another number of clusters.")
     clusters = synopsis.kmeans(n_clusters)

@@ -14,7 +14,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES, ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
-from flower_kmeans.version import __version__
+from flower_kmeans.version import __version__, flwr_version
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.engine import require_tenseal
 from flower_kmeans.vertical.store import require_private
@@ -150,7 +149,7 @@ def _bad(name: str, error: KMeansError) -> Finding:
 
 
 def _versions() -> str:
-    flwr = metadata.version("flwr")
+    flwr = flwr_version()
     if not _numbers(FLWR[0]) <= _numbers(flwr) < _numbers(FLWR[1]):
         raise ConfigurationError(f"Expected flwr>={FLWR[0]},<{FLWR[1]}. Got {flwr} instead.")
     transport = "HTTP" if _numbers(flwr) >= _FIRST_HTTP else "gRPC"

@@ -14,6 +14,7 @@ from flower_kmeans.files import reason_and_cure
 _FILES = {  # template: where it goes, below the app's directory
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
+    "LICENSE": "LICENSE",
     "__init__.py": "{package}/__init__.py",
     "domain.toml": "{package}/domain.toml",
     "data.py": "{package}/data.py",
@@ -21,6 +22,8 @@ _FILES = {  # template: where it goes, below the app's directory
     "server_app.py": "{package}/server_app.py",
     "test_app.py": "tests/test_app.py",
 }
+
+_LONGEST_NAME = 32  # Flower builds no app with a longer name, nor one with _
 
 
 def make_app(directory: Path) -> None:
@@ -34,11 +37,12 @@ def make_app(directory: Path) -> None:
     name = directory.name
     package = name.replace("-", "_")
     # Flower puts the app before all that is installed: it must not hide a package from others.
-    is_new = re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name) and not keyword.iskeyword(name)
-    if not is_new or find_spec(package) is not None:
+    is_new = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    if not is_new or len(name) > _LONGEST_NAME or find_spec(package) is not None:
         raise ConfigurationError(
-            "Expected a name of lower-case letters, digits, - and _ that begins with a letter, and "
-            f"is neither a keyword of Python nor a package that is installed. Got {name!r} instead."
+            "Expected a name of lower-case letters, digits and - that begins with a letter, has at "
+            f"most {_LONGEST_NAME} characters, and is neither a keyword of Python nor a package "
+            f"that is installed. Got {name!r} instead."
         )
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("flower_kmeans.cli", "new_app"),

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.protocol.results import result_arrays
 from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import FILE_NAME
@@ -44,18 +44,15 @@ def write_centroids(
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
-    arrays: dict[str, Any] = {"centroids": result.centroids, "counts": counts}
-    arrays |= {"columns": np.array(names), **domain_arrays(result.domain)}
+    arrays = result_arrays(result, names)
     arrays["private"] = np.array(result.is_private and not bounds_from_data)
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),
         "noisy_size": counts.tolist(),
     }
     if weights is not None:
-        arrays["weights"] = weights
         table["cell_weight"] = weights.tolist()
     if sizes is not None:
-        arrays |= {"sizes": np.array(sizes.counts), "size_interval": sizes.interval}
         table["size_at_least"], table["size_at_most"] = sizes.interval.T.tolist()
         table["bounds"] = sizes.bounds_kept
     with open_private(output / "centroids.npz") as file:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.released import CONFIDENCE
-from flower_kmeans.cli.assign import Found, read_centroids, synopsis_beside
+from flower_kmeans.cli.assign import Found, read_centroids, synopsis_of
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -102,7 +102,7 @@ def draw(
         raise ConfigurationError(f"Expected --columns with pairs only. Got it with {kind}.")
     found, figure = read_centroids(centroids, domain), Figure(layout="constrained", dpi=120)
     held = None if records is None else _records_of(found, records, reading)
-    picture = Picture(found, synopsis_beside(centroids, found.domain), held, columns)
+    picture = Picture(found, synopsis_of(found, centroids), held, columns)
     if len(found.columns) == 1 and kind is Kind.AXES:
         kind = Kind.PAIRS  # along one column the picture is a density
     draw_one = {

@@ -284,6 +284,13 @@ def load_records(
     return Query(str(named), _required_query(own), domain, own.spelling)
 
 
+def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
+    """Return the columns of a client's table, as `load_records` names them, without its records."""
+    if header is None and Path(data).suffix.lower() != ".toml":
+        header = True
+    return open_table(data, USUAL_READING.with_options(header=header), recognises=False).names
+
+
 def read_table(
     path: str | Path,
     reading: Reading = USUAL_READING,

@@ -1,9 +1,11 @@
 """The result of a run: what a client learns, and how a server that sees the sums sends it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +15,13 @@ from flower_kmeans.algorithms.base import Algorithm, State
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.data.domain import Domain
-from flower_kmeans.errors import DataError, MessageError
+from flower_kmeans.data.table_domain import domain_arrays
+from flower_kmeans.errors import ConfigurationError, DataError, MessageError
+from flower_kmeans.files import open_private
 from flower_kmeans.protocol.removal import noise_factor
 from flower_kmeans.protocol.run import MAX_SLOTS, Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
-from flower_kmeans.report.clustering import assigned, centroid_table
+from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -62,6 +66,66 @@ class ClientResult:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
+    def save(self, path: str | PathLike[str], columns: Sequence[str] | None = None) -> None:
+        """Write all of the result to an npz file, which only its owner can read.
+
+        ``flower-kmeans assign --centroids FILE`` and ``plot`` take it. It is written whole or not
+        at all, in place of an older one.
+
+        Parameters
+        ----------
+        path : path
+        columns : sequence of str, optional
+            Names of the columns, where the domain has none. Default: x0, x1 and so on.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file cannot be written, or there are other names or more of them than columns.
+        """
+        d, own = self.domain.n_features, self.domain.columns
+        names = own or tuple(columns or (f"x{i}" for i in range(d)))
+        if len(names) != d or (columns is not None and tuple(columns) != names):
+            raise ConfigurationError(
+                f"Expected columns as the names of the result's {d} columns, in its order: "
+                f"{own or 'it has none'}. Got {tuple(columns or ())} instead."
+            )
+        arrays = result_arrays(self, names)
+        arrays["run"] = np.array(self.run)
+        if self.synopsis is not None:
+            arrays |= _prefixed(self.synopsis)
+        with open_private(path) as file:
+            np.savez(file, **arrays)
+
+
+def result_arrays(result: "Clustering | ClientResult", columns: Sequence[str]) -> dict[str, Any]:
+    """Return a result as npz files hold it, without its synopsis."""
+    arrays: dict[str, Any] = {"centroids": result.centroids, "counts": result.counts}
+    arrays |= {"columns": np.array(columns), **domain_arrays(result.domain)}
+    arrays["private"] = np.array(result.is_private)
+    if result.weights is not None:
+        arrays["weights"] = result.weights
+    if (sizes := result.size_report) is not None:
+        arrays |= {"sizes": np.array(sizes.counts), "size_interval": sizes.interval}
+    return arrays
+
+
+def saved_synopsis(arrays: Mapping[str, Any], domain: Domain) -> Synopsis | None:
+    """Return the synopsis that `ClientResult.save` wrote; ``None`` where it wrote none.
+
+    A `DataError` for anything else.
+    """
+    parts = {
+        name.removeprefix(_SYNOPSIS): array
+        for name, array in arrays.items()
+        if name.startswith(_SYNOPSIS)
+    }
+    return Synopsis.from_arrays(parts, domain) if parts else None
+
+
+def _prefixed(synopsis: Synopsis) -> dict[str, Floats]:
+    return {_SYNOPSIS + name: array for name, array in synopsis.arrays.items()}
+
 
 def result_of(
     run: Run, state: State, noise_factor: float, findings: Iterable[Finding] = ()
@@ -99,7 +163,7 @@ def encode_result(result: ClientResult) -> bytes:
         arrays["weights"] = result.weights
         arrays["size_noise"] = np.array([result.size_report.noise])
     if result.synopsis is not None:
-        arrays |= {_SYNOPSIS + name: array for name, array in result.synopsis.arrays.items()}
+        arrays |= _prefixed(result.synopsis)
     if result.findings:
         arrays[_FINDINGS] = plausibility.to_array(result.findings)
     return encode_arrays(arrays)

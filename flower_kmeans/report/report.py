@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, Literal
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
@@ -14,7 +13,7 @@ from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
-from flower_kmeans.version import __version__
+from flower_kmeans.version import __version__, flwr_version, installed_version
 
 PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
 """The parties of `Report.protects_against`."""
@@ -48,9 +47,11 @@ Kind = Literal["silent", "refused", "failed", "differs", "skipped", "named", "re
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that runs: protocol, arithmetic and cryptography."""
-    others = ("flwr", "numpy", "cryptography", "msgspec")
     found = {"flower-kmeans": __version__, "python": platform.python_version()}
-    return found | {name: version(name) for name in others}
+    found["flwr"] = flwr_version()
+    for name in ("numpy", "cryptography", "msgspec"):
+        found[name] = installed_version(name)
+    return found
 
 
 def now() -> str:

@@ -16,16 +16,15 @@ node has and accepts is said by its operator, in ``--node-config``:
     Absolute path of the operator's policy: which runs are answered, and where the node's key, the
     roster and the ledger are. A node with ``data`` and without one answers no run.
 ``result``
-    The npz file that the node writes its result to.
+    The npz file that the node writes its result to, for this user alone:
+    ``flower-kmeans assign --centroids FILE`` takes it.
 """
 
-import os
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from customers import made_up
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -70,16 +69,13 @@ def load_ids(context: Context) -> list[str]:
 
 
 def on_result(result: ClientResult, context: Context) -> None:
-    """Write centroids of all columns and noisy sizes to the result file, whole or not at all."""
+    """Write all of the result, in all columns, to the result file, whole or not at all."""
     if is_deployed(context):
         path = Path(str(context.node_config["result"]))
     else:
         path = output_of(context) / f"party-{party_of(context)}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        np.savez(file, centroids=result.centroids, counts=result.counts)
-    os.replace(partial, path)
+    result.save(path)
     log(INFO, "Wrote the result to %s", path)
 
 

@@ -15,6 +15,7 @@ from scripts import load_script
 from typer.testing import CliRunner
 
 from flower_kmeans.cli.app import app
+from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
@@ -83,6 +84,8 @@ def test_its_own_test_passes_in_its_directory_and_beside_it(made):
         ("2fast", "begins with a letter"),
         ("my app", "lower-case letters"),
         ("My-App", "lower-case letters"),
+        ("my_other_app", "lower-case letters, digits and -"),  # Flower would not build it
+        ("a" * 33, "at most 32 characters"),
         ("mine\n", "'mine\\n'"),
         ("json", "nor a package that is installed"),
         ("flower-kmeans", "nor a package that is installed"),
@@ -137,8 +140,8 @@ def test_a_node_with_a_policy_answers_from_its_own_file(made, monkeypatch):
     run(directory, monkeypatch, node_config, trust="clients-only")
     assert not (directory / "out" / "centroids.csv").exists()  # the server has none
     for i in range(5):
-        with np.load(directory / f"node-{i}" / "centroids.npz") as found:
-            np.testing.assert_allclose(sorted(found["centroids"].tolist()), CENTERS, atol=3)
+        found = read_centroids(directory / f"node-{i}" / "centroids.npz")  # as `assign` does
+        np.testing.assert_allclose(sorted(found.centroids.tolist()), CENTERS, atol=3)
         assert (directory / f"node-{i}" / "state").is_dir()  # the ledger
 
 
@@ -180,4 +183,11 @@ def test_it_runs_by_the_command_that_was_printed(made, tmp_path, monkeypatch):
             processes.run("list", ["flwr", "ls", "local", "--format", "json"], 60)
         )["runs"]
         assert listed["status"] == "finished:completed"
+        # What the clients' policy refuses ends with one sentence.
+        refused = processes.run("refused", [*command, "--run-config", "epsilon=2.0"], 300)
+        (line,) = (each for each in refused.splitlines() if "raised an exception" in each)
+        assert "Simulation raised an exception: Expected at least min_clients=4 clients" in line
+        assert line.endswith("Reasons: The run is outside of what the client's policy accepts.")
+        assert "Traceback" not in refused
+        assert "TooFewClientsError" not in refused
     assert processes.left() == []

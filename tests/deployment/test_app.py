@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import stat
 import tomllib
 
 import loopback
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli.app import app as flower_kmeans
+from flower_kmeans.cli.assign import read_centroids
+from flower_kmeans.client import ClientResult
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.wire import from_content
@@ -31,7 +34,7 @@ ODD = 2  # a node with a policy that differs
 
 
 def test_the_app_installs_nothing_and_fits_its_example():
-    assert PROJECT["project"]["dependencies"] == []
+    assert PROJECT["project"]["dependencies"] == ["flwr>=1.39,<2"]  # see test_bundles.py
     assert SETTINGS["bounds"] == ",".join(f"{low:g}:{high:g}" for low, high in loopback.BOUNDS)
     assert SETTINGS["min-clients"] == ClientPolicy().min_clients
     assert SETTINGS["n-records"] == sum(map(len, loopback.example_partitions()))
@@ -161,6 +164,56 @@ def test_algorithms_are_settings_that_policies_may_name(
     assert (report["strategy"], report["n_rounds"]) == (strategy, n_rounds)
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
     assert could_take_part(tmp_path / "node2")
+
+
+CHOSEN = {  # strategies whose result only the nodes have
+    "fastlloyd": ({}, {}),
+    "synopsis": (
+        {"strategy": "synopsis", "trust": "clients-only", "n-rounds": 0},
+        {"trusts": ["clients-only"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_assign_takes_the_result_file_of_a_node(run, name, tmp_path):
+    run(*CHOSEN[name])
+    node = tmp_path / "node1"
+    path, records = node / "result.npz", loopback.example_partitions()[1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    command = ["assign", "--centroids", str(path), "--data", str(node / "records.npy")]
+
+    def assigned(*options):
+        output = node / "assigned.csv"
+        result = CliRunner().invoke(flower_kmeans, [*command, "--output", str(output), *options])
+        assert result.exit_code == 0, result.output
+        return np.loadtxt(output, delimiter=",", skiprows=1, usecols=-2).astype(int)
+
+    centroids, _ = read_result(path)
+    nearest = ((records[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
+    np.testing.assert_array_equal(assigned(), nearest)
+    with np.load(path) as file:
+        assert (list(file["columns"]), bool(file["private"])) == (["x0", "x1"], True)
+    # The synopsis is in the file, too: it has clusters of any number.
+    if name == "synopsis":
+        assert set(assigned("--clusters", "2")) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "header"), [("left,right\n", {}), ("", {"header": "left,right"})]
+)
+@pytest.mark.parametrize("columns", [None, ["age", "income"]])
+def test_a_nodes_file_names_the_columns_of_the_run_or_else_its_own(
+    monkeypatch, tmp_path, first, header, columns
+):
+    app = load_script(monkeypatch, "client_app", loopback.APP)
+    result = ClientResult(np.zeros((2, 2)), np.ones(2), Box([-1, -1], [1, 1], columns=columns), "0")
+    (tmp_path / "own.csv").write_text(f"{first}1,2\n", "utf-8")
+    paths = {"data": str(tmp_path / "own.csv"), "result": str(tmp_path / "result.npz")}
+    app.on_result(result, Context(1, 1, {**paths, **header}, RecordDict(), {}))
+    found = read_centroids(tmp_path / "result.npz")
+    assert list(found.columns) == (columns or ["left", "right"])
+    np.testing.assert_array_equal(found.centroids, result.centroids)
 
 
 def app_config(**changes):

@@ -1,6 +1,8 @@
 """Results with weights and sizes, as servers send them and as clients compute them."""
 
 import math
+import stat
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -12,6 +14,8 @@ from flower_kmeans import Ball, Box
 from flower_kmeans.algorithms.plausibility import Finding, Kind, sentences, to_array
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.cli.assign import read_centroids
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.messages import Code, Finished
 from flower_kmeans.protocol.results import ClientResult, encode_result, largest_weight, read_result
 from flower_kmeans.protocol.wire import encode_arrays
@@ -236,3 +240,64 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     assert (found.run, found.size_report) == (written.run, sizes)
     for name, array in parts.items():
         np.testing.assert_array_equal(found.synopsis.arrays[name], array)
+
+
+# --------------------------------------------------------------------------- a client's own file
+
+PLACES = np.array([[1.0, 2.0], [3.0, 4.0]])
+SQUARE = {"lower": [0.0, 0.0], "upper": [5.0, 5.0]}
+
+
+def whole_result(**changes):
+    """Return a result with all that a client can learn."""
+    domain = Box(**SQUARE, columns=["age", "visits"])
+    shape = {"weights": 3, "means": (3, 2), "scales": (3, 2), "directions": (2, 2), "rest": 1}
+    arrays = {name: np.ones(size) for name, size in {**shape, "radii": 3, "noise": 3}.items()}
+    arrays["directions"] = np.eye(2)
+    sizes = SizeReport((400.0, 600.5), 2.0, 300, 700)
+    parts = domain, "ab" * 16, np.array([0.5, -0.5]), sizes, Synopsis.from_arrays(arrays, domain)
+    return replace(ClientResult(PLACES, np.array([400.0, 600.5]), *parts), **changes)
+
+
+def test_a_saved_result_is_whole_and_its_owners_alone(tmp_path):
+    path, result = tmp_path / "result.npz", whole_result()
+    path.write_text("that of a run before")
+    path.chmod(0o644)
+    result.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = read_centroids(path)
+    for name in ("centroids", "counts", "weights"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(result, name))
+    assert (found.columns, found.is_private) == (("age", "visits"), True)
+    assert found.domain.to_config() == result.domain.to_config()
+    np.testing.assert_array_equal(found.sizes[1], result.size_report.interval)
+    for name, array in result.synopsis.arrays.items():
+        np.testing.assert_array_equal(found.synopsis.arrays[name], array)
+    assert read_centroids(saved(tmp_path, is_private=False)).is_private is False
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def saved(directory, columns=None, **changes):
+    path = directory / "result.npz"
+    whole_result(**changes).save(path, columns)
+    return path
+
+
+def test_columns_without_names_are_given_some(tmp_path):
+    bare = {"domain": Box(**SQUARE), "synopsis": None}
+    assert read_centroids(saved(tmp_path, **bare)).columns == ("x0", "x1")
+    assert read_centroids(saved(tmp_path, ["a", "b"], **bare)).columns == ("a", "b")
+    assert read_centroids(saved(tmp_path, ["age", "visits"])).columns == ("age", "visits")
+    for columns, changes in ((["a"], bare), ([], bare), (["visits", "age"], {})):
+        with pytest.raises(ConfigurationError, match="Expected columns as the names"):
+            saved(tmp_path, columns, **changes)
+
+
+def test_an_error_leaves_the_file_of_the_run_before(tmp_path):
+    path = saved(tmp_path)
+    before = path.read_bytes()
+    full = mock.patch.object(np, "savez", side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(OSError, match="No space"):
+        saved(tmp_path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

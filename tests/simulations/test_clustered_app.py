@@ -54,7 +54,7 @@ def run(parts, output, **changes):
 
 
 def test_it_is_an_app_that_installs_nothing(parts):
-    assert CONFIG["project"]["dependencies"] == []
+    assert CONFIG["project"]["dependencies"] == ["flwr>=1.39,<2"]  # see test_bundles.py
     assert FLOWER["components"] == {
         "serverapp": "clustered_app.server_app:app",
         "clientapp": "clustered_app.client_app:app",

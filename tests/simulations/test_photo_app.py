@@ -31,7 +31,7 @@ def apps(monkeypatch):
 
 def test_it_is_an_app_that_installs_nothing(apps):
     # Flower installs an app's dependencies from the package index, offline or not.
-    assert CONFIG["project"]["dependencies"] == []
+    assert CONFIG["project"]["dependencies"] == ["flwr>=1.39,<2"]  # see test_bundles.py
     assert FLOWER["publisher"]
     assert [type(app) for app in apps] == [ClientApp, ServerApp]
     defaults = FLOWER["config"]  # those of the command line

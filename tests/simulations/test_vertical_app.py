@@ -1,6 +1,7 @@
 """The Flower app of two companies that share customers: a whole run of its two sides."""
 
 import json
+import stat
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from flwr.serverapp import ServerApp
 from scripts import load_script
 
 from flower_kmeans import ClientPolicy
+from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.metrics import matched_centroid_error
@@ -49,12 +51,14 @@ def run(monkeypatch, tmp_path):
 
 
 def read(path):
-    with np.load(path) as saved:
-        return saved["centroids"], saved["counts"]
+    path = Path(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = read_centroids(path)  # as `assign` does
+    return found.centroids, found.counts
 
 
 def test_it_installs_nothing_and_its_bounds_fit_its_customers(monkeypatch):
-    assert CONFIG["project"]["dependencies"] == []
+    assert CONFIG["project"]["dependencies"] == ["flwr>=1.39,<2"]  # see test_bundles.py
     customers = load_script(monkeypatch, "customers", APP)
     domain, widths = customers.read_parties(FLOWER["config"]["bounds"])
     assert (domain.columns, widths) == (("income", "age", "visits", "basket"), [2, 2])

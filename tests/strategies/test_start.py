@@ -1,18 +1,24 @@
 """Starting a strategy: what is refused before anything is sent, the hooks, and what comes back."""
 
+import io
+import logging
+import math
 import re
+from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from unittest import mock
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import FedAvg, Strategy
 from harness import SIMULATED, RecordingGrid, run_recorded, stock_start, without_noise, write_roster
 from serving import ROUND_TRIPS
 
-from flower_kmeans import Box, ClientPolicy, PrivacyBudget, kmeans_client_app
+from flower_kmeans import Box, ClientPolicy, PrivacyBudget, html_report, kmeans_client_app
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -22,10 +28,12 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
+from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol.messages import Enrol
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import parse_document
 from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel
+from flower_kmeans.simulation.faults import Fault
 from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
 
@@ -318,9 +326,105 @@ def test_evaluate_fn_sees_every_rounds_centroids(trust, start):
     metrics = outcome.result.evaluate_metrics_serverapp
     assert list(metrics) == [0, 1, 3]
     assert metrics[3]["round"] == 3
-    # A metric of clients would be a release without a cost.
-    assert not outcome.result.train_metrics_clientapp
+    # A metric of clients would be a release without a cost: these are the server's own.
+    names = {"round", "answers", "clients"} | ({"epsilon"} if trust != "plain" else set())
+    metrics = outcome.result.train_metrics_clientapp
+    assert [set(each) for each in metrics.values()] == [names] * 3
     assert not outcome.result.evaluate_metrics_clientapp
+
+
+# --------------------------------------------------------------------------- public metrics
+
+
+@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
+@pytest.mark.parametrize("start", [None, stock_start])
+def test_metrics_of_each_round_are_what_the_plan_and_the_answers_say(trust, start):
+    told = []
+    strategy = make(trust, on_round=lambda info: told.append(info.metrics))
+    # Client 4 takes part in the set-up and does not answer in round 2.
+    outcome = run_recorded(strategy, PARTS, start=start, faults=[Fault(4, 2, "drop")])
+    metrics = outcome.result.train_metrics_clientapp
+    assert list(metrics) == [1, 2, 3]
+    assert list(metrics.values()) == told
+    assert [each["answers"] for each in told] == strategy.report.answers == [5, 4, 5]
+    assert [(each["round"], each["clients"]) for each in told] == [(1, 5), (2, 5), (3, 5)]
+    # All rounds are alike: t of them are t times as much in squares of mu.
+    plan = strategy.plan
+    for t, each in enumerate(told, 1):
+        mu = plan.mu * math.sqrt(t / 3)
+        assert each["epsilon"] == pytest.approx(epsilon_of_mu(mu, plan.budget.delta), rel=1e-6)
+    assert told[-1]["epsilon"] == strategy.report.epsilon
+
+
+def test_metrics_do_not_depend_on_the_records():
+    found = []
+    for parts in (PARTS, [np.zeros((0, 2)), *([[9.0, 9.0]] for _ in range(4))]):
+        found.append(run_recorded(make(), parts).result.train_metrics_clientapp)
+    assert found[0] == found[1]
+
+
+def test_without_privacy_there_is_no_epsilon_so_far():
+    metrics = run_recorded(make("plain"), PARTS).result.train_metrics_clientapp
+    assert dict(metrics[3]) == {"round": 3, "answers": 5, "clients": 5}
+
+
+# --------------------------------------------------------------------------- how a run ends
+
+
+def test_should_stop_is_accepted_and_answered_by_a_sentence(caplog):
+    caplog.set_level("WARNING", "flwr")
+    outcome = run_recorded(make(), PARTS, should_stop=lambda t, result: pytest.fail("asked"))
+    assert outcome.strategy.report.n_rounds == 3
+    (words,) = [each.getMessage() for each in caplog.records if "should_stop" in each.msg]
+    assert words.endswith("they get the result after the last one.")
+    assert "\n" not in words
+
+
+def logged_as_flower_does(error):
+    """Return what Flower's ServerApp writes of an error that ends it."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    try:
+        log(logging.ERROR, "%s raised an exception", "ServerApp", exc_info=error)
+    finally:
+        logger.removeHandler(handler)
+    return text.getvalue()
+
+
+def test_a_refusal_ends_flowers_log_by_one_sentence():
+    policy = replace(SIMULATED, max_epsilon=0.5)
+    with pytest.raises(TooFewClientsError) as caught:
+        run_recorded(make(), PARTS, policy=policy)
+    assert logged_as_flower_does(caught.value) == (
+        "ServerApp raised an exception: Expected at least min_clients=3 clients to take part. Got "
+        "0 of 5 connected nodes instead. Reasons: The run is outside of what the client's policy "
+        "accepts.\n"
+    )
+    # The mistakes of an app keep their traceback.
+    with pytest.raises(RunError) as caught:
+        make().report  # noqa: B018
+    assert "Traceback" in logged_as_flower_does(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [({"flwr-nightly": "1.43.0.dev20261026"}, "1.43.0.dev20261026"), ({}, "unknown")],
+)
+def test_a_run_keeps_its_result_where_flowers_distribution_has_another_name(installed, expected):
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "version", version)
+        outcome = run_recorded(make(), PARTS)
+        values, page = outcome.strategy.report.to_dict(), html_report(outcome.strategy)
+    assert values["versions"]["flwr"] == expected
+    assert expected in page
+    assert len(outcome.results) == 5
 
 
 def test_messages_and_waiting_end_with_the_timeout():

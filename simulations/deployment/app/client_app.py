@@ -17,40 +17,50 @@ What a node has and accepts is said by its operator, in ``--node-config``:
     Absolute path of the operator's policy: which runs are answered, and where the node's key, the
     roster and the ledger are. A node without one answers no private run.
 ``result``
-    The npz file that the node writes its result to.
+    The npz file that the node writes its result to, for this user alone:
+    ``flower-kmeans assign --centroids FILE`` takes it.
 """
 
-import os
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from flwr.common.logger import log
 
 from flower_kmeans import TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.tables import load_records
+from flower_kmeans.data.tables import column_names, load_records
 
 
 def load_data(context: Context) -> Any:
     """Return the records of the node's file, with the names of its columns, or its query."""
-    names, domain = (context.node_config.get(name) for name in ("header", "domain"))
-    return load_records(
-        str(context.node_config["data"]),
-        domain=None if domain is None else TableDomain.from_file(str(domain)),
-        header=None if names is None else str(names).split(","),
-    )
+    data = str(context.node_config["data"])
+    return load_records(data, domain=domain_of(context), header=header_of(context))
+
+
+def domain_of(context: Context) -> TableDomain | None:
+    """Return the declared columns, if the operator names them."""
+    path = context.node_config.get("domain")
+    return None if path is None else TableDomain.from_file(str(path))
+
+
+def header_of(context: Context) -> list[str] | None:
+    """Return the names of the file's columns, if its first line is a record."""
+    names = context.node_config.get("header")
+    return None if names is None else str(names).split(",")
 
 
 def on_result(result: ClientResult, context: Context) -> None:
-    """Write the centroids and noisy sizes to the node's result file, whole or not at all."""
-    path = Path(str(context.node_config["result"]))
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        np.savez(file, centroids=result.centroids, counts=result.counts)
-    os.replace(partial, path)
+    """Write all of the result to the node's file, with its columns, whole or not at all."""
+    path, declared = Path(str(context.node_config["result"])), domain_of(context)
+    if declared is not None:
+        result = replace(result, domain=declared)  # centroids in units that people read
+    names = result.domain.columns  # of the run, or else of the node's own file
+    if names is None:
+        names = column_names(str(context.node_config["data"]), header_of(context))
+    result.save(path, names)
     log(INFO, "Wrote the result to %s", path)
 
 

@@ -21,4 +21,4 @@ def load_data(context: Context) -> NDArray[np.float64]:
 def keep(result: ClientResult, context: Context) -> None:
     """Write the clusters, which the server never sees, to this client's own file."""
     path = directory(context) / f"clusters-{context.node_config['partition-id']}.npz"
-    np.savez(path, centroids=result.centroids, counts=result.counts)
+    result.save(path)
