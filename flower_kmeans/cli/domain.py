@@ -32,7 +32,7 @@ from flower_kmeans.data.table_domain import (
     day_of,
     shortened,
 )
-from flower_kmeans.data.tables import OpenTable, open_table
+from flower_kmeans.data.tables import OpenTable, is_nameless, open_table
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.files import reason_and_cure
 
@@ -229,6 +229,8 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
             if counts[name] > 1:
                 what = "no name" if not name else f"{counts[name]} columns have this name"
                 raise _LeftOutError(what)
+            if name and is_nameless(name):
+                raise _LeftOutError("no name, and it looks like the row numbers of pandas")
             column = _declared(name, cells[name], opened.spelling)
         except _LeftOutError as error:
             if (shown, str(error)) not in left_out:  # of the first column of the name

@@ -7,6 +7,7 @@ report, and no smallest or largest value is shown at all.
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
 from flower_kmeans.data.reading import Reading, resolved
 from flower_kmeans.data.spelling import Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain, category_of
-from flower_kmeans.data.tables import OpenTable, open_table
+from flower_kmeans.data.tables import OpenTable, is_nameless, open_table
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import printable, reason_and_cure
 
@@ -114,14 +115,16 @@ def inspect(data: str, reading: Reading, domain: TableDomain | None = None) -> I
 
 def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
     """Return what is found of all columns, whose kinds are guessed from the first records."""
-    once = [name for name in opened.names if name and opened.names.count(name) == 1]
+    counts = Counter(opened.names)
+    once = [name for name, n in counts.items() if n == 1 and not is_nameless(name)]
     if not once:
         raise DataError(f"Expected a name of one column at least in {opened.path}. Got none.")
     findings = Findings(tuple(map(ColumnFindings, once)))
     found = Inspected(opened, findings)
     for place, name in enumerate(opened.names, 1):
         if name not in once:
-            why = f"{name!r} occurs twice" if name else "has no name"
+            has_name = not is_nameless(name)
+            why = f"{name!r} occurs twice" if has_name else "has no name"
             found.unread.append(f"column {place} {why}")
     for block in opened.blocks(once):
         is_whole = ~block.malformed

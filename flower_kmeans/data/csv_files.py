@@ -6,6 +6,7 @@ stray quote would otherwise swallow all that follows it. ``benchmarks/csv_reader
 readers that take a whole file.
 """
 
+import codecs
 import csv
 import gzip
 import io
@@ -22,8 +23,9 @@ from flower_kmeans.errors import ConfigurationError, DataError
 
 Cells = list[str]
 
-_UTF_8_MARK = "\ufeff"
-_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_MARK = "\ufeff"
+_UTF_16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_UTF_32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _OTHER_FORMATS = {
     b"\x1f\x8b": "gzip: let its name end in .gz",
     b"PK\x03\x04": "a zip archive or an Excel file: let its name end in .xlsx if it is one",
@@ -31,6 +33,8 @@ _OTHER_FORMATS = {
     b"\x93NUMPY": "an array of NumPy: let its name end in .npy",
     b"SQLite format 3\x00": "an SQLite database: name it as sqlite:///PATH, with a query",
 }
+_FEWEST_COUNTED = 3
+_LONGEST_COUNT = 9  # digits of a number that counts columns
 _SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)  # with which Excel begins some files
 _NUMBER_LIKE = re.compile(
     r"""
@@ -126,9 +130,17 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
     """Return whether a first line names the columns: it does if no cell of it looks like a number.
 
     It is a record if each cell looks like a number. A line of both kinds is a `ConfigurationError`:
-    a record would be lost, or names would be read as one.
+    a record would be lost, or names would be read as one. So is one that counts its columns, as
+    pandas does for columns without names, or as a table has one column for each year.
     """
     numbers = [cell for cell in cells if _looks_like_number(cell)]
+    if _counts(cells):
+        raise ConfigurationError(
+            f"Expected names in all cells of the first line of {path}, or numbers of a record. Got "
+            "numbers that count the columns: say that it names the columns, with --header true or "
+            "header=True, or give their names, with --header NAME,NAME or header=[...], if it is a "
+            "record."
+        )
     empty = [cell for cell in cells if cell is None or str(cell).strip() == ""]
     if not numbers:
         return True
@@ -145,18 +157,33 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
 def cells_of_line(line: str, delimiter: str) -> Cells:
     """Return the cells of one line; none if a quote in it does not end.
 
-    Spaces after a delimiter do not count.
+    Spaces after a delimiter do not count, nor those around quotes. A quote within a cell that does
+    not begin with one is a character like others.
     """
     if '"' in line:
-        reader = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
-        try:
-            return next(reader, [])
-        except csv.Error:
-            return []
+        return _quoted_cells(line, delimiter)
     cells = line.split(delimiter)  # much faster
     if " " in line:
         cells = [cell.lstrip(" ") for cell in cells]
     return cells
+
+
+def _quoted_cells(line: str, delimiter: str) -> Cells:
+    try:
+        return _parsed(line, delimiter)
+    except csv.Error:
+        pass
+    # The module takes spaces behind a quote for a part of the cell.
+    closer = re.sub(rf'" +(?={re.escape(delimiter)}|$)', '"', line)
+    try:
+        return _parsed(closer, delimiter)
+    except csv.Error:  # a quote that does not end, or a cell beyond the module's limit
+        return []
+
+
+def _parsed(line: str, delimiter: str) -> Cells:
+    reader = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
+    return next(reader, [])
 
 
 def is_decoded(cell: str) -> bool:
@@ -177,8 +204,12 @@ def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
         with _open_bytes(path) as file:
             yield _decoded(file, encoding)
     except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
-        raise DataError(f"The data file {path} cannot be read: {reason}.") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
+    return DataError(f"The data file {path} cannot be read: {reason}.")
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
@@ -188,20 +219,27 @@ def _open_bytes(path: Path) -> IO[bytes]:
 
 
 def _decoded(file: IO[bytes], encoding: str) -> Iterator[str]:
-    is_wide = Reading(encoding=encoding).is_utf_16
-    if is_wide:
-        for line in io.TextIOWrapper(file, encoding, errors="replace", newline=None):
+    lines = _lines(file, encoding)
+    first = next(lines, None)
+    if first is not None:
+        # Spreadsheets begin a file with a byte order mark, and some programs with two.
+        yield first.lstrip(_MARK)
+    yield from lines
+
+
+def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
+    if Reading(encoding=encoding).is_utf_16:
+        buffered = io.BufferedReader(cast(io.RawIOBase, file))
+        name = codecs.lookup(encoding).name
+        if name == "utf-16":
+            # Python refuses a file without a mark, or takes its own machine's order of bytes.
+            name = _UTF_16_MARKS.get(buffered.peek(2)[:2], "utf-16-le")
+        for line in io.TextIOWrapper(buffered, name, errors="replace", newline=None):
             yield line.removesuffix("\n")
         return
-    is_first = True
     # Latin-1 has a character for each byte, so that lines are divided before they are decoded.
     for raw in io.TextIOWrapper(file, "latin-1", newline=None):
-        line = raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
-        if is_first:
-            # Spreadsheets begin a file with a byte order mark.
-            line = line.removeprefix(_UTF_8_MARK)
-            is_first = False
-        yield line
+        yield raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
 
 
 def _filled(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
@@ -223,12 +261,14 @@ def _recognised_encoding(path: Path) -> str:
     try:
         with _open_bytes(path) as file:
             start = file.read(16)
-    except OSError as error:
-        raise DataError(f"The data file {path} cannot be read: {error.strerror}.") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from None
     for mark, format_ in _OTHER_FORMATS.items():
         if start.startswith(mark):
             raise DataError(f"Expected {path} as a csv file. Its first bytes are of {format_}.")
-    return "utf-16" if start.startswith(_UTF_16_MARKS) else "utf-8"
+    if start.startswith(_UTF_32_MARKS):
+        raise DataError(f"Expected {path} in UTF-8 or UTF-16. Got UTF-32: save it as UTF-8.")
+    return "utf-16" if start.startswith(tuple(_UTF_16_MARKS)) else "utf-8"
 
 
 def _recognised_delimiter(line: str, path: Path) -> str:
@@ -255,3 +295,17 @@ def _looks_like_number(cell: Any) -> bool:
     if isinstance(cell, str):
         return _NUMBER_LIKE.fullmatch(cell.strip()) is not None
     return True
+
+
+def _counts(cells: Sequence[Any]) -> bool:
+    """Return whether cells are whole numbers that ascend by one, from 0 or through three or more.
+
+    Fewer numbers that begin elsewhere, such as 1 and 2, are rather a record.
+    """
+    texts = [str(cell).strip() for cell in cells]
+    if not all(text.isascii() and text.isdigit() for text in texts):
+        return False
+    first = int(texts[0][:_LONGEST_COUNT])
+    if first > 0 and len(texts) < _FEWEST_COUNTED:
+        return False
+    return texts == [str(first + i) for i in range(len(texts))]

@@ -55,13 +55,14 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"[+-]?0x.*", "hexadecimal numbers, which are not read"),
     (r"[+-]?[9.,]+ ?%", "percentages: leave the sign out"),
     (r"[<>]=? ?[9.,]+", "numbers below or above a limit: write one number in place of them"),
-    (r"a{1,3}\. ?a{1,3}\.|[-?./*]{1,3}", _SIGNS),
+    (r"a{1,3}\. ?a{1,3}\.|[.?*/\u2013\u2014-]{1,3}|\\a|#aaaa!", _SIGNS),
     (r"9{1,2}[./-]9{1,2}[./-]9{2,4}( .*)?", "dates as days and months: --date-format %d.%m.%Y"),
     (r"9{4}[./-]9{1,2}[./-]9{1,2}([ T].*)?", "dates: declare a date in a domain.toml"),
     (r"[+-]?[9.,]+ ?[^9\s]{1,4}", "numbers with a unit or a currency: write the number alone"),
     (r"[^9]{1,4} ?[.,]?9[9.,]*", "numbers with a unit or a currency: write the number alone"),
     (r"[9.,]+([; \t|][9.,]+)+", "cells with another delimiter: --delimiter"),
     (r"inf", "infinite numbers"),
+    (r"#a+(/[9a])?[!?]", "an error of a spreadsheet"),
     (r"<date(time)?>|<Timestamp>", "dates: declare a date in a domain.toml"),
 )  # fmt: skip
 """Looks of unreadable cells (`shape_of`), and what they mean; the first that fits counts."""

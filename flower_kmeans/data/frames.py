@@ -105,7 +105,7 @@ def column_of(cells: Any) -> Column | None:
     """Return a column of any type, or ``None`` if it is none."""
     if isinstance(cells, np.ma.MaskedArray):
         return None  # without its mask, what it hides would count
-    if isinstance(cells, list | tuple):
+    if is_list(cells) and not _reader_in(_COLUMNS, cells):
         return Column("list", lambda: np.fromiter(cells, dtype=object, count=len(cells)))
     reader = _reader_in(_COLUMNS, cells)
     if reader is not None:
@@ -140,7 +140,8 @@ def require_rows(rows: Sequence[Any], n_features: int, columns: Sequence[str] | 
 
     A table within a list, and a class that names its cells, come from the loader's code, and never
     from a record that is malformed. Columns side by side are told by their lengths: as records all
-    of them would be malformed alike, which is the loader's doing as well.
+    of them would be malformed alike, which is the loader's doing as well. So would pairs of a
+    record and its label.
     """
     examples = {type(row): row for row in rows}
     for kind, row in examples.items():
@@ -152,6 +153,11 @@ def require_rows(rows: Sequence[Any], n_features: int, columns: Sequence[str] | 
                 "Expected a list of records, each with its cells. Got one that holds a table, a "
                 f"{kind.__name__}: {_ALONE}."
             )
+    if len(rows) > 1 and all(map(_holds_arrays, rows)):
+        raise ConfigurationTypeError(
+            "Expected a list of records, each with its cells. Got records with an array in a cell, "
+            f"as a pair of a record and its label has: {_ALONE}."
+        )
     if _are_columns(rows, n_features):
         raise ConfigurationTypeError(
             f"Expected a list of records of {n_features} cells each. Got sequences of another "
@@ -210,7 +216,8 @@ def is_list(records: Any) -> bool:
     if isinstance(records, list | tuple):
         return True
     is_array = hasattr(records, "__array__") or _is_buffer(records)
-    return isinstance(records, Sequence) and not (is_array or isinstance(records, range))
+    is_other = is_array or isinstance(records, range | str)
+    return isinstance(records, Sequence) and not is_other
 
 
 def _is_buffer(value: Any) -> bool:
@@ -230,6 +237,13 @@ def _is_wide(row: Any) -> bool:
 
 def _is_table(row: Any) -> bool:
     return _reader_in(_FRAMES, row) is not None or is_sparse(row)
+
+
+def _holds_arrays(row: Any) -> bool:
+    """Return whether a record has an array, or a tensor, where a cell should be."""
+    if not isinstance(row, list | tuple):
+        return False
+    return any(hasattr(cell, "__array__") and getattr(cell, "ndim", 0) > 0 for cell in row)
 
 
 def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
@@ -259,9 +273,15 @@ def _fields_of(row: Any) -> tuple[str, ...] | None:
     """Return the names of a record's cells, where its class or its NumPy type declares them."""
     if isinstance(row, np.void):
         return row.dtype.names
-    if isinstance(row, tuple):
-        names = getattr(row, "_fields", None)
-        return names if isinstance(names, tuple) else None
+    if _is_a(row, "sqlite3", "Row"):
+        return tuple(row.keys())
+    if isinstance(row, Sequence) and not isinstance(row, str | bytes):
+        # Of named tuples and of SQLAlchemy's rows, and of PySpark's.
+        for attribute in ("_fields", "__fields__"):
+            names = getattr(row, attribute, None)
+            if isinstance(names, tuple | list) and all(isinstance(n, str) for n in names):
+                return tuple(names)
+        return None
     if dataclasses.is_dataclass(row):
         return tuple(field.name for field in dataclasses.fields(row))
     return None
@@ -280,12 +300,17 @@ def _require_fields(
 def _named_cells(row: Any) -> Mapping[Any, Any] | None:
     if isinstance(row, Mapping):
         return row
+    if _is_a(row, "pandas", "Series"):
+        # A row of a DataFrame has the names of its columns; other ones have numbers.
+        labels = row.index.tolist()
+        has_names = all(isinstance(label, str) for label in labels)
+        return dict(zip(labels, row.tolist(), strict=True)) if has_names else None
     names = _fields_of(row)
     if names is None:
         return None
     if isinstance(row, np.void):
         return {name: row[name] for name in names}
-    if isinstance(row, tuple):
+    if isinstance(row, Sequence):
         return dict(zip(names, row, strict=False))
     return {name: getattr(row, name, None) for name in names}
 
@@ -434,7 +459,7 @@ def _polars_column(series: Any) -> Column:
 
     def times() -> Cells:
         has_zone = getattr(dtype, "time_zone", None) is not None
-        local = series.dt.replace_time_zone(None) if has_zone else series
+        local = _known_times(series).dt.replace_time_zone(None) if has_zone else series
         return np.asarray(local.to_numpy())
 
     def floats() -> Cells:
@@ -449,6 +474,24 @@ def _polars_column(series: Any) -> Column:
         return Column(str(dtype), times, may_be_numbers=False, may_be_dates=is_date)
     is_single = not dtype.is_nested()
     return Column(str(dtype), listed, may_be_numbers=is_single, may_be_dates=is_single)
+
+
+def _known_times(series: Any) -> Any:
+    """Return times of polars without those beyond what it converts: one ends the process."""
+    import polars
+
+    unit = series.dtype.time_unit
+    limits = (np.datetime64(day, unit).astype(np.int64) for day in _polars_days(unit))
+    lower, upper = map(int, limits)
+    numbers = series.to_physical()
+    is_known = (numbers >= lower) & (numbers <= upper)
+    none = polars.Series([None] * len(series), dtype=series.dtype)
+    return series.zip_with(is_known.fill_null(False), none)
+
+
+def _polars_days(unit: str) -> tuple[str, str]:
+    # Nanoseconds in 64 bits are of these years, and no calendar of Python's has others than those.
+    return ("1678-01-01", "2262-01-01") if unit == "ns" else ("0001-01-02", "9999-12-30")
 
 
 # --------------------------------------------------------------------------- pyarrow
@@ -481,7 +524,10 @@ def _arrow_column(column: Any) -> Column:
 
     def times() -> Cells:
         local = compute.local_timestamp(column)  # as the clock of its own zone shows it
-        return np.asarray(local.to_numpy(**any_copy(local)))
+        found = np.array(local.to_numpy(**any_copy(local)))
+        # NumPy's sign for no time, to which the zone has added hours.
+        found[np.isnat(column.to_numpy(**any_copy(column)))] = np.datetime64("NaT")
+        return np.asarray(found)
 
     if types.is_integer(found):
         return Column(str(kind), integers, array)

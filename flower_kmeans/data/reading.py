@@ -17,6 +17,9 @@ DELIMITERS = (",", ";", "\t", "|")
 """What may separate the cells of a line where nobody says what does."""
 
 _ASCII = bytes(range(128))
+_STATEFUL = ("iso2022", "hz", "utf_7", "unicode_escape", "raw_unicode_escape")
+"""Beginnings of names of encodings in which ASCII's bytes may be another character's: what stands
+for a broken one would be an error."""
 _UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
 
 
@@ -183,7 +186,10 @@ def _require_encoding(encoding: str) -> None:
         name = codecs.lookup(encoding).name
         # Lines are divided before they are decoded, each by itself. In others an end of a line is
         # another byte, or the byte of an end of a line is a part of a character.
-        is_right = name in _UTF_16 or _ASCII.decode(encoding) == _ASCII.decode("ascii")
+        is_plain = not name.replace("-", "_").startswith(_STATEFUL)
+        is_right = name in _UTF_16 or (
+            is_plain and _ASCII.decode(encoding) == _ASCII.decode("ascii")
+        )
     except (LookupError, UnicodeError, ValueError):
         is_right = False
     if not is_right:

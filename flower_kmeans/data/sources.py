@@ -329,9 +329,17 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
         if isinstance(chunks, Iterator):  # it is used up after one pass
             last[0] = chunks
         for chunk in chunks:
+            if n_features > 1 and _is_record(chunk):
+                refuse("one of records: put them into a list, or return them without a function")
             yield all_records(chunk, n_features, columns)
 
     return Source(n_features, np.dtype(np.float64), parts)
+
+
+def _is_record(chunk: Any) -> bool:
+    """Return whether a chunk, which the loader's code makes, is one record's numbers."""
+    is_listed = isinstance(chunk, list | tuple) and len(chunk) > 1
+    return is_listed and all(isinstance(cell, int | float | np.number) for cell in chunk)
 
 
 # --------------------------------------------------------------------------- sparse matrices

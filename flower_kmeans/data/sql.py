@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,11 +166,14 @@ class _Result(NamedTuple):
 
 
 def _require_no_password(uri: str) -> None:
-    parts = urlsplit(uri)
-    keys = {unquote(part.partition("=")[0]) for part in parts.query.split("&")}
-    if not uri.lower().startswith(_SQLITE) and (
-        parts.password is not None or keys.intersection(_SECRETS)
-    ):
+    if uri.lower().startswith(_SQLITE):
+        return
+    # As PostgreSQL's client reads it, for which # is a character like others. Its password may hold
+    # all signs that divide other URIs, so that everything before the last @ is looked at.
+    _, _, query = uri.partition("://")[2].partition("?")
+    keys = {unquote(part.partition("=")[0]).strip() for part in query.split("&")}
+    before, is_user, _ = uri.partition("://")[2].rpartition("@")
+    if (is_user and ":" in before) or keys.intersection(_SECRETS):
         # The URI is not quoted.
         raise ConfigurationError(
             "Expected a database's URI without a password, which files and logs would keep. Set "

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -34,6 +34,7 @@ Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with
 _EXACT = Context(prec=40)
 _ZEROS = 6  # at the end of a number: so many are counted and not written
 _EXACT_FLOATS = 2.0**53
+_MOST_DIGITS = 4_000  # of an integer that Python writes, about
 _FIRST_DAY, _LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")
 _DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
 _NOT_PUBLIC = """\
@@ -550,12 +551,19 @@ def category_of(cell: Any) -> str | None:
     try:
         if isinstance(cell, bytes):
             return cell.decode().strip()
+        if isinstance(cell, np.datetime64):
+            cell = _whole_days(np.array([cell])).item()
+        if isinstance(cell, datetime):
+            # As in a column of nothing but times, of which the date counts.
+            return str(cell.date())
         if isinstance(cell, np.floating):
             cell = float(cell)
         elif isinstance(cell, np.generic):
             cell = cell.item()
         if isinstance(cell, bool):
             return str(cell).lower()  # as csv files have it
+        if isinstance(cell, Decimal) and cell.adjusted() > _MOST_DIGITS:
+            return None  # else it would take long to write
         if isinstance(cell, Decimal) and cell == int(cell):
             return str(int(cell))
         if isinstance(cell, float):

@@ -5,6 +5,7 @@ differs only in that a malformed cell makes a null record instead of an error.
 """
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
@@ -26,7 +27,7 @@ from flower_kmeans.data.reading import (
 )
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.extras import require
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ Columns = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
 BLOCK_ROWS = 65_536
+_NAMELESS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Names of columns that have none: pandas and pyarrow call its numbers of rows like that."""
 _CSV = (".csv", ".tsv", ".txt")
 _SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *excel.SUFFIXES)
 
@@ -122,12 +125,15 @@ class OpenTable:
 
     def features(self, excluded: Collection[str | None]) -> tuple[str, ...]:
         """Return all columns but some, all of which must have different names."""
-        nameless = [i for i, name in enumerate(self.names, 1) if not name]
+        nameless = [i for i, name in enumerate(self.names, 1) if is_nameless(name)]
         if nameless:
             first = nameless[0]
-            index = " It looks like the row numbers of pandas." if nameless == [1] else ""
+            name = self.names[first - 1]
+            is_index = nameless == [1] or bool(name)
+            index = " It looks like the row numbers of pandas." if is_index else ""
+            first_is = f"column {first}" if not name else f"column {first}, {name!r}"
             raise DataError(
-                f"Expected a name for each column of {self.path}. Got none for column {first}."
+                f"Expected a name for each column of {self.path}. Got none for {first_is}."
                 f"{index} Name the columns to cluster by (--columns, features= or a domain), or "
                 "give it a name."
             )
@@ -322,7 +328,7 @@ def read_table(
     else:
         excluded = {label, *keep} if is_node else {label}
         chosen = opened.features(excluded)
-    loaded = _load(opened, chosen, domain, beside)
+    loaded = _load(opened, chosen, domain, beside, refuses_types=is_node and domain is None)
     if not is_node:
         if features is None and domain is None:
             loaded = _without_text(loaded, keep)
@@ -341,6 +347,7 @@ def _load(
     chosen: Sequence[str],
     domain: TableDomain | None,
     beside: Sequence[str],
+    refuses_types: bool,
 ) -> Table:
     """Return all records of a table, NaN where they are not usable, with the columns beside."""
     if domain is None:
@@ -352,11 +359,25 @@ def _load(
     parts = [np.empty((0, len(names)))]
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in beside}
     for block in opened.blocks([*chosen, *beside]):
+        if refuses_types:
+            _require_types(block, chosen)
         parts.append(records_of(block, chosen, domain, findings, opened.spelling))
         for name, found in kept.items():
             found.append(block.columns[name])
     others = {name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()}
     return Table(np.concatenate(parts), names, None, others, findings)
+
+
+def _require_types(block: Block, chosen: Sequence[str]) -> None:
+    """Refuse a column of a type that holds no numbers: at a node no record would count."""
+    for name in chosen:
+        cells = block.columns[name] if block.stored is None else block.stored.column(name)
+        column = column_of(cells)
+        if column is not None and not column.may_be_numbers:
+            raise ConfigurationTypeError(
+                f"Expected the column {name!r} as numbers. Got {column.kind}: declare it in a "
+                "domain.toml, or leave it out (features=)."
+            )
 
 
 def records_of(
@@ -489,7 +510,7 @@ def _suffix(path: Path) -> str:
     if suffix not in _SUFFIXES:
         raise ConfigurationError(
             f"Expected data in a file that ends in {', '.join(_SUFFIXES)} or .csv.gz. "
-            f"Got {path} instead."
+            f"Got {'another text' if 'password' in str(path).lower() else path} instead."
         )
     return suffix
 
@@ -517,6 +538,11 @@ def _block_of_rows(
         columns[name] = as_objects(cells)
     first = next((number for number, row in rows if row is None), 0)
     return Block(columns, len(rows), malformed, first)
+
+
+def is_nameless(name: str) -> bool:
+    """Return whether a column has no name, or the one that a library gives to numbers of rows."""
+    return _NAMELESS.fullmatch(name) is not None
 
 
 def batched(rows: Iterator[T]) -> Iterator[list[T]]:

@@ -1,8 +1,10 @@
 """Every habit of a table: its records, or an error by its type. No record decides about others."""
 
+import sqlite3
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -256,3 +258,59 @@ def test_a_column_of_one_type_says_so_whichever_cells_it_has():
     for each in (table, table[:0]):
         with pytest.raises(ConfigurationTypeError, match=r"column 'a' as numbers\. Got timestamp"):
             read(each)
+
+
+class RowOfQuery(Sequence):
+    """A row as SQLAlchemy has it: a sequence that is no tuple, with the names of its cells."""
+
+    _fields = ("b", "a")
+
+    def __init__(self, *cells):
+        self._cells = cells
+
+    def __len__(self):
+        return len(self._cells)
+
+    def __getitem__(self, i):
+        return self._cells[i]
+
+
+def rows_of_sqlite():
+    connection = sqlite3.connect(":memory:")
+    connection.row_factory = sqlite3.Row
+    return connection.execute("SELECT 2.0 AS b, 1.0 AS a UNION ALL SELECT 4.0, 3.0").fetchall()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [row for _, row in pd.DataFrame({"b": [2.0, 4], "a": [1.0, 3]}).iterrows()],
+        rows_of_sqlite,
+        lambda: [RowOfQuery(2.0, 1.0), RowOfQuery(4.0, 3.0)],
+    ],
+    ids=["pandas", "sqlite3", "SQLAlchemy"],
+)
+def test_rows_that_name_their_cells_are_read_by_these_names(make):
+    assert NAMES == ("a", "b")
+    np.testing.assert_array_equal(read(make()), [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(read(make(), None), [[2, 1], [4, 3]])
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (lambda: [[1.0, 2.0], [3.0, 4.0]], "Got one of records"),
+        ([(np.array([1.0, 2.0]), 0), (np.array([3.0, 4.0]), 1)], "array in a cell"),
+    ],
+    ids=["a function that returns records", "pairs of a record and its label"],
+)
+def test_what_would_be_null_records_alone_is_refused_by_its_type(records, message):
+    for columns in (None, NAMES):
+        with pytest.raises(ConfigurationTypeError, match=message):
+            read(records, columns)
+
+
+def test_one_record_that_is_a_number_or_holds_an_array_is_a_null_record():
+    for bad in (1.0, (np.array([1.0, 2.0]), 0)):
+        assert np.isnan(read([bad, [1.0, 2.0]])[0]).any()
+        assert np.isnan(read([bad])).any()

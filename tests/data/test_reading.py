@@ -2,10 +2,16 @@
 
 import sqlite3
 from datetime import date
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 import openpyxl
+import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
 
 from flower_kmeans import TableDomain
 from flower_kmeans.data.reading import Reading, read_source_file
@@ -90,6 +96,10 @@ def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
             ({"encoding": name}, "encoding as one")
             for name in ("nonsense", "utf-7", "cp037", "utf-32", "base64", "a\0")
         ),
+        *(  # of which a broken character is an error, whatever stands for it
+            ({"encoding": name}, "encoding as one")
+            for name in ("unicode_escape", "raw-unicode-escape", "iso2022_jp", "iso-2022-kr", "hz")
+        ),
         ({"header": "a,b"}, "header as True"),
         ({"header": [1]}, "header as True"),
         ({"sheet": 1}, "sheet as a text"),
@@ -109,6 +119,85 @@ def test_encodings_of_which_a_byte_stays_in_its_line(name, tmp_path):
     (tmp_path / "t.csv").write_bytes("a,b\n1,2\n3,4\n".encode(name))
     table = load_table(tmp_path / "t.csv", reading=Reading(encoding=name))
     assert table.records.tolist() == [[1, 2], [3, 4]]
+
+
+_PIECES = [
+    b'"',
+    b",",
+    b";",
+    b"1",
+    b"nan",
+    b" ",
+    b"\0",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"sep=;",
+    b"x",
+    b"+",
+]
+_LINES = st.one_of(st.binary(max_size=20), st.lists(st.sampled_from(_PIECES)).map(b"".join))
+
+
+@given(
+    _LINES.map(lambda line: line.replace(b"\n", b"").replace(b"\r", b"")),
+    st.integers(0, 2),
+    st.sampled_from(["utf-8", "cp1252", "gbk", "shift_jis"]),
+    st.sampled_from([True, ("a", "b", "c")]),
+)
+@settings(max_examples=100, deadline=None)
+def test_bytes_of_one_line_change_no_other_record(line, place, encoding, header):
+    lines = [f"{i},A,2024-01-0{i}".encode() for i in (1, 2, 3)]
+    head = [b"a,b,c"] if header is True else []
+    domain = TableDomain(
+        [Number("a", 0, 10, missing=5), Category("b", ("A", "B"), "B"), Date("c", *DAYS)]
+    )
+
+    def read(records):
+        with NamedTemporaryFile(suffix=".csv") as file:
+            file.write(b"\n".join([*head, *records]))
+            file.flush()
+            reading = Reading(header=header, delimiter=",", encoding=encoding)
+            return load_table(
+                file.name, malformed="nan", domain=domain, reading=reading
+            ).records.tolist()
+
+    whole = read(lines)
+    changed = read([*lines[:place], line, *lines[place + 1 :]])
+    if len(changed) == len(whole):
+        del changed[place]
+    else:
+        assert not line.strip(b" ")  # a blank line is no record
+    del whole[place]
+    assert changed == whole
+
+
+def test_an_index_in_a_parquet_file_is_no_feature(tmp_path):
+    records = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[4, 9, 7])
+    records.to_parquet(tmp_path / "t.parquet")
+    for malformed in ("error", "nan"):
+        with pytest.raises(DataError, match=r"'__index_level_0__'\. It looks like the row numbers"):
+            load_table(tmp_path / "t.parquet", malformed=malformed)
+        table = load_table(tmp_path / "t.parquet", malformed=malformed, features=["a"])
+        assert table.records.tolist() == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    "cells", [pa.array([DAYS[0]]), pa.array([[1.0, 2.0]]), pa.array([{"x": 1}])]
+)
+def test_a_node_refuses_a_type_of_a_parquet_column_that_holds_no_numbers(cells, tmp_path):
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"a": [1.0], "b": cells}), path)
+    with pytest.raises(DataError, match="1 of 1 cells of 'b' hold no number"):
+        load_table(path)
+    with pytest.raises(ConfigurationTypeError, match="column 'b' as numbers"):
+        load_records(path)
+    assert load_table(path, malformed="nan", features=["a"]).records.tolist() == [[1]]
+
+
+def test_a_password_in_place_of_a_file_is_not_repeated():
+    with pytest.raises(ConfigurationError, match="another text") as caught:
+        load_table("host=clinic password=8735")
+    assert "8735" not in str(caught.value)
 
 
 def test_what_load_data_returns(source, tmp_path):

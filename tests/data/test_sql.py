@@ -235,6 +235,11 @@ def test_a_computation_that_fails_says_nothing_about_its_record(tmp_path):
         "postgresql://host/clinic?password=8735",
         "postgresql://host/clinic?sslmode=require&%70assword=8735",
         "postgresql://host/clinic?sslpassword=8735",
+        "postgresql://ann:#8735@host/clinic",
+        "postgresql://a#n:8735@host/clinic",
+        "postgresql://ann:/8735@host/clinic",
+        "postgresql://ann:?8735@host/clinic",
+        "postgresql://host/clinic?user=ann#&password=8735",
     ],
 )
 def test_a_password_in_a_uri_is_refused_and_not_repeated(uri):

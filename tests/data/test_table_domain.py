@@ -2,7 +2,9 @@
 
 import math
 import pickle
+from collections import deque
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from itertools import product
 from zoneinfo import ZoneInfo
 
@@ -672,3 +674,45 @@ def test_a_table_of_nothing_is_a_client_without_records():
     for habit in ("pandas of nothing", "polars of nothing", "pyarrow of nothing",
                   "datasets of nothing"):  # fmt: skip
         assert domain.encode(EMPTY[habit]()).shape == (0, 4)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_a_time_beyond_what_a_library_converts_is_none_and_ends_no_process(unit):
+    domain = TableDomain([Date("c", date(2000, 1, 1), date(2100, 1, 1))])
+    day = int(np.datetime64("2024-03-31T23:30", unit).astype(np.int64))
+    numbers = [-(2**63) + 1, day, 2**63 - 1]
+    times = pl.Series(numbers).cast(pl.Datetime(unit, "Europe/Berlin"))
+    days = domain.encode({"c": times}, "nan")[:, 0]
+    assert days[1] == date(2024, 4, 1).toordinal()
+    assert np.isnan(days[[0, 2]]).all()
+
+
+def test_numpys_sign_for_no_time_stays_one_in_another_zone():
+    domain = TableDomain([Date("c", date(2000, 1, 1), date(2100, 1, 1))])
+    times = pa.array([-(2**63), 0], pa.timestamp("ns", "Europe/Berlin"))
+    days = domain.encode(pa.table({"c": times}), "nan")[:, 0]
+    assert np.isnan(days[0])
+    assert not np.isnan(days[1])
+
+
+def test_a_time_is_one_category_beside_whatever_cells():
+    column = Category("c", ("2024-03-31", "other"))
+    times = np.array(["2024-03-31T10:00"], "datetime64[ns]")
+    for cell in (datetime(2024, 3, 31, 10), times[0], pd.Timestamp("2024-03-31T10:00")):
+        for cells in ([cell], [cell, "other"]):
+            encoded = TableDomain([column]).encode({"c": cells}, "nan")
+            np.testing.assert_array_equal(encoded[0], [1, 0])
+    np.testing.assert_array_equal(TableDomain([column]).encode({"c": times}), [[1, 0]])
+
+
+def test_an_endless_number_is_in_no_category_at_once():
+    cells = {"c": [Decimal("1E+999999999"), Decimal("1E+1")]}
+    encoded = TableDomain([Category("c", ("10", "b"))]).encode(cells, "nan")
+    np.testing.assert_array_equal(encoded, [[np.nan, np.nan], [1, 0]])
+
+
+def test_cells_of_any_sequence_are_each_read_by_themselves():
+    # As an array of NumPy, both would be floats, and the integer another one.
+    cells = {"c": deque([2**53 + 1, 0.5])}
+    encoded = TableDomain([Category("c", (str(2**53 + 1), "0.5"))]).encode(cells, "nan")
+    np.testing.assert_array_equal(encoded, [[1, 0], [0, 1]])
