@@ -207,13 +207,17 @@ def show(console: Console, found: Inspected) -> None:
         counts += [_counted(column.n_outside, column.n_read)] if has_domain else []
         name = Text(printable(column.name))
         table.add_row(name, _kind(found, column), *counts, Text(printable(_look(found, column))))
-    console.print(_line(f"{found.opened.path}: {findings.n_records:,} records."))
+    console.print(_line(f"{found.opened.path}: {findings.n_records:,} records."), soft_wrap=True)
     if not found.opened.has_names:
-        console.print(_line("The first line is a record: name the columns, --header NAME,NAME."))
+        console.print(
+            _line("The first line is a record: name the columns, --header NAME,NAME."),
+            soft_wrap=True,
+        )
     console.print(table)
+    # Not wrapped here, so that options can be copied.
     for line in _conclusions(found):
-        console.print(_line(line))
-    console.print(_line(FACTS, "bold"))
+        console.print(_line(line), soft_wrap=True)
+    console.print(_line(FACTS, "bold"), soft_wrap=True)
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -31,6 +31,8 @@ _MOST_SHAPES = 10_000  # cells of a block that are looked at
 _MOST_OF_A_CODE = 10
 _MOST_NAMED = 8  # columns in one line
 _EXPECTED_PAIRS = 5.0  # of equal values, where none would be a coincidence
+_FEWER = 10  # times fewer pairs than expected are no coincidence either
+_SHARE_OF_ID = 0.95  # of values that differ, or follow the one before
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a name such as patient_id or patientId
 _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
@@ -114,7 +116,8 @@ class ColumnFindings:
     _distinct: set[Any] = field(default_factory=set, repr=False)  # values: not to be shown
     _n_counted: int = field(default=0, repr=False)  # cells of which all values are in it
     _last: float | None = field(default=None, repr=False)
-    _steps_by_one: bool = field(default=True, repr=False)
+    _n_steps: int = field(default=0, repr=False)
+    _n_steps_by_one: int = field(default=0, repr=False)
     _are_whole: bool = field(default=True, repr=False)
     _lowest: float = field(default=np.inf, repr=False)
     _highest: float = field(default=-np.inf, repr=False)
@@ -161,7 +164,9 @@ class ColumnFindings:
         self._highest = max(self._highest, float(read.max()))
         self._are_whole = self._are_whole and bool(np.all(read == np.rint(read)))
         start = read if self._last is None else np.concatenate(([self._last], read))
-        self._steps_by_one = self._steps_by_one and bool(np.all(np.diff(start) == 1))
+        steps = np.diff(start)
+        self._n_steps += len(steps)
+        self._n_steps_by_one += int(np.count_nonzero(steps == 1))
         self._last = float(read[-1])
         if len(self._distinct) < _MOST_DISTINCT:
             self._distinct.update(read.tolist())
@@ -194,16 +199,17 @@ class ColumnFindings:
 
     @property
     def looks_like_row_numbers(self) -> bool:
-        """Whether values count the records, one after the other."""
+        """Whether values count the records, nearly all of them one after the other."""
         is_long = self.n_read >= _FEWEST_FOR_ID
-        return self.kind == "number" and is_long and self._are_whole and self._steps_by_one
+        counts = self._n_steps_by_one >= _SHARE_OF_ID * self._n_steps
+        return self.kind == "number" and is_long and self._are_whole and counts
 
     @property
     def looks_like_id(self) -> bool:
         """Whether values name the records.
 
-        They do where no two are equal, although chance would make some so, or where the column's
-        name says it.
+        They do where far fewer are equal than chance would make so, or where the column's name says
+        it. A few are, in exports that repeat lines.
         """
         if self.kind not in ("number", "text") or self.n_read < _FEWEST_FOR_ID:
             return False
@@ -212,13 +218,15 @@ class ColumnFindings:
             return False
         if words & _NAMES_OF_IDS:
             return True
-        if self._n_counted > len(self._distinct):
+        n_repeats = self._n_counted - len(self._distinct)
+        if n_repeats > (1.0 - _SHARE_OF_ID) * self._n_counted:
             return False
         if self.kind == "text" or words & _NAMES_OF_NUMBERS:
             return True
         # Amounts of money are whole numbers, too, of which few are equal.
         width = self._highest - self._lowest + 1.0
-        return self._n_counted**2 / (2.0 * width) >= _EXPECTED_PAIRS
+        n_expected = self._n_counted**2 / (2.0 * width)
+        return n_expected >= max(_EXPECTED_PAIRS, _FEWER * n_repeats)
 
     @property
     def looks_like_a_code(self) -> bool:

@@ -99,7 +99,8 @@ class Spelling:
             )
         if self.thousands == self.decimal:
             raise ConfigurationError(
-                f"Expected thousands other than decimal. Got {self.decimal!r} for both."
+                f"Expected thousands other than decimal. Got {self.decimal!r} for both: decimal is "
+                "'.' unless it is given, such as ','."
             )
         if self.date_format is not None:
             _require_format(self.date_format)

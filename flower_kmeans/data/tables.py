@@ -117,10 +117,14 @@ class OpenTable:
                 f"the same name {twice[0]!r}: give one of them another name."
             )
         shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
+        # Whoever writes a list of names must quote such a name.
+        hint = ""
+        if any("," in name for name in available):
+            hint = " In a list, a name with a comma stands in double quotes."
         for name in wanted:
             if name not in available:
                 raise ConfigurationError(
-                    f"Expected one of the columns {shown}. Got {name!r} instead."
+                    f"Expected one of the columns {shown}. Got {name!r} instead.{hint}"
                 )
 
     def features(self, excluded: Collection[str | None]) -> tuple[str, ...]:
