@@ -33,6 +33,8 @@ FACTOR = 3.0
 """
 LIGHT = 2.0
 """A size of fewer standard deviations of its noise is noted."""
+MARGIN = 0.1
+"""A mean that is farther outside the bounds, in parts of the half width, is noted."""
 
 _ROUNDING = 1e-9  # relative: exact sums are compared in float64
 _SHOWN = 10  # rounds that a sentence names
@@ -334,17 +336,18 @@ class _Round:
             return
         usable = counts >= 1.0
         means = self.blocks[name] * self.meaning.unit / np.maximum(counts, 1.0)[:, None]
-        # A step of the grid: records on the boundary are within.
+        # Noise moves a mean that lies on the boundary beyond it, as a category's share of all.
+        far = 1.0 + MARGIN
         beyond = np.zeros(len(counts), dtype=bool)
         if self.meaning.offsets:
-            beyond = _lengths(means) > self.meaning.length * self.meaning.unit + 1
+            beyond = _lengths(means) > self.meaning.length * self.meaning.unit * far
             means = means + self.before.arrays["centroids"]
         domain = self.algorithm.domain
         if isinstance(domain, Ball):
-            beyond |= _lengths(means) > self.one + math.sqrt(means.shape[1])
+            beyond |= _lengths(means) > self.one * far
         else:
             widths = domain.grid_half_widths(self.algorithm.fraction_bits)
-            beyond |= (np.abs(means) > widths + 1).any(axis=1)
+            beyond |= (np.abs(means) > widths * far).any(axis=1)
         excess = np.abs(means).max(axis=1) / self.one
         yield from self._found(Kind.OUTSIDE, usable & beyond, excess, -excess)
 
@@ -458,9 +461,10 @@ def _words(algorithm: "Algorithm", kind: Kind, found: Sequence[Finding]) -> str:
             "a larger epsilon or more records."
         )
     return (
-        f"The noisy means of {number} of {k} clusters, as of cluster {most.place}, lay outside "
-        "the bounds or farther away than any record that counts. Their centroids are noise for the "
-        "most part: take fewer clusters, a larger epsilon or more records."
+        f"The noisy means of {number} of {k} clusters, as of cluster {most.place}, lay more than "
+        f"{MARGIN:.0%} of a half width outside the bounds or farther away than any record that "
+        "counts. Their centroids are noise for the most part: take fewer clusters, a larger "
+        "epsilon or more records."
     )
 
 

@@ -234,9 +234,10 @@ def test_light_and_outside_are_notes_on_the_result():
     assert (found.kind, found.number, found.place) == (Kind.LIGHT, 1, 0)
     assert found.deviation == pytest.approx(noise)
     assert lloyd_findings([2.1 * noise, 800], sums, number=2) == ()
-    # Beyond the wall, but not by more than noise explains.
+    # On the wall, where noise moves a mean a little beyond; and farther beyond, of few records.
     count = 2.1 * noise
-    wide = [[1.1 * count, 0], [0, 0]]
+    assert lloyd_findings([count, 800], [[1.05 * count, 0], [0, 0]], number=2) == ()
+    wide = [[1.2 * count, 0], [0, 0]]
     assert lloyd_findings([count, 800], wide, number=1) == ()
     (found,) = lloyd_findings([count, 800], wide, number=2)
     assert (found.kind, found.place) == (Kind.OUTSIDE, 0)
