@@ -165,6 +165,7 @@ def _handler(
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
             None if load_ids is None else lambda: load_ids(context),
+            context.node_id,
         )
         # A message without content is refused like any other that is malformed.
         content = message.content if message.has_content() else RecordDict()

@@ -37,7 +37,7 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
-from flower_kmeans.parameters import check_arguments, choice, instance, require_type, whole
+from flower_kmeans.parameters import check_arguments, choice, instance, integer, require_type, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
@@ -119,6 +119,7 @@ class RoundInfo:
 Privacy = Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")]
 Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
 RosterFile = Annotated[str | PathLike[str] | None, instance(str | PathLike, "a path")]
+Nodes = Annotated[Sequence[int] | None, instance(list | tuple, "a list of node ids")]
 OnRound = Annotated[Callable[[RoundInfo], None] | None, instance(Callable, "a callable")]
 S = TypeVar("S", bound=Server | Relay)
 
@@ -131,6 +132,18 @@ def _epsilon_after(plan: PrivacyPlan, n_rounds: int) -> float | None:
     rounds = plan.rounds[:n_rounds]
     # A plan of no release is none.
     return replace(plan, rounds=rounds).epsilon() if any(rounds) else 0.0
+
+
+def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the ids of named nodes, each of which Flower could give, and each once."""
+    if nodes is None:
+        return None
+    found = tuple(integer("nodes", node, 0, 2**64 - 1) for node in nodes)
+    if not found or len(set(found)) != len(found):
+        raise ConfigurationError(
+            f"Expected nodes as different node ids, one at least. Got {list(nodes)} instead."
+        )
+    return found
 
 
 def _require_empty(name: str, config: ConfigRecord | None) -> None:
@@ -158,6 +171,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     trust_model: TrustModel
     keys: Literal["roster", "relayed", "none"]
     roster_file: RosterFile
+    nodes: tuple[int, ...] | None
     on_round: OnRound
     algorithm: Algorithm
     plan: PrivacyPlan
@@ -200,6 +214,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     def _invite(self, grid: Grid) -> None:
         """Let nodes take part that connected after the start."""
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether any node that the SuperLink admits can take part."""
+        return self.keys == "relayed" and self.nodes is None and not self._talk.is_simulation
+
+    def _require_names(self) -> None:
+        """Refuse to begin where a node that nobody named must not take part."""
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         """Return the result so far, where the server may see it; of round ``t`` alone if given."""
@@ -470,8 +492,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
                     "keys. Got None."
                 )
             roster = Roster.from_file(self.roster_file)
-        self._server, details = self._begin(roster)
+            roster.require_points()
         self._talk = Exchange(grid, self._timeout or self.default_timeout)
+        self._require_names()
+        self._server, details = self._begin(roster)
         # Before clients are asked: a run that fails in its set-up has a report too.
         self._report = Report(
             strategy=type(self).__name__,
@@ -487,10 +511,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
             bounds=reports.bounds_of(self.domain),
             roster="" if roster is None else roster.digest.hex(),
             parties=() if roster is None else roster.names,
+            is_open=self._is_open,
             **details,
         )
         self.summary()
-        nodes = self._talk.wait_for_nodes(self.n_clients or self.min_clients)
+        nodes = self._talk.wait_for_nodes(self.n_clients or self.min_clients, self.nodes)
         with self._reporting():
             self._running.set_up(nodes, self._trip)
 
@@ -646,6 +671,10 @@ optional
         server only, or pinned in a roster that every client holds.
     roster_file : path, optional
         The roster, which holds public keys only; required to start with ``keys="roster"``.
+    nodes : list of int, optional
+        The ids of the only nodes that may take part. Without a roster their order gives the slots,
+        and named clients may come late. Without either, any node that the SuperLink admits can
+        join.
     max_attempts : int
         Most attempts at a round with too few answers, 1 to 3. Only one sum of a round is
         unmasked or reconstructed, whatever their number.
@@ -691,7 +720,8 @@ optional
         initial: ArrayLike | FinishedRun | None = None,
         keys: Keys = "relayed",
         roster_file: RosterFile = None,
-        max_attempts: Annotated[int, whole(1, MAX_ATTEMPTS)] = 2,
+        nodes: Nodes = None,
+        max_attempts: Annotated[int, whole(1, MAX_ATTEMPTS)] = 3,
         max_colluders: Annotated[int | None, whole(1)] = None,
         on_round: OnRound = None,
         **parameters: Any,
@@ -706,6 +736,7 @@ optional
         self.n_records, self.domain = n_records, domain
         self.privacy, self.roster_file, self.on_round = privacy, roster_file, on_round
         self.seed, self.max_attempts = seed, checked["max_attempts"]
+        self.nodes = checked_nodes(nodes)
         default = self.TRUST if privacy.is_private else PLAIN.name
         self.trust_model = trust_model(default if trust is None else trust)
         self.n_clients = checked["n_clients"]
@@ -923,10 +954,17 @@ optional
                 f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
                 f"Got {self.n_clients} instead."
             )
+        named = len(self.nodes or ())
+        if named and max(self.n_clients or 0, self.min_clients) > named:
+            raise ConfigurationError(
+                f"Expected n_clients and min_clients of at most {named}, the number of nodes. "
+                f"Got n_clients={self.n_clients} and min_clients={self.min_clients} instead."
+            )
         self._note()
         run = self._run(roster)
-        require_sizes(run, max(self.n_clients or 0, self.min_clients, len(roster or ())))
-        return Server(run, seed=self.seed, roster=roster), {
+        crowd = max(self.n_clients or 0, self.min_clients, len(roster or ()), named)
+        require_sizes(run, crowd)
+        return Server(run, seed=self.seed, roster=roster, nodes=self.nodes), {
             "clip": self.clip,
             "clips": self.clips,
             "levels": self._levels,

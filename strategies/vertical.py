@@ -28,7 +28,7 @@ from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
 
-from ._base import ClusteringStrategy, Keys, OnRound, Privacy, RosterFile
+from ._base import ClusteringStrategy, Keys, Nodes, OnRound, Privacy, RosterFile, checked_nodes
 
 LEAST_TIMEOUT = 600.0
 _STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one
@@ -71,6 +71,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         server only, or pinned in a roster with one line for each party, by slot.
     roster_file : path, optional
         The roster, which holds public keys only; required to start with ``keys="roster"``.
+    nodes : list of int, optional
+        The ids of the parties' nodes, by slot: no other node can take part. Required to start with
+        relayed keys, but in a simulation.
     seed : int, default: 0
         Public randomness of the initial centroids only.
     fraction_bits : int, default: 16
@@ -123,6 +126,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         max_colluders: Annotated[int, whole(1)] = 1,
         keys: Keys = "relayed",
         roster_file: RosterFile = None,
+        nodes: Nodes = None,
         seed: int = 0,
         fraction_bits: int = 16,
         radius: bool = True,
@@ -134,6 +138,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.domain, self.privacy, self.n_records = domain, privacy, n_records
         self.check_ids, self.roster_file, self.on_round = check_ids, roster_file, on_round
         self.widths = _widths(parties, domain)
+        self.nodes = checked_nodes(nodes)
         self.n_clients = self.min_clients = len(self.widths)
         most = min(self.n_clients - 1, MAX_HOLDERS)
         holders = most if key_holders is None else key_holders
@@ -236,7 +241,15 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             n_values=sum(run.document.words),
             bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
         )
-        return Relay(run, roster), {"n_slots": self.n_clients, "vertical": report}
+        return Relay(run, roster, self.nodes), {"n_slots": self.n_clients, "vertical": report}
+
+    def _require_names(self) -> None:
+        if self._is_open:
+            raise ConfigurationError(
+                "Expected keys='roster', or nodes, the ids of the parties' nodes in order of slot: "
+                "otherwise any node that the SuperLink admits could take a party's place. Got "
+                "neither."
+            )
 
     def _crowd(self) -> str:
         return f"Parties: {self.n_clients}, {self.key_holders} with the key"

@@ -218,6 +218,7 @@ def _keys(policy: ClientPolicy) -> str:
 
 def describe_roster(roster: Roster, identity: Identity | None = None) -> list[str]:
     """Return what operators must know and compare of a roster; ``identity`` is the reader's."""
+    roster.require_points()
     lines = [f"The roster has {len(roster)} clients, each with a valid key."]
     if identity is not None:
         name, number = roster.names[identity.slot], identity.slot + 1

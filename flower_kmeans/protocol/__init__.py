@@ -1,1 +1,1 @@
-"""The federation protocol ``flower-kmeans/2`` (docs/protocol.md)."""
+"""The federation protocol ``flower-kmeans/3`` (docs/protocol.md)."""

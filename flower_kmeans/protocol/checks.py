@@ -12,12 +12,13 @@ from typing import Any
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
-from flower_kmeans.protocol.messages import Abort, Code, Enrol, Entry, Peer, Request, Turn
+from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.roster import Identity
+from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
+from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, Sharing
 
 MAX_SESSIONS = 3
@@ -60,13 +61,6 @@ def require_not_over(session: ClientSession | None) -> None:
 def require_hash(data: bytes, doc_hash: bytes) -> None:
     """Require the run document that a message names."""
     _require(hashlib.sha256(data).digest() == doc_hash, Code.BAD_MESSAGE)
-
-
-def require_kind(request: Request, run: Run) -> None:
-    """Require a request of the kind of run that it names."""
-    is_vertical = isinstance(request, Turn | Abort)
-    if not isinstance(request, Enrol) and is_vertical != run.trust.is_vertical:
-        raise RefuseError(Code.BAD_MESSAGE)
 
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
@@ -114,10 +108,15 @@ def require_attempt(document: RunDocument, t: int, attempt: int) -> None:
         raise RefuseError(Code.POLICY, reason)
 
 
+def require_blind(run: Run) -> None:
+    """Require a run whose clients have a group key."""
+    _require(run.trust.is_blind, Code.POLICY, "Expected a request of a blind run.")
+
+
 def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: bytes) -> None:
     """Require that a key distributor serves enough clients, itself among them."""
-    is_served = run.trust.is_blind and own in {peer.public_key for peer in peers}
-    _require(is_served, Code.POLICY, "Expected this client's own key among a blind run's peers.")
+    is_served = own in {peer.public_key for peer in peers}
+    _require(is_served, Code.POLICY, "Expected this client's own key among the peers.")
     require_crowd(policy, run.document, len(peers), "peers")
 
 
@@ -176,14 +175,14 @@ def require_sharing(committee: Committee, run: Run) -> Sharing | None:
         raise RefuseError(Code.POLICY, reason) from None
 
 
-def is_owned(tag: bytes, expected: bytes) -> bool:
-    """Return whether the tag of an ephemeral key shows that its owner made it."""
-    return hmac.compare_digest(tag, expected)
+def is_claimed(roster: Roster, doc_hash: bytes, peer: Peer) -> bool:
+    """Return whether the owner of a slot claimed it for this run, this node and this key."""
+    return roster.has_claimed(doc_hash, peer.slot, peer.node_id, peer.public_key, peer.claim)
 
 
 def static_secret(identity: Identity | None) -> bytes:
     """Return the lasting secret that enters every secret with another client; empty if relayed."""
-    return b"" if identity is None else identity.secret
+    return b"" if identity is None else key_agreement.exchange_secret(identity.seed)
 
 
 def is_followed(session: ClientSession, entry: Entry) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
@@ -45,7 +45,7 @@ from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
 from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, TAG_BYTES
+from flower_kmeans.secagg.key_agreement import KEY_BYTES
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
@@ -82,6 +82,7 @@ class Client:
     load_records: Callable[[], RecordsLike]  # of shape (n, n_features), in the user's units
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
+    node_id: int = 0  # the context's, for which a client with a roster claims its slot
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
@@ -196,7 +197,7 @@ class _Conversation:
         refuse_unless(bool(document), lacks)
         self._accept(document, is_new=session is None)
         # The last message reads no records: they may be gone, and nothing is answered from them.
-        if session is None or not isinstance(request, messages.Finish):
+        if session is None or not isinstance(request, messages.Finish | messages.Hold):
             session = self._current(session)
         self._session = session
 
@@ -204,7 +205,9 @@ class _Conversation:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         checks.require_hash(data, self._doc_hash)
         self._run = open_run(data)
-        checks.require_kind(self._request, self._run)
+        is_of_kind = isinstance(self._request, messages.Turn) == self._run.trust.is_vertical
+        is_of_all = isinstance(self._request, messages.Enrol | messages.Abort)
+        refuse_unless(is_of_all or is_of_kind, Code.BAD_MESSAGE)
         checks.require_policy(self._policy, self._run)
         if is_new:  # a calibration takes long, and the session keeps the document
             verify_plan(data)
@@ -398,36 +401,61 @@ class _Conversation:
             "commitment": self._session.commitment,
             "static": self._pairs.static,
             "public_key": self._pairs.public_key,
-            "tags": self._pairs.tags(self._run.document.epoch),
+            "claim": self._pairs.claim(self._client.node_id),
         }
 
     def _keys(self, request: messages.Keys) -> messages.Wrapped:
-        checks.require_peers(self._policy, self._run, request.peers, self._pairs.public_key)
-        envelopes = self._wrap(request.peers)
-        are_enough = sum(map(bool, envelopes)) >= self._run.document.min_clients
-        refuse_unless(are_enough, Code.KEY, "Too few peers have the tags of their owners.")
-        return messages.Wrapped(doc_hash=self._doc_hash, envelopes=envelopes)
+        peers = self._pairs.peers(request.peers)
+        checks.require_blind(self._run)
+        if not self._session.group_secret:  # a key that exists goes to any number of owners
+            checks.require_peers(self._policy, self._run, peers, self._pairs.public_key)
+        key_id, envelopes = self._wrap(peers)
+        return messages.Wrapped(doc_hash=self._doc_hash, key_id=key_id, envelopes=envelopes)
 
-    def _wrap(self, peers: tuple[messages.Peer, ...]) -> Parts:
+    def _hold(self, request: messages.Hold) -> messages.Held:
+        checks.require_blind(self._run)
+        refuse_unless(bool(request.wraps), Code.BAD_MESSAGE, "Expected envelopes to open.")
+        self._take_group_key(request.wraps)
+        key_id = key_agreement.key_id(self._session.group_key, self._doc_hash)
+        return messages.Held(doc_hash=self._doc_hash, key_id=key_id)
+
+    def _wrap(self, peers: tuple[messages.Peer, ...]) -> tuple[bytes, bytes]:
+        """Return the id of the group key that this client has or offers, sealed for each peer."""
         session = self._session
         checks.require_distinct(peers)
         # Drawn once per session: clients with another one would be left out of the sum.
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
-        return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)
+        secret = session.group_secret or session.drawn_secret
+        group_key = key_agreement.group_key(secret, self._doc_hash)
+        with _refused_as_key():
+            envelopes = self._pairs.wrap(secret, peers)
+        return key_agreement.key_id(group_key, self._doc_hash), envelopes
 
-    def _take_group_key(self, wrap: messages.Wrap | None) -> None:
-        """Take the run's group key; another one only before the first entry."""
-        session = self._session
-        if wrap is None:
+    def _take_group_key(self, wraps: tuple[messages.Wrap, ...]) -> None:
+        """Take the group key that envelopes name; another one only before the first entry."""
+        session, doc_hash = self._session, self._doc_hash
+        if not wraps:
             refuse_unless(bool(session.group_key), Code.NEED)
-        elif not session.group_key or session.head == 0:
-            try:
-                session.group_secret = self._pairs.unwrap(wrap)
-                session.group_key = key_agreement.group_key(session.group_secret, self._doc_hash)
-                session.query_key = key_agreement.query_key(session.group_key)
-            except MessageError as error:
-                raise RefuseError(Code.KEY, str(error)) from None
+            return
+        wanted, leaders = {wrap.key_id for wrap in wraps}, {wrap.distributor for wrap in wraps}
+        is_one = len(wanted) == 1 and len(leaders) == len(wraps)
+        refuse_unless(is_one, Code.BAD_MESSAGE, "Expected one key, of different distributors.")
+        key = session.group_key
+        if key and key_agreement.key_id(key, doc_hash) in wanted:
+            return
+        is_first = not key or session.head == 0
+        refuse_unless(is_first, Code.KEY, "Expected the group key that the session has.")
+        for wrap in wraps:
+            # A distributor that lies costs itself: another one's envelope may fit.
+            with suppress(MessageError):
+                secret = self._pairs.unwrap(wrap)
+                key = key_agreement.group_key(secret, doc_hash)
+                if key_agreement.key_id(key, doc_hash) in wanted:
+                    session.group_secret, session.group_key = secret, key
+                    session.query_key = key_agreement.query_key(key)
+                    return
+        raise RefuseError(Code.KEY, "No envelope opens to the group key that it names.")
 
     # ------------------------------------------------------------------ slot, context
 
@@ -452,6 +480,14 @@ class _Conversation:
         is_own = position is None or committee.public_keys[position] == own.public_key
         refuse_unless(is_own, Code.RENEW)
         self._committee, self._sharing = committee, checks.require_sharing(committee, run)
+
+    def _require_claims(self, claims: bytes) -> None:
+        """Require that each share is sealed for a key that a slot's owner made."""
+        if self._committee is None or not self._run.trust.has_committee:
+            refuse_unless(not claims, Code.BAD_MESSAGE, "Expected no claims without shares.")
+            return
+        with _refused_as_key():
+            self._pairs.require_claims(self._committee, claims)
 
     def _sums(self, request: messages.Located, h: bytes, tag: bytes) -> SumContext:
         """Return what the sum of an attempt depends on, its context first."""
@@ -525,17 +561,18 @@ class _Conversation:
     def _ask(self, request: messages.Ask) -> messages.Answer:
         run, session, t = self._run, self._session, request.t
         self._take_slot(request)
-        is_blind, extras = run.trust.is_blind, request.entries or request.peers or request.wrap_for
+        self._require_claims(request.claims)
+        is_blind, extras = run.trust.is_blind, request.entries or request.peers or request.wraps
         reason = "Expected a query, and nothing else, exactly from a server that sees the sums."
-        envelopes: Parts = ()
+        key_id = envelopes = b""
         is_expected = is_blind if request.query is None else not (is_blind or extras)
         refuse_unless(is_expected, Code.BAD_MESSAGE, reason)
         if request.query is None:
             # With a committee the query of round 1 is public, and keys are on their way.
-            if not run.trust.has_committee or t > 1 or request.wrap_for is not None:
-                self._take_group_key(request.wrap_for)
+            if not run.trust.has_committee or t > 1 or request.wraps:
+                self._take_group_key(request.wraps)
             if request.peers:
-                envelopes = self._wrap(request.peers)
+                key_id, envelopes = self._wrap(self._pairs.peers(request.peers))
             self._follow(request.entries)
             checks.require_next_round(session, t)
             query, asked = _query_after(run, session.head, session.state)
@@ -559,7 +596,12 @@ class _Conversation:
         self._memory.answer(self._doc_hash, answer, run.price, session)  # charged before it is sent
         words, sealed = (b"", parts) if run.trust.has_committee else (parts[0], ())
         return messages.Answer(
-            doc_hash=self._doc_hash, tag=tag, words=words, sealed=sealed, envelopes=envelopes
+            doc_hash=self._doc_hash,
+            tag=tag,
+            words=words,
+            sealed=sealed,
+            key_id=key_id,
+            envelopes=envelopes,
         )
 
     def _vector(self, query: Query, context: bytes) -> Integers:
@@ -579,19 +621,19 @@ class _Conversation:
     def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> Parts:
         """Return a vector as it leaves the client: one part, or one for each position."""
         parts = removal.protect(self._run, vector, sums, request.slot, self._session.secret)
-        committee, context, tags = self._committee, sums.digest, request.tags
+        committee, context = self._committee, sums.digest
         if committee is None or not self._run.trust.has_committee:
             return parts
-        size = TAG_BYTES * len(committee.slots) if self._identity else 0
-        refuse_unless(len(tags) == size, Code.BAD_MESSAGE, "Expected a tag for each position.")
         sealed, own_key = [], self._pairs.public_key
         members = zip(committee.slots, committee.public_keys, parts, strict=True)
         for position, (slot, other, part) in enumerate(members):
-            tag = tags[TAG_BYTES * position : TAG_BYTES * (position + 1)]
-            shared = self._pairs.secret_or_empty(slot, other, tag)
+            if not other:
+                continue
+            with _refused_as_key():
+                shared = self._pairs.secret(slot, other)
             keys = request.slot, position, own_key, other
             key = key_agreement.share_key(shared, context, *keys)
-            sealed.append(key_agreement.seal(key, part, context) if shared else b"")
+            sealed.append(key_agreement.seal(key, part, context))
         return tuple(sealed)
 
     # ------------------------------------------------------------------ sum-shares
@@ -599,6 +641,7 @@ class _Conversation:
     def _add(self, request: messages.Add) -> messages.Added:
         run, session = self._run, self._session
         refuse_unless(run.trust.has_committee, Code.POLICY, "Expected to add in a committee.")
+        refuse_unless(not request.claims, Code.BAD_MESSAGE, "Expected claims with `ask` alone.")
         self._take_slot(request)
         position = self._committee.position_of(request.slot) if self._committee else None
         if position is None:
@@ -609,7 +652,7 @@ class _Conversation:
         refuse_unless(len(counts) == 1, Code.BAD_MESSAGE, "Expected a key and share per survivor.")
         checks.require_crowd(self._policy, run.document, len(dealers), "survivors to add")
         if run.trust.is_blind:
-            self._take_group_key(request.wrap_for)
+            self._take_group_key(request.wraps)
             checks.require_add_history(session, request.t, request.h)
         else:
             refuse_unless(request.h == ZERO, Code.BAD_MESSAGE, "Expected no history.")
@@ -665,7 +708,7 @@ class _Conversation:
         refuse_unless(is_expected, Code.BAD_MESSAGE, "Expected a result where a server sees sums.")
         if result is not None:
             return read_result(run, result)
-        self._take_group_key(request.wrap_for)
+        self._take_group_key(request.wraps)
         self._follow(request.entries)
         refuse_unless(self._session.head == run.document.rounds, Code.NEED)
         state, rounds = self._state(), run.document.rounds
@@ -704,21 +747,34 @@ class _Conversation:
             self._client.load_records,
             self._client.load_ids,
             lambda data: self._deliver(read_result(self._run, data)),
+            self._client.node_id,
         )
 
     def _turn(self, request: messages.Turn) -> messages.Sent:
         return self._party().take(request)
 
-    def _abort(self, session: ClientSession | None) -> messages.Sent:
+    def _abort(self, session: ClientSession | None) -> messages.Sent | messages.Finished:
+        is_vertical = session is not None and bool(session.vertical)
         if session is not None and not session.over:
-            checks.require_kind(self._request, open_run(session.document))
+            is_vertical = open_run(session.document).trust.is_vertical
             with suppress(RefuseError):  # of a policy that was tightened
                 self._accept(session.document, is_new=False)
             pairs.forget()
             session.end(sessions.FORGOTTEN)
+            if is_vertical:  # a repeated request has the same reply
+                session.vertical = encode(messages.Sent(doc_hash=self._doc_hash))
             self._session = session
         vertical.erase(self._policy, self._doc_hash)
-        return messages.Sent(doc_hash=self._doc_hash)
+        return (messages.Sent if is_vertical else messages.Finished)(doc_hash=self._doc_hash)
+
+
+@contextmanager
+def _refused_as_key() -> Iterator[None]:
+    """Refuse with KEY what is wrong with another client's key, claim or envelope."""
+    try:
+        yield
+    except MessageError as error:
+        raise RefuseError(Code.KEY, str(error)) from None
 
 
 class _ChangedError(RefuseError):

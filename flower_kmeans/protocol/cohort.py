@@ -1,13 +1,15 @@
 """The cohort as the server knows it: its clients, the frame of an attempt, and the group key.
 
-With a roster every pinned key has a slot, whether its client is there or not. Without one, slots
-follow the order in which clients came. A cohort changes between two attempts and never within one,
-because the root of its tree stands in every context (docs/protocol.md, sections 4 to 6).
+With a roster every pinned key has a slot, whether its client is there or not. So has every named
+node under relayed keys; without names slots follow the order in which clients came. A cohort
+changes between two attempts and never within one, because the root of its tree stands in every
+context (docs/protocol.md, sections 4 to 6).
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from tempfile import SpooledTemporaryFile
 
 import msgspec
@@ -17,21 +19,35 @@ from numpy.typing import NDArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, corrupt_positions, drawn
-from flower_kmeans.protocol.messages import Enrolled, Peer, Refusal, Wrap
+from flower_kmeans.protocol.messages import (
+    ENVELOPE_BYTES,
+    MAX_WRAPS,
+    Enrolled,
+    Peer,
+    Refusal,
+    Wrap,
+    read_rows,
+    split_envelopes,
+    write_claims,
+)
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import EPOCHS, MAX_SLOTS, Run
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.secagg.base import Sharing
-from flower_kmeans.secagg.key_agreement import TAG_BYTES
+from flower_kmeans.secagg.key_agreement import KEY_ID_BYTES, is_acceptable
 
 TWICE = "The client answered twice; only the first answer counted."
 LATE = "The client came late, and keys are relayed to the first clients only."
 MALFORMED = "The answer was malformed."
 STRANGER = "The client's key is not on the roster."
-TAKEN = "Another client holds this slot."
+TAKEN = "Another node holds this slot, with the same key."
+UNCLAIMED = "The claim of the slot is not its owner's, or is for another run, node or key."
+TOO_MANY = "The client began too many sessions."
 FULL = "The cohort has no slot left."
-DISTRIBUTORS = 3  # of the group key, in one round trip
-ENVELOPE_BYTES = 48
+DISTRIBUTORS = 3  # of the group key, that are asked in one round trip
+MAX_NODES = 4  # with the key of one slot
+MAX_KEYS = 16  # ephemeral ones of a slot in a run: each belongs to one slot for good
+MAX_SILENCES = 2  # trips in a row after which a slot goes to another node with its key
 _IN_MEMORY = 2**24  # bytes of shares; more go to a temporary file
 
 
@@ -45,16 +61,33 @@ class Client:
     new: Enrolled | None  # what it has from the next frame on, where it has a slot then
     has_document: bool = False
     has_key: bool = False  # the group key
-    wraps: list[Wrap] = field(default_factory=list)  # envelopes of it; the first is in use
+    wraps: list[Wrap] = field(default_factory=list)  # envelopes of it, of different distributors
+    refused: set[int] = field(default_factory=set)  # slots of distributors whose envelopes failed
+    was_asked: bool = False  # for the group key
     head: int = 0  # rounds whose entries it has
     sent: int = 0  # last round of the entries that it was sent
     differs: bool = False  # from most clients, in the last attempt
     is_banned: bool = False  # from all sums to come
+    silences: int = 0  # trips in a row without an orderly reply
 
     @property
-    def wrap(self) -> Wrap | None:
-        """The envelope for it, where it may lack the group key."""
-        return self.wraps[0] if self.wraps and not self.has_key else None
+    def peer(self) -> Peer:
+        """The client as it is passed on to others."""
+        return Peer(self.slot, self.public.public_key, self.node_id, self.public.claim)
+
+    @property
+    def carried(self) -> tuple[Wrap, ...]:
+        """The envelopes for it, where it may lack the group key."""
+        return () if self.has_key else tuple(self.wraps)
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The group key that one distributor made, sealed for clients."""
+
+    leader: Client
+    key_id: bytes
+    wraps: dict[Client, Wrap]
 
 
 @dataclass(frozen=True)
@@ -76,71 +109,82 @@ class Frame:
         bits[[client.slot for client in clients]] = True
         return bits
 
-    def tag(self, sender: Client, receiver: Client) -> bytes:
-        """Return the tag of a sender's ephemeral key for a receiver; empty if it sent none."""
-        tags, index = sender.public.tags, None
-        if self.committee and len(tags) == TAG_BYTES * self.n_slots:
-            index = receiver.slot
-        elif self.committee and len(tags) == TAG_BYTES * len(self.committee.slots):
-            index = self.committee.position_of(receiver.slot)
-        return b"" if index is None else tags[TAG_BYTES * index : TAG_BYTES * (index + 1)]
-
-    def peer(self, sender: Client, receiver: Client) -> Peer:
-        """Return a client as it is passed on to another one."""
-        tag = self.tag(sender, receiver)
-        return Peer(slot=sender.slot, public_key=sender.public.public_key, tag=tag)
-
-    def tags_for(self, receiver: Client) -> bytes:
-        """Return the committee's tags for a receiver, in the order of positions."""
-        members = map(self.present.get, range(len(self.committee.slots) if self.committee else 0))
-        tags = (self.tag(member, receiver) if member else b"" for member in members)
-        return b"".join(tag or bytes(TAG_BYTES) for tag in tags)
+    @cached_property
+    def claims(self) -> bytes:
+        """The claims of the present committee members, as they travel."""
+        members = self.present.values()
+        return write_claims((each.node_id, each.public.claim) for each in members)
 
 
 class Cohort:
     """The clients of a run, and who has the group key (docs/protocol.md, section 5).
 
-    Envelopes of two key distributors are two group keys, so the server uses those of one, and the
-    next one's if too few clients could open them. The roster is that of ``keys="roster"``.
+    Each key distributor offers a group key of its own. The server uses one, and the next one if
+    too few clients could open it: offers have no rank, and rotate. The roster is that of
+    ``keys="roster"``, the nodes are the only ones that may take part.
     """
 
-    def __init__(self, run: Run, roster: Roster | None) -> None:
-        self._run, self._roster = run, roster
+    def __init__(
+        self, run: Run, roster: Roster | None, nodes: tuple[int, ...] | None = None
+    ) -> None:
+        self._run, self._roster, self.nodes = run, roster, nodes
         self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
         self.clients: dict[int, Client] = {}  # those with a slot, by node, in the order of slots
         self.claims: dict[int, deque[Client]] = {}  # by slot: who has it, or will, and who waits
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
         self.is_closed = False  # to new clients
-        self.offers: list[dict[Client, Wrap]] = []  # envelopes of group keys that are not in use
-        # Zeros stand for absent positions, so no client may have them as its key.
-        self._owners: dict[bytes, int] = {ZERO: -1}  # slots by the ephemeral keys of their clients
+        self.offers: deque[Offer] = deque()  # of group keys; the first is in use
+        self.is_settled = False  # the first offer's key is that of the run
+        self._owners: dict[bytes, int] = {}  # slots by the ephemeral keys of their clients
+        self._n_keys = Counter[int]()  # ephemeral keys that a slot had
         self._committee = None if roster is None else committee_of(roster, run.document.epoch)
         self._frame: Frame | None = None
 
     @property
     def n_slots(self) -> int:
         """Number of slots, taken or not."""
-        return len(self.clients) if self._roster is None else len(self._roster)
+        if self._roster is not None:
+            return len(self._roster)
+        return len(self.clients) if self.nodes is None else len(self.nodes)
 
     # ------------------------------------------------------------------ slots
 
     def take(self, node_id: int, reply: Enrolled) -> str | None:
-        """Give a client a slot from the next frame on, or return why it has none."""
-        if node_id in self.known:
-            return TWICE
+        """Give a client a slot from the next frame on, or return why it has none.
+
+        A later claim of a node replaces its own. Of nodes with one key the first has the slot.
+        """
         self.known.add(node_id)
-        slot = len(self.claims) if self._roster is None else self._slot_of.get(reply.static, -1)
-        if self.is_closed:
-            return LATE
-        if slot < 0:
-            return STRANGER
+        slot = self._slot_for(node_id, reply)
+        if slot is None:
+            return STRANGER if self._roster is not None else LATE
         if slot == MAX_SLOTS:
             return FULL
-        if not self._accepts(reply, slot):
-            return MALFORMED
-        claims = self.claims.setdefault(slot, deque())
-        claims.append(Client(node_id, slot, reply, reply))
-        return TAKEN if len(claims) > 1 else None
+        claims = self.claims.get(slot, deque())
+        own = next((client for client in claims if client.node_id == node_id), None)
+        if own is not None and reply in (own.public, own.new):
+            return TWICE
+        if own is None and len(claims) == MAX_NODES:
+            return TAKEN
+        objection = self._objection(reply, slot, node_id)
+        if objection is not None:
+            return objection
+        if own is None:
+            self.claims.setdefault(slot, claims).append(Client(node_id, slot, reply, reply))
+        else:
+            own.new = reply
+        return TAKEN if self.claims[slot][0].node_id != node_id else None
+
+    def _slot_for(self, node_id: int, reply: Enrolled) -> int | None:
+        """Return the slot that a client can have."""
+        if self._roster is not None:
+            return self._slot_of.get(reply.static)
+        if self.nodes is not None:
+            return self.nodes.index(node_id)
+        if node_id in self.clients:
+            return self.clients[node_id].slot
+        taken = (slot for slot, (client, *_) in self.claims.items() if client.node_id == node_id)
+        return next(taken, None if self.is_closed else len(self.claims))
 
     def renew(self, client: Client, refusal: Refusal) -> bool:
         """Take a client's new session, from the next frame on; return whether it is acceptable."""
@@ -150,96 +194,148 @@ class Cohort:
             client.public,
             commitment=refusal.commitment,
             public_key=refusal.public_key,
-            tags=refusal.tags,
+            claim=refusal.claim,
         )
-        is_acceptable = self._accepts(public, client.slot)
+        is_acceptable = self._objection(public, client.slot, client.node_id) is None
         if is_acceptable:
             client.new = public
         return is_acceptable
 
+    def hear(self, asked: Iterable[int], orderly: Collection[int]) -> None:
+        """Count the silences of clients that were asked in a round trip which is over."""
+        for node_id in asked:
+            client = self.clients.get(node_id)
+            if client is None:
+                continue
+            client.silences = 0 if node_id in orderly else client.silences + 1
+            if client.silences >= MAX_SILENCES:
+                self.give_up(client)
+
     def give_up(self, client: Client) -> None:
-        """Give a slot that others cannot share with to the next client of its lasting key."""
+        """Give a slot from the next frame on to the next node that has claimed it."""
         claims = self.claims[client.slot]
-        if len(claims) > 1 and claims[0].new is None:
+        if len(claims) > 1 and claims[0] is client:
             claims.rotate(-1)
             claims[0].new = claims[0].new or claims[0].public
+            claims[0].silences = 0
 
-    def _accepts(self, public: Enrolled, slot: int) -> bool:
-        """Return whether a client's keys can stand in a committee's list, where each is once."""
+    def _objection(self, public: Enrolled, slot: int, node_id: int) -> str | None:
+        """Return why a client's keys cannot stand in a committee's list, or ``None``."""
+        key, doc_hash = public.public_key, self._run.doc_hash
+        if not self._run.trust.is_protected:
+            return None
+        if self._roster is None:
+            if public.claim:
+                return MALFORMED
+        elif not self._roster.has_claimed(doc_hash, slot, node_id, key, public.claim):
+            return UNCLAIMED
         # A key that another slot ever had would make the list of a later attempt malformed.
-        key = public.public_key
-        return not self._run.trust.is_protected or (
-            len(key) == len(ZERO) and self._owners.setdefault(key, slot) == slot
-        )
+        if not is_acceptable(key) or self._owners.get(key, slot) != slot:
+            return MALFORMED
+        if key not in self._owners:
+            if self._n_keys[slot] == MAX_KEYS:
+                return TOO_MANY
+            self._n_keys[slot] += 1
+            self._owners[key] = slot
+        return None
 
     # ------------------------------------------------------------------ the group key
 
     @property
-    def uses_key(self) -> bool:
-        """Whether envelopes of a group key are in use."""
-        return any(client.wraps for client in self.clients.values())
+    def key_id(self) -> bytes:
+        """The id of the group key that is in use; empty if there is none."""
+        return self.offers[0].key_id if self.offers else b""
 
     def distributors(self, frame: Frame) -> list[Client]:
-        """Return the committee members that seal the group secret."""
-        members, is_new = frame.present.values(), not self.uses_key
-        return [c for c in members if not c.differs and (c.has_key or is_new)][:DISTRIBUTORS]
+        """Return clients that were not asked for a group key yet, committee members first."""
+        members = list(frame.present.values())
+        others = [client for client in frame.slots.values() if client not in members]
+        fresh = [client for client in (*members, *others) if not client.was_asked][:DISTRIBUTORS]
+        for client in fresh:
+            client.was_asked = True
+        return fresh
+
+    def holders(self, frame: Frame) -> list[Client]:
+        """Return clients that have the group key, committee members first."""
+        members = list(frame.present.values())
+        others = [client for client in frame.slots.values() if client not in members]
+        return [client for client in (*members, *others) if client.has_key and not client.differs]
 
     def offer(
-        self, frame: Frame, sender: Client, peers: Sequence[Peer], envelopes: Sequence[bytes]
+        self, frame: Frame, sender: Client, rows: bytes, key_id: bytes, envelopes: bytes
     ) -> None:
-        """Keep a distributor's envelopes for peers."""
-        if len(envelopes) != len(peers) or not any(envelopes):
+        """Keep a distributor's envelopes for peers, unless their number is another.
+
+        Those of the key that is in use go to the clients that they are for; another key is an
+        offer, until one is settled.
+        """
+        peers = read_rows(rows, self._roster is not None)
+        if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
             return
-        made = dict[Client, Wrap]()
-        for peer, envelope in zip(peers, envelopes, strict=True):
-            client = frame.slots[peer.slot]
-            if len(envelope) == ENVELOPE_BYTES:
-                made[client] = Wrap(distributor=frame.peer(sender, client), envelope=envelope)
-            else:  # the peer's tag for the distributor, or its key, is wrong
-                self.give_up(client)
-        if not self.uses_key:
-            self.offers.append(made)
-        else:  # the distributor has the key: its envelopes hold the same secret
+        leader, made = sender.peer.row, dict[Client, Wrap]()
+        for peer, envelope in zip(peers, split_envelopes(envelopes), strict=True):
+            wrap = Wrap(distributor=leader, key_id=key_id, envelope=envelope)
+            made[frame.slots[peer.slot]] = wrap
+        if key_id == self.key_id:
             for client, wrap in made.items():
-                client.wraps.append(wrap)
+                if sender.slot not in client.refused and len(client.wraps) < MAX_WRAPS:
+                    client.wraps.append(wrap)
+        elif not self.is_settled:
+            self.offers.append(Offer(sender, key_id, made))
+            if len(self.offers) == 1:
+                self.use_offer()
 
-    def accept_offer(self) -> None:
-        """Use the envelopes of the distributor that made most, unless some are in use."""
-        if self.offers and not self.uses_key:
-            self.offers.sort(key=len, reverse=True)
-            self.change_key()
-
-    def change_key(self) -> None:
-        """Use the next distributor's envelopes for all clients but those that have the key."""
-        made = self.offers.pop(0)
+    def use_offer(self) -> None:
+        """Use the first offer, at all clients: none has an entry yet."""
+        made = self.offers[0]
         for client in self.clients.values():
-            if not (client.has_key and client.wraps):
-                client.wraps = [made[client]] if client in made else []
+            client.has_key, client.refused = False, set()
+            client.wraps = [made.wraps[client]] if client in made.wraps else []
+
+    def next_offer(self) -> None:
+        """Use the next offer; the one that was in use is the last one now."""
+        self.offers.rotate(-1)
+        self.use_offer()
+
+    def complain(self, client: Client) -> None:
+        """Record that a client could not open the envelopes that it was sent."""
+        rows = (wrap.distributor for wrap in client.wraps)
+        slots = {read_rows(row, self._roster is not None)[0].slot for row in rows}
+        client.refused |= slots
+        client.has_key, client.wraps = False, []
 
     def forget_key(self, client: Client) -> None:
-        """Record that a client lacks the group key, and that its envelopes do not open."""
-        client.has_key, client.wraps = False, []
+        """Record that a client's session lacks the group key, and that no envelope is for it."""
+        client.has_key, client.wraps, client.refused = False, [], set()
         for made in self.offers:
-            made.pop(client, None)
+            made.wraps.pop(client, None)
 
     # ------------------------------------------------------------------ committee and frame
 
     def can_add(self, epoch: int | None = None) -> bool:
         """Return whether a committee of some epoch is whole, or could miss one member more."""
         document, trust = self._run.document, self._run.trust
-        if self._roster is None or not trust.has_committee:
+        if not trust.has_committee:
             return True
-        slots = committee_of(self._roster, document.epoch if epoch is None else epoch)
-        n_present = len(self.claims.keys() & set(slots))
+        if self._roster is not None:
+            slots = committee_of(self._roster, document.epoch if epoch is None else epoch)
+            n_positions, n_present = len(slots), len(self.claims.keys() & set(slots))
+        elif self.nodes is not None:  # those that are there are drawn first
+            n_positions = min(len(self.nodes), MAX_POSITIONS)
+            n_present = min(len(self.claims), n_positions)
+        else:
+            return True
         f = corrupt_positions(self.n_slots, document.max_colluders)
         try:
-            return n_present == len(slots) or bool(trust.sum.set_up(len(slots), f, n_present - 1))
+            return n_present == n_positions or bool(trust.sum.set_up(n_positions, f, n_present - 1))
         except ConfigurationError:
             return False
 
     def better_epoch(self) -> int | None:
         """Return an epoch whose committee can add, if that of the run document cannot."""
-        return None if self.can_add() else next(filter(self.can_add, range(EPOCHS)), None)
+        if self._roster is None or self.can_add():
+            return None
+        return next(filter(self.can_add, range(EPOCHS)), None)
 
     def frame(self) -> Frame:
         """Take all changes and return the cohort as it is now."""
@@ -265,7 +361,7 @@ class Cohort:
             return Frame(slots, tree, n_slots)
         if self._committee is None:
             # At random: clients that pool what they know could be the first to come.
-            order = sorted(range(n_slots), key=lambda slot: token(16))
+            order = sorted(range(n_slots), key=lambda slot: (slot not in slots, token(16)))
             self._committee = tuple(sorted(order[:MAX_POSITIONS]))
         keys = tuple(public[i].public_key if i in public else b"" for i in self._committee)
         committee = Committee(self._committee, keys, n_slots, self._run.document.max_colluders)
@@ -286,29 +382,29 @@ def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
 
 
 class ShareStore:
-    """The sealed shares of one attempt, by receiver, in files; one of another length is none."""
+    """The sealed shares of one attempt, by receiver, in files; a dealer has all or none."""
 
-    def __init__(self, sharing: Sharing | None, part_bytes: int) -> None:
-        self._n_parts, self._part_bytes = sharing.n_positions if sharing else 0, part_bytes
+    def __init__(self, positions: Iterable[int], part_bytes: int) -> None:
+        self._order = {position: n for n, position in enumerate(positions)}  # those present
+        self._part_bytes = part_bytes
         self._file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (see `close`)
-        self._starts: dict[tuple[int, int], int] = {}  # by dealer and position
+        self._starts: dict[int, int] = {}  # by dealer
         self.close = self._file.close
 
-    def put(self, slot: int, sealed: Sequence[bytes]) -> None:
-        """Keep a dealer's shares."""
-        if len(sealed) == self._n_parts:
-            start = self._file.seek(0, 2)  # to the end: reading a part moves the position
-            kept = [j for j, part in enumerate(sealed) if len(part) == self._part_bytes]
-            self._file.write(b"".join(sealed[j] for j in kept))
-            for n, position in enumerate(kept):
-                self._starts[slot, position] = start + n * self._part_bytes
+    def is_complete(self, sealed: Sequence[bytes]) -> bool:
+        """Return whether a dealer's shares are as planned: one for each present position."""
+        sizes = [len(part) for part in sealed]
+        return sizes == [self._part_bytes] * len(self._order)
 
-    def missing(self, slot: int) -> set[int]:
-        """Return the positions for which a dealer gave no share."""
-        return {j for j in range(self._n_parts) if (slot, j) not in self._starts}
+    def put(self, slot: int, sealed: Sequence[bytes]) -> None:
+        """Keep a dealer's shares, which are complete."""
+        # To the end: reading a part moves the position.
+        self._starts[slot] = self._file.seek(0, 2)
+        self._file.write(b"".join(sealed))
 
     def parts(self, position: int, slots: Iterable[int]) -> Iterator[bytes]:
         """Yield the shares of dealers for a position."""
+        offset = self._order[position] * self._part_bytes
         for slot in slots:
-            self._file.seek(self._starts[slot, position])
+            self._file.seek(self._starts[slot] + offset)
             yield self._file.read(self._part_bytes)

@@ -97,11 +97,20 @@ class Exchange:
         known_lost = getattr(grid, "known_lost", _none_lost if self._is_simulation else None)
         self._pulls = _Pulls(grid, known_lost)
 
-    def wait_for_nodes(self, n_nodes: int) -> list[int]:
-        """Return the ids of the nodes, as soon as there are so many or the timeout is over."""
+    @property
+    def is_simulation(self) -> bool:
+        """Whether all nodes are simulated, so that no stranger can be among them."""
+        return self._is_simulation or hasattr(self.grid, "known_lost")
+
+    def wait_for_nodes(self, n_nodes: int, named: Collection[int] | None = None) -> list[int]:
+        """Return the ids of the nodes, as soon as there are so many or the timeout is over.
+
+        Where some are named, no other node counts.
+        """
         deadline = self._clock() + self.timeout
         while True:
-            nodes = sorted(self.grid.get_node_ids())
+            found = set(self.grid.get_node_ids())
+            nodes = sorted(found if named is None else found & set(named))
             if len(nodes) >= n_nodes or self._clock() >= deadline:
                 return nodes
             self._sleep(min(_NODE_POLL, self.timeout))

@@ -5,18 +5,34 @@ order of the fields is part of the encoding: vectors fix it.
 """
 
 import hashlib
+import struct
+from collections.abc import Iterable
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct, decode
+from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.wire import B16, B32, B48, U32, Count, Struct, decode
+from flower_kmeans.secagg.key_agreement import CLAIM_BYTES, KEY_BYTES, KEY_ID_BYTES, SEAL_BYTES
+
+ENVELOPE_BYTES = KEY_BYTES + SEAL_BYTES
+_ROW = struct.Struct(f"<I{KEY_BYTES}s")  # under relayed keys: slot and ephemeral key
+_CLAIMED_ROW = struct.Struct(f"<I{KEY_BYTES}sQ{CLAIM_BYTES}s")  # with a roster: node and claim too
+_MADE = struct.Struct(f"<Q{CLAIM_BYTES}s")  # the node and claim of a committee member
+_MOST_PEERS = 2**17
+MAX_WRAPS = 4  # of different key distributors, in one message
+_MOST_MEMBERS = 64
 
 # \Z, as $ would let a line break pass at the end, and this text stands in logs.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=32)]
 Step = Literal["keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
-Envelope = Annotated[bytes, msgspec.Meta(max_length=48)]  # empty: that peer's tag is wrong
+Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]  # empty under relayed keys
+Row = Annotated[bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)]
+Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]
+Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * _MOST_MEMBERS)]
+Envelopes = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_PEERS)]
 
 
 class Code(IntEnum):
@@ -44,19 +60,56 @@ class Code(IntEnum):
     INTERNAL = 12, "The client failed; its own log says why."
 
 
-class Peer(Struct, frozen=True, kw_only=True):
-    """Another client, as the server passes it on: its ephemeral key, and the tag for who reads."""
+class Peer(NamedTuple):
+    """Another client, as the server passes it on: its ephemeral key, and its claim for a node."""
 
-    slot: U32 = msgspec.field(name="place")
-    public_key: B32 = msgspec.field(name="eph")
-    tag: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    slot: int
+    public_key: bytes
+    node_id: int = 0
+    claim: bytes = b""
+
+    @property
+    def row(self) -> bytes:
+        """The bytes that travel; without node and claim where the client made none."""
+        return _CLAIMED_ROW.pack(*self) if self.claim else _ROW.pack(*self[:2])
+
+
+def read_rows(data: bytes, has_claims: bool) -> tuple[Peer, ...]:
+    """Return the clients in rows that travelled; a `MessageError` if there is a part of one."""
+    row = _CLAIMED_ROW if has_claims else _ROW
+    if len(data) % row.size:
+        raise MessageError("Expected whole rows of peers.")
+    return tuple(Peer(*each) for each in row.iter_unpack(data))
+
+
+def write_claims(made: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return nodes and claims of the present committee members, as they travel."""
+    return b"".join(_MADE.pack(*each) for each in made)
+
+
+def read_claims(data: bytes, n: int) -> tuple[tuple[int, bytes], ...]:
+    """Return nodes and claims of so many members; a `MessageError` if there are more or fewer."""
+    if len(data) != _MADE.size * n:
+        raise MessageError("Expected a claim for each present position.")
+    return tuple(_MADE.iter_unpack(data))
+
+
+def split_envelopes(data: bytes) -> tuple[bytes, ...]:
+    """Return envelopes that travelled; what is left over at the end is the last one."""
+    starts = range(0, len(data), ENVELOPE_BYTES)
+    return tuple(data[start : start + ENVELOPE_BYTES] for start in starts)
 
 
 class Wrap(Struct, frozen=True, kw_only=True):
     """A group secret, sealed by a key distributor for the client that is sent it."""
 
-    distributor: Peer = msgspec.field(name="leader")
+    distributor: Row = msgspec.field(name="leader")
+    key_id: B16  # of the key that the envelope must open to
     envelope: B48
+
+
+Wraps = Annotated[tuple[Wrap, ...], msgspec.Meta(max_length=MAX_WRAPS)]
+KeyId = Annotated[bytes, msgspec.Meta(max_length=KEY_ID_BYTES)]
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -111,7 +164,15 @@ class Keys(Struct, tag="keys", frozen=True, kw_only=True):
     """Asks a key distributor to seal a group secret for these peers (oblivious-server)."""
 
     doc_hash: B32
-    peers: tuple[Peer, ...] = msgspec.field(name="wrap")
+    peers: Rows
+
+
+class Hold(Struct, tag="hold", frozen=True, kw_only=True):
+    """Asks a client to take a group key, and nothing else."""
+
+    doc_hash: B32
+    doc: bytes = b""
+    wraps: Wraps
 
 
 class Located(Struct, frozen=True, kw_only=True):
@@ -125,9 +186,9 @@ class Located(Struct, frozen=True, kw_only=True):
     slot: U32 = msgspec.field(name="place")
     path: bytes = b""
     committee: bytes = b""
-    tags: bytes = b""
+    claims: Claims = b""
     doc: bytes = b""
-    wrap_for: Wrap | None = None
+    wraps: Wraps = ()
 
 
 class Ask(Located, tag="ask", frozen=True, kw_only=True):
@@ -135,7 +196,7 @@ class Ask(Located, tag="ask", frozen=True, kw_only=True):
 
     query: bytes | None = None
     entries: tuple[Entry, ...] = ()
-    peers: tuple[Peer, ...] = msgspec.field(name="wrap", default=())
+    peers: Rows = b""
 
 
 class Add(Located, tag="add", frozen=True, kw_only=True):
@@ -153,7 +214,7 @@ class Finish(Struct, tag="finish", frozen=True, kw_only=True):
 
     doc_hash: B32
     entries: tuple[Entry, ...] = ()
-    wrap_for: Wrap | None = None
+    wraps: Wraps = ()
     result: bytes | None = None
 
 
@@ -164,13 +225,13 @@ class Turn(Struct, tag="turn", frozen=True, kw_only=True):
     step: Step
     t: U32 = 0
     part: Count = 1
-    peers: tuple[Peer, ...] = ()
+    peers: Rows = b""
     commitments: tuple[B32, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
 
 
 class Abort(Struct, tag="abort", frozen=True, kw_only=True):
-    """Ends a vertical run without a result: parties erase what is secret, charges stay."""
+    """Ends a run without a result: clients erase what is secret, and what they answered counts."""
 
     doc_hash: B32
 
@@ -182,7 +243,7 @@ class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
     commitment: B32
     static: Public
     public_key: Public = msgspec.field(name="eph")
-    tags: bytes = b""
+    claim: Claim = b""
     ledger: bool = False
     software: Software = ""
 
@@ -194,7 +255,7 @@ class Joined(Struct, tag="joined", frozen=True, kw_only=True):
     slot: U32
     static: Public = b""
     public_key: B32
-    tags: bytes = b""
+    claim: Claim = b""
     commitment: Public = b""
     has_ids: bool = False
     ledger: bool = False
@@ -210,20 +271,29 @@ class Sent(Struct, tag="sent", frozen=True, kw_only=True):
 
 
 class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
-    """A key distributor's envelopes, in the order of the peers; empty for wrong tags."""
+    """A key distributor's envelopes, in the order of the peers, and the id of its group key."""
 
     doc_hash: B32
-    envelopes: tuple[Envelope, ...]
+    key_id: B16
+    envelopes: Envelopes
+
+
+class Held(Struct, tag="held", frozen=True, kw_only=True):
+    """The client has the group key."""
+
+    doc_hash: B32
+    key_id: B16
 
 
 class Answer(Struct, tag="answer", frozen=True, kw_only=True):
-    """A client's protected vector."""
+    """A client's protected vector: words, or a share for each present position in order."""
 
     doc_hash: B32
     tag: B32
     words: bytes = b""
     sealed: tuple[bytes, ...] = ()
-    envelopes: tuple[Envelope, ...] = ()
+    key_id: KeyId = b""
+    envelopes: Envelopes = b""
 
 
 class Added(Struct, tag="added", frozen=True, kw_only=True):
@@ -231,11 +301,11 @@ class Added(Struct, tag="added", frozen=True, kw_only=True):
 
     doc_hash: B32
     share: bytes
-    key_id: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    key_id: KeyId = b""
 
 
 class Finished(Struct, tag="finished", frozen=True, kw_only=True):
-    """The client has the result and has erased its secrets."""
+    """The client has the result, or was told that there is none, and has erased its secrets."""
 
     doc_hash: B32
 
@@ -248,12 +318,12 @@ class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
     commitment: B32 | None = None
     static: Public = b""
     public_key: Public = msgspec.field(name="eph", default=b"")
-    tags: bytes = b""
+    claim: Claim = b""
     slot: U32 | None = msgspec.field(name="place", default=None)
 
 
-Request = Enrol | Keys | Ask | Add | Finish | Turn | Abort
-Reply = Enrolled | Wrapped | Answer | Added | Finished | Refusal | Joined | Sent
+Request = Enrol | Keys | Hold | Ask | Add | Finish | Turn | Abort
+Reply = Enrolled | Wrapped | Held | Answer | Added | Finished | Refusal | Joined | Sent
 
 
 def decode_request(data: bytes) -> Request:

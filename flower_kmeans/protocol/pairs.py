@@ -1,6 +1,6 @@
 """The secrets that a client session shares with other clients (docs/protocol.md, section 5).
 
-Whatever is wrong with another client's key, tag or envelope is a `MessageError`.
+Whatever is wrong with another client's key, claim or envelope is a `MessageError`.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks
-from flower_kmeans.protocol.committee import MAX_POSITIONS, drawn
-from flower_kmeans.protocol.messages import Peer, Wrap
+from flower_kmeans.protocol.committee import Committee
+from flower_kmeans.protocol.messages import Peer, Wrap, read_claims, read_rows
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.secagg import key_agreement
@@ -22,7 +22,10 @@ _kept: dict[tuple[object, ...], bytes] = {}
 
 
 def _once(key: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-    """Return what is made once: X25519 is slow, and pairs of a simulation meet in every round."""
+    """Return what is made once: clients of a simulation meet in every round, and have one list.
+
+    X25519 and signatures are slow. What fails is not kept.
+    """
     found = _kept.get(key)
     if found is None:
         found = make()
@@ -56,63 +59,88 @@ class Pairs:
         """The session's secret key, which most messages do not need."""
         return key_agreement.load(self._secret)
 
-    def tags(self, epoch: int) -> bytes:
-        """Return the tags of the session's ephemeral key, for all slots that section 5 names."""
+    # ------------------------------------------------------------------ claims
+
+    def claim(self, node_id: int) -> bytes:
+        """Return the claim of the own slot for a node and the session's key; empty if relayed."""
         if self._identity is None:
             return b""
-        roster, own = self._identity.roster, self._identity.slot
-        slots = tuple(range(len(roster)))
-        if len(roster) > MAX_POSITIONS:
-            committee = drawn(roster.keys, roster.beacon, epoch)
-            slots = slots if own in committee else committee
-        return b"".join(self._tag(own, slot, roster.keys[slot], self.public_key) for slot in slots)
+        seed, slot = self._identity.seed, self._identity.slot
+        return key_agreement.claim(seed, self._doc_hash, slot, node_id, self.public_key)
 
-    def _tag(self, owner: int, reader: int, static: bytes, public_key: bytes) -> bytes:
-        """Return the tag that this client, and the one with a lasting key, can make of a key."""
-        own = self._static or (self._identity.secret if self._identity else b"")
-        return key_agreement.ownership_tag(own, static, self._doc_hash, owner, reader, public_key)
+    def peers(self, rows: bytes) -> tuple[Peer, ...]:
+        """Return other clients as they are named, whether their claims are right or not."""
+        return read_rows(rows, self._identity is not None)
 
-    def secret(self, slot: int, public_key: bytes, tag: bytes | None = None) -> bytes:
-        """Return the secret with the client at a slot; a tag, if there is one, must be its own."""
+    def require_claims(self, committee: Committee, claims: bytes) -> None:
+        """Require that the owners of all present positions made the committee's keys."""
+        if self._identity is None:
+            if claims:
+                raise MessageError("Expected no claims under relayed keys.")
+            return
+        digest = self._identity.roster.digest
+
+        def verified() -> bytes:
+            made = read_claims(claims, len(committee.present))
+            for position, (node_id, claim) in zip(committee.present, made, strict=True):
+                slot, public_key = committee.slots[position], committee.public_keys[position]
+                self.require_claim(Peer(slot, public_key, node_id, claim))
+            return b"verified"
+
+        # Clients of one process are sent the same list.
+        _once(
+            (self._doc_hash, digest, "claims", committee.slots, committee.public_keys, claims),
+            verified,
+        )
+
+    def require_claim(self, peer: Peer) -> None:
+        """Require that the owner of a slot made its key; relayed keys have no owners."""
+        if self._identity is None:
+            return
+        roster = self._identity.roster
+
+        def verified() -> bytes:
+            if not checks.is_claimed(roster, self._doc_hash, peer):
+                raise MessageError("The claim of another client's key is not its owner's.")
+            return b"verified"
+
+        _once((self._doc_hash, roster.digest, "claim", *peer), verified)
+
+    # ------------------------------------------------------------------ secrets
+
+    def secret(self, slot: int, public_key: bytes) -> bytes:
+        """Return the secret with the client at a slot that has an ephemeral key."""
         other = b""
-        if self._identity is not None:  # relayed keys have no tags
-            own, keys = self._identity.slot, self._identity.roster.keys
+        if self._identity is not None:
+            keys = self._identity.roster.keys
             if slot >= len(keys):
                 raise MessageError("The roster has no such slot.")
-            other = keys[slot] if self._static else b""
-            if tag is not None:
-                expected = _once(
-                    (self._name, "tag", slot, public_key),
-                    lambda: self._tag(slot, own, keys[slot], public_key),
-                )
-                if not checks.is_owned(tag, expected):
-                    raise MessageError("The tag of another client's key is not its owner's.")
+            other = key_agreement.exchange_key(keys[slot]) if self._static else b""
         # Both ends have the same secret. Only who holds a secret key asks by its public key.
-        own_end, other_end = self.public_key + (self.static if other else b""), public_key + other
+        own = key_agreement.exchange_key(self.static) if other else b""
+        own_end, other_end = self.public_key + own, public_key + other
         return _once(
             (own_end, other_end) if own_end < other_end else (other_end, own_end),
             lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
         )
 
-    def secret_or_empty(self, slot: int, public_key: bytes, tag: bytes) -> bytes:
-        """Return the secret; empty if the other's tag or key is wrong: that costs it alone."""
-        try:
-            return self.secret(slot, public_key, tag)
-        except MessageError:
-            return b""
-
-    def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
-        """Return a group secret sealed for each peer; empty for one whose tag or key is wrong."""
+    def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> bytes:
+        """Return a group secret sealed for each peer, all in one piece."""
         envelopes = []
         for peer in peers:
-            shared = self.secret_or_empty(peer.slot, peer.public_key, peer.tag)
+            self.require_claim(peer)
+            shared = self.secret(peer.slot, peer.public_key)
             key = key_agreement.wrap_key(shared, self._doc_hash, self.public_key, peer.public_key)
-            envelopes.append(key_agreement.seal(key, secret, self._doc_hash) if shared else b"")
-        return tuple(envelopes)
+            envelopes.append(key_agreement.seal(key, secret, self._doc_hash))
+        return b"".join(envelopes)
 
     def unwrap(self, wrap: Wrap) -> bytes:
         """Return the group secret that a key distributor sealed for this session."""
-        by = wrap.distributor
-        shared = self.secret(by.slot, by.public_key, by.tag)
+        peers = self.peers(wrap.distributor)
+        if len(peers) != 1:
+            raise MessageError("Expected one key distributor.")
+        (by,) = peers
+        self.require_claim(by)
+        shared = self.secret(by.slot, by.public_key)
         key = key_agreement.wrap_key(shared, self._doc_hash, by.public_key, self.public_key)
         return key_agreement.unseal(key, wrap.envelope, self._doc_hash)

@@ -205,7 +205,7 @@ class Seals:
     def _key(self, label: bytes, sender: int, receiver: int, other: int) -> bytes:
         """Return the key under which a parcel's secret travels from one slot to another."""
         peer = self._peers[other]
-        ikm = self._pairs.secret(other, peer.public_key, peer.tag)
+        ikm = self._pairs.secret(other, peer.public_key)
         # The sender's first, at both ends alike.
         ends = (self._pairs.public_key, peer.public_key)
         first, second = ends if sender == self._slot else ends[::-1]

@@ -6,7 +6,7 @@ party can be missing. A party that does not reply as planned is sent the same by
 all are sent an `Abort`, and the run ends.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,25 @@ import msgspec
 
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import MALFORMED
-from flower_kmeans.protocol.messages import Code, Delivery, Joined, Reply, Request, Sent, Step, Turn
+from flower_kmeans.protocol.cohort import MALFORMED, UNCLAIMED
+from flower_kmeans.protocol.messages import (
+    Code,
+    Delivery,
+    Joined,
+    Peer,
+    Reply,
+    Request,
+    Sent,
+    Step,
+    Turn,
+)
 from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, in_parts, planned, shape_of
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
 from flower_kmeans.protocol.wire import MAX_MESSAGE
 from flower_kmeans.report.report import Dropped, Kind
-from flower_kmeans.secagg.key_agreement import TAG_BYTES
+from flower_kmeans.secagg.key_agreement import is_acceptable
 
 COMPUTING = 0
 """Slot of the party that computes."""
@@ -33,6 +43,7 @@ _OVERHEAD = 2**20  # of a message, beside the parcels that it holds
 _SEAL = 16  # bytes that a parcel has more than its plaintext
 _DELIVERY = 256  # bytes of a delivery beside its data, at most
 _TAKEN = "Another node has the party's slot."
+_OTHER_SLOT = "The node is named for another slot."
 _NO_IDS = "The party has no row ids, which the run compares."
 
 
@@ -43,19 +54,23 @@ class Party:
     node_id: int
     public: Joined
 
-    def as_peer(self, reader: int) -> messages.Peer:
-        """Return the party as another one is sent it."""
-        tag = self.public.tags[TAG_BYTES * reader : TAG_BYTES * (reader + 1)]
-        return messages.Peer(slot=self.public.slot, public_key=self.public.public_key, tag=tag)
+    @property
+    def peer(self) -> Peer:
+        """The party as others are sent it."""
+        public = self.public
+        return Peer(public.slot, public.public_key, self.node_id, public.claim)
 
 
 class Relay:
     """The server of one vertical run; a ``roster`` is needed exactly under ``keys="roster"``.
 
+    ``nodes`` are the only ones that may take part; under relayed keys in the order of their slots.
     Whatever lets a party do a step raises a `RunError` if it does not do it.
     """
 
-    def __init__(self, run: Run, roster: Roster | None = None) -> None:
+    def __init__(
+        self, run: Run, roster: Roster | None = None, nodes: Sequence[int] | None = None
+    ) -> None:
         shape = shape_of(run)
         if (None if roster is None else roster.digest) != run.document.roster:
             raise ConfigurationError(
@@ -66,7 +81,13 @@ class Relay:
                 f"Expected a roster of {shape.n_parties} parties, one line for each. "
                 f"Got {len(roster)} lines instead."
             )
+        if roster is None and nodes is not None and len(nodes) != shape.n_parties:
+            raise ConfigurationError(
+                f"Expected nodes of {shape.n_parties} parties, one for each slot. "
+                f"Got {len(nodes)} instead."
+            )
         self.run, self._roster, self._shape = run, roster, shape
+        self._nodes = None if nodes is None else tuple(nodes)
         self.parties: dict[int, Party] = {}  # by slot, those that joined
         self.incidents: list[Dropped] = []  # all that was not an orderly reply
         self.head = self.round_trips = 0  # rounds that are complete, and round trips
@@ -82,7 +103,8 @@ class Relay:
 
     def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
         """Let the parties join, make the keys, and encrypt their columns."""
-        self._enrol(sorted(nodes), trip)
+        named = sorted(nodes if self._nodes is None else set(nodes) & set(self._nodes))
+        self._enrol(named, trip)
         self._step("keys", self._shape.holders, trip)
         if self._shape.is_joint:
             self._step("join", self._shape.holders, trip)
@@ -139,26 +161,35 @@ class Relay:
         return len(self.parties) == self._shape.n_parties
 
     def _take_party(self, node_id: int, reply: Reply | str) -> None:
+        if self._nodes is not None and node_id not in self._nodes:
+            return
         if not isinstance(reply, Joined) or reply.doc_hash != self.run.doc_hash:
             self._note(-1, node_id, 0, reply)
             return
-        objection = self._objection(reply)
+        objection = self._objection(node_id, reply)
         if objection is not None:
             self._note(reply.slot, node_id, 0, objection)
         else:
             self.parties[reply.slot] = Party(node_id, reply)
 
-    def _objection(self, reply: Joined) -> str | None:
+    def _objection(self, node_id: int, reply: Joined) -> str | None:
         """Return why a party cannot take part as it joined, or ``None``."""
         keys, shape = () if self._roster is None else self._roster.keys, self._shape
         is_orderly = (
             reply.slot in self._mail
-            and len(reply.tags) == TAG_BYTES * len(keys)
+            and is_acceptable(reply.public_key)
             and reply.static == (keys[reply.slot] if keys else b"")
+            and (bool(keys) or not reply.claim)
             and bool(reply.commitment) == (shape.is_joint and reply.slot in shape.holders)
         )
         if not is_orderly:
             return MALFORMED
+        if self._roster is not None:
+            made = reply.slot, node_id, reply.public_key, reply.claim
+            if not self._roster.has_claimed(self.run.doc_hash, *made):
+                return UNCLAIMED
+        elif self._nodes is not None and self._nodes[reply.slot] != node_id:
+            return _OTHER_SLOT
         if shape.check_ids and not reply.has_ids:
             return _NO_IDS
         return _TAKEN if reply.slot in self.parties else None
@@ -190,7 +221,7 @@ class Relay:
             doc_hash=self.run.doc_hash,
             step=step,
             t=t,
-            peers=tuple(other.as_peer(slot) for other in others),
+            peers=b"".join(other.peer.row for other in others),
             commitments=tuple(self.parties[holder].public.commitment for holder in holders),
             deliveries=tuple(self._collect(slot)),
         )

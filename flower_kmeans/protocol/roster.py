@@ -8,7 +8,7 @@ committee has.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -19,7 +19,8 @@ from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, agree, public_key
+from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg.key_agreement import KEY_BYTES
 
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
@@ -29,7 +30,7 @@ _KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)  # bytes that the
 
 @dataclass(frozen=True)
 class Roster:
-    """Names and X25519 public keys (32 bytes, all different) of all clients, by slot."""
+    """Names and Ed25519 public keys (32 bytes, all different) of all clients, by slot."""
 
     names: tuple[str, ...]
     keys: tuple[bytes, ...] = field(repr=False)
@@ -53,27 +54,50 @@ class Roster:
         """
         return _parse(f"roster_file {path}", read_file(path, "roster_file"))
 
+    def has_claimed(
+        self, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes, claim: bytes
+    ) -> bool:
+        """Return whether the owner of a slot claimed it for this run, node and ephemeral key."""
+        return slot < len(self) and key_agreement.is_claim(
+            claim, self.keys[slot], doc_hash, slot, node_id, ephemeral
+        )
 
-# A client reads its roster for every message; the check of each key takes a tenth of a millisecond.
+    def require_points(self) -> None:
+        """Require that each key is a point of the curve; others could never claim their slots.
+
+        It takes a seventh of a millisecond for each key, so no client does it for every message.
+        """
+        wrong = [name for name, key in self._lines if not key_agreement.is_on_curve(key)]
+        if wrong:
+            raise ConfigurationError(
+                f"Expected {wrong[0]} in the roster as an Ed25519 public key. "
+                "Got bytes that are no point of the curve, as keys of versions before 0.3 may be."
+            )
+
+    @property
+    def _lines(self) -> Iterable[tuple[str, bytes]]:
+        return zip(self.names, self.keys, strict=True)
+
+
+# A client reads its roster for every message.
 @lru_cache(maxsize=4)
 def _parse(file: str, content: bytes) -> Roster:
     values = read_toml(content, file)
     line = values.pop(BEACON, "")
     beacon = b"" if line == "" else _octets(line, _BEACON, f"the beacon of the {file} as 32 to 128")
-    publics = []
+    publics, places = list[bytes](), set[int]()
     for name, value in values.items():
         publics.append(_octets(value, _KEY, f"{name} in the {file} as a public key of 64"))
         try:
-            # With any secret: a point of small order gives zeros with all of them.
-            agree(bytes(KEY_BYTES), publics[-1])
+            places.add(key_agreement.y_of(publics[-1]))
         except MessageError:
             raise ConfigurationError(
-                f"Expected {name} in the {file} as an X25519 public key. "
-                "Got a point that gives the same secret to everybody."
+                f"Expected {name} in the {file} as an Ed25519 public key. "
+                "Got a point of small order, or a number that is too large."
             ) from None
     if not publics:
         raise ConfigurationError(f"Expected clients in the {file}. Got none.")
-    if len(set(publics)) != len(publics):
+    if len(places) != len(publics):  # keys that differ in their sign make the same secrets
         raise ConfigurationError(f"Expected every public key once in the {file}. Got one twice.")
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
@@ -95,10 +119,10 @@ def _octets(digits: Any, sizes: range, what: str) -> bytes:
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's own lasting X25519 key, and its slot on its own roster."""
+    """A client's own lasting key, and its slot on its own roster."""
 
     roster: Roster
-    secret: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
     public: bytes
     slot: int
 
@@ -108,29 +132,29 @@ def read_identity(
 ) -> Identity:
     """Return who a client is, by its operator's files; its key must be on the roster."""
     roster = Roster.from_file(roster_file)
-    secret = read_file(member_key_file, "member_key_file", is_secret=True)
-    if len(secret) != KEY_BYTES:
+    seed = read_file(member_key_file, "member_key_file", is_secret=True)
+    if len(seed) != KEY_BYTES:
         raise ConfigurationError(
             f"Expected member_key_file {member_key_file} of {KEY_BYTES} bytes. "
-            f"Got {len(secret)} instead."
+            f"Got {len(seed)} instead."
         )
-    public = public_key(secret)
+    public = key_agreement.lasting_key(seed)
     if public not in roster.keys:
         raise ConfigurationError(
             f"Expected the public key of member_key_file {member_key_file} in the roster_file "
             f"{roster_file}. Got a key that is not there: its line would end with {public.hex()}."
         )
-    return Identity(roster, secret, public, roster.keys.index(public))
+    return Identity(roster, seed, public, roster.keys.index(public))
 
 
 def new_members(names: Sequence[str], beacon: str | None = None) -> tuple[list[bytes], bytes]:
-    """Return a new secret key for every client, by slot, and the file of their roster."""
+    """Return a new seed of a key for every client, by slot, and the file of their roster."""
     lines = []
     if beacon is not None:
         _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
         lines.append(f'{BEACON} = "{beacon}"\n')
     secrets = [token(KEY_BYTES) for _ in names]
-    keys = (public_key(secret).hex() for secret in secrets)
+    keys = (key_agreement.lasting_key(secret).hex() for secret in secrets)
     lines += [f'{name} = "{key}"\n' for name, key in zip(names, keys, strict=True)]
     return secrets, "".join(lines).encode()
 

@@ -20,7 +20,7 @@ from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.trust import TrustModel, trust_model
 from flower_kmeans.protocol.wire import B16, B32, Count, Struct, VersionError, decode, encode
 
-PROTOCOL = "flower-kmeans/2"
+PROTOCOL = "flower-kmeans/3"
 KEYS = ("roster", "relayed")
 EPOCHS = 16
 """How many committees a roster beyond 64 slots offers; the server chooses one of them."""
@@ -81,7 +81,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=EPOCHS)] = 0
     max_colluders: Count = msgspec.field(name="colluders", default=1)
     min_clients: Count
-    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MAX_ATTEMPTS)] = 2
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MAX_ATTEMPTS)] = 3
     words: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     privacy: Config
     share_variance: Text = NONE

@@ -6,9 +6,9 @@ section 6. No client checks them, and none costs privacy: one sum of a round ope
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Literal, TypeVar
@@ -19,7 +19,13 @@ import numpy as np
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.plausibility import Finding, findings_of
-from flower_kmeans.errors import ConfigurationError, MessageError, RunError, TooFewClientsError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    KMeansError,
+    MessageError,
+    RunError,
+    TooFewClientsError,
+)
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import messages, removal, transcript
 from flower_kmeans.protocol.cohort import (
@@ -45,7 +51,7 @@ from flower_kmeans.secagg.base import SumContext, SumError
 from flower_kmeans.secagg.hashing import u64
 from flower_kmeans.secagg.key_agreement import SEAL_BYTES
 
-Kind = Literal["enrol", "ask", "add", "abort"] | messages.Step
+Kind = Literal["enrol", "hold", "ask", "add", "abort"] | messages.Step
 R = TypeVar("R", bound=Reply)
 Replies = Iterable[tuple[int, Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""
@@ -56,18 +62,17 @@ Trip = Callable[[Kind, Mapping[int, messages.Request], HasEnough], Replies]
 Replies to the enrolments that `Server.join` returned may come too."""
 
 MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
-N_REPEATS = 2  # of an `Add`, for those who did not answer it
+N_REPEATS = 2  # of an `Ask` or `Add`, for those who did not answer it
+_MOST_HOLDERS = 4  # that seal the group key for one complaint
 _ADD_BYTES = 256 * 2**20  # of all that are under way at once
 _OVERHEAD = 2**20  # of a message, beside what grows with words and clients
-# A peer has a key of 32 bytes and a tag of 16, with the names of its fields.
-_PEER_BYTES = 80
+_PEER_BYTES = 108  # a row, which is longer than an envelope
 _PART_OVERHEAD = 32
 
 NO_ANSWER = "No answer in time."
 STRAY = "The answer belonged to another run."
 DIFFERS = "The client's query or history differs from that of most clients."
 FALSE_SHARE = "The client's sum-share is false."
-SKIPPED = "Other clients could not share with the client."
 NAMED = "The client's shares did not open for others."
 
 
@@ -79,7 +84,7 @@ class _Attempt:
     number: int
     frame: Frame
     query: bytes | None  # where the server sees the sums
-    tag: bytes  # of the answers that are added up; empty until it is known
+    tag: bytes  # of the answers that are added up; empty until they are all there
     part_bytes: int  # of one part of an answer, sealed where it is a share
     store: ShareStore
     members: dict[int, Client]  # who adds the answers up, by position
@@ -88,7 +93,11 @@ class _Attempt:
     sums: dict[bytes, bytes] = field(default_factory=dict)  # by tag, without a committee
     contexts: dict[bytes, SumContext] = field(default_factory=dict)  # by tag
     dealers: list[Client] = field(default_factory=list)  # S: those whose answers are added up
-    replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; or `Code.KEY`
+    chosen: bytes = b""  # the tag of most complete answers so far
+    tried: int = 0  # offers of group keys that failed in `add`
+    heard: set[Client] = field(default_factory=set)  # those whose answers are complete
+    complained: set[Client] = field(default_factory=set)  # those without the group key
+    replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; a refusal names
 
     @property
     def threshold(self) -> int:
@@ -102,7 +111,7 @@ class _Attempt:
 
     @property
     def named(self) -> dict[int, int | None]:
-        """By position, the slot whose share did not open; ``None`` if the envelope did not."""
+        """By position, the slot whose share did not open."""
         return {j: reply.slot for j, reply in self.replies.items() if isinstance(reply, Refusal)}
 
 
@@ -117,14 +126,25 @@ class Server:
         Public randomness of an algorithm whose queries only the server can compute.
     roster : Roster, optional
         The clients' public keys; needed exactly under ``keys="roster"``.
+    nodes : sequence of int, optional
+        The only nodes that may take part; without a roster in the order of their slots.
     """
 
-    def __init__(self, run: Run, *, seed: int = 0, roster: Roster | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        seed: int = 0,
+        roster: Roster | None = None,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
         if (None if roster is None else roster.digest) != run.document.roster:
             raise ConfigurationError(
                 "Expected the roster that the run document names. Got another, or none."
             )
         self.run, self._seed, self._roster = run, seed, roster
+        self._orderly = set[int]()  # nodes with an orderly reply in the trip that is under way
+        self._nodes = None if nodes is None else tuple(nodes)
         self.proceedings = Proceedings()
         self.incidents: list[Dropped] = []  # all that was not an orderly reply
         self.dropped: list[Dropped] = []  # who was missing in a round, with the last incident
@@ -138,10 +158,12 @@ class Server:
     def _begin(self, run: Run) -> None:
         """Forget all clients: no session of theirs is for this document."""
         self.run = run  # beyond 64 slots perhaps with another epoch after `set_up`
-        self._cohort = Cohort(run, self._roster)
+        self._cohort = Cohort(run, self._roster, self._nodes)
         self._entries: dict[messages.Entry, int] = {}  # with their lengths
         self._h = transcript.first_hash(run.doc_hash) if run.trust.is_blind else ZERO
         self._attempt: _Attempt | None = None
+        self._served: set[tuple[int, int]] = set()  # rounds and slots whose complaint was served
+        self._caused: set[tuple[int, int]] = set()  # rounds and slots that caused an attempt
         self.has_enough: HasEnough = lambda: False  # for the round trip under way
 
     def _generator(self, number: int) -> np.random.Generator | None:
@@ -167,7 +189,27 @@ class Server:
         A `TooFewClientsError` if too few enrolled, a `ConfigurationError` if messages to so many
         would be too long, a `RunError` if no client made the group key.
         """
-        nodes = sorted(node_ids)
+        with self._aborting(trip):
+            self._set_up(sorted(self._named(node_ids)), trip)
+
+    @contextmanager
+    def _aborting(self, trip: Trip) -> Iterator[None]:
+        """Tell all clients if the run ends here by an error: they erase what is secret."""
+        try:
+            yield
+        except KMeansError:
+            self.abort(trip)
+            raise
+
+    def abort(self, trip: Trip) -> None:
+        """Let all clients erase what is secret; none is waited for."""
+        request = messages.Abort(doc_hash=self.run.doc_hash)
+        claims = chain.from_iterable(self._cohort.claims.values())
+        nodes = {client.node_id for client in claims} - self.delivered
+        if nodes:
+            deque(trip("abort", dict.fromkeys(sorted(nodes), request), lambda: True), maxlen=0)
+
+    def _set_up(self, nodes: list[int], trip: Trip) -> None:
         self._enrol(nodes, trip)
         epoch = self._cohort.better_epoch()
         if epoch is not None:  # another document, so clients begin other sessions
@@ -190,7 +232,7 @@ class Server:
                 f"part. Got {len(frame.present)} instead.{self._reasons(0)}"
             )
         require_sizes(self.run, frame.n_slots)
-        self._cohort.is_closed = self.run.document.keys == "relayed"
+        self._cohort.is_closed = self.run.document.keys == "relayed" and self._nodes is None
         if self._has_early_key:
             self._make_group_key(frame, trip)
 
@@ -198,11 +240,15 @@ class Server:
         cohort, least = self._cohort, self.run.document.min_clients
         self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add()
         requests = dict.fromkeys(nodes, messages.Enrol(doc=self.run.data))
-        list(self._take(0, self._send(trip, "enrol", requests), Enrolled))
+        list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
+
+    def _named(self, node_ids: Iterable[int]) -> set[int]:
+        """Return those nodes that may take part."""
+        return set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
 
     def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
-        """Return enrolments for nodes that came late; relayed keys serve the first clients only."""
-        new = set() if self._cohort.is_closed else set(node_ids) - self._cohort.known
+        """Return enrolments for nodes that came late, where they can have a slot."""
+        new = set() if self._cohort.is_closed else self._named(node_ids) - self._cohort.known
         return dict.fromkeys(sorted(new), messages.Enrol(doc=self.run.data))
 
     @property
@@ -211,25 +257,33 @@ class Server:
         return self.run.trust.is_blind and not self.run.trust.has_committee
 
     def _make_group_key(self, frame: Frame, trip: Trip) -> None:
-        """Let key distributors make the group key in a round trip; ask others if none replies."""
-        cohort, members = self._cohort, list(frame.present.values())
-        self.has_enough = lambda: bool(cohort.offers)
-        for start in range(0, len(members), DISTRIBUTORS):
-            requests = {
-                one.node_id: messages.Keys(
-                    doc_hash=self.run.doc_hash,
-                    peers=tuple(frame.peer(client, one) for client in frame.slots.values()),
+        """Let key distributors offer group keys in a round trip; ask others if none does."""
+        while not self._cohort.offers:
+            if not self._ask_distributors(0, frame, trip):
+                raise RunError(
+                    "Expected a client that makes the group key. Got none." + self._reasons(0)
                 )
-                for one in members[start : start + DISTRIBUTORS]
-            }
-            replies = self._send(trip, "keys", requests)
-            for client, reply in self._take(0, replies, messages.Wrapped):
-                if isinstance(reply, messages.Wrapped):
-                    peers = requests[client.node_id].peers
-                    cohort.offer(frame, client, peers, reply.envelopes)
-            if cohort.offers:
-                return cohort.accept_offer()
-        raise RunError("Expected a client that makes the group key. Got none." + self._reasons(0))
+
+    def _ask_distributors(self, t: int, frame: Frame, trip: Trip) -> bool:
+        """Ask the next distributors for group keys; return whether any was left."""
+        cohort = self._cohort
+        chosen, n_offers = cohort.distributors(frame), len(cohort.offers)
+        if chosen:
+            self.has_enough = lambda: len(cohort.offers) > n_offers
+            self._let_wrap(t, frame, chosen, list(frame.slots.values()), trip)
+        return bool(chosen)
+
+    def _let_wrap(
+        self, t: int, frame: Frame, chosen: Iterable[Client], peers: Iterable[Client], trip: Trip
+    ) -> None:
+        """Let clients seal a group key for peers."""
+        rows = b"".join(peer.peer.row for peer in peers)
+        request = messages.Keys(doc_hash=self.run.doc_hash, peers=rows)
+        requests = {client.node_id: request for client in chosen}
+        replies = self._send(trip, "keys", requests)
+        for client, reply in self._take(t, requests, replies, messages.Wrapped):
+            if isinstance(reply, messages.Wrapped):
+                self._cohort.offer(frame, client, rows, reply.key_id, reply.envelopes)
 
     # ------------------------------------------------------------------ replies (rule 1)
 
@@ -238,12 +292,15 @@ class Server:
         return trip(kind, requests, self.has_enough)
 
     def _take(
-        self, t: int, replies: Replies, kind: type[R]
+        self, t: int, asked: Iterable[int], replies: Replies, kind: type[R]
     ) -> Iterator[tuple[Client, R | Refusal]]:
         """Yield orderly replies and refusals of clients, and note all others; let nodes enrol."""
-        seen: set[int] = set()
+        seen, orderly = set[int](), set[int]()
+        self._orderly = orderly  # an answer that is not complete is taken out again
         for node_id, reply in replies:
             client = self._cohort.clients.get(node_id)
+            if self._nodes is not None and node_id not in self._nodes:
+                continue
             if isinstance(reply, str):
                 self._note(node_id, t, reply, "failed")
             elif reply.doc_hash not in (self.run.doc_hash, None):
@@ -260,14 +317,18 @@ class Server:
                 self._note(node_id, t, TWICE, "failed")
             elif isinstance(reply, Refusal):
                 seen.add(node_id)
+                if reply.code in (Code.RENEW, Code.NEED, Code.KEY):
+                    orderly.add(node_id)
                 self._refused(client, t, reply)
                 yield client, reply
             elif isinstance(reply, kind):
                 seen.add(node_id)
+                orderly.add(node_id)
                 client.has_document = True
                 yield client, reply
             else:
                 self._note(node_id, t, MALFORMED, "failed")
+        self._cohort.hear(asked, orderly)
 
     def _refused(self, client: Client, t: int, refusal: Refusal) -> None:
         """Note a refusal; renew the client, or remember what it lacks. It never ends the run."""
@@ -320,25 +381,41 @@ class Server:
         tag = b"" if query is None else transcript.query_tag(ZERO, ZERO, query)
         size = removal.part_bytes(run, run.document.words[t - 1], frame.sharing)
         size += SEAL_BYTES if frame.sharing else 0
-        store = ShareStore(frame.sharing, size)
+        store = ShareStore(frame.present if frame.sharing else (), size)
         attempt = _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
         self.proceedings.attempts += 1
-        wanted = [c for c in frame.slots.values() if run.trust.is_blind and not c.wraps]
-        chosen = cohort.distributors(frame) if wanted else []
+        blind = run.trust.is_blind
+        wanted = [c for c in frame.slots.values() if blind and not (c.wraps or c.has_key)]
+        chosen = list[Client]()
+        if wanted and cohort.is_settled:
+            chosen = cohort.holders(frame)[:DISTRIBUTORS]
+        elif blind and not cohort.offers:
+            chosen = cohort.distributors(frame)
+        rows = b"".join(peer.peer.row for peer in wanted)
         for client in frame.slots.values():
-            peers = wanted if client in chosen else []
-            attempt.requests[client.node_id] = Ask(
-                **self._located(attempt, client),
-                query=query,
-                entries=self._lacking(client),
-                peers=tuple(frame.peer(peer, client) for peer in peers),
-            )
-        least = run.document.min_clients
-        self.has_enough = lambda: (
-            any(len(clients) >= least for clients in attempt.answers.values())
-            and (not run.trust.is_blind or bool(cohort.offers) or cohort.uses_key)
-        )
+            peers = rows if client in chosen else b""
+            attempt.requests[client.node_id] = self._ask_of(attempt, client, peers)
+        self.has_enough = lambda: self._is_crowd(attempt) and (not blind or bool(cohort.offers))
         return attempt
+
+    def _is_crowd(self, attempt: _Attempt) -> bool:
+        """Return whether enough clients gave complete answers under one tag."""
+        least = self.run.document.min_clients
+        return any(len(clients) >= least for clients in attempt.answers.values())
+
+    def _ask_of(self, attempt: _Attempt, client: Client, peers: bytes = b"") -> Ask:
+        """Return the request of an attempt for a client; the same bytes, if it has no news."""
+        frame, has_shares = attempt.frame, self.run.trust.has_committee
+        located = self._located(attempt, client)
+        if has_shares and attempt.t == 1:
+            located["wraps"] = ()  # the query is public, and the key is needed to add
+        return Ask(
+            **located,
+            claims=frame.claims if self._roster is not None and has_shares else b"",
+            query=attempt.query,
+            entries=self._lacking(client),
+            peers=peers,
+        )
 
     def _next_frame(self) -> Frame:
         frame, roster = self._cohort.frame(), self._roster
@@ -369,10 +446,12 @@ class Server:
             "slot": client.slot,
             "path": frame.tree.path(client.slot),
             "committee": frame.encoded,
-            "tags": b"" if self._roster is None else frame.tags_for(client),
-            "doc": b"" if client.has_document else self.run.data,
-            "wrap_for": client.wrap,
+            "doc": self._doc_for(client),
+            "wraps": client.carried,
         }
+
+    def _doc_for(self, client: Client) -> bytes:
+        return b"" if client.has_document else self.run.data
 
     def _lacking(self, client: Client) -> tuple[messages.Entry, ...]:
         """Return the entries that a client lacks, as many as fit into a message."""
@@ -394,76 +473,208 @@ class Server:
         A `TooFewClientsError` if too few clients answered in all attempts, a `RunError` if the
         round is lost and the run cannot go on without its sum.
         """
-        attempt, document = self._attempt, self.run.document
+        attempt = self._attempt
         if attempt is None:
             raise RunError("Expected `ask` before the answers to it.")
+        with self._aborting(trip):
+            self._close_round(attempt, replies, trip)
+        self._attempt = None
+
+    def _close_round(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:
+        document = self.run.document
         while True:
             with closing(attempt.store):
-                self._collect(attempt, replies)
-                self._choose(attempt)
-                self._leave_out(attempt)
-                if len(attempt.dealers) >= document.min_clients:
+                self._gather(attempt, replies, trip)
+                is_crowd = len(attempt.dealers) >= document.min_clients
+                is_last = attempt.number == document.max_attempts
+                if is_crowd and (is_last or not self._waits_for_frame(attempt)):
                     if not self._make_sum(attempt, trip):
                         self._lose(attempt)
-                    break
-            if attempt.number == document.max_attempts:
+                    return
+            if is_last or not (is_crowd or self._may_change(attempt, trip)):
                 answered = {one.node_id for one in attempt.dealers}
                 self._note_dropped(attempt.t, self._cohort.clients.keys() - answered)
                 raise TooFewClientsError(
                     f"Expected at least min_clients={document.min_clients} answers to one query "
                     f"in round {attempt.t} of {document.rounds}. Got {len(attempt.dealers)} of "
-                    f"{self.n_clients} in the last of {document.max_attempts} attempts."
+                    f"{self.n_clients} in the last of {attempt.number} attempts."
                     f"{self._reasons(attempt.t)}"
                 )
             attempt = self._open_attempt(attempt.number + 1, attempt.query)
             replies = self._send(trip, "ask", attempt.requests)
-        self._attempt = None
 
-    def _collect(self, attempt: _Attempt, replies: Replies) -> None:
+    def _gather(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:
+        """Take the answers, and ask again, without another attempt, those who gave none.
+
+        A complaint about the group key is served first, once per client and round.
+        """
+        self._collect(attempt, attempt.requests, replies)
+        self._choose(attempt)
+        served = self._serve(attempt, trip)
+        if served:
+            self.has_enough = lambda: attempt.heard >= set(served)
+            self._ask_again(attempt, served, trip)
+        for _ in range(N_REPEATS):
+            missing = [c for c in attempt.frame.slots.values() if self._is_missing(attempt, c)]
+            if self._is_crowd(attempt) or self._lacks_key(attempt) or not missing:
+                break
+            self.proceedings.repeats += 1
+            self.has_enough = lambda: self._is_crowd(attempt)
+            self._ask_again(attempt, missing, trip)
+        attempt.tag = attempt.chosen
+        for client in attempt.frame.slots.values():
+            if client.differs:
+                self._note(client.node_id, attempt.t, DIFFERS, "differs")
+
+    def _ask_again(self, attempt: _Attempt, clients: Iterable[Client], trip: Trip) -> None:
+        asked = {client.node_id: self._ask_of(attempt, client) for client in clients}
+        self._collect(attempt, asked, self._send(trip, "ask", asked))
+        self._choose(attempt)
+
+    def _is_missing(self, attempt: _Attempt, client: Client) -> bool:
+        """Return whether the same request may still bring an answer of a client's."""
+        is_heard = client in attempt.heard or client in attempt.complained
+        is_active = self._cohort.claims[client.slot][0] is client
+        return is_active and not (is_heard or client.new or client.is_banned)
+
+    def _waits_for_frame(self, attempt: _Attempt) -> bool:
+        """Return whether a vote must wait for clients that the next frame has, and this one not.
+
+        Votes are for good: none is asked for where c members could make it fail without them. Each
+        slot causes that once per round.
+        """
+        if not attempt.frame.sharing:
+            return False
+        new = {slot for slot, claims in self._cohort.claims.items() if claims[0].new is not None}
+        waiting = {slot for slot in new if (attempt.t, slot) not in self._caused}
+        self._caused |= {(attempt.t, slot) for slot in waiting}
+        members = [c for c in attempt.members.values() if c.slot not in new]
+        is_weak = len(members) - self.run.document.max_colluders < attempt.threshold
+        return bool(waiting) and is_weak
+
+    def _may_change(self, attempt: _Attempt, trip: Trip) -> bool:
+        """Return whether another attempt has another group key, or another frame."""
+        if self._lacks_key(attempt):
+            return self._find_key(attempt, trip)
+        return any(claims[0].new is not None for claims in self._cohort.claims.values())
+
+    # ------------------------------------------------------------------ the group key
+
+    def _lacks_key(self, attempt: _Attempt) -> bool:
+        """Return whether too few clients have the group key that their answers need."""
+        has_doubt = bool(attempt.complained) or len(attempt.answers) > 1
+        return self._has_early_key and attempt.t == 1 and not self._is_crowd(attempt) and has_doubt
+
+    def _find_key(self, attempt: _Attempt, trip: Trip) -> bool:
+        """Try the offers, then further distributors, until enough clients hold one group key."""
+        cohort, least, tried = self._cohort, self.run.document.min_clients, 0
+        frame = attempt.frame
+        while True:
+            tried += 1
+            if tried >= len(cohort.offers) and not self._ask_distributors(attempt.t, frame, trip):
+                return False
+            cohort.next_offer()
+            held = set[Client]()
+            self.has_enough = lambda held=held: len(held) >= least  # type: ignore[misc]
+            requests = {
+                client.node_id: messages.Hold(
+                    doc_hash=self.run.doc_hash, doc=self._doc_for(client), wraps=client.carried
+                )
+                for client in frame.slots.values()
+                if client.wraps
+            }
+            replies = self._send(trip, "hold", requests)
+            for client, reply in self._take(attempt.t, requests, replies, messages.Held):
+                if isinstance(reply, messages.Held) and reply.key_id == cohort.key_id:
+                    held.add(client)
+                elif isinstance(reply, Refusal) and reply.code == Code.KEY:
+                    cohort.complain(client)
+            for client in held:
+                client.has_key = True
+            if len(held) >= least:
+                return True
+
+    def _serve(self, attempt: _Attempt, trip: Trip) -> list[Client]:
+        """Let holders seal the group key for clients that complained, and return these."""
+        cohort, colluders = self._cohort, self.run.document.max_colluders
+        wanted = [
+            client
+            for client in sorted(attempt.complained, key=lambda client: client.slot)
+            if (attempt.t, client.slot) not in self._served and len(client.refused) <= colluders
+        ]
+        if not wanted:
+            return []
+        lacking = [client for client in wanted if not client.wraps]
+        refused = set[int]().union(*(client.refused for client in lacking))
+        holders = [c for c in cohort.holders(attempt.frame) if c.slot not in refused]
+        chosen = holders[: min(colluders + 1, _MOST_HOLDERS)]
+        if lacking and chosen:
+            self.has_enough = lambda: all(client.wraps for client in lacking)
+            self._let_wrap(attempt.t, attempt.frame, chosen, lacking, trip)
+        served = [client for client in wanted if client.wraps]
+        self._served |= {(attempt.t, client.slot) for client in served}
+        attempt.complained -= set(served)
+        return served
+
+    def _collect(self, attempt: _Attempt, asked: Mapping[int, Ask], replies: Replies) -> None:
         """Take the answers, and the envelopes that came with them."""
-        cohort, unopened = self._cohort, list[Client]()
-        for client, reply in self._take(attempt.t, replies, Answer):
+        for client, reply in self._take(attempt.t, asked, replies, Answer):
+            request = asked.get(client.node_id)
+            if request is None:
+                continue
             if isinstance(reply, Answer):
-                self._take_answer(attempt, client, reply)
-            elif reply.code == Code.KEY:
-                unopened.append(client)
-        if self.run.trust.is_blind:
-            cohort.accept_offer()
-            for client in unopened:
-                del client.wraps[:1]  # the next one is of the same key
-            n_with_key = sum(client.has_key for client in cohort.clients.values())
-            if unopened and cohort.offers and n_with_key < self.run.document.min_clients:
-                cohort.change_key()
+                self._take_answer(attempt, client, request, reply)
+            else:
+                self._take_complaint(attempt, client, request, reply)
 
-    def _take_answer(self, attempt: _Attempt, client: Client, reply: Answer) -> None:
-        """Keep one answer, where it may count."""
-        request = attempt.requests[client.node_id]
-        client.head = attempt.t - 1
-        client.has_key |= request.wrap_for is not None
+    def _take_complaint(
+        self, attempt: _Attempt, client: Client, request: Ask | messages.Add, refusal: Refusal
+    ) -> bool:
+        """Remember a client that lacks the group key: its envelopes failed, or it was sent none."""
+        has_failed = refusal.code == Code.KEY and refusal.slot is None
+        if not self.run.trust.is_blind or not (has_failed or refusal.code == Code.NEED):
+            return False
+        if has_failed or request.wraps:
+            self._cohort.complain(client)
+        attempt.complained.add(client)
+        return True
+
+    def _take_answer(self, attempt: _Attempt, client: Client, request: Ask, reply: Answer) -> None:
+        """Keep one answer, if it is complete: right lengths, one part for each present position."""
         if request.peers:
-            self._cohort.offer(attempt.frame, client, request.peers, reply.envelopes)
-        if client.is_banned:
+            cohort = self._cohort
+            cohort.offer(attempt.frame, client, request.peers, reply.key_id, reply.envelopes)
+        if client.is_banned or client in attempt.heard:
             return
-        clients = attempt.answers.setdefault(reply.tag, [])
+        if attempt.frame.sharing:
+            is_complete = not reply.words and attempt.store.is_complete(reply.sealed)
+        else:
+            is_complete = not reply.sealed and self._is_vector(attempt, reply)
+        if not is_complete:
+            self._orderly.discard(client.node_id)
+            self._note(client.node_id, attempt.t, MALFORMED, "failed")
+            return
+        client.head = attempt.t - 1
         if attempt.tag in (b"", reply.tag):
             if attempt.frame.sharing:
                 attempt.store.put(client.slot, reply.sealed)
-            elif not self._add_up(attempt, reply):
-                self._note(client.node_id, attempt.t, MALFORMED, "failed")
-                return
-        clients.append(client)
+            else:
+                self._add_up(attempt, reply)
+        attempt.heard.add(client)
+        attempt.answers.setdefault(reply.tag, []).append(client)
 
-    def _add_up(self, attempt: _Attempt, reply: Answer) -> bool:
-        """Add words to the sum of their tag as they arrive; return whether they are well-formed."""
-        secure_sum, sums = self.run.trust.sum, attempt.sums
+    def _is_vector(self, attempt: _Attempt, reply: Answer) -> bool:
+        """Return whether words are as long as planned, and count one client where that is seen."""
         if len(reply.words) != attempt.part_bytes:
             return False
         # A checksum word in the clear must be 1: no client could detect it in the sum.
-        if not secure_sum.is_protected and reply.words[-8:] != u64(1):
-            return False
+        return self.run.trust.sum.is_protected or reply.words[-8:] == u64(1)
+
+    def _add_up(self, attempt: _Attempt, reply: Answer) -> None:
+        """Add words to the sum of their tag as they arrive."""
+        secure_sum, sums = self.run.trust.sum, attempt.sums
         parts = [sums[reply.tag], reply.words] if reply.tag in sums else [reply.words]
         sums[reply.tag] = secure_sum.combine(parts, self._sum_context(attempt, reply.tag))
-        return True
 
     def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
         if tag not in attempt.contexts:
@@ -480,42 +691,21 @@ class Server:
 
     def _choose(self, attempt: _Attempt) -> None:
         """Choose the answers that are added up, by their tag, and note all other clients."""
-        answers, early = attempt.answers, self._has_early_key and attempt.t == 1
-        if not attempt.tag and answers:
+        answers = attempt.answers
+        tag = attempt.tag
+        if not tag and answers:
             # The tag itself breaks ties, so that a repeated run chooses alike.
-            attempt.tag = max(answers, key=lambda tag: (len(answers[tag]), tag))
+            tag = max(answers, key=lambda tag: (len(answers[tag]), tag))
+        attempt.chosen = tag
         # Others may have followed another history: their words would not add up.
-        attempt.dealers = sorted(answers.pop(attempt.tag, []), key=lambda client: client.slot)
-        others = set(chain.from_iterable(answers.values()))
+        attempt.dealers = sorted(answers.get(tag, ()), key=lambda client: client.slot)
+        needs_key = self.run.trust.is_blind and (self._has_early_key or attempt.t > 1)
         for client in attempt.frame.slots.values():
-            client.differs = client in others
-            if client.differs:
-                self._note(client.node_id, attempt.t, DIFFERS, "differs")
-                if early:  # the tag is keyed, perhaps with another group key
-                    self._cohort.forget_key(client)
-
-    def _leave_out(self, attempt: _Attempt) -> None:
-        """Leave dealers and members out until no share of one for another is missing (rule 3).
-
-        A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
-        not honest: whichever more of the others disagree with goes first.
-        """
-        members = attempt.members
-        missing = {d: attempt.store.missing(d.slot) & members.keys() for d in attempt.dealers}
-        while any(missing.values()):
-            counts = Counter(chain.from_iterable(missing.values()))
-            position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
-            client = max(missing, key=lambda dealer: (len(missing[dealer]), dealer.node_id))
-            # On a tie a position goes: its client is in the sum all the same.
-            if times >= len(missing[client]) and len(members) > attempt.threshold:
-                client = members.pop(position)
-                self._cohort.give_up(client)
-                for positions in missing.values():
-                    positions.discard(position)
-            else:
-                del missing[client]
-            self._note(client.node_id, attempt.t, SKIPPED, "skipped")
-        attempt.dealers = list(missing)
+            client.differs = client in attempt.heard and client not in attempt.dealers
+        if needs_key:
+            self._cohort.is_settled |= self._is_crowd(attempt)
+            for client in attempt.dealers:
+                client.has_key = True
 
     # ------------------------------------------------------------------ `add` (rules 4 and 5)
 
@@ -535,26 +725,55 @@ class Server:
 
     def _add(self, attempt: _Attempt, trip: Trip) -> bool:
         """Let the committee add the survivors' shares; asking again costs no privacy."""
-        for number in range(1 + N_REPEATS):
+        is_blind, again = self.run.trust.is_blind, N_REPEATS
+        while is_blind and not self._cohort.offers:
+            if not self._ask_distributors(attempt.t, attempt.frame, trip):
+                return False
+        while True:
             asked = [position for position in attempt.members if position not in attempt.shares]
             if not asked:
-                break
-            self.proceedings.repeats += number > 0
+                return False
             self._ask_committee(attempt, asked, trip)
-            if self.run.trust.is_blind and not self._agree_on_key(attempt):
-                continue
             out = self._leave_out_named(attempt)
             shares = attempt.shares
             if len(shares) >= attempt.threshold and self._settle(attempt, shares):
+                self._share_key(attempt, trip)
                 return True
+            if self._change_key(attempt, trip):
+                continue
             left = [dealer for dealer in attempt.dealers if dealer.slot not in out]
-            n_named = sum(slot is not None for slot in attempt.named.values())
             is_crowd = len(left) >= self.run.document.min_clients
             # Who named a dealer has not voted: if these are enough, they are asked for a new sum.
-            if out and n_named >= attempt.threshold and is_crowd:
+            if out and len(attempt.named) >= attempt.threshold and is_crowd:
                 attempt.dealers = left
                 attempt.replies.clear()
-        return False
+            if not again:
+                return False
+            again -= 1
+            self.proceedings.repeats += 1
+
+    def _change_key(self, attempt: _Attempt, trip: Trip) -> bool:
+        """Use the next offer if too few members have the key of this one: it is the same vote."""
+        cohort = self._cohort
+        if cohort.is_settled or not attempt.complained or not self.run.trust.is_blind:
+            return False
+        if len(attempt.replies) >= attempt.threshold:
+            return False
+        attempt.tried += 1
+        has_next = attempt.tried < len(cohort.offers)
+        if not has_next and not self._ask_distributors(attempt.t, attempt.frame, trip):
+            return False
+        cohort.next_offer()
+        attempt.replies.clear()
+        attempt.complained.clear()
+        return True
+
+    def _share_key(self, attempt: _Attempt, trip: Trip) -> None:
+        """Let holders seal the group key of round 1 for members that complained."""
+        cohort = self._cohort
+        if self.run.trust.is_blind and not cohort.is_settled:
+            cohort.is_settled = True
+            self._serve(attempt, trip)
 
     def _ask_committee(self, attempt: _Attempt, asked: Sequence[int], trip: Trip) -> None:
         """Send an `Add` to these positions, in parts if it is too much to send at once."""
@@ -580,46 +799,37 @@ class Server:
                 )
                 for node_id, j in part.items()
             }
-            for client, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
+            replies = self._send(trip, "add", requests)
+            for client, reply in self._take(attempt.t, requests, replies, Added):
                 if client.node_id in requests:
-                    had_envelope = requests[client.node_id].wrap_for is not None
-                    client.has_key |= had_envelope and isinstance(reply, Added)
-                    self._take_share(attempt, part[client.node_id], reply)
+                    request = requests[client.node_id]
+                    self._take_share(attempt, part[client.node_id], client, request, reply)
 
-    def _take_share(self, attempt: _Attempt, position: int, reply: Added | Refusal) -> None:
+    def _take_share(
+        self,
+        attempt: _Attempt,
+        position: int,
+        client: Client,
+        request: messages.Add,
+        reply: Added | Refusal,
+    ) -> None:
+        is_blind = self.run.trust.is_blind
         if isinstance(reply, Refusal):
-            if reply.code == Code.KEY:
+            if self._take_complaint(attempt, client, request, reply):
+                attempt.replies.pop(position, None)
+            elif reply.code == Code.KEY:
                 attempt.replies[position] = reply
         # What is false where the server opens is found then.
-        elif self.run.trust.is_blind and len(reply.share) != attempt.part_bytes:
+        elif is_blind and len(reply.share) != attempt.part_bytes:
             attempt.replies.pop(position, None)
-            self._note(attempt.members[position].node_id, attempt.t, MALFORMED, "failed")
+            self._note(client.node_id, attempt.t, MALFORMED, "failed")
+        elif is_blind and reply.key_id != self._cohort.key_id:
+            attempt.replies.pop(position, None)
+            client.has_key = False
+            attempt.complained.add(client)
         else:
             attempt.replies[position] = reply
-
-    def _agree_on_key(self, attempt: _Attempt) -> bool:
-        """Keep the sum-shares under the most common group key; too few have another one made."""
-        cohort, members = self._cohort, attempt.members
-        added = {j: each for j, each in attempt.replies.items() if isinstance(each, Added)}
-        times = Counter(each.key_id for each in added.values())
-        key_id = max(times, key=lambda each: (times[each], each), default=b"")
-        others = {j for j, each in added.items() if each.key_id != key_id}
-        unopened = {j for j, slot in attempt.named.items() if slot is None}
-        names_nobody = len(attempt.named) == len(unopened)
-        n_left = len(members) - len(others) - len(unopened)
-        if n_left < attempt.threshold and attempt.t == 1 and cohort.offers and names_nobody:
-            for client in cohort.clients.values():
-                client.has_key = False
-            cohort.change_key()
-            attempt.replies.clear()
-            return False
-        for position in others:
-            del attempt.replies[position]
-            cohort.forget_key(members[position])
-        for position in unopened:
-            members[position].has_key = False
-            del members[position].wraps[:1]
-        return True
+            client.has_key |= is_blind
 
     def _leave_out_named(self, attempt: _Attempt) -> set[int]:
         """Ban dealers that more members named than may be corrupt, and return their slots."""
@@ -716,7 +926,7 @@ class Server:
             return dict.fromkeys((client.node_id for client in clients), finish)
         return {
             client.node_id: messages.Finish(
-                doc_hash=doc_hash, entries=self._lacking(client), wrap_for=client.wrap
+                doc_hash=doc_hash, entries=self._lacking(client), wraps=client.carried
             )
             for client in clients
         }
@@ -739,7 +949,7 @@ class Server:
         for _ in range(1 + len(self._entries)):
             lacking = []
             heads = {client: client.head for client in self._cohort.clients.values()}
-            for client, reply in self._take(after, replies, messages.Finished):
+            for client, reply in self._take(after, (), replies, messages.Finished):
                 if isinstance(reply, messages.Finished):
                     self.delivered.add(client.node_id)
                 elif client.head != heads[client]:

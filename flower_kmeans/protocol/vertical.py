@@ -38,7 +38,7 @@ from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import checks, pairs, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.messages import Code, Delivery, Joined, Peer, Sent, Step, Turn
+from flower_kmeans.protocol.messages import Code, Delivery, Joined, Sent, Step, Turn
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, IDS, PUBLIC, RELIN, Planned
@@ -70,7 +70,7 @@ Digests = dict[str, bytes]
 class Progress(Struct, frozen=True, kw_only=True):
     """What a party keeps in its client session beside what every client keeps."""
 
-    peers: tuple[Peer, ...] = ()
+    peers: bytes = b""  # their rows
     commitments: tuple[bytes, ...] = ()
     public: bytes = b""  # a joint holder's: SHA-256 of the public key that it added up
     files: Digests = msgspec.field(default_factory=dict)  # party 0's
@@ -91,6 +91,7 @@ class VerticalParty:
     load_records: Callable[[], RecordsLike]
     load_ids: Callable[[], Iterable[object]] | None
     deliver: Callable[[bytes], bool]  # takes an encoded result; returns whether its keeper has it
+    node_id: int  # of the context
 
     def __post_init__(self) -> None:
         self._doc_hash, self._shape = self.run.doc_hash, parcels.shape_of(self.run)
@@ -142,7 +143,7 @@ class VerticalParty:
             slot=self._slot,
             static=self.pairs.static,
             public_key=self.pairs.public_key,
-            tags=self.pairs.tags(self.run.document.epoch),
+            claim=self.pairs.claim(self.node_id),
             commitment=session.commitment if commits else b"",
             has_ids=self.load_ids is not None,
             ledger=self.policy.state_dir is not None,
@@ -174,23 +175,24 @@ class VerticalParty:
             self._require_mail(request)
         return step(request)
 
-    def _take_peers(self, peers: tuple[Peer, ...]) -> None:
+    def _take_peers(self, rows: bytes) -> None:
         """Take the other parties' keys; no others later."""
         others = [slot for slot in range(self._shape.n_parties) if slot != self._slot]
-        if [peer.slot for peer in peers] != others:
+        if [peer.slot for peer in self.pairs.peers(rows)] != others:
             raise MessageError("Expected all other parties, in order of slot.")
-        _require(self._progress.peers in ((), peers), Code.CONFLICT)
-        for peer in peers:
-            with _refused_as_key():
-                self.pairs.secret(peer.slot, peer.public_key, peer.tag)
+        _require(self._progress.peers in (b"", rows), Code.CONFLICT)
+        with _refused_as_key():
+            for peer in self.pairs.peers(rows):
+                self.pairs.require_claim(peer)
+                self.pairs.secret(peer.slot, peer.public_key)
         if not self._progress.peers:
-            self._put(peers=peers)
+            self._put(peers=rows)
 
     # ------------------------------------------------------------------ mail
 
     @cached_property
     def _seals(self) -> parcels.Seals:
-        peers = {peer.slot: peer for peer in self._progress.peers}
+        peers = {peer.slot: peer for peer in self.pairs.peers(self._progress.peers)}
         return parcels.Seals(self._doc_hash, self.session.secret, self._slot, self.pairs, peers)
 
     def _due(self, request: Turn) -> tuple[Planned, ...]:

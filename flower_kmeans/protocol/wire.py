@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import MessageError
 
-VERSION = 2
+VERSION = 3
 RECORD = "kmeans"
 MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""

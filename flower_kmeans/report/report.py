@@ -36,12 +36,11 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
 )
 
-Kind = Literal["silent", "refused", "failed", "differs", "skipped", "named", "renewed", "liar"]
+Kind = Literal["silent", "refused", "failed", "differs", "named", "renewed", "liar"]
 """Why a client is in a list of incidents.
 
-``differs``: its query or its history is another one. ``skipped``: it sent or caused empty shares.
-``named``: committee members could not open its shares. ``renewed``: it began a new session.
-``liar``: its sum-share was false and was left out.
+``differs``: its query or its history is another one. ``named``: committee members could not open
+its shares. ``renewed``: it began a new session. ``liar``: its sum-share was false and was left out.
 """
 
 
@@ -138,6 +137,7 @@ class Report(Proceedings):
     # where releases differ. Where clients add means, it counts those.
     clip: float | None = None
     clips: Mapping[str, float] = field(default_factory=dict)
+    is_open: bool = False  # to any node that the SuperLink admits, and relays its key
     n_clients: int = 0  # that took part
     n_rounds: int = 0  # that were completed
     max_attempts: int = 1  # at one round

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-VERSION = b"flower-kmeans/2 "
+VERSION = b"flower-kmeans/3 "
 DIGEST_BYTES = 32
 
 u32 = struct.Struct("<I").pack  # an integer in [0, 2^32) as four bytes, little-endian

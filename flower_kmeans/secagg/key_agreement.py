@@ -1,24 +1,33 @@
-"""Keys between clients, and the group key (docs/protocol.md, section 5).
+"""Keys between clients, claims, and the group key (docs/protocol.md, section 5).
 
 All functions are deterministic: the caller passes secrets in, 32 random bytes each. An X25519
-secret key is any 32 random bytes. There is one key for each purpose and direction.
+secret key is any 32 random bytes, and so is the seed of a lasting Ed25519 key. There is one key for
+each purpose and direction.
 """
 
-import hmac
+import hashlib
 from functools import lru_cache
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf, u32, u64
 
 KEY_BYTES = 32
-TAG_BYTES = 16
+CLAIM_BYTES = 64
 SEAL_BYTES = 16  # how much longer sealed data is
 KEY_ID_BYTES = 16
 _SEAL_KEY_BYTES = 64
+
+_P = 2**255 - 19  # the prime of both curves
+_SIGN = 2**255  # the top bit of an Ed25519 key: the sign of x
+_D = -121665 * pow(121666, -1, _P) % _P  # of the curve -x^2 + y^2 = 1 + d x^2 y^2
+_Y_OF_ORDER_8 = int("7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7", 16)
+_SMALL_ORDER = (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)  # y of 8 points
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 
 SecretKey = bytes | X25519PrivateKey
 """32 bytes, or what they load to: loading costs as much as an exchange."""
@@ -34,14 +43,28 @@ def public_key(secret: bytes) -> bytes:
     return load(secret).public_key().public_bytes_raw()
 
 
-# Clients of one process have the same peers.
-_load_public = lru_cache(maxsize=1024)(X25519PublicKey.from_public_bytes)
+@lru_cache(maxsize=1024)  # clients of one process have the same peers
+def _load_public(public: bytes) -> X25519PublicKey:
+    # X25519 would take 2^255 - 19 + u for u: one key would have two spellings.
+    if int.from_bytes(public, "little") >= _P:
+        raise ValueError
+    return X25519PublicKey.from_public_bytes(public)
+
+
+def is_acceptable(public: bytes) -> bool:
+    """Return whether an ephemeral public key is in its one spelling, and gives secrets at all."""
+    try:
+        agree(_PROBE, public)
+    except MessageError:
+        return False
+    return True
 
 
 def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
 
-    A `MessageError` if the public key is none, or a point that gives zeros with every secret key.
+    A `MessageError` if the public key is none, is spelt in another way than the one below
+    2^255 - 19, or is a point that gives zeros with every secret key.
     """
     try:
         own = load(secret) if isinstance(secret, bytes) else secret
@@ -59,17 +82,68 @@ def pair_secret(
     return shared + agree(static, their_static) if static or their_static else shared
 
 
-def ownership_tag(
-    secret: SecretKey, public: bytes, doc_hash: bytes, from_slot: int, to_slot: int, vouched: bytes
-) -> bytes:
-    """Return the tag, 16 bytes, by which an owner of a lasting key vouches for an ephemeral one.
+# ------------------------------------------------------------------------------ lasting keys
 
-    Both clients compute the same tag from their lasting keys: the owner, at ``from_slot``, makes
-    it; the one at ``to_slot`` compares.
+
+def lasting_key(seed: bytes) -> bytes:
+    """Return the lasting Ed25519 public key, 32 bytes, of a seed."""
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
+def y_of(lasting: bytes) -> int:
+    """Return the y coordinate of a lasting public key.
+
+    A `MessageError` if it is not below the prime, or is that of a point of small order: such a key
+    would verify signatures that nobody made.
     """
-    key = kdf(agree(secret, public), doc_hash, b"ephemeral")
-    content = u32(from_slot) + u32(to_slot) + vouched
-    return hmac.digest(key, content, "sha256")[:TAG_BYTES]
+    y = int.from_bytes(lasting, "little") % _SIGN
+    if len(lasting) != KEY_BYTES or y >= _P or y in _SMALL_ORDER:
+        raise MessageError("A lasting key cannot be accepted.")
+    return y
+
+
+def is_on_curve(lasting: bytes) -> bool:
+    """Return whether a lasting public key is a point; others verify no signature at all."""
+    square = y_of(lasting) ** 2 % _P
+    # x^2 is the quotient of these two: the product is a square exactly if the quotient is.
+    return pow((square - 1) * (_D * square + 1), (_P - 1) // 2, _P) == 1
+
+
+def exchange_secret(seed: bytes) -> bytes:
+    """Return the X25519 secret key of a seed, by the usual conversion."""
+    return hashlib.sha512(seed).digest()[:KEY_BYTES]
+
+
+@lru_cache(maxsize=2**14)  # each takes as long as half an exchange
+def exchange_key(lasting: bytes) -> bytes:
+    """Return the X25519 public key, 32 bytes, of a lasting public key."""
+    y = y_of(lasting)
+    return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(KEY_BYTES, "little")
+
+
+def _claimed(doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> bytes:
+    return H(b"claim", doc_hash, u32(slot), u64(node_id), ephemeral)
+
+
+def claim(seed: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> bytes:
+    """Return the claim, 64 bytes, by which a slot's owner takes part from a node with a key."""
+    content = _claimed(doc_hash, slot, node_id, ephemeral)
+    return Ed25519PrivateKey.from_private_bytes(seed).sign(content)
+
+
+def is_claim(
+    signature: bytes, lasting: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes
+) -> bool:
+    """Return whether a claim is that of a slot's owner for this run, node and ephemeral key."""
+    content = _claimed(doc_hash, slot, node_id, ephemeral)
+    try:
+        Ed25519PublicKey.from_public_bytes(lasting).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------ derived keys
 
 
 def share_key(

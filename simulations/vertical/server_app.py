@@ -36,6 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         key_holders=int(config["key-holders"]) or None,
         keys="roster" if roster else "relayed",
         roster_file=Path(roster).expanduser() if roster else None,
+        nodes=[int(node) for node in str(config["nodes"]).split()] or None,
         radius=bool(config["radius"]),
         check_ids=bool(config["check-ids"]),
         seed=int(config["seed"]),

@@ -97,14 +97,13 @@ def test_an_opened_sum_has_one_share_of_noise_of_each_client(tmp_path, levels):
 
 
 def test_a_committee_drawn_from_a_roster(tmp_path):
-    """Most clients make tags for the committee's slots only, and only its members add."""
+    """Whoever is outside deals to it, and only its members add."""
     cohort = Cohort(tmp_path, "clients-only", n=66, rounds=1).set_up()
     inside = cohort.committee.slots
     assert len(inside) == 64
-    for i, own in cohort.enrolled.items():
-        assert len(own.public.tags) == 16 * (66 if i in inside else 64)
+    assert len(cohort.frame.claims) == 64 * 72
     outside = min(set(range(66)) - set(inside))
-    answers = cohort.deal(who=[*range(4), outside])  # all of whose tags are right
+    answers = cohort.deal(who=[*range(4), outside])
     assert all(all(answer.sealed) for answer in answers.values())
     request = cohort.add_of(inside[0], answers)
     assert code(cohort.send(outside, change(request, **cohort.at(outside, 1)))) == Code.POLICY
@@ -137,9 +136,9 @@ def test_any_bytes_get_a_code(data):
 
 def test_any_content_gets_a_code(tmp_path):
     for fields, expected in (
-        ({"v": 2}, Code.BAD_MESSAGE),
-        ({"v": 2, "n": 2**30}, Code.BAD_MESSAGE),
-        ({"v": 1, "m": b""}, Code.VERSION),
+        ({"v": 3}, Code.BAD_MESSAGE),
+        ({"v": 3, "n": 2**30}, Code.BAD_MESSAGE),
+        ({"v": 2, "m": b""}, Code.VERSION),
     ):
         content = RecordDict({"kmeans": ConfigRecord(fields)})
         reply = from_content(Node(ClientPolicy(), None).client.handle(content))
@@ -263,7 +262,7 @@ def test_a_client_that_knows_nothing_needs_the_document(tmp_path):
     node.restart()
     assert code(cohort.send(0, cohort.ask_of(0, doc=b""))) == Code.NEED
     assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED
-    assert code(cohort.send(0, cohort.keys_of(0))) == Code.STALE
+    assert code(cohort.send(0, cohort.keys_of())) == Code.STALE
     assert node.session(cohort.doc_hash) is None
 
 
@@ -278,10 +277,17 @@ def test_a_result_exactly_where_the_server_sees_the_sums(tmp_path, trust):
 
 def test_sizes_of_messages(tmp_path):
     cohort = Cohort(tmp_path).set_up()
-    assert code(cohort.ask(0, tags=bytes(79))) == Code.BAD_MESSAGE
+    claims = cohort.frame.claims
+    for wrong in (b"", claims[:-1], claims[:-72], claims + claims[:72]):
+        assert code(cohort.ask(0, claims=wrong)) == Code.KEY
+    answers = cohort.deal()
+    assert code(cohort.add(0, answers, claims=claims)) == Code.BAD_MESSAGE
+    assert isinstance(cohort.add(0, answers), messages.Added)
     relayed = Cohort(tmp_path / "relayed", keys="relayed").set_up()
-    for changes in ({"tags": bytes(80)}, {"n_slots": 2**20}):
-        assert code(relayed.deal(who=[0], **changes)[0]) == Code.BAD_MESSAGE
+    assert code(relayed.ask(0, claims=claims)) == Code.KEY
+    assert code(relayed.deal(who=[0], n_slots=2**20)[0]) == Code.BAD_MESSAGE
+    masks = Cohort(tmp_path / "masks", "oblivious-server").set_up()
+    assert code(masks.ask(0, claims=masks.frame.claims)) == Code.BAD_MESSAGE
 
 
 # ------------------------------------------------------------------------------ order of checks
@@ -304,7 +310,7 @@ DEFECTS = [
     (
         "group key",
         Code.NEED,
-        lambda c: (_set(c, group_secret=b"", group_key=b""), {"wrap_for": None})[1],
+        lambda c: (_set(c, group_secret=b"", group_key=b""), {"wraps": ()})[1],
     ),
     ("entries", Code.CONFLICT, lambda c: {"entries": (change(c.entries[0], tag=NOBODY),)}),
 ]
@@ -646,9 +652,9 @@ def test_a_database_without_records_is_read_once_too(tmp_path):
 
 def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(tmp_path, monkeypatch):
     cohort = Cohort(tmp_path, "oblivious-server", "relayed", n=4).set_up()
-    request = cohort.keys_of(0)
-    others = tuple(messages.Peer(slot=i, public_key=token(32)) for i in range(4, 7))
-    more = change(request, peers=(*request.peers, *others))
+    request = cohort.keys_of()
+    others = [messages.Peer(i, key_agreement.public_key(token(32))).row for i in range(4, 7)]
+    more = change(request, peers=request.peers + b"".join(others))
     monkeypatch.setattr(checks, "MAX_SLOTS", 6)
     assert isinstance(cohort.send(0, request), messages.Wrapped)
     assert code(cohort.send(0, more)) == Code.POLICY
@@ -657,19 +663,23 @@ def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(tmp_path, monk
     assert isinstance(cohort.send(0, more), messages.Wrapped)
 
 
+def other_key(row, key):
+    return row[:4] + key + row[36:]
+
+
 @each_keys
 @each_blind
 def test_envelopes_that_do_not_open(tmp_path, trust, keys):
     cohort = Cohort(tmp_path, trust, keys).set_up()
     if trust in SHARED:
         cohort.deal(who=[1])
-    good = cohort.wrap_for(0)
+    (good,) = cohort.wraps(0)
     for wrap in (
-        change(good, envelope=cohort.wrap_for(2).envelope),
-        change(good, distributor=change(good.distributor, public_key=bytes(32))),
-        change(good, distributor=change(good.distributor, public_key=NOBODY)),
+        change(good, envelope=cohort.wraps(2)[0].envelope),
+        change(good, distributor=other_key(good.distributor, bytes(32))),
+        change(good, distributor=other_key(good.distributor, NOBODY)),
     ):
-        reply = cohort.ask(0, wrap_for=wrap)
+        reply = cohort.ask(0, wraps=(wrap,))
         assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash)
     assert isinstance(cohort.ask(0), Answer)
 
@@ -680,19 +690,19 @@ def test_a_secret_without_the_key_made_of_it_is_no_group_key(tmp_path):
     assert isinstance(cohort.ask(0, 2), Answer)
     _set(cohort, group_key=b"", query_key=b"")
     assert cohort.session(0).group_secret
-    assert code(cohort.ask(0, 2, 2, wrap_for=None)) == Code.NEED
+    assert code(cohort.ask(0, 2, 2, wraps=())) == Code.NEED
 
 
 def test_only_round_one_of_clients_only_needs_no_group_key(tmp_path):
     """Anybody could seal sum-shares under the key of nothing."""
     cohort = Cohort(tmp_path, "clients-only").set_up()
-    answers = cohort.deal(peers=())
+    answers = cohort.deal(peers=b"")
     assert all(isinstance(answer, Answer) for answer in answers.values())
     assert code(cohort.add(0, answers)) == Code.NEED
     cohort.round(1)
     cohort.nodes[0].restart()
     cohort.take(0, cohort.ask(0, entries=()))
-    reply = cohort.ask(0, wrap_for=None, entries=cohort.entries)
+    reply = cohort.ask(0, wraps=(), entries=cohort.entries)
     assert code(reply) == Code.NEED
     assert cohort.session(0).head == 0
 
@@ -702,7 +712,7 @@ def test_only_round_one_of_clients_only_needs_no_group_key(tmp_path):
 
 REFUSED = [
     ({"t": 3}, Code.NEED),
-    ({"attempt": 3}, Code.BAD_MESSAGE),
+    ({"attempt": 4}, Code.BAD_MESSAGE),
     ({"survivors": b"\x1f\x00"}, Code.BAD_MESSAGE),
     ({"survivors": b"\x3f"}, Code.BAD_MESSAGE),
     ({"survivors": b"\x03"}, Code.POLICY),
@@ -831,7 +841,7 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
     own = Own(node.client.load_records(), session.secret)  # of a simulation
     kept = session, found, node.client, identity, node.policy, own
     shown = caplog.text + "".join(map(repr, kept))
-    for secret in (session.secret, session.ephemeral, identity.secret):
+    for secret in (session.secret, session.ephemeral, identity.seed):
         assert secret.hex() not in shown
         assert repr(secret) not in shown
     assert "0.123456" not in shown

@@ -109,7 +109,7 @@ def echo(message, context):
     if int(context.node_config["partition-id"]) == 2:
         raise ValueError("a node's own business")
     if int(context.node_config["partition-id"]) == 3:
-        return Message(RecordDict({RECORD: ConfigRecord({"v": 2, "m": b"?"})}), reply_to=message)
+        return Message(RecordDict({RECORD: ConfigRecord({"v": 3, "m": b"?"})}), reply_to=message)
     assert decode_request(from_content(message.content)) == FINISH
     return Message(to_content(encode(FINISHED)), reply_to=message)
 

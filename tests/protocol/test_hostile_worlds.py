@@ -80,7 +80,7 @@ class World:
             assert reply.code != Code.INTERNAL, request
             if reply.code == Code.RENEW:
                 self.scene.take(0, reply)
-                if self.scene.trust.is_blind and self.scene.wrap_for(1):
+                if self.scene.trust.is_blind and self.scene.wraps(1):
                     self.scene.wrap_again(0, by=1)
         elif isinstance(request, Ask):
             self.answered(request, reply)

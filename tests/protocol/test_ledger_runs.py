@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.cli.app import app
 from flower_kmeans.data.domain import Box
+from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
@@ -22,6 +23,7 @@ from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.messages import Added, Answer, Code, Enrol, Enrolled, Finish, Finished
+from flower_kmeans.protocol.server import N_REPEATS
 from flower_kmeans.protocol.wire import encode
 
 DELTA = 1e-6
@@ -104,7 +106,8 @@ def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
     renewed = cohort.send(1, cohort.ask_of(1, 1))
     assert code(renewed) == Code.RENEW
     cohort.take(1, renewed)
-    cohort.take_envelopes(0, cohort.send(0, cohort.keys_of(0)).envelopes, cohort.enrolled)
+    made = cohort.send(0, cohort.keys_of())
+    cohort.take_envelopes(0, made.key_id, made.envelopes, cohort.enrolled)
     assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.CONFLICT  # was answered
     after = cohort.send(1, cohort.ask_of(1, 1, 2))
     assert isinstance(after, Answer)
@@ -158,6 +161,29 @@ def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(trust
     cohort.finish()
     assert spent(cohort.nodes[0]) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
     assert spent(cohort.nodes[1]) == pytest.approx(cost(cohort.run), rel=1e-9)
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "oblivious-server", "trusted-server"])
+def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(trust, tmp_path):
+    """A run that ends by an error sends it to all clients: one of them could not be told."""
+    cohort = start(tmp_path, trust).set_up()
+    cohort.round(1)
+    assert spent(cohort.nodes[0]) == pytest.approx(cost(cohort.run), rel=1e-9)
+    kinds = []
+
+    def trip(kind, requests, has_enough):
+        kinds.append(kind)
+        return [] if kind == "ask" else cohort.trip(kind, {i: requests[i] for i in requests if i})
+
+    cohort.server.ask()
+    with pytest.raises(TooFewClientsError):
+        cohort.server.take_answers([], trip)
+    assert kinds == ["ask"] * N_REPEATS + ["abort"]
+    for i, node in enumerate(cohort.nodes):
+        whole = pytest.approx(cost(cohort.run), rel=1e-9)
+        assert spent(node) == (whole if i == 0 else pytest.approx(cost(cohort.run, 1), rel=1e-9))
+    assert in_the_file(cohort.nodes[1], secrets_of(cohort, 0)) == set()
+    assert code(cohort.nodes[1].send(cohort.ask_of(1, 2))) == Code.STALE
 
 
 @pytest.mark.parametrize("how", ["forget", "30 days"])
@@ -473,7 +499,8 @@ def test_what_another_process_did_meanwhile_counts(first, second, expected, tmp_
             replies[0] = node.send(requests[second])
         return node.records
 
-    reply = Node(node.policy, records, results=node.results).send(requests[first])
+    process = Node(node.policy, records, results=node.results, node_id=node.node_id)
+    reply = process.send(requests[first])
     assert isinstance(replies[0], Answer | Enrolled)
     assert code(reply) == expected
     assert expected is not None or reply == replies[0]

@@ -34,24 +34,27 @@ MiB = 2**20
 AnyMapping = dict[str, object]
 decode_entry, decode_any = partial(decode, kind=Entry), partial(decode, kind=AnyMapping)
 D, E = bytes(32), b"\1" * 32
-PEER = Peer(slot=1, public_key=E, tag=b"t" * 16)
-WRAP = messages.Wrap(distributor=PEER, envelope=bytes(48))
+PEER = Peer(slot=1, public_key=E, node_id=2**63, claim=b"c" * 64)
+WRAP = messages.Wrap(distributor=PEER.row, key_id=b"k" * 16, envelope=bytes(48))
 ENTRY = Entry(t=1, attempt=1, n_slots=5, root=E, committee=D, tag=E, survivors=b"\x1f")
 AT = {"doc_hash": D, "t": 3, "attempt": 2, "n_slots": 5, "root": E, "slot": 4}
-ALL_AT = {**AT, "path": bytes(96), "committee": bytes(36), "tags": bytes(16), "doc": b"x"}
+ALL_AT = {**AT, "path": bytes(96), "committee": bytes(36), "claims": bytes(72), "doc": b"x"}
 
 REQUESTS = [
     messages.Enrol(doc=b"document"),
-    messages.Keys(doc_hash=D, peers=(PEER, Peer(slot=2, public_key=D))),
-    messages.Keys(doc_hash=D, peers=()),
+    messages.Keys(doc_hash=D, peers=PEER.row + PEER.row),
+    messages.Keys(doc_hash=D, peers=b""),
     Ask(**AT),
     Ask(**AT, query=b""),
-    Ask(**ALL_AT, wrap_for=WRAP, entries=(ENTRY, ENTRY), peers=(PEER,)),
+    Ask(**ALL_AT, wraps=(WRAP, WRAP), entries=(ENTRY, ENTRY), peers=PEER.row),
     Add(**AT, h=D, tag=E, survivors=b"\1", public_keys=E, sealed=(b"share",)),
-    Add(**ALL_AT, wrap_for=WRAP, h=D, tag=E, survivors=b"", public_keys=b"", sealed=()),
+    Add(**ALL_AT, wraps=(WRAP, WRAP), h=D, tag=E, survivors=b"", public_keys=b"", sealed=()),
     Finish(doc_hash=D),
-    Finish(doc_hash=D, entries=(ENTRY,), wrap_for=WRAP),
+    Finish(doc_hash=D, entries=(ENTRY,), wraps=(WRAP, WRAP)),
     Finish(doc_hash=D, result=b""),
+    messages.Hold(doc_hash=D, wraps=(WRAP,)),
+    messages.Hold(doc_hash=D, doc=b"document", wraps=()),
+    messages.Abort(doc_hash=D),
 ]
 REPLIES = [
     messages.Enrolled(doc_hash=D, commitment=E, static=b"", public_key=E),
@@ -60,21 +63,22 @@ REPLIES = [
         commitment=E,
         static=E,
         public_key=E,
-        tags=bytes(32),
+        claim=bytes(64),
         ledger=True,
         software="0.1",
     ),
-    messages.Wrapped(doc_hash=D, envelopes=(b"", bytes(48))),
+    messages.Wrapped(doc_hash=D, key_id=bytes(16), envelopes=bytes(96)),
     Answer(doc_hash=D, tag=E),
     Answer(doc_hash=D, tag=E, words=bytes(16)),
-    Answer(doc_hash=D, tag=E, sealed=(b"", b"abc"), envelopes=(bytes(48), b"")),
+    Answer(doc_hash=D, tag=E, sealed=(b"", b"abc"), key_id=bytes(16), envelopes=bytes(48)),
     messages.Added(doc_hash=D, share=b"share"),
     messages.Added(doc_hash=D, share=b"", key_id=bytes(16)),
     messages.Finished(doc_hash=D),
     *(Refusal(code=code, doc_hash=D) for code in Code),
     Refusal(code=Code.BAD_MESSAGE),
-    Refusal(code=Code.RENEW, doc_hash=D, commitment=E, static=E, public_key=E, tags=bytes(16)),
+    Refusal(code=Code.RENEW, doc_hash=D, commitment=E, static=E, public_key=E, claim=bytes(64)),
     Refusal(code=Code.KEY, doc_hash=D, slot=0),
+    messages.Held(doc_hash=D, key_id=b"k" * 16),
 ]
 EVERY = [(messages.decode_request, m) for m in REQUESTS] + [
     (messages.decode_reply, m) for m in REPLIES
@@ -126,22 +130,25 @@ def test_other_values_are_refused_or_read_as_they_are(decoder, message):
             assert encode(read) == data
 
 
-A_PEER = {"place": 1, "eph": E}
+A_WRAP = {"leader": bytes(36), "key_id": bytes(16), "envelope": bytes(48)}
 
 
 @pytest.mark.parametrize(
     ("message", "field", "value"),
     [
-        (REQUESTS[1], "wrap", [{"place": 1, "eph": bytes(31)}]),
-        (REQUESTS[1], "wrap", [A_PEER | {"tag": bytes(17)}]),
-        (REQUESTS[1], "wrap", [A_PEER | {"place": 2**32}]), (REQUESTS[1], "wrap", [{"slot": 1}]),
-        (REQUESTS[5], "wrap_for", {"leader": A_PEER, "envelope": bytes(47)}),
+        (REQUESTS[1], "peers", bytes(108 * 2**17 + 1)), (REQUESTS[5], "claims", bytes(72 * 64 + 1)),
+        (REQUESTS[5], "wraps", [A_WRAP | {"leader": bytes(35)}]),
+        (REQUESTS[5], "wraps", [A_WRAP | {"leader": bytes(109)}]),
+        (REQUESTS[5], "wraps", [A_WRAP | {"envelope": bytes(47)}]),
+        (REQUESTS[5], "wraps", [A_WRAP | {"key_id": bytes(15)}]),
+        (REQUESTS[5], "wraps", [A_WRAP] * 5), (REQUESTS[9], "wraps", [A_WRAP] * 5),
+        (REPLIES[1], "claim", bytes(65)), (REPLIES[2], "envelopes", bytes(48 * 2**17 + 1)),
         (REQUESTS[5], "t", 0), (REQUESTS[5], "attempt", 0), (REQUESTS[5], "m", 0),
         (REQUESTS[5], "root", bytes(31)), (REQUESTS[5], "place", -1),
         (REQUESTS[6], "h", bytes(33)), (REQUESTS[6], "sealed", [None]),
         (REPLIES[0], "static", bytes(33)), (REPLIES[0], "eph", bytes(33)),
         *((REPLIES[1], "software", text) for text in ("0.1\n", "<b>", "x" * 65, "é")),
-        (REPLIES[1], "ledger", 1), (REPLIES[2], "envelopes", [bytes(49)]),
+        (REPLIES[1], "ledger", 1), (REPLIES[2], "envelopes", [bytes(48)]),
         (REPLIES[3], "tag", bytes(31)), (REPLIES[7], "key_id", bytes(17)),
         (REPLIES[9], "code", 0), (REPLIES[9], "code", 13),
         (ENTRY, "shares", [[-1, b""]]), (ENTRY, "k", -1),
@@ -152,6 +159,23 @@ def test_sizes_are_checked_by_the_decoder(message, field, value):
     for decoder in DECODERS:
         with pytest.raises(MessageError):
             decoder(write(list(fields.items())))
+
+
+def test_rows_of_peers_are_whole_and_have_one_length():
+    relayed = Peer(slot=7, public_key=E)
+    assert (len(relayed.row), len(PEER.row)) == (36, 108)
+    assert PEER.row == b"\1\0\0\0" + E + bytes(7) + b"\x80" + b"c" * 64
+    assert messages.read_rows(relayed.row * 3, has_claims=False) == (relayed,) * 3
+    assert messages.read_rows(PEER.row * 2, has_claims=True) == (PEER,) * 2
+    for data, has_claims in ((relayed.row, True), (PEER.row[:-1], True), (PEER.row[:-1], False)):
+        with pytest.raises(MessageError, match="whole rows"):
+            messages.read_rows(data, has_claims)
+    made = [(2**64 - 1, b"a" * 64), (0, b"b" * 64)]
+    assert messages.read_claims(messages.write_claims(made), 2) == tuple(made)
+    for n in (1, 3):
+        with pytest.raises(MessageError, match="each present position"):
+            messages.read_claims(messages.write_claims(made), n)
+    assert messages.split_envelopes(b"a" * 48 + b"b" * 48) == (b"a" * 48, b"b" * 48)
 
 
 @given(
@@ -175,8 +199,8 @@ def test_changed_messages_are_read_as_they_are_or_refused(message, rng, changes)
 
 def nested_bombs():
     """Yield bombs in the places of real fields, where a decoder goes down into them."""
-    places = [(REQUESTS[1], "wrap"), (REQUESTS[6], "sealed"), (REPLIES[1], "software")]
-    places += [(REQUESTS[5], name) for name in ("entries", "wrap_for", "doc")]
+    places = [(REQUESTS[1], "peers"), (REQUESTS[6], "sealed"), (REPLIES[1], "software")]
+    places += [(REQUESTS[5], name) for name in ("entries", "wraps", "doc")]
     places += [(REPLIES[5], "sealed"), (decode_entry(BYTES["entry"]), "shares")]
     for bomb in bombs(20_000):
         yield bomb
@@ -225,9 +249,9 @@ def test_messages_are_one_config_record_or_an_array_of_bytes(size):
     content = wire.to_content(data)
     header, *arrays = map(dict, content.values())
     if size <= MiB:
-        assert (list(content), header) == (["kmeans"], {"v": 2, "m": data})
+        assert (list(content), header) == (["kmeans"], {"v": 3, "m": data})
     else:
-        assert (list(content), header) == (["kmeans", "kmeans.data"], {"v": 2, "n": size})
+        assert (list(content), header) == (["kmeans", "kmeans.data"], {"v": 3, "n": size})
         assert {name: array.dtype for name, array in arrays[0].items()} == {"m": "uint8"}
     assert from_content(content) == data
 
@@ -238,7 +262,7 @@ def config(**values):
 
 def long_content(size=MiB + 8, *, n=None, array=None, name="m", record="kmeans.data", **more):
     array = Array(np.zeros(size, dtype=np.uint8)) if array is None else array
-    header = config(v=2, n=size if n is None else n)
+    header = config(v=3, n=size if n is None else n)
     return RecordDict({"kmeans": header, record: ArrayRecord({name: array, **more})})
 
 
@@ -249,12 +273,12 @@ def raw_array(data, dtype="uint8", shape=(MiB + 8,), stype="numpy.ndarray"):
 HONEST = Array(np.zeros(MiB + 8, dtype=np.uint8)).data
 CONFIGS = {
     "no version": {"m": b"x"},
-    "no message": {"v": 2},
-    "text": {"v": 2, "m": "x"},
-    "a list": {"v": 2, "m": [b"x"]},
-    "more fields": {"v": 2, "m": b"x", "n": 1},
-    "too long for a config": {"v": 2, "m": bytes(MiB + 1)},
-    "no array": {"v": 2, "n": MiB + 8},
+    "no message": {"v": 3},
+    "text": {"v": 3, "m": "x"},
+    "a list": {"v": 3, "m": [b"x"]},
+    "more fields": {"v": 3, "m": b"x", "n": 1},
+    "too long for a config": {"v": 3, "m": bytes(MiB + 1)},
+    "no array": {"v": 3, "n": MiB + 8},
 }
 LENGTHS = {
     "another": MiB + 9, "real": float(MiB + 8), "true": True, "negative": -1,
@@ -270,12 +294,12 @@ ARRAYS = {
     "bytes that are longer": raw_array(HONEST + bytes(2000)),
     "a pickle": raw_array(HONEST.replace(b"'|u1'", b"'|O' ") + bytes(8), dtype="uint8"),
 }
-RIGHT = config(v=2, m=b"x")
+RIGHT = config(v=3, m=b"x")
 OTHER_RECORDS = {
     "nothing": RecordDict(),
     "another name": RecordDict({"other": RIGHT}),
     "arrays under the name": RecordDict({"kmeans": ArrayRecord([np.zeros(2)])}),
-    "metrics": RecordDict({"kmeans": MetricRecord({"v": 2})}),
+    "metrics": RecordDict({"kmeans": MetricRecord({"v": 3})}),
     "more records": RecordDict({"kmeans": RIGHT, "more": config()}),
     **{name: RecordDict({"kmeans": config(**fields)}) for name, fields in CONFIGS.items()},
     "an array that is short": long_content(MiB),
@@ -293,9 +317,9 @@ def test_other_records_are_refused(content):
         from_content(content)
 
 
-@pytest.mark.parametrize("version", [1, 3, 2.0, "2", [2], True])
+@pytest.mark.parametrize("version", [1, 2, 4, 3.0, "3", [3], True])
 def test_other_versions_are_said_to_be_other_versions(version):
-    with pytest.raises(wire.VersionError, match="version 2"):
+    with pytest.raises(wire.VersionError, match="version 3"):
         from_content(RecordDict({"kmeans": config(v=version, m=b"x")}))
 
 

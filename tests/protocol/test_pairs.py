@@ -1,6 +1,7 @@
 """The secrets that client sessions share, and what a process keeps of them."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import pairs
-from flower_kmeans.protocol.messages import Peer, Wrap
+from flower_kmeans.protocol.committee import Committee
+from flower_kmeans.protocol.messages import Peer, Wrap, split_envelopes, write_claims
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.session import ClientSession
@@ -18,7 +20,7 @@ from flower_kmeans.secagg import key_agreement
 
 DOC = b"d" * 32
 STATICS = [bytes([i + 1]) * 32 for i in range(4)]
-ROSTER = Roster(tuple("abcd"), tuple(map(key_agreement.public_key, STATICS)))
+ROSTER = Roster(tuple("abcd"), tuple(map(key_agreement.lasting_key, STATICS)))
 SESSIONS = [ClientSession.begin(DOC, b"document", 1) for _ in STATICS]
 SMALL_ORDER = bytes(32)
 
@@ -31,13 +33,10 @@ def of(slot, *, relayed=False, doc_hash=DOC):
     return Pairs(doc_hash, SESSIONS[slot], None if relayed else identity(slot))
 
 
-def tag(owner, reader):
-    return of(owner).tags(0)[16 * reader : 16 * (reader + 1)]
-
-
-def peer(owner, reader, **changes):
-    values = {"slot": owner, "public_key": of(owner).public_key, "tag": tag(owner, reader)}
-    return Peer(**{**values, **changes})
+def peer(owner, relayed=False, **changes):
+    pair, node_id = of(owner, relayed=relayed), 100 + owner
+    made = {} if relayed else {"node_id": node_id, "claim": pair.claim(node_id)}
+    return Peer(**{"slot": owner, "public_key": pair.public_key, **made, **changes})
 
 
 each_keys = pytest.mark.parametrize("relayed", [False, True])
@@ -54,19 +53,47 @@ def test_a_secret_needs_both_lasting_and_both_ephemeral_keys():
     assert first.secret(1, second.public_key) not in others
 
 
-def test_owners_tags_are_accepted_and_no_others():
-    reader, key, right = of(1), of(0).public_key, tag(0, 1)
+def wrong_claims():
+    """Return a client with everything that is not its owner's claim for this node and key."""
+    right = peer(0)
+    yield from (right._replace(claim=false) for false in (peer(1).claim, b"", bytes(64)))
+    yield from (right._replace(slot=slot) for slot in (2, 4, 2**32 - 1))
+    yield right._replace(public_key=of(2).public_key)
+    yield right._replace(node_id=right.node_id + 1)
+    yield right._replace(claim=of(0, doc_hash=b"e" * 32).claim(right.node_id))
+
+
+def test_owners_claims_are_accepted_and_no_others():
+    reader = of(1)
     for _ in range(2):  # the second time from the cache
-        reader.secret(0, key, right)
-        wrong = [(0, key, false) for false in (tag(0, 2), b"", bytes(16))]
-        wrong += [(0, of(2).public_key, right), *((i, key, right) for i in (2, 4, 2**32 - 1))]
-        for arguments in wrong:
+        reader.require_claim(peer(0))
+        for wrong in wrong_claims():
             with pytest.raises(MessageError):
-                reader.secret(*arguments)
+                reader.require_claim(wrong)
     other = of(1, doc_hash=b"e" * 32)  # of another run
     with pytest.raises(MessageError):
-        other.secret(0, key, right)
-    other.secret(0, key, of(0, doc_hash=b"e" * 32).tags(0)[16:32])
+        other.require_claim(peer(0))
+    other.require_claim(peer(0, claim=of(0, doc_hash=b"e" * 32).claim(100)))
+    other_roster = Roster(tuple("abcd"), (ROSTER.keys[1], ROSTER.keys[0], *ROSTER.keys[2:]))
+    misled = Pairs(DOC, SESSIONS[2], Identity(other_roster, STATICS[2], ROSTER.keys[2], 2))
+    with pytest.raises(MessageError):
+        misled.require_claim(peer(0))
+
+
+def test_the_claims_of_a_committee_are_those_of_its_present_positions():
+    keys = tuple(of(i).public_key if i != 2 else b"" for i in range(4))
+    committee = Committee((0, 1, 2, 3), keys, 4, 1)
+    made = [(peer(i).node_id, peer(i).claim) for i in (0, 1, 3)]
+    right = write_claims(made)
+    for _ in range(2):
+        of(1).require_claims(committee, right)
+        others = (made[::-1], made[:2], [*made, made[2]], [made[0], made[0], made[2]])
+        for wrong in map(write_claims, others):
+            with pytest.raises(MessageError):
+                of(1).require_claims(committee, wrong)
+        swapped = replace(committee, public_keys=(*keys[:3], of(2).public_key))
+        with pytest.raises(MessageError):
+            of(1).require_claims(swapped, right)
 
 
 @each_keys
@@ -83,40 +110,67 @@ def test_both_ends_of_a_pair_have_one_secret_and_no_other_pair_has_it(relayed):
     assert of(0).secret(1, of(1).public_key) != of(0, relayed=True).secret(1, of(1).public_key)
 
 
-def test_relayed_keys_have_no_tags():
-    assert of(0, relayed=True).tags(0) == b""
-    of(1, relayed=True).secret(77, of(0).public_key, b"anything")
+def test_relayed_keys_have_no_claims():
+    assert of(0, relayed=True).claim(100) == b""
+    of(1, relayed=True).secret(77, of(0).public_key)
+    of(1, relayed=True).require_claim(peer(0, claim=b"anything"))
+    committee = Committee((0, 1), (of(0).public_key, of(1).public_key), 2, 1)
+    of(1, relayed=True).require_claims(committee, b"")
+    with pytest.raises(MessageError, match="no claims"):
+        of(1, relayed=True).require_claims(committee, bytes(144))
 
 
 @each_keys
 def test_group_secrets_reach_their_peers_and_nobody_else(relayed):
     secret, readers = b"g" * 32, [of(i, relayed=relayed) for i in range(4)]
-    envelopes = readers[0].wrap(secret, tuple(peer(i, 0) for i in range(4)))
+    envelopes = readers[0].wrap(secret, tuple(peer(i, relayed) for i in range(4)))
+    leader = peer(0, relayed).row
     for i, j in product(range(4), repeat=2):
         with nullcontext() if i == j else pytest.raises(MessageError):
-            wrap = Wrap(distributor=peer(0, j), envelope=envelopes[i])
+            wrap = Wrap(
+                distributor=leader, key_id=bytes(16), envelope=split_envelopes(envelopes)[i]
+            )
             assert readers[j].unwrap(wrap) == secret
     with pytest.raises(MessageError):
         of(3, relayed=relayed, doc_hash=b"e" * 32).unwrap(wrap)
 
 
-def test_peers_with_wrong_keys_or_tags_get_no_envelope():
-    wrong = (
-        peer(1, 0, tag=bytes(16)),
-        peer(1, 0, public_key=of(2).public_key),
-        peer(2, 0, slot=9),
-        peer(3, 0),
-    )
-    assert [bool(e) for e in of(0).wrap(b"g" * 32, wrong)] == [False, False, False, True]
-    small = Peer(slot=1, public_key=SMALL_ORDER)
-    assert of(0, relayed=True).wrap(b"g" * 32, (small,)) == (b"",)
+def test_one_peer_with_a_wrong_key_or_claim_and_nothing_is_sealed():
+    for wrong in wrong_claims():
+        with pytest.raises(MessageError):
+            of(3).wrap(b"g" * 32, (peer(1), wrong, peer(2)))
+    assert len(of(3).wrap(b"g" * 32, (peer(1), peer(0), peer(2)))) == 3 * 48
+    for key in (SMALL_ORDER, other_spelling(of(1).public_key)):
+        with pytest.raises(MessageError):
+            of(0, relayed=True).wrap(b"g" * 32, (Peer(slot=1, public_key=key),))
+
+
+def other_spelling(key):
+    """Return another one that X25519 takes for the same key."""
+    return key[:31] + bytes([key[31] | 128])
+
+
+def test_an_envelope_comes_from_one_distributor():
+    reader = of(1, relayed=True)
+    for row in (peer(0, True).row * 2, peer(0, True).row * 3, peer(0).row[:-1]):
+        with pytest.raises(MessageError):
+            reader.unwrap(Wrap(distributor=row, key_id=bytes(16), envelope=bytes(48)))
+
+
+def test_an_envelope_of_a_distributor_without_its_claim_is_an_error():
+    """Also if it opens: of this session's key, for another node or by another's claim."""
+    envelope, right = of(0).wrap(b"g" * 32, (peer(1),)), peer(0)
+    assert of(1).unwrap(Wrap(distributor=right.row, key_id=bytes(16), envelope=envelope))
+    for false in (right._replace(claim=peer(2).claim), right._replace(node_id=9)):
+        with pytest.raises(MessageError):
+            of(1).unwrap(Wrap(distributor=false.row, key_id=bytes(16), envelope=envelope))
 
 
 @settings(deadline=None)
 @given(st.binary(min_size=48, max_size=48))
 def test_any_other_envelope_is_an_error(envelope):
     with pytest.raises(MessageError):
-        of(1).unwrap(Wrap(distributor=peer(0, 1), envelope=envelope))
+        of(1).unwrap(Wrap(distributor=peer(0).row, key_id=bytes(16), envelope=envelope))
 
 
 def test_what_is_kept_is_bounded_and_goes_with_the_session(monkeypatch):

@@ -5,11 +5,12 @@ import stat
 from contextlib import nullcontext
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import public_key
+from flower_kmeans.secagg.key_agreement import lasting_key
 
 NAMES = ["clinic-a", "b", "c_3"]
 
@@ -30,9 +31,9 @@ def test_every_client_has_its_key_and_its_slot(umask, tmp_path):
     assert [path.name for path in secrets] == ["clinic-a.key", "b.key", "c_3.key"]
     assert [mode(path) for path in (*secrets, roster)] == [0o600] * 3 + [0o644]
     for slot, path in enumerate(secrets):
-        identity, secret = read_identity(roster, path), path.read_bytes()
-        public = public_key(secret)
-        assert (identity.slot, identity.secret, identity.public) == (slot, secret, public)
+        identity, seed = read_identity(roster, path), path.read_bytes()
+        public = lasting_key(seed)
+        assert (identity.slot, identity.seed, identity.public) == (slot, seed, public)
         assert (identity.roster.names, identity.roster.keys[slot]) == (tuple(NAMES), public)
     assert len({path.read_bytes() for path in secrets}) == 3
 
@@ -68,7 +69,59 @@ def write(path, text, bits=0o644):
     return path
 
 
-GOOD = public_key(b"s" * 32).hex()
+GOOD = lasting_key(b"s" * 32).hex()
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+
+
+def spelt(y, sign=0):
+    return (y + sign * 2**255).to_bytes(32, "little").hex()
+
+
+def plus(a, b):
+    """Add two points of -x^2 + y^2 = 1 + d x^2 y^2."""
+    (x1, y1), (x2, y2) = a, b
+    product = D * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + product, -1, P)
+    return x % P, (y1 * y2 + x1 * x2) * pow(1 - product, -1, P) % P
+
+
+def x_of(y):
+    """Return a coordinate x of a point, or ``None`` if the curve has none."""
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    root = pow(square, (P + 3) // 8, P)
+    for x in (root, root * pow(2, (P - 1) // 4, P) % P):
+        if x * x % P == square:
+            return x
+    return None
+
+
+def small_order():
+    """Return y of all points whose eightfold is neutral: multiples of points by the large prime."""
+    prime, found = 2**252 + 27742317777372353535851937790883648493, set()
+    for y in range(2, 40):
+        x = x_of(y)
+        if x is not None:
+            total, base, n = (0, 1), (x, y), prime
+            while n:
+                total = plus(total, base) if n & 1 else total
+                base, n = plus(base, base), n >> 1
+            found.add(total)
+            found.add(plus(total, total))
+            found.add(plus(plus(total, total), plus(total, total)))
+    return sorted({y for _, y in found} | {(P - y) % P for _, y in found})
+
+
+def test_points_of_small_order_are_those_of_the_curve():
+    """A signature of nobody verifies under such a key, so it could be on no roster."""
+    assert small_order() == sorted(SMALL)
+    # With s = 0 and R = k A every message has one, wherever k A is the key again or neutral.
+    neutral = Ed25519PublicKey.from_public_bytes(bytes.fromhex(spelt(1)))
+    neutral.verify(bytes.fromhex(spelt(1)) + bytes(32), b"whatever")
+
+
+Y8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+SMALL = (0, 1, P - 1, Y8, P - Y8)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +136,32 @@ GOOD = public_key(b"s" * 32).hex()
         ("Expected a ", "a = 7"),
         ("Expected a ", f'[a]\nb = "{GOOD}"'),
         ("once", f'a = "{GOOD}"\nb = "{GOOD}"'),
-        ("X25519", f'a = "{bytes(32).hex()}"'),
-        ("X25519", f'a = "{(1).to_bytes(32, "little").hex()}"'),
+        ("once", f'a = "{GOOD}"\nb = "{GOOD[:-2]}{int(GOOD[-2:], 16) ^ 128:02x}"'),
+        *(("Ed25519", f'a = "{spelt(y, sign)}"') for y in SMALL for sign in (0, 1)),
+        *(
+            ("Ed25519", f'a = "{spelt(y, sign)}"')
+            for y in (P, P + 5, 2**255 - 1)
+            for sign in (0, 1)
+        ),
     ],
 )
 def test_what_is_no_roster_is_refused(match, text, tmp_path):
     with pytest.raises(ConfigurationError, match=match):
         Roster.from_file(write(tmp_path / "roster.toml", text))
+
+
+def test_a_key_that_is_no_point_is_found_by_those_who_look(tmp_path):
+    """Half of all numbers are no points. Nobody can sign for them, and no message needs to know."""
+    off = next(y for y in range(2, 40) if x_of(y) is None)
+    text = f'a = "{GOOD}"\nb = "{spelt(off)}"'
+    roster = Roster.from_file(write(tmp_path / "roster.toml", text))
+    with pytest.raises(ConfigurationError, match=r"Expected b .* no point"):
+        roster.require_points()
+    made = Roster.from_file(write_members(tmp_path / "made", NAMES)[-1])
+    made.require_points()
+    on = [y for y in range(2, 40) if x_of(y) is not None]
+    keys = tuple(bytes.fromhex(spelt(y, y % 2)) for y in on)
+    Roster(tuple(map(str, on)), keys).require_points()
 
 
 def test_a_roster_that_others_may_write_is_refused(tmp_path):
@@ -103,7 +175,7 @@ def test_a_roster_that_others_may_write_is_refused(tmp_path):
 def test_a_key_that_cannot_be_used_is_refused(tmp_path):
     *secrets, roster = write_members(tmp_path, ["a", "b"])
     stranger = write_members(tmp_path / "other", ["c"])[0]
-    with pytest.raises(ConfigurationError, match=public_key(stranger.read_bytes()).hex()):
+    with pytest.raises(ConfigurationError, match=lasting_key(stranger.read_bytes()).hex()):
         read_identity(roster, stranger)
     for bits in (0o640, 0o604, 0o620):
         secrets[0].chmod(bits)

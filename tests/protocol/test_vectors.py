@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol import messages, transcript
 from flower_kmeans.protocol.committee import Committee, corrupt_positions, drawn, roster_digest
 from flower_kmeans.protocol.messages import (
+    Abort,
     Add,
     Added,
     Answer,
@@ -18,14 +21,19 @@ from flower_kmeans.protocol.messages import (
     Enrol,
     Enrolled,
     Entry,
+    Held,
+    Hold,
+    Keys,
     Refusal,
+    Wrapped,
 )
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.transcript import ZERO, Tree
 from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg import key_agreement as keys
 from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.base import SumContext, secure_sum
-from flower_kmeans.secagg.hashing import H, u32
+from flower_kmeans.secagg.hashing import H, u32, u64
 from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
 from tests.support.ring import pack, unpack
 
@@ -45,6 +53,8 @@ STATIC, EPHEMERAL, SESSION = (
     octets(VECTORS[name]) for name in ("static_secrets", "ephemeral_secrets", "z")
 )
 ROSTER, PUBLIC = octets(VECTORS["roster"]), octets(VECTORS["ephemeral_publics"])
+NODES, CLAIMS = VECTORS["nodes"], octets(VECTORS["claims"])
+P = 2**255 - 19
 COMMITTEE = Committee(tuple(range(M)), tuple(PUBLIC), M, 1)
 GROUP_KEY = octets(GROUP["key"])
 SURVIVORS = np.isin(np.arange(M), ROUND["survivors"])
@@ -56,14 +66,15 @@ def sum_context(group=b""):
 
 
 def secret_of(i, j):
-    return keys.pair_secret(EPHEMERAL[i], PUBLIC[j], STATIC[i], ROSTER[j])
+    lasting = keys.exchange_secret(STATIC[i]), keys.exchange_key(ROSTER[j])
+    return keys.pair_secret(EPHEMERAL[i], PUBLIC[j], *lasting)
 
 
 def test_hash_is_the_described_one():
-    assert VECTORS["hash"].startswith("sha256('flower-kmeans/2 ' || label || 0x00 ||")
-    content = b"flower-kmeans/2 start\0" + (32).to_bytes(8, "little") + DOC_HASH
+    assert VECTORS["hash"].startswith("sha256('flower-kmeans/3 ' || label || 0x00 ||")
+    content = b"flower-kmeans/3 start\0" + (32).to_bytes(8, "little") + DOC_HASH
     assert hashlib.sha256(content).digest() == H(b"start", DOC_HASH)
-    assert VECTORS["protocol"] == "flower-kmeans/2"
+    assert VECTORS["protocol"] == "flower-kmeans/3"
 
 
 def test_ring():
@@ -106,16 +117,56 @@ def test_roster_and_committee():
 def test_sessions():
     assert hashlib.sha256(octets(VECTORS["document"])).digest() == DOC_HASH
     assert transcript.first_hash(DOC_HASH) == H0
-    assert [keys.public_key(secret) for secret in STATIC] == ROSTER
     assert [keys.public_key(secret) for secret in EPHEMERAL] == PUBLIC
-    for own, other in ((1, 4), (4, 1)):
-        tag = keys.ownership_tag(STATIC[own], ROSTER[other], DOC_HASH, 1, 4, PUBLIC[1])
-        assert tag == octets(VECTORS["tag_from_1_to_4"])
     digest = transcript.data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
     assert digest == octets(VECTORS["data_digest"])
     software = VECTORS["software"].encode()
     found = [transcript.commitment(secret, DOC_HASH, software, digest) for secret in SESSION]
     assert found == octets(VECTORS["commitments_if_oblivious"])
+
+
+def test_lasting_keys():
+    assert [keys.lasting_key(seed) for seed in STATIC] == ROSTER
+    assert [keys.exchange_secret(seed) for seed in STATIC] == octets(VECTORS["exchange_secrets"])
+    assert [keys.exchange_key(key) for key in ROSTER] == octets(VECTORS["exchange_publics"])
+    for seed, converted in zip(STATIC, octets(VECTORS["exchange_secrets"]), strict=True):
+        assert hashlib.sha512(seed).digest()[:32] == converted
+    for key, converted in zip(ROSTER, octets(VECTORS["exchange_publics"]), strict=True):
+        u, y = (int.from_bytes(each, "little") % 2**255 for each in (converted, key))
+        assert u * (1 - y) % P == (1 + y) % P
+
+
+def test_claims_and_rows():
+    for slot, (node_id, claim) in enumerate(zip(NODES, CLAIMS, strict=True)):
+        given = DOC_HASH, slot, node_id, PUBLIC[slot]
+        assert keys.claim(STATIC[slot], *given) == claim
+        assert keys.is_claim(claim, ROSTER[slot], *given)
+        content = b"flower-kmeans/3 claim\0"
+        for part in (DOC_HASH, u32(slot), u64(node_id), PUBLIC[slot]):
+            content += u64(len(part)) + part
+        Ed25519PublicKey.from_public_bytes(ROSTER[slot]).verify(
+            claim, hashlib.sha256(content).digest()
+        )
+    assert peer_of(1).row == octets(VECTORS["row_of_1"])
+    assert messages.Peer(1, PUBLIC[1]).row == octets(VECTORS["relayed_row_of_1"])
+    assert messages.read_rows(octets(VECTORS["row_of_1"]), True) == (peer_of(1),)
+
+
+def test_rosters_that_are_refused(tmp_path):
+    refused = VECTORS["refused_in_rosters"]
+    assert [len(each) for each in refused.values()] == [10, 3, 2]
+    rosters = [[key] for kind in ("small_order", "too_large") for key in refused[kind]]
+    for lines in [*rosters, refused["two_signs"]]:
+        path = tmp_path / "roster.toml"
+        path.write_text("".join(f'c{i} = "{key}"\n' for i, key in enumerate(lines)))
+        path.chmod(0o600)
+        with pytest.raises(ConfigurationError):
+            Roster.from_file(path)
+    assert [bytes.fromhex(key) in ROSTER for key in refused["two_signs"]] == [True, False]
+
+
+def peer_of(slot):
+    return messages.Peer(slot, PUBLIC[slot], NODES[slot], CLAIMS[slot])
 
 
 LEAVES = [transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
@@ -163,6 +214,7 @@ def test_sum():
 def test_group_key_and_envelope():
     secret, envelope = octets(GROUP["secret"]), octets(GROUP["envelope_from_0_to_2"])
     assert keys.group_key(secret, DOC_HASH) == GROUP_KEY
+    assert keys.key_id(GROUP_KEY, DOC_HASH) == octets(GROUP["key_id"])
     for pair in ((0, 2), (2, 0)):
         key = keys.wrap_key(secret_of(*pair), DOC_HASH, PUBLIC[0], PUBLIC[2])
         assert keys.seal(key, secret, DOC_HASH) == envelope
@@ -196,15 +248,9 @@ def test_masks():
     assert list(map(str, removed.tolist())) == row["correction_of_survivors"]
 
 
-def tag_of(owner, reader):
-    own = STATIC[owner], ROSTER[reader]
-    return keys.ownership_tag(*own, DOC_HASH, owner, reader, PUBLIC[owner])
-
-
 def located(slot):
-    tags = b"".join(tag_of(j, slot) for j in range(M))
     cohort = {"n_slots": M, "root": ROOT, "committee": COMMITTEE.encode()}
-    return {"doc_hash": DOC_HASH, **cohort, "slot": slot, "path": TREE.path(slot), "tags": tags}
+    return {"doc_hash": DOC_HASH, **cohort, "slot": slot, "path": TREE.path(slot)}
 
 
 def expected_messages():
@@ -214,17 +260,32 @@ def expected_messages():
         survivors=BITMAP, packing=1,
         shares=tuple((j, octets(GROUP["sealed_sum_shares"][j])) for j in GROUP["announced"]),
     )  # fmt: skip
-    sealed, own_tags = octets(ROUND["sealed"]), b"".join(tag_of(0, j) for j in range(M))
+    sealed, envelope = octets(ROUND["sealed"]), octets(GROUP["envelope_from_0_to_2"])
+    claims = messages.write_claims(zip(NODES, CLAIMS, strict=True))
+    rows, key_id = [peer_of(i).row for i in range(M)], octets(GROUP["key_id"])
+    wrap = messages.Wrap(distributor=rows[0], key_id=key_id, envelope=envelope)
     return {
         "enrol": Enrol(doc=octets(VECTORS["document"])),
         "enrolled": Enrolled(
             doc_hash=DOC_HASH, commitment=ZERO, static=ROSTER[0], public_key=PUBLIC[0],
-            tags=own_tags, ledger=True, software="flower-kmeans 2.0",
+            claim=CLAIMS[0], ledger=True, software="flower-kmeans 2.0",
         ),
-        "ask": Ask(t=2, attempt=1, entries=(entry,), **located(3)),
+        "keys": Keys(doc_hash=DOC_HASH, peers=b"".join(rows[:3])),
+        "wrapped": Wrapped(doc_hash=DOC_HASH, key_id=key_id, envelopes=envelope),
+        "hold": Hold(doc_hash=DOC_HASH, wraps=(wrap,)),
+        "held": Held(doc_hash=DOC_HASH, key_id=key_id),
+        "abort": Abort(doc_hash=DOC_HASH),
+        "ask": Ask(
+            t=2, attempt=1, entries=(entry,), peers=rows[1] + rows[4], claims=claims,
+            wraps=(wrap,), **located(3),
+        ),
         "entry": entry,
         "finish": messages.Finish(doc_hash=DOC_HASH, entries=(entry,)),
         "refusal": Refusal(code=Code.KEY, doc_hash=DOC_HASH, slot=2),
+        "renewal": Refusal(
+            code=Code.RENEW, doc_hash=DOC_HASH, commitment=ZERO, static=ROSTER[1],
+            public_key=PUBLIC[1], claim=CLAIMS[1],
+        ),
         "added": Added(
             doc_hash=DOC_HASH, share=octets(GROUP["sealed_sum_shares"][0]),
             key_id=keys.key_id(GROUP_KEY, DOC_HASH),
@@ -247,7 +308,7 @@ def test_messages(name):
         return
     read = (
         messages.decode_request
-        if isinstance(expected, Enrol | Ask | Add | messages.Finish)
+        if isinstance(expected, Enrol | Keys | Hold | Ask | Add | messages.Finish | Abort)
         else messages.decode_reply
     )
     assert read(data) == expected

@@ -512,7 +512,7 @@ def test_a_run_outside_of_the_policy_is_refused(tmp_path, slot, run, changes, co
 
 
 def test_no_request_of_another_kind_of_run_is_answered(story, tmp_path):
-    """Of the other way round, an `Abort` is in test_attacks.py."""
+    """Of the other way round, a `Turn` is in test_attacks.py."""
     party = story.copies[1].copied(tmp_path / "copy")
     assert code_of(party.ask(messages.Finish(doc_hash=story.run.doc_hash))) == Code.BAD_MESSAGE
     run, node = open_run(encode(make_horizontal())), Node(ClientPolicy.for_simulation(), blobs())

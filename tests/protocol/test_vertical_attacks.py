@@ -7,6 +7,7 @@ polynomials of the sign: runs have straight ones, and keys of few primes.
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vertical_runs import (
     POLICY,
     Forged,
     Party,
+    Relay,
     blobs,
     code_of,
     interrupted,
@@ -30,14 +32,17 @@ from vertical_runs import (
 )
 
 from flower_kmeans.data.sql import Query
-from flower_kmeans.errors import MessageError
+from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
+from flower_kmeans.protocol.cohort import UNCLAIMED
 from flower_kmeans.protocol.messages import Abort, Code, Enrol, Joined, Peer, Refusal, Sent
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import encode
+from flower_kmeans.secagg import key_agreement
 from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
@@ -65,9 +70,7 @@ class Scene:
 
     def turn(self, step, t=0, deliveries=(), **changes):
         """Return a turn for the honest party, with the keys of the others."""
-        peers = tuple(
-            Peer(slot=each.slot, public_key=each.pairs.public_key) for each in self.others
-        )
+        peers = b"".join(Peer(each.slot, each.pairs.public_key).row for each in self.others)
         fields = {"peers": peers, "deliveries": tuple(deliveries), **changes}
         return messages.Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
 
@@ -227,14 +230,14 @@ def test_other_parcels_than_those_of_a_turn_are_refused(holder, make, code):
 
 def test_keys_of_other_parties_cannot_be_swapped_during_a_run(holder):
     """Attack 10."""
-    swapped = (Peer(slot=0, public_key=Forged(holder.run, 0).pairs.public_key),)
+    swapped = Peer(0, Forged(holder.run, 0).pairs.public_key).row
     assert holder.code(changed(open_turn(holder), peers=swapped)) == Code.CONFLICT
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"peers": ()}, Code.BAD_MESSAGE),
+        ({"peers": b""}, Code.BAD_MESSAGE),
         ({"step": "load", "t": 0}, Code.BAD_MESSAGE),
         ({"step": "step"}, Code.BAD_MESSAGE),
         ({"step": "close", "t": 0}, Code.BAD_MESSAGE),
@@ -258,7 +261,7 @@ def test_turns_of_another_step_role_or_run_are_refused(holder, changes, code):
 @pytest.mark.parametrize("public_key", [bytes(32), (1).to_bytes(32, "little")])
 def test_keys_that_agree_with_everyone_are_refused(holders_scene, tmp_path, public_key):
     scene = holders_scene.before.copied(tmp_path / "copy")
-    peers = (Peer(slot=0, public_key=public_key),)
+    peers = Peer(0, public_key).row
     assert scene.code(scene.turn("keys", peers=peers)) == Code.KEY
 
 
@@ -634,21 +637,25 @@ def rosters_scene(tmp_path):
     return scene
 
 
-def keys_turn(scene, public_key=b"", reader=1):
-    """Return the turn with a public key of party 0, its own by default, and its tag for a slot."""
+def keys_turn(scene, public_key=b"", node_id=7, claim=b""):
+    """Return the turn with a public key of party 0, its own by default, and its claim."""
     pairs = scene.others[0].pairs
-    tag = pairs.tags(0)[16 * reader : 16 * (reader + 1)]
-    peer = Peer(slot=0, public_key=public_key or pairs.public_key, tag=tag)
-    return scene.turn("keys", peers=(peer,))
+    peer = Peer(0, public_key or pairs.public_key, node_id, claim or pairs.claim(7))
+    return scene.turn("keys", peers=peer.row)
 
 
 def test_a_roster_gives_the_slot_and_authenticates_the_keys(rosters_scene):
-    """Attack 10: the policy's party does not count, and no key without its owner's tag."""
+    """Attack 10: the policy's party does not count, and no key without its owner's claim."""
     scene, stranger = rosters_scene, Forged(rosters_scene.run, 0)
-    assert (scene.joined.slot, len(scene.joined.tags)) == (1, 2 * 16)
-    without_a_tag = scene.turn("keys")
-    false = keys_turn(scene, reader=0), keys_turn(scene, stranger.pairs.public_key)
-    assert [scene.code(turn) for turn in (without_a_tag, *false)] == [Code.KEY] * 3
+    assert (scene.joined.slot, len(scene.joined.claim)) == (1, 64)
+    false = [
+        keys_turn(scene, claim=bytes(64)),
+        keys_turn(scene, claim=scene.joined.claim),
+        keys_turn(scene, node_id=8),
+        keys_turn(scene, stranger.pairs.public_key),
+    ]
+    assert [scene.code(turn) for turn in false] == [Code.KEY] * 4
+    assert scene.code(scene.turn("keys")) == Code.BAD_MESSAGE  # a row without a claim
     assert isinstance(scene.party.ask(keys_turn(scene)), Sent)
 
 
@@ -667,3 +674,70 @@ def test_who_steals_lasting_keys_opens_nothing_that_was_recorded(rosters_scene):
 def test_a_roster_has_a_line_for_each_party(tmp_path):
     run, party, _ = with_roster(tmp_path, "a", "b", "c")
     assert code_of(party.ask(Enrol(doc=run.data))) == Code.POLICY
+
+
+# ------------------------------------------------------------------------------ V10: other nodes
+
+
+class Stranger:
+    """A node that is no party: it joins in a slot with whatever it has copied of its owner."""
+
+    def __init__(self, owner, **changes):
+        self.owner, self.changes, self.results = owner, changes, []
+
+    def ask(self, data):
+        request = messages.decode_request(data)
+        if not isinstance(request, Enrol):
+            return Refusal(code=Code.INTERNAL, doc_hash=request.doc_hash)
+        joined = self.owner.ask(data)
+        values = {"public_key": key_agreement.public_key(token(32)), **self.changes}
+        return joined if self.changes.get("copies") else changed(joined, **values)
+
+
+def played(run, nodes, roster=None, named=None):
+    """Play a run whose server finds parties and strangers among its nodes, in this order."""
+    net = Relay(run, nodes, roster=roster, nodes=named)
+    net.server.set_up(range(len(nodes)), net.trip)
+    for _ in range(run.document.rounds):
+        net.take("step")
+    net.take("close")
+    return net
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("changes", [{}, {"claim": bytes(64)}, {"copies": True}])
+def test_v10_a_stranger_takes_no_partys_slot_of_a_roster(slot, changes, tmp_path):
+    """It comes first, with the party's public key, or with all that the party sent."""
+    run, party, _ = with_roster(tmp_path, "a", "b")
+    files = {"roster_file": party.policy.roster_file}
+    parties = make_parties(tmp_path / "parties", blobs())
+    for number, (each, name) in enumerate(zip(parties, "ab", strict=True)):
+        key = Path(party.policy.member_key_file).with_name(f"{name}.key")
+        each.policy = replace(each.policy, **files, member_key_file=key, party=None)
+        each.node_id = 1 + number
+    stranger = Stranger(parties[slot], **changes)
+    net = played(run, [stranger, *parties], Roster.from_file(files["roster_file"]))
+    assert [incident.reason for incident in net.server.incidents] == [UNCLAIMED]
+    assert [bool(each.results) for each in (stranger, *parties)] == [False, True, True]
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_v10_under_relayed_keys_the_named_nodes_are_the_parties(slot, tmp_path):
+    """A stranger has a whole client of its own; without names it would be the party."""
+    run, parties = make_run(), make_parties(tmp_path / "parties", blobs())
+    made_up = np.random.default_rng(9).random((len(blobs()), 2))
+    stranger = make_parties(tmp_path / "stranger", made_up)[slot]
+    net = played(run, [stranger, *parties], named=[1, 2])
+    assert [bool(each.results) for each in (stranger, *parties)] == [False, True, True]
+    assert net.server.incidents == []
+    squatted = make_run()
+    with pytest.raises(RunError):  # the attack: whoever comes first
+        played(squatted, [stranger, parties[1 - slot]], named=[1, 2])
+    played(squatted, [stranger, *make_parties(tmp_path / "again", blobs())])
+    assert stranger.results
+
+
+def test_v10_a_named_node_takes_no_other_slot(tmp_path):
+    run, parties = make_run(), make_parties(tmp_path / "parties", blobs())
+    with pytest.raises(RunError, match="named for another slot"):
+        played(run, parties, named=[1, 0])

@@ -178,14 +178,12 @@ def test_clients_that_cost_themselves_are_counted_by_what_they_did(trust):
         Dropped(1, 11, 1, "It differs.", "differs", "numpy 1"),
         Dropped(2, 12, 1, "It differs.", "differs"),
         Dropped(1, 11, 2, "It differs.", "differs", "numpy 1"),
-        Dropped(3, 13, 1, "It was skipped.", "skipped"),
         Dropped(4, 14, 2, "It was named.", "named"),
         Dropped(5, 15, 2, "It lied.", "liar"),
         Dropped(6, 16, 2, "It was silent.", "silent"),
     ]
     text = " ".join(made(trust, incidents=incidents, lost_rounds=[2]).statements)
     assert "history differ: 2 clients; their software: not stated, numpy 1." in text
-    assert "empty shares: 1 client." in text
     assert "could not open their shares: 1 client." in text
     assert "sum-shares were false and were left out: 1 client." in text
     assert ("can forge the name" in text) == (trust == "clients-only")

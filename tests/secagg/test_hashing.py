@@ -20,15 +20,15 @@ def test_different_parts_give_different_digests(one, other):
 
 
 def test_digest_is_the_documented_one():
-    content = b"flower-kmeans/2 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
+    content = b"flower-kmeans/3 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
     assert H(b"leaf", b"ab", b"") == hashlib.sha256(content).digest()
     assert H(b"leaf", memoryview(b"ab"), b"") == H(b"leaf", b"ab", b"")
 
 
 def test_kdf_is_hkdf_written_out():
     extracted = hmac.digest(b"salt", b"key", "sha256")
-    first = hmac.digest(extracted, b"flower-kmeans/2 label\x01", "sha256")
-    second = hmac.digest(extracted, first + b"flower-kmeans/2 label\x02", "sha256")
+    first = hmac.digest(extracted, b"flower-kmeans/3 label\x01", "sha256")
+    second = hmac.digest(extracted, first + b"flower-kmeans/3 label\x02", "sha256")
     assert kdf(b"key", b"salt", b"label") == first
     assert kdf(b"key", b"salt", b"label", 40) == (first + second)[:40]
 

@@ -1,8 +1,10 @@
 """Keys between clients and of the group: one for each purpose, and nothing opens with another."""
 
+import hashlib
 import itertools
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +40,6 @@ def test_points_of_low_order_are_refused(point):
         lambda: keys.agree(A, point),
         lambda: keys.pair_secret(A, point),
         lambda: keys.pair_secret(A, keys.public_key(B), A, point),
-        lambda: keys.ownership_tag(A, point, bytes(32), 0, 1, keys.public_key(B)),
     ):
         with pytest.raises(MessageError):
             call()
@@ -56,19 +57,63 @@ def test_keys_of_other_lengths_are_refused(data):
             call()
 
 
-def test_a_tag_is_for_one_owner_one_reader_one_key_and_one_run():
-    given = (bytes(32), 3, 4, keys.public_key(A))
-    tag = keys.ownership_tag(A, keys.public_key(B), *given)
-    assert keys.ownership_tag(B, keys.public_key(A), *given) == tag
-    assert len(tag) == keys.TAG_BYTES
-    others = [
-        keys.ownership_tag(A, keys.public_key(B), b"\1" * 32, *given[1:]),
-        keys.ownership_tag(A, keys.public_key(B), bytes(32), 4, 3, given[3]),
-        keys.ownership_tag(A, keys.public_key(B), bytes(32), 3, 5, given[3]),
-        keys.ownership_tag(A, keys.public_key(B), *given[:3], keys.public_key(B)),
-        keys.ownership_tag(A, keys.public_key(bytes([3]) * 32), *given),
-    ]
-    assert len({tag, *others}) == 6
+P = 2**255 - 19
+
+
+@pytest.mark.parametrize("point", LOW_ORDER, ids=bytes.hex)
+def test_ephemeral_keys_that_give_no_secret_are_not_acceptable(point):
+    assert not keys.is_acceptable(point)
+    assert keys.is_acceptable(keys.public_key(A))
+
+
+@given(st.integers(0, 2**256 - 1))
+@settings(deadline=None)
+def test_an_ephemeral_key_has_one_spelling(number):
+    key = number.to_bytes(32, "little")
+    assert keys.is_acceptable(key) == (number < P and key not in LOW_ORDER)
+    if number >= P:
+        with pytest.raises(MessageError):
+            keys.agree(A, key)
+
+
+def test_two_spellings_of_a_key_would_give_one_secret():
+    """X25519 itself takes both, so each client has to look."""
+    number = 9  # the base point
+    for other in (number + 2**255, number + P):
+        loaded = X25519PublicKey.from_public_bytes(other.to_bytes(32, "little"))
+        assert keys.load(A).exchange(loaded) == keys.public_key(A)
+        assert not keys.is_acceptable(other.to_bytes(32, "little"))
+
+
+@given(secrets)
+@settings(max_examples=20, deadline=None)
+def test_the_two_halves_of_a_lasting_key_are_converted_alike(seed):
+    """X25519 clears the scalar's bits, as Ed25519 does: the same multiple of the base point."""
+    lasting = keys.lasting_key(seed)
+    assert keys.public_key(keys.exchange_secret(seed)) == keys.exchange_key(lasting)
+    assert keys.exchange_secret(seed) == hashlib.sha512(seed).digest()[:32]
+    assert keys.is_on_curve(lasting)
+    other_sign = lasting[:31] + bytes([lasting[31] ^ 128])
+    assert keys.exchange_key(other_sign) == keys.exchange_key(lasting)
+
+
+def test_a_claim_is_for_one_slot_node_key_and_run():
+    right = {"doc_hash": bytes(32), "slot": 3, "node_id": 4, "ephemeral": keys.public_key(A)}
+    claim, lasting = keys.claim(A, **right), keys.lasting_key(A)
+    assert len(claim) == keys.CLAIM_BYTES
+    assert keys.is_claim(claim, lasting, **right)
+    for other in (
+        {"doc_hash": b"\1" * 32},
+        {"slot": 4},
+        {"node_id": 3},
+        {"node_id": 2**64 - 1},
+        {"ephemeral": keys.public_key(B)},
+    ):
+        assert not keys.is_claim(claim, lasting, **right | other)
+        assert keys.is_claim(keys.claim(A, **right | other), lasting, **right | other)
+    for wrong in (bytes(64), b"", claim[:-1], claim + b"\0", claim[32:] + claim[:32]):
+        assert not keys.is_claim(wrong, lasting, **right)
+    assert not keys.is_claim(claim, keys.lasting_key(B), **right)
 
 
 def derivations():

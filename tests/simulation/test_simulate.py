@@ -97,7 +97,7 @@ def _rest(outcome: Outcome) -> bytes:
     """
     messages = [item.message for item in outcome.grid.received]
     commitments = b"".join(getattr(message, "commitment", None) or b"" for message in messages)
-    sealed = [part for m in messages if isinstance(m, Answer | Wrapped) for part in m.envelopes]
+    sealed = [m.envelopes for m in messages if isinstance(m, Answer | Wrapped)]
     return commitments.replace(bytes(32), b"") + b"".join(sealed)
 
 
@@ -287,9 +287,9 @@ def test_flowers_own_start_gives_the_same_run(trust, monkeypatch):
 # --------------------------------------------------------------------------- sessions in whole runs
 
 
-@pytest.mark.parametrize("max_attempts", [2, 3])
+@pytest.mark.parametrize("max_attempts", [1, 2])
 def test_everyone_restarting_ends_in_a_clear_error_or_a_renewed_round(max_attempts):
-    """All of them lack the document, then begin new sessions, then answer."""
+    """All of them lack the document, then begin new sessions, then answer in a second attempt."""
     done = []
 
     def clear(grid, messages):
@@ -300,7 +300,7 @@ def test_everyone_restarting_ends_in_a_clear_error_or_a_renewed_round(max_attemp
                 state.clear()
 
     strategy = fast("distributed-noise", n_rounds=3, max_attempts=max_attempts)
-    if max_attempts == 2:
+    if max_attempts == 1:
         with pytest.raises(TooFewClientsError, match="new session"):
             run_recorded(strategy, parted(blobs()), on_push=clear)
         return

@@ -474,7 +474,7 @@ def test_the_run_document_holds_what_clients_check(trust):
     (data,) = {item.message.doc for item in outcome.grid.sent if isinstance(item.message, Enrol)}
     document = parse_document(data)
     assert (document.trust, document.keys, document.roster) == (trust, "relayed", None)
-    assert (document.min_clients, document.max_colluders, document.max_attempts) == (4, 2, 2)
+    assert (document.min_clients, document.max_colluders, document.max_attempts) == (4, 2, 3)
     assert (document.share_variance, document.sampler) == ("1/2", "discrete-gaussian/2")
     assert (document.rounds, len(document.run)) == (3, 16)
     assert not document.levels  # unless the number of clients is known

@@ -41,6 +41,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.wire import from_content, to_content
+from flower_kmeans.secagg.key_agreement import public_key
 from flower_kmeans.simulation import engines
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import VerticalKMeans
@@ -454,7 +455,7 @@ def answering(server, keys, **changes):
 
     def answer(slot, request):
         if isinstance(request, Enrol):
-            fields = {"slot": slot, "public_key": bytes(31) + bytes([slot]), "has_ids": True}
+            fields = {"slot": slot, "public_key": public_key(bytes([slot]) * 32), "has_ids": True}
             other = changes if slot else {}
             return Refusal(code=3) if slot > 1 else Joined(**named | fields | other)
         if not isinstance(request, Turn) or request.step != "keys":
@@ -470,7 +471,9 @@ def answering(server, keys, **changes):
     [
         ({"slot": 0}, "has the party's slot"),
         ({"slot": 2}, "malformed"),
-        ({"tags": bytes(16)}, "malformed"),
+        ({"claim": bytes(64)}, "malformed"),
+        ({"public_key": bytes(32)}, "malformed"),
+        ({"public_key": b"\x09" + bytes(30) + b"\x80"}, "malformed"),
         ({"static": bytes(32)}, "malformed"),
         ({"commitment": bytes(32)}, "malformed"),
         ({"doc_hash": bytes(32)}, "another run"),

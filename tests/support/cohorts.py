@@ -79,6 +79,7 @@ class Node:
     n_loads: int = 0
     change: Callable[[Request, Reply], Reply] | None = None
     """Makes a dishonest client: what it sends instead of its reply."""
+    node_id: int = 0
 
     def load(self) -> Any:
         self.n_loads += 1
@@ -86,7 +87,7 @@ class Node:
 
     @property
     def client(self) -> Client:
-        return Client(self.policy, self.state, self.load, self.results.append)
+        return Client(self.policy, self.state, self.load, self.results.append, node_id=self.node_id)
 
     def answer(self, data: bytes) -> bytes:
         """Return the reply to an encoded request."""
@@ -157,7 +158,8 @@ def make_nodes(
         **policy,
     }
     nodes = [
-        Node(ClientPolicy(**{**values, **path}), records_of(i)) for i, path in enumerate(paths)
+        Node(ClientPolicy(**{**values, **path}), records_of(i), node_id=i)
+        for i, path in enumerate(paths)
     ]
     return nodes, roster
 
@@ -316,27 +318,26 @@ class Cohort:
         """Return the public key of a client's session."""
         return self.enrolled[i].public.public_key
 
-    def peer(self, owner: int, reader: int) -> Peer:
-        """Return a client as it is passed on to another one."""
-        return self.frame.peer(self.enrolled[owner], self.enrolled[reader])
+    def peer(self, owner: int) -> Peer:
+        """Return a client as it is passed on to others."""
+        return self.enrolled[owner].peer
 
-    def keys_of(self, i: int) -> messages.Keys:
+    def keys_of(self) -> messages.Keys:
         """Return the request to a key distributor."""
         return messages.Keys(
-            doc_hash=self.doc_hash, peers=tuple(self.peer(j, i) for j in self.enrolled)
+            doc_hash=self.doc_hash, peers=b"".join(self.peer(j).row for j in self.enrolled)
         )
 
-    def take_envelopes(self, by: int, envelopes: Iterable[bytes], who: Iterable[int]) -> None:
+    def take_envelopes(self, by: int, key_id: bytes, envelopes: bytes, who: Iterable[int]) -> None:
         """Take the envelopes of a key distributor for some clients, in place of others."""
-        for i, envelope in zip(who, envelopes, strict=True):
-            if envelope:
-                self.enrolled[i].wraps = [
-                    messages.Wrap(distributor=self.peer(by, i), envelope=envelope)
-                ]
+        for i, envelope in zip(who, messages.split_envelopes(envelopes), strict=True):
+            self.enrolled[i].wraps = [
+                messages.Wrap(distributor=self.peer(by).row, key_id=key_id, envelope=envelope)
+            ]
 
-    def wrap_for(self, i: int) -> messages.Wrap | None:
-        """Return the envelope for a client, whether it needs one or not."""
-        return next(iter(self.enrolled[i].wraps), None)
+    def wraps(self, i: int) -> tuple[messages.Wrap, ...]:
+        """Return the envelopes for a client, whether it needs one or not."""
+        return tuple(self.enrolled[i].wraps)
 
     def entry(self, t: int, attempt: int, **fields: Any) -> Entry:
         """Return an entry for the cohort as it is now."""
@@ -368,9 +369,7 @@ class Cohort:
         values: dict[str, Any] = {"doc_hash": self.doc_hash, "t": t, "attempt": attempt}
         values |= {"n_slots": frame.n_slots, "root": frame.tree.root, "slot": own.slot}
         values |= {"path": frame.tree.path(own.slot), "committee": frame.encoded}
-        if self.document.keys == "roster":
-            values["tags"] = frame.tags_for(own)
-        return {**values, "doc": self.run.data, "wrap_for": self.wrap_for(i)}
+        return {**values, "doc": self.run.data, "wraps": self.wraps(i)}
 
     def lacking(self, i: int) -> tuple[Entry, ...]:
         """Return the entries that a client lacks."""
@@ -383,12 +382,14 @@ class Cohort:
     def ask_of(self, i: int, t: int = 1, attempt: int = 1, **changes: Any) -> Ask:
         """Return an honest request for an answer, with some fields changed."""
         values = self.at(i, t, attempt)
+        if self.document.keys == "roster" and self.trust.has_committee:
+            values["claims"] = self.frame.claims
         if not self.trust.is_blind:
             values["query"] = self.query_data()
         else:
             values["entries"] = self.lacking(i)
             if t == 1 and not any(own.wraps for own in self.enrolled.values()):
-                values["peers"] = self.keys_of(i).peers
+                values["peers"] = self.keys_of().peers
         return Ask(**{**values, **changes})
 
     def ask(self, i: int, t: int = 1, attempt: int = 1, **changes: Any) -> Reply:
@@ -406,7 +407,7 @@ class Cohort:
         for i, answer in answers.items():
             self.enrolled[i].head = t - 1
             if answer.envelopes and not any(own.wraps for own in self.enrolled.values()):
-                self.take_envelopes(i, answer.envelopes, self.enrolled)
+                self.take_envelopes(i, answer.key_id, answer.envelopes, self.enrolled)
         return replies
 
     def add_of(
@@ -433,7 +434,7 @@ class Cohort:
         """Return the honest request that ends a run, with some fields changed."""
         if not self.trust.is_blind and not changes:
             return self.server.finish_requests()[i]
-        values = {"entries": self.lacking(i), "wrap_for": self.wrap_for(i)}
+        values = {"entries": self.lacking(i), "wraps": self.wraps(i)}
         return messages.Finish(doc_hash=self.doc_hash, **{**values, **changes})
 
     # ------------------------------------------------------------------ what only clients know
@@ -464,8 +465,17 @@ class Cohort:
 
     def pair_secret(self, i: int, j: int) -> bytes:
         """Return what two clients have in common, by the secrets of the second."""
-        statics = (self.identity(j).secret, self.roster.keys[i]) if self.roster else ()
+        statics = (self.exchange_secret(j), self.exchange_key(i)) if self.roster else ()
         return key_agreement.pair_secret(self.session(j).ephemeral, self.key(i), *statics)
+
+    def exchange_secret(self, i: int) -> bytes:
+        """Return the X25519 half of a client's lasting key."""
+        return key_agreement.exchange_secret(self.identity(i).seed)
+
+    def exchange_key(self, i: int) -> bytes:
+        """Return the public half of it."""
+        assert self.roster is not None
+        return key_agreement.exchange_key(self.roster.keys[i])
 
     def pair_key(self, i: int, j: int, context: bytes, position: int) -> bytes:
         """Return the key of dealer i's share for committee member j."""
@@ -477,7 +487,9 @@ class Cohort:
         shared = self.pair_secret(i, by)
         key = key_agreement.wrap_key(shared, self.doc_hash, self.key(by), self.key(i))
         envelope = key_agreement.seal(key, self.session(by).group_secret, self.doc_hash)
-        self.take_envelopes(by, [envelope], [i])
+        group_key = key_agreement.group_key(self.session(by).group_secret, self.doc_hash)
+        key_id = key_agreement.key_id(group_key, self.doc_hash)
+        self.take_envelopes(by, key_id, envelope, [i])
 
 
 def code(reply: Reply) -> Code | None:

@@ -142,6 +142,8 @@ def make_net(
     run = make_run(trust, keys, roster=roster, **(document or {}))
     server = Server(run, roster=roster if run.document.keys == "roster" else None)
     made = Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, roster, **net)
+    for node_id, node in made.nodes.items():
+        node.node_id = node_id
     for node_id, lie in (lies or {}).items():
         made.nodes[node_id].change = lie
     return made

@@ -97,6 +97,7 @@ class Party:
     ids: Any = None
     results: list = field(default_factory=list)
     is_failing: bool = False
+    node_id: int = 0
     state: RecordDict = field(default_factory=RecordDict)  # of no use with a ledger
 
     def ask(self, request: Request | bytes) -> Reply:
@@ -108,7 +109,7 @@ class Party:
     def client(self) -> Client:
         ids = self.ids
         load_ids = None if ids is None else lambda: ids
-        return Client(self.policy, self.state, self._load, self._keep, load_ids)
+        return Client(self.policy, self.state, self._load, self._keep, load_ids, self.node_id)
 
     def session(self, run: Run) -> ClientSession:
         """Return the client session as it lies in the ledger."""
@@ -140,7 +141,7 @@ def make_parties(directory: Path, table, widths=(1, 1), ids=None, **changes: Any
         path = directory / f"party-{slot}"
         path.mkdir(mode=0o700, parents=True)
         policy = replace(POLICY, state_dir=path, party=slot, **changes)
-        parties.append(Party(path, own, policy, ids))
+        parties.append(Party(path, own, policy, ids, node_id=slot))
     return parties
 
 
@@ -172,7 +173,7 @@ class Forged:
 
     def seals(self, other: Joined) -> Seals:
         """Return its seals with another party."""
-        peers = {other.slot: relay.Party(0, other).as_peer(self.slot)}
+        peers = {other.slot: relay.Party(0, other).peer}
         return Seals(self.run.doc_hash, self.session.secret, self.slot, self.pairs, peers)
 
     def deliver(self, to: Joined, data: bytes, step, t=0, number=0) -> Delivery:
@@ -196,9 +197,11 @@ class Relay:
     second reply must be that of the first.
     """
 
-    def __init__(self, run: Run, parties: list[Party], repeats: bool = False) -> None:
+    def __init__(
+        self, run: Run, parties: list[Party], repeats: bool = False, **server: Any
+    ) -> None:
         self.run, self.parties, self.repeats = run, parties, repeats
-        self.server = relay.Relay(run)
+        self.server = relay.Relay(run, **server)
         self.seen: list[tuple[int, bytes, bytes]] = []
 
     def trip(self, kind: str, requests: Mapping[int, Request], has_enough: Any) -> Replies:

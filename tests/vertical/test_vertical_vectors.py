@@ -34,7 +34,7 @@ def sha(words, primes):
 def kdf(key, salt, label):
     """HKDF-SHA256 with 32 bytes of output."""
     extracted = hmac.digest(salt, key, "sha256")
-    return hmac.digest(extracted, b"flower-kmeans/2 " + label + b"\1", "sha256")
+    return hmac.digest(extracted, b"flower-kmeans/3 " + label + b"\1", "sha256")
 
 
 def own(party, label, *hidden):

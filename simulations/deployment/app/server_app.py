@@ -80,6 +80,7 @@ def strategy_of(
         "max_colluders": int(config["max-colluders"]) or None,
         "keys": str(config["keys"]),
         "roster_file": Path(str(config["roster"])).expanduser() if config["roster"] else None,
+        "nodes": [int(node) for node in str(config["nodes"]).split()] or None,
         "seed": int(config["seed"]),
         "on_round": on_round,
     }
