@@ -110,6 +110,14 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
     )
 
 
+class Placed(NamedTuple):
+    """What the output has beside the columns of some records."""
+
+    labels: NDArray[np.int64]  # (m,)
+    distances: Floats  # (m,)
+    missing: NDArray[np.bool_]  # (m,): records without both
+
+
 class Assigned(NamedTuple):
     """What was assigned: facts about the records, for their holder."""
 
@@ -145,9 +153,9 @@ def assign(found: Found, data: str, output: Path, reading: Reading = USUAL_READI
     with open_private(output) as file:
         writer = _ParquetOutput(file, names) if suffix == ".parquet" else _CsvOutput(file, names)
         for block in opened.blocks(names):
-            labels, distances, missing = _clusters(block, found, findings, opened.spelling)
-            writer.write(block, labels, distances, missing)
-            n_without += int(np.count_nonzero(missing))
+            placed = _clusters(block, found, findings, opened.spelling)
+            writer.write(block, placed)
+            n_without += int(np.count_nonzero(placed.missing))
         # Of all blocks, so that a user learns of all columns at once; the output is dropped then.
         findings.require_readable(opened.path)
         writer.close()
@@ -176,9 +184,7 @@ def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
         raise DataError(f"Expected no columns {list(ADDED)} in {data}: the output has them anew.")
 
 
-def _clusters(
-    block: Block, found: Found, findings: Findings, spelling: Spelling
-) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
+def _clusters(block: Block, found: Found, findings: Findings, spelling: Spelling) -> Placed:
     """Return cluster, distance and whether both are missing, for each record of a block."""
     records = records_of(block, found.inputs, _declared(found), findings, spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
@@ -189,7 +195,7 @@ def _clusters(
     if isinstance(found.domain, TableDomain):  # days, logarithms and shares have no common unit
         offsets /= found.domain.unit
     distances: Floats = np.linalg.norm(offsets, axis=1)
-    return labels, distances, missing
+    return Placed(labels, distances, missing)
 
 
 def _declared(found: Found) -> TableDomain | None:
@@ -208,21 +214,15 @@ class _CsvOutput:
         self._writer = csv.writer(self._text, lineterminator="\n")
         self._writer.writerow([*names, *ADDED])
 
-    def write(
-        self,
-        block: Block,
-        labels: NDArray[np.int64],
-        distances: Floats,
-        missing: NDArray[np.bool_],
-    ) -> None:
+    def write(self, block: Block, placed: Placed) -> None:
         """Add a block of records."""
-        absent = missing.tolist()
-        added = [
-            ["" if is_absent else value for value, is_absent in zip(values, absent, strict=True)]
-            for values in (labels.tolist(), distances.tolist())
+        absent = placed.missing.tolist()
+        values = [
+            ["" if is_absent else value for value, is_absent in zip(column, absent, strict=True)]
+            for column in (placed.labels.tolist(), placed.distances.tolist())
         ]
         cells = [map(_as_text, column.tolist()) for column in block.columns.values()]
-        self._writer.writerows(zip(*cells, *added, strict=True))
+        self._writer.writerows(zip(*cells, *values, strict=True))
 
     def close(self) -> None:
         """Write what is left, and leave the file to its owner."""
@@ -239,13 +239,7 @@ class _ParquetOutput:
         self._names = names
         self._writer: Any = None
 
-    def write(
-        self,
-        block: Block,
-        labels: NDArray[np.int64],
-        distances: Floats,
-        missing: NDArray[np.bool_],
-    ) -> None:
+    def write(self, block: Block, placed: Placed) -> None:
         """Add a block of records."""
         batch = block.stored
         if batch is None:
@@ -253,8 +247,8 @@ class _ParquetOutput:
                 {name: self._column(cells) for name, cells in block.columns.items()}
             )
         table = self._pa.table(batch)
-        for name, values in zip(ADDED, (labels, distances), strict=True):
-            table = table.append_column(name, self._pa.array(values, mask=missing))
+        for name, values in zip(ADDED, (placed.labels, placed.distances), strict=True):
+            table = table.append_column(name, self._pa.array(values, mask=placed.missing))
         if self._writer is None:
             from pyarrow.parquet import ParquetWriter
 
@@ -266,7 +260,8 @@ class _ParquetOutput:
         if self._writer is None:  # a table without records
             none = np.empty(0, dtype=object)
             empty = Block(dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool))
-            self.write(empty, np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool))
+            nothing = Placed(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool))
+            self.write(empty, nothing)
         self._writer.close()
 
     def _column(self, cells: NDArray[Any]) -> Any:
