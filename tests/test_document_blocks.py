@@ -151,7 +151,16 @@ def ran(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_id)
+# Real keys and ciphertexts: a quarter of a minute. tests/simulation/test_vertical.py runs the same.
+SLOW_PAGES = {"docs/vertical.md"}
+RUN_PAGES = [
+    pytest.param(page, marks=[pytest.mark.thorough] if page_id(page) in SLOW_PAGES else [])
+    for page in PAGES
+    if blocks(page)
+]
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=page_id)
 def test_blocks_run(page, ran):
     _, done = ran(page_id(page))
     assert [block for block, _ in done] == blocks(page)  # and none was left out

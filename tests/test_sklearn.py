@@ -550,4 +550,5 @@ def test_a_fit_that_fails_on_its_way_is_not_said_to_be_refused(tmp_path, monkeyp
     with pytest.raises(TooFewClientsError, match=r"in round 3 of") as error:
         estimator(epsilon=0.5, state_dir=tmp_path / "own").fit(RECORDS)
     assert "max_total_epsilon" not in str(error.value)
-    assert spent_epsilon(tmp_path / "own", 1e-6) > 0.4
+    # What the answered rounds cost; the run's end gives back what it reserved for the others.
+    assert 0.1 < spent_epsilon(tmp_path / "own", 1e-6) < 0.4
