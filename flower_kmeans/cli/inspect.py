@@ -237,6 +237,8 @@ def _look(found: Inspected, column: ColumnFindings) -> str:
     parts = []
     if column.suspicion and _kind(found, column) not in ("empty", "id"):
         parts.append(column.suspicion)
+    if column.doubt:
+        parts.append(column.doubt)
     if column.n_unreadable and column.cause is not None:
         parts.append(f"looks like {column.cause}")
     guessed = found.guesses.get(column.name, Guess("number"))

@@ -37,6 +37,8 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a name such as patien
 _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
 _PUNCTUATION = frozenset(f"{string.punctuation} \t\u00a0\u202f\u2009\u2019")
+_LIKE_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")  # 1.234: a fraction, or 1234
+_FEWEST_GROUPS = 20
 _DIGITS = "[+-]?9{1,3}"
 _ENCODING = "another encoding: --encoding, such as cp1252"
 _SIGNS = "signs for a missing cell: leave the cell empty"
@@ -116,6 +118,8 @@ class ColumnFindings:
     _distinct: set[Any] = field(default_factory=set, repr=False)  # values: not to be shown
     _n_counted: int = field(default=0, repr=False)  # cells of which all values are in it
     _last: float | None = field(default=None, repr=False)
+    _n_fractions: int = field(default=0, repr=False)
+    _n_like_groups: int = field(default=0, repr=False)
     _n_steps: int = field(default=0, repr=False)
     _n_steps_by_one: int = field(default=0, repr=False)
     _are_whole: bool = field(default=True, repr=False)
@@ -150,11 +154,20 @@ class ColumnFindings:
             self.shapes["<date>"] += int(np.count_nonzero(unreadable))
         else:
             self.shapes.update(map(shape_of, cells[unreadable][:_MOST_SHAPES].tolist()))
+        if self.kind == "number" and cells.dtype == object:
+            self._look_for_groups(cells[is_read].tolist())
         read = values[is_read]
         if bounds is not None:
             self.n_below += int(np.count_nonzero(read < bounds[0]))
             self.n_above += int(np.count_nonzero(read > bounds[1]))
         self._look_at(read)
+
+    def _look_for_groups(self, cells: Sequence[Any]) -> None:
+        """Count fractions, and those of them that could be groups of three digits."""
+        for cell in cells:
+            if isinstance(cell, str) and ("." in cell or "," in cell):
+                self._n_fractions += 1
+                self._n_like_groups += _LIKE_GROUPS.fullmatch(cell.strip()) is not None
 
     def _look_at(self, read: NDArray[Any]) -> None:
         """Look whether numbers are constant, or count the records."""
@@ -234,6 +247,16 @@ class ColumnFindings:
         is_long = self.n_read >= _FEWEST_FOR_ID
         is_few = 1 < self.n_distinct <= _MOST_OF_A_CODE
         return self.kind == "number" and is_long and self._are_whole and is_few
+
+    @property
+    def doubt(self) -> str | None:
+        """How else its numbers could be meant, if each fraction could be a group of digits."""
+        all_alike = self._n_like_groups == self._n_fractions
+        if self.kind == "number" and all_alike and self._n_fractions >= _FEWEST_GROUPS:
+            return (
+                "has three digits behind each point or comma: name --thousands if it divides them"
+            )
+        return None
 
     @property
     def suspicion(self) -> str | None:
@@ -350,6 +373,7 @@ class Findings:
     def _suspicious(self) -> str:
         """Return which columns look as if nobody wanted to cluster by them."""
         parts = [f"{each.name!r} {each.suspicion}" for each in self.columns if each.suspicion]
+        parts += [f"{each.name!r} {each.doubt}" for each in self.columns if each.doubt]
         return f"Look at the columns: {'; '.join(parts)}." if parts else ""
 
     def require_readable(self, what: str) -> None:

@@ -212,6 +212,15 @@ class TestSuspicion:
     def test_other_names_do_not(self, name):
         assert not numbers_found(np.arange(60) ** 3, name=name).looks_like_id
 
+    def test_points_may_stand_between_thousands(self):
+        prices = ["1.234", "12.500", "950", "-2.000"]
+        assert "three digits" in numbers_found(prices * 10).doubt
+        assert "three digits" in Findings((numbers_found(prices * 10),)).lines()[0]
+        assert numbers_found(prices * 5).doubt is None  # too few
+        for other in ("0.234", "1.25", "1.2345"):  # which no group is
+            assert numbers_found([*prices * 10, other]).doubt is None
+        assert numbers_found(["1234"] * 40).doubt is None
+
     def test_one_value_and_none(self):
         assert numbers_found([2, "", 2.0]).is_constant
         assert not numbers_found([2, ""]).is_constant

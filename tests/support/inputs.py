@@ -170,6 +170,8 @@ INPUTS = [
           reading=GERMAN),
     Input("points between thousands", "a;b\n1.000,5;2\n3;4\n", [[1000.5, 2], [3, 4]],
           reading={**GERMAN, "thousands": "."}),
+    Input("points that may stand between thousands, and are not named",
+          "a;b\n" + "1.500;2\n" * 20, [[1.5, 2.0]] * 20),
     Input("narrow spaces between thousands", "a;b\n1\u202f000,5;2\n3;4\n", [[1000.5, 2], [3, 4]],
           reading={**GERMAN, "thousands": " "}),
     Input("commas between thousands, that are not named", 'a,b\n"1,000,000",2\n3,4\n',
