@@ -38,7 +38,17 @@ NOT_BY_DEFAULT = {
         "simulations/test_feddp_experiments.py::test_the_documents_commands_share_an_output",
     ],
     "test_contract::test_ray_gives_the_same_result: Ray on this machine, without a cluster": [
-        "data/test_ray_data.py::test_what_cannot_be_read_is_an_error",
+        *(
+            f"data/test_ray_data.py::test_{name}"
+            for name in (
+                "a_whole_record_of_another_length_is_a_null_record",
+                "blocks_come_in_order_or_are_added_up_where_they_are",
+                "columns_that_are_not_there_are_an_error_before_a_run",
+                "what_cannot_be_read_is_an_error",
+                "what_one_record_makes_of_its_block_is_no_error",
+                "whole_records_may_be_one_column_also_of_objects_that_there_are",
+            )
+        ),
         *(
             f"simulation/test_ray.py::test_{name}"
             for name in (
@@ -60,6 +70,20 @@ NOT_BY_DEFAULT = {
         "simulation/test_simulate.py::test_clients_on_ray_have_faults",
         "simulation/test_vertical.py::test_ray_gives_the_same_result",
         "simulations/test_existing_app.py::test_both_work_on_ray",
+    ],
+    "test_page: the same page, without a browser": [
+        f"report/html/test_browser.py::test_{name}"
+        for name in (
+            "an_overflow_would_be_noticed",
+            "every_section_is_there_and_nothing_overflows",
+            "intervals_are_readable_for_few_clusters_and_many",
+            "light_and_dark_follow_the_reader",
+            "nothing_is_fetched",
+            "paper_cuts_nothing",
+            "requests_to_elsewhere_would_be_noticed_too",
+            "the_picture_of_the_page_is_not_blank",
+            "what_is_fetched_would_be_noticed_and_the_policy_stops_it",
+        )
     ],
     "the other tests of test_overlaps: threads, and one connection that a pretended Ray counts": [
         "simulation/test_overlaps.py::test_runs_on_ray_may_end_in_another_order_than_they_began",

@@ -12,7 +12,7 @@ from flower_kmeans.data.sources import as_source, checked_source
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.thorough]  # a cluster takes ten seconds to start
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
@@ -183,7 +183,6 @@ def test_columns_that_are_not_there_are_an_error_before_a_run(dataset):
     assert len(as_source(dates, 1).loaded()) == 0
 
 
-@pytest.mark.thorough
 def test_what_cannot_be_read_is_an_error(dataset):
     with pytest.raises(DataError, match="can be read") as caught:
         as_source(dataset, 3, BOX.columns).sum_in_place(broken)

@@ -11,6 +11,7 @@ from flower_kmeans import Ball, Clustering, Fault, html_report, simulate
 from flower_kmeans.algorithms.released import SizeReport
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.browser,
     pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)"),
 ]
@@ -71,7 +72,6 @@ def read_back(dom):
 POLICY = "Content-Security-Policy"
 
 
-@pytest.mark.default_cases("<script>fetch('/planted.gif')</script>")
 @pytest.mark.parametrize(
     "planted",
     [
@@ -92,7 +92,6 @@ def test_what_is_fetched_would_be_noticed_and_the_policy_stops_it(page, planted)
     assert [url.endswith("/planted.gif") for url in free.requested] == [True]
 
 
-@pytest.mark.thorough
 def test_requests_to_elsewhere_would_be_noticed_too(page):
     """They do not reach the server that counts, but the browser's own log has them."""
     elsewhere = "http://127.0.0.1:9/planted.gif"  # nobody answers there
@@ -103,7 +102,6 @@ def test_requests_to_elsewhere_would_be_noticed_too(page):
     assert free.requested == [elsewhere]
 
 
-@pytest.mark.default_cases("400")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_every_section_is_there_and_nothing_overflows(page, widest, width):
     for each in (page, widest):
@@ -121,7 +119,6 @@ def test_every_section_is_there_and_nothing_overflows(page, widest, width):
         assert all(s["left"] >= 0 and s["right"] <= width for s in found["section"])
 
 
-@pytest.mark.default_cases("100-400")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     found = measure(sized, width)
@@ -138,7 +135,6 @@ def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     assert all(table["right"] <= 717 for table in paper["table"])
 
 
-@pytest.mark.thorough
 def test_paper_cuts_nothing(page, widest):
     """On paper nothing scrolls: all tables must fit the width, A4's within Chromium's margins."""
     width = round((210 / 25.4 - 2 * 0.4) * 96)
@@ -151,7 +147,6 @@ def test_paper_cuts_nothing(page, widest):
     assert any(table["right"] > width for table in measure(widest, width)["table"])
 
 
-@pytest.mark.thorough
 def test_an_overflow_would_be_noticed(page):
     mutated = page.replace("<footer>", '<div style="width:700px">wide</div><footer>')
     assert measure(mutated, 400)["scroll"] > 400
@@ -159,7 +154,6 @@ def test_an_overflow_would_be_noticed(page):
     assert all(section["height"] == 0 for section in measure(hidden, 400)["section"])
 
 
-@pytest.mark.thorough
 def test_light_and_dark_follow_the_reader(page):
     bright = {}
     for dark in (False, True):
@@ -175,7 +169,6 @@ def lightness(colour):
     return sum(int(c) for c in colour.strip("rgb()").split(",")) / 3
 
 
-@pytest.mark.default_cases("True")
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_picture_of_the_page_is_not_blank(page, tmp_path, dark):
     image = pytest.importorskip("PIL.Image")
