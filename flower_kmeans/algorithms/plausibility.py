@@ -38,6 +38,7 @@ MARGIN = 0.1
 
 _ROUNDING = 1e-9  # relative: exact sums are compared in float64
 _SHOWN = 10  # rounds that a sentence names
+_KEPT_OF_A_KIND = 3
 
 
 class Kind(IntEnum):
@@ -484,6 +485,27 @@ def _rounds(numbers: Sequence[int]) -> str:
 def to_array(findings: Iterable[Finding]) -> FloatArray:
     """Return findings as rows (m, 6), for a state or a message."""
     return np.array([tuple(map(float, each)) for each in findings]).reshape(-1, 6)
+
+
+def condensed(rows: FloatArray) -> FloatArray:
+    """Return the findings of many rounds in a fixed number of rows, zeros behind them.
+
+    Of each kind those of its first round, of its largest and of its least value stay: what a client
+    keeps of a run must not grow with its rounds. How many there are shows in no size.
+    """
+    kept = []
+    for kind in Kind:
+        of_kind = rows[rows[:, 0] == kind]
+        if len(of_kind):
+            places = {
+                int(np.argmin(of_kind[:, 1])),
+                int(np.argmax(np.abs(of_kind[:, 4]))),
+                int(np.argmin(of_kind[:, 4])),
+            }
+            kept.append(of_kind[sorted(places)])
+    found = np.concatenate([np.zeros((0, 6)), *kept])
+    most = _KEPT_OF_A_KIND * len(Kind)
+    return np.concatenate([found, np.zeros((most - len(found), 6))])
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:

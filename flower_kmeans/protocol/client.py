@@ -554,7 +554,7 @@ class _Conversation:
         factor = removal.noise_factor(run, n_survivors)
         findings = plausibility.findings_of(run.algorithm, before, answer, factor)
         after = run.algorithm.update(before, answer).arrays
-        return _state_with(after, self._session.state, findings, entry.t)
+        return _state_with(after, self._session.state, findings)
 
     # ------------------------------------------------------------------ answers
 
@@ -828,14 +828,12 @@ def _state_after(run: Run, head: int, data: bytes) -> State:
 
 
 def _state_with(
-    arrays: Mapping[str, NDArray[Any]], before: bytes, findings: Iterable[Finding], t: int
+    arrays: Mapping[str, NDArray[Any]], before: bytes, findings: Iterable[Finding]
 ) -> bytes:
     """Return a session's encoded state, which keeps findings beside the algorithm's arrays."""
     found = np.concatenate([_findings_at(before), plausibility.to_array(findings)])
-    # As many rows after every sum of a round: a server that sees none may measure the time.
-    rows = np.zeros((t * len(plausibility.Kind), 6))
-    rows[: len(found)] = found
-    return encode_arrays({**arrays, _FINDINGS: rows})
+    # As many rows after every sum: a server that sees none may measure the time.
+    return encode_arrays({**arrays, _FINDINGS: plausibility.condensed(found)})
 
 
 def _findings_at(data: bytes) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     LloydAlgorithm,
     SynopsisAlgorithm,
+    plausibility,
 )
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import (
@@ -366,3 +367,19 @@ def test_arrays_that_hold_no_findings_are_refused():
         array[0, 4] = value
         with pytest.raises(ValueError, match="findings"):
             from_array(array, 2, 6)
+
+
+def test_a_fixed_number_of_rows_holds_the_findings_of_any_number_of_rounds():
+    found = [Finding(Kind.TOO_MANY, t, 1, 0, 10.0 + t, 1.0) for t in range(1, 50)]
+    found += [Finding(Kind.NEGATIVE, 7, 2, 1, -3.0, 0.5), Finding(Kind.LIGHT, 49, 1, 0, 0.5, 1.0)]
+    rows = plausibility.condensed(plausibility.to_array(found))
+    assert rows.shape == plausibility.condensed(np.zeros((0, 6))).shape
+    kept = plausibility.from_array(rows[rows.any(axis=1)], 49, 10)
+    assert [(each.kind, each.round) for each in kept] == [
+        (Kind.TOO_MANY, 1),
+        (Kind.TOO_MANY, 49),
+        (Kind.NEGATIVE, 7),
+        (Kind.LIGHT, 49),
+    ]
+    again = plausibility.condensed(rows[rows.any(axis=1)])
+    np.testing.assert_array_equal(again, rows)
