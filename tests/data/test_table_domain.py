@@ -383,7 +383,7 @@ def test_files_are_read_as_they_are_written(tmp_path):
     path.write_bytes(b"age,41\n41,41\n")
     with pytest.raises(DataError, match="'income' once in the table") as error:
         load_table(path, domain=DOMAIN, header=True)
-    assert "41" not in str(error.value)
+    assert "41" not in str(error.value).replace(str(path), "")  # which has a number of its run
 
 
 def test_a_column_may_be_empty_where_its_cells_have_a_rule(tmp_path):
