@@ -153,8 +153,7 @@ def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = Fals
             facts, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
         raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
-    own = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
-    if facts.st_uid not in (0, own):
+    if not is_own(facts):
         raise ConfigurationError(
             f"Expected the {name} {path} to belong to this user or to root. "
             f"Got user id {facts.st_uid} instead."
@@ -164,6 +163,13 @@ def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = Fals
         wanted = "with mode 0600. Got" if is_secret else "writable by its owner alone. Got mode"
         raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
     return content
+
+
+def is_own(facts: os.stat_result) -> bool:
+    """Return whether a file is this user's or root's."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    # Root reads everything anyway, and mounted volumes often are root's.
+    return facts.st_uid in (0, user)
 
 
 def read_toml(content: bytes, what: str) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 def is_deep(value: Any) -> bool:
     """Return whether lists and mappings lie in each other deeper than a file of the library has.
 
-    Whoever walks through such values later, to compare or to print them, could fail half way.
+    Code that walks through such values later, to compare or to print them, could fail half way.
     """
     level = [value]
     for _ in range(_DEEPEST):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flower_kmeans.cli.options import listed
 from flower_kmeans.data.domain import check_names
 from flower_kmeans.data.findings import Findings
+from flower_kmeans.data.guesses import MOST_CATEGORIES
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import MISSING_TEXTS, Spelling, is_missing
 from flower_kmeans.data.table_domain import (
@@ -40,7 +41,6 @@ Column = Number | Category | Date
 T = TypeVar("T")
 
 _RULE = "A missing cell drops its record, unless the domain states what it counts as (missing)."
-MAX_CATEGORIES = 20  # of a column of text that is read off: more are names or codes of records
 
 
 # The kinds of cells, by which a column is declared; some of them are words of a reason.
@@ -261,9 +261,8 @@ def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]
     for block in opened.blocks(names):
         for name, found in parts.items():
             found.append(block.columns[name])
-        n_malformed = int(np.count_nonzero(block.malformed))
-        findings.n_records += block.n_records - n_malformed
-        findings.add_malformed(n_malformed, block.first_malformed)
+        findings.n_records += block.n_records - block.n_malformed
+        findings.add_malformed(block.n_malformed, block.first_malformed)
     findings.require_readable(opened.path)
     return {name: np.concatenate(found or [np.empty(0)]) for name, found in parts.items()}
 
@@ -340,13 +339,13 @@ def _category_in(name: str, cells: list[Any], counts: Counter[str]) -> Category:
         raise _LeftOutError("dates in an unknown format (they are read as 2024-02-29)")
     if len(values) == 1:
         raise _LeftOutError(_CONSTANT)
-    if len(values) <= MAX_CATEGORIES:
+    if len(values) <= MOST_CATEGORIES:
         return Category(name, tuple(values))
     found = {kind: counts[kind] for kind in (_NUMBER, _DATE, _TEXT) if counts[kind]}
     if len(found) > 1:
         parts = [f"{n:,} {kind if n != 1 else kind[:-1]}" for kind, n in found.items()]
         raise _LeftOutError(f"mixed kinds: {', '.join(parts)}")
-    raise _LeftOutError(f"more than {MAX_CATEGORIES} categories ({len(values):,} found)")
+    raise _LeftOutError(f"more than {MOST_CATEGORIES} categories ({len(values):,} found)")
 
 
 def _kind(cell: Any, spelling: Spelling) -> str:

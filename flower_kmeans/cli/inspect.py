@@ -103,12 +103,8 @@ def inspect(data: str, reading: Reading, domain: TableDomain | None = None) -> I
     names = [column.name for column in domain.declared]
     findings = domain.findings()
     for block in opened.blocks(names):
-        is_whole = ~block.malformed
-        cells = {name: block.columns[name][is_whole] for name in names}
-        domain.examine(cells, findings, reading.spelling)
-        n_malformed = int(np.count_nonzero(block.malformed))
-        findings.add_malformed(n_malformed, block.first_malformed)
-        findings.n_void += n_malformed
+        domain.examine(block.whole(names), findings, reading.spelling)
+        findings.add_malformed(block.n_malformed, block.first_malformed)
     others = tuple(name for name in opened.names if name not in names)
     return Inspected(opened, findings, domain=domain, undeclared=others)
 
@@ -127,8 +123,7 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
             why = f"{name!r} occurs twice" if has_name else "has no name"
             found.unread.append(f"column {place} {why}")
     for block in opened.blocks(once):
-        is_whole = ~block.malformed
-        cells = {name: block.columns[name][is_whole] for name in once}
+        cells = block.whole(once)
         if any(own.ndim != 1 for own in cells.values()):
             raise DataError(f"Expected columns of {opened.path} as one cell for each record.")
         if not found.guesses:
@@ -136,9 +131,7 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
             for column in findings.columns:
                 column.kind = _READ_AS[found.guesses[column.name].kind]
         _add(found, cells, spelling)
-        n_malformed = int(np.count_nonzero(block.malformed))
-        findings.add_malformed(n_malformed, block.first_malformed)
-        findings.n_void += n_malformed
+        findings.add_malformed(block.n_malformed, block.first_malformed)
     if not found.guesses:
         found.guesses = dict.fromkeys(once, Guess("empty"))
     _correct(found)

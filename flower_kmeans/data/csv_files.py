@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from flower_kmeans.data.reading import DELIMITERS, Reading
+from flower_kmeans.data.reading import DELIMITERS, UTF_16, Reading
 from flower_kmeans.errors import ConfigurationError, DataError
 
 Cells = list[str]
@@ -33,6 +33,10 @@ _OTHER_FORMATS = {
     b"\x93NUMPY": "an array of NumPy: let its name end in .npy",
     b"SQLite format 3\x00": "an SQLite database: name it as sqlite:///PATH, with a query",
 }
+_TWO_WAYS = (
+    "say that it names the columns, with --header true or header=True, or give their names, with "
+    "--header NAME,NAME or header=[...], if it is a record"
+)
 _FEWEST_COUNTED = 3
 _LONGEST_COUNT = 9  # digits of a number that counts columns
 _SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)  # with which Excel begins some files
@@ -137,9 +141,7 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
     if _counts(cells):
         raise ConfigurationError(
             f"Expected names in all cells of the first line of {path}, or numbers of a record. Got "
-            "numbers that count the columns: say that it names the columns, with --header true or "
-            "header=True, or give their names, with --header NAME,NAME or header=[...], if it is a "
-            "record."
+            f"numbers that count the columns: {_TWO_WAYS}."
         )
     empty = [cell for cell in cells if cell is None or str(cell).strip() == ""]
     if not numbers:
@@ -149,8 +151,7 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
     what = "numbers and empty cells" if len(numbers) + len(empty) == len(cells) else "both"
     raise ConfigurationError(
         f"Expected names in all cells of the first line of {path}, or numbers in all. Got {what}: "
-        "say that it names the columns, with --header true or header=True, or give their names, "
-        "with --header NAME,NAME or header=[...], if it is a record."
+        f"{_TWO_WAYS}."
     )
 
 
@@ -192,11 +193,6 @@ def is_decoded(cell: str) -> bool:
     return not any("\udc80" <= c <= "\udcff" or c == "\ufffd" for c in cell)
 
 
-def is_gzip(path: Path) -> bool:
-    """Return whether the name of a file says that it is compressed."""
-    return path.suffix.lower() == ".gz"
-
-
 @contextmanager
 def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
     """Yield the lines of a file without their ends, decoded."""
@@ -213,7 +209,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    if is_gzip(path):
+    if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb")
 
@@ -228,9 +224,9 @@ def _decoded(file: IO[bytes], encoding: str) -> Iterator[str]:
 
 
 def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
-    if Reading(encoding=encoding).is_utf_16:
+    name = codecs.lookup(encoding).name
+    if name in UTF_16:
         buffered = io.BufferedReader(cast(io.RawIOBase, file))
-        name = codecs.lookup(encoding).name
         if name == "utf-16":
             # Python refuses a file without a mark, or takes its own machine's order of bytes.
             name = _UTF_16_MARKS.get(buffered.peek(2)[:2], "utf-16-le")

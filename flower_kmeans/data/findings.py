@@ -338,6 +338,7 @@ class Findings:
         """Count lines of which no cell is known, and keep the number of the first."""
         self.n_records += n
         self.n_malformed += n
+        self.n_void += n
         if not self.first_malformed:
             self.first_malformed = first
 
@@ -413,21 +414,6 @@ class Findings:
                 f"Expected a usable cell in every record of {what}. "
                 f"{self.n_void:,} of {self.n_records:,} have none."
             )
-
-    @property
-    def with_unreadable(self) -> Sequence[ColumnFindings]:
-        """Columns with cells that are not what the column has."""
-        return [column for column in self.columns if column.n_unreadable]
-
-    @property
-    def with_missing(self) -> Sequence[ColumnFindings]:
-        """Columns with missing cells."""
-        return [column for column in self.columns if column.n_missing]
-
-    @property
-    def with_outside(self) -> Sequence[ColumnFindings]:
-        """Columns with values outside the bounds."""
-        return [column for column in self.columns if column.n_outside]
 
 
 def shape_of(cell: Any) -> str:

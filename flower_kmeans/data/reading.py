@@ -20,7 +20,8 @@ _ASCII = bytes(range(128))
 _STATEFUL = ("iso2022", "hz", "utf_7", "unicode_escape", "raw_unicode_escape")
 """Beginnings of names of encodings in which ASCII's bytes may be another character's: what stands
 for a broken one would be an error."""
-_UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
+UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
+"""Names of encodings whose characters have two bytes or four."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,6 @@ class Reading:
         if self.header is None or self.header is True:
             return None
         return tuple(name.strip() for name in self.header)
-
-    @property
-    def is_utf_16(self) -> bool:
-        """Whether characters have two bytes or four."""
-        return self.encoding is not None and codecs.lookup(self.encoding).name in _UTF_16
 
 
 def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
@@ -187,7 +183,7 @@ def _require_encoding(encoding: str) -> None:
         # Lines are divided before they are decoded, each by itself. In others an end of a line is
         # another byte, or the byte of an end of a line is a part of a character.
         is_plain = not name.replace("-", "_").startswith(_STATEFUL)
-        is_right = name in _UTF_16 or (
+        is_right = name in UTF_16 or (
             is_plain and _ASCII.decode(encoding) == _ASCII.decode("ascii")
         )
     except (LookupError, UnicodeError, ValueError):

@@ -16,7 +16,6 @@ from flower_kmeans.data.frames import (
     require_rows,
     row_cells,
 )
-from flower_kmeans.data.frames import text_as_bytes as text_as_bytes
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
 FloatArray = NDArray[np.float64]

@@ -70,6 +70,16 @@ class Block:
     first_malformed: int = 0
     stored: Any = None
 
+    def whole(self, names: Sequence[str]) -> Columns:
+        """Return the cells of some columns, of the records that are not malformed."""
+        is_whole = ~self.malformed
+        return {name: self.columns[name][is_whole] for name in names}
+
+    @property
+    def n_malformed(self) -> int:
+        """Number of the malformed records."""
+        return int(np.count_nonzero(self.malformed))
+
 
 @dataclass(frozen=True)
 class OpenTable:
@@ -395,15 +405,14 @@ def records_of(
 
     A record with a cell that is not usable has NaN there; a malformed one has nothing else.
     """
-    is_whole = ~block.malformed
-    cells = {name: block.columns[name][is_whole] for name in chosen}
+    cells = block.whole(chosen)
     if domain is None:
         found = _numbers(cells, findings, spelling)
     else:
         found = domain.examine(cells, findings, spelling)
     records = np.full((block.n_records, found.shape[1]), np.nan)
-    records[is_whole] = found
-    findings.add_malformed(block.n_records - len(found), block.first_malformed)
+    records[~block.malformed] = found
+    findings.add_malformed(block.n_malformed, block.first_malformed)
     return records
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flower_kmeans.errors import KMeansError, LedgerError
+from flower_kmeans.files import is_own
 
 FILE_NAME = "ledger.sqlite3"
 FULL = "The ledger's disk is full, so make room there"
@@ -86,9 +87,7 @@ def require_own(
     error: type[KMeansError] = LedgerError,
 ) -> None:
     """Require a place to be this user's or root's, and closed to all others."""
-    user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
-    # Root reads everything anyway, and mounted volumes often are root's.
-    if facts.st_uid not in (0, user):
+    if not is_own(facts):
         raise error(
             f"Expected {name} {path} to belong to this user or to root. "
             f"Got user id {facts.st_uid} instead."

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -48,6 +48,15 @@ class RefuseError(Exception):
             raise cls(Code.DATA, str(error)) from None
         except BaseException as error:  # not all that libraries raise is an Exception
             raise cls(Code.DATA) from error
+
+    @classmethod
+    @contextmanager
+    def of_key(cls) -> Iterator[None]:
+        """Raise one with KEY for what is wrong with another's key, claim, seal or envelope."""
+        try:
+            yield
+        except MessageError as error:
+            raise cls(Code.KEY, str(error)) from None
 
 
 _require = RefuseError.unless

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
@@ -428,7 +428,7 @@ class _Conversation:
             session.drawn_secret = token(KEY_BYTES)
         secret = session.group_secret or session.drawn_secret
         group_key = key_agreement.group_key(secret, self._doc_hash)
-        with _refused_as_key():
+        with RefuseError.of_key():
             envelopes = self._pairs.wrap(secret, peers)
         return key_agreement.key_id(group_key, self._doc_hash), envelopes
 
@@ -486,7 +486,7 @@ class _Conversation:
         if self._committee is None or not self._run.trust.has_committee:
             refuse_unless(not claims, Code.BAD_MESSAGE, "Expected no claims without shares.")
             return
-        with _refused_as_key():
+        with RefuseError.of_key():
             self._pairs.require_claims(self._committee, claims)
 
     def _sums(self, request: messages.Located, h: bytes, tag: bytes) -> SumContext:
@@ -629,7 +629,7 @@ class _Conversation:
         for position, (slot, other, part) in enumerate(members):
             if not other:
                 continue
-            with _refused_as_key():
+            with RefuseError.of_key():
                 shared = self._pairs.secret(slot, other)
             keys = request.slot, position, own_key, other
             key = key_agreement.share_key(shared, context, *keys)
@@ -766,15 +766,6 @@ class _Conversation:
             self._session = session
         vertical.erase(self._policy, self._doc_hash)
         return (messages.Sent if is_vertical else messages.Finished)(doc_hash=self._doc_hash)
-
-
-@contextmanager
-def _refused_as_key() -> Iterator[None]:
-    """Refuse with KEY what is wrong with another client's key, claim or envelope."""
-    try:
-        yield
-    except MessageError as error:
-        raise RefuseError(Code.KEY, str(error)) from None
 
 
 class _ChangedError(RefuseError):

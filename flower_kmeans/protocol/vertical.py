@@ -14,7 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -181,7 +181,7 @@ class VerticalParty:
         if [peer.slot for peer in self.pairs.peers(rows)] != others:
             raise MessageError("Expected all other parties, in order of slot.")
         _require(self._progress.peers in (b"", rows), Code.CONFLICT)
-        with _refused_as_key():
+        with RefuseError.of_key():
             for peer in self.pairs.peers(rows):
                 self.pairs.require_claim(peer)
                 self.pairs.secret(peer.slot, peer.public_key)
@@ -213,7 +213,7 @@ class VerticalParty:
             yield plan, self._opened(plan, delivery)
 
     def _opened(self, plan: Planned, delivery: Delivery) -> bytes:
-        with _refused_as_key():
+        with RefuseError.of_key():
             return self._seals.open(plan, delivery)
 
     def _sent(self, request: Turn, make: Callable[[int], bytes]) -> Sent:
@@ -380,7 +380,7 @@ class VerticalParty:
             data = (each for _, each in mail)
             # the two parcels of a holder are its first message
             first_messages = (a + b for a, b in zip(data, data, strict=True))
-            with _refused_as_key():
+            with RefuseError.of_key():
                 joined = self._holder.join(others, first_messages)
             self._put(public=joined.digests[0])
             halves = {PUBLIC: joined.public, RELIN: joined.round2, HALF: joined.h1}
@@ -407,7 +407,7 @@ class VerticalParty:
     def _under(self, public: bytes, digests: Sequence[bytes]) -> Callable[[Floats, int], bytes]:
         """Return a function that encrypts under a public key, which holders confirm."""
         q, doc_hash, secret = self._shape.moduli, self._doc_hash, self.session.secret
-        with _refused_as_key():
+        with RefuseError.of_key():
             pk = vertical_keys.confirmed_key(q, doc_hash, public, digests)
 
         def encrypt(values: Floats, number: int) -> bytes:
@@ -645,15 +645,6 @@ class VerticalParty:
         found = plausibility.findings_of(algorithm, before, answer, factor)
         rows = np.concatenate([self._findings(), plausibility.to_array(found)])
         return algorithm.update(before, answer), rows
-
-
-@contextmanager
-def _refused_as_key() -> Iterator[None]:
-    """Refuse with KEY what is wrong with another party's key, seal or share of a key."""
-    try:
-        yield
-    except MessageError as error:
-        raise RefuseError(Code.KEY, str(error)) from None
 
 
 def _name(plan: Planned) -> str:
