@@ -41,7 +41,7 @@ MAX_UNANSWERED = 16
 FORGET_AFTER = 30 * 24 * 3600
 """Seconds after which an unfinished run that nothing was written of is ended."""
 
-_VERSION = 3
+_VERSION = 4
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
     "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
@@ -72,7 +72,7 @@ INSERT INTO writes VALUES (0);
 CREATE TABLE runs (
     run BLOB PRIMARY KEY, given INTEGER NOT NULL DEFAULT 0, touched INTEGER NOT NULL,
     version INTEGER NOT NULL, round INTEGER, attempt INTEGER, context BLOB, digest BLOB,
-    vote_round INTEGER, variant BLOB, reserved TEXT, memory BLOB NOT NULL
+    query BLOB, vote_round INTEGER, variant BLOB, reserved TEXT, memory BLOB NOT NULL
 );
 CREATE INDEX by_age ON runs (given, touched, version);
 """
@@ -111,6 +111,7 @@ class Answer:
     attempt: int
     context: bytes  # hash of all that the answer depends on beside records and secret
     digest: bytes  # SHA-256 of the bytes to send
+    query: bytes  # hash of what the round asks; one for all attempts at it
 
 
 @dataclass(frozen=True)
@@ -296,10 +297,10 @@ class Ledger:
 
     # ------------------------------------------------------------------ answers and votes
 
-    def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes] | None:
-        """Return round, attempt, context and digest of a run's last answer, or ``None``."""
-        last: tuple[int, int, bytes, bytes] | None
-        last = self._last(run, "round, attempt, context, digest")
+    def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes, bytes] | None:
+        """Return round, attempt, context, digest and query of a run's last answer, or ``None``."""
+        last: tuple[int, int, bytes, bytes, bytes] | None
+        last = self._last(run, "round, attempt, context, digest, query")
         return last
 
     def last_vote(self, run: bytes) -> tuple[int, bytes] | None:
@@ -327,14 +328,15 @@ class Ledger:
         BudgetError
             If all runs together would exceed the limit.
         StaleAnswerError, AnotherAnswerError, MemoryChangedError
-            If a later (round, attempt) or this one was answered otherwise, or the file holds
-            another version of the memory by now.
+            If a later (round, attempt) was answered, or this one otherwise, or this round for
+            another query, or if the file holds another version of the memory by now.
         """
         with self._exclusive():
             # The memory first: the answer was made from this version of it. An error undoes both.
             replaced = self._replace(answer.run, version, memory)
-            last, query = self.last_answer(answer.run), (answer.round, answer.attempt)
-            _require_order(last, query, answer.context, answer.digest)
+            last, place = self.last_answer(answer.run), (answer.round, answer.attempt)
+            _require_order(last, place, answer.context, answer.digest, answer.query)
+            _require_one_query(last, answer)
             # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and restart").
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit)
@@ -522,6 +524,15 @@ def _require_order(last: tuple[Any, ...] | None, now: tuple[int, ...], *content:
     # The same answer again is wanted: a server that lost a reply asks once more, at no cost.
     if now == place and content != before:
         raise AnotherAnswerError("Something else was answered, or voted for, before.")
+
+
+def _require_one_query(last: tuple[int, int, bytes, bytes, bytes] | None, answer: Answer) -> None:
+    """Require that all attempts at a round ask the same."""
+    if last is None:
+        return
+    round_number, _, _, _, query = last
+    if round_number == answer.round and query != answer.query:
+        raise AnotherAnswerError("Another query of this round was answered before.")
 
 
 def _price_text(price: Price) -> str:

@@ -227,6 +227,12 @@ def require_attempt_order(last: LastAnswer | None, t: int, attempt: int) -> None
     _require(last is None or t != last.t or attempt >= last.attempt, Code.STALE)
 
 
+def require_one_query(last: LastAnswer | None, t: int, query: bytes) -> None:
+    """Require that all attempts at a round ask the same, after the same history."""
+    # Two answers to two queries of one round would be two releases for one charge.
+    _require(last is None or last.t != t or last.query == query, Code.CONFLICT)
+
+
 def require_one_answer(last: LastAnswer | None, answer: LastAnswer) -> None:
     """Require that an attempt has one answer: the same bytes in the same context."""
     is_other = last is None or (last.t, last.attempt) != (answer.t, answer.attempt)

@@ -586,10 +586,12 @@ class _Conversation:
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
+        query_hash = transcript.query_hash(h, asked)
+        checks.require_one_query(last, t, query_hash)
         vector = self._vector(query, sums.digest)
         parts = self._protected(request, sums, vector)
         digest = hashlib.sha256(b"".join(parts)).digest()
-        answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest)
+        answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest, query_hash)
         checks.require_one_answer(last, answer)
         # Not before the check: a refused query would replace what was answered.
         session.answered = sums.digest + vector.astype("<i8", copy=False).tobytes()

@@ -42,6 +42,7 @@ class LastAnswer(NamedTuple):
     attempt: int
     context: bytes
     digest: bytes
+    query: bytes = b""  # hash of history and query; empty where a round has one attempt
 
 
 class LastVote(NamedTuple):

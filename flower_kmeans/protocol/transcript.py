@@ -129,6 +129,11 @@ def round_context(
     return H(b"round", doc_hash, u32(t), u32(attempt), u32(m), root, com, h, tag)
 
 
+def query_hash(h: bytes, query: bytes) -> bytes:
+    """Return the hash of what a round asks, which is the same in all attempts at it."""
+    return H(b"query", h, query)
+
+
 def variant_hash(
     context: bytes, survivors: bytes, public_keys: bytes, sealed: Sequence[bytes]
 ) -> bytes:

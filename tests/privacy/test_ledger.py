@@ -138,7 +138,13 @@ def test_a_round_is_charged_once_whatever_the_sessions_and_the_attempts(ledger):
             # The same again costs nothing, also beyond a limit that was tightened.
             ledger.charge(answer, price(PLAN), Limit(1e-3, DELTA), version, b"answered")
             assert ledger.epsilon(DELTA) == cost(1)
-            assert ledger.last_answer(RUN) == (t, attempt, answer.context, answer.digest)
+            assert ledger.last_answer(RUN) == (
+                t,
+                attempt,
+                answer.context,
+                answer.digest,
+                answer.query,
+            )
     end(ledger)
     assert ledger.epsilon(DELTA) == cost(1)  # all was answered
 
@@ -231,7 +237,7 @@ def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
         connection(ledger).set_progress_handler(lambda: ticks.append(1), 1)
         kind = (("gaussian", "l2"), ("laplace", "l1"))[run % 2]
         release = Release("all", *kind, 10.0 + run / 7, "a")  # none has the scale of another
-        answer = Answer(number(run), 1, 1, bytes(32), bytes(32))
+        answer = Answer(number(run), 1, 1, bytes(32), bytes(32), bytes(32))
         ledger.charge(answer, price_of("record", [[release]]), LOOSE, 0, b"")
         return len(statements), len(ticks)
 
@@ -261,6 +267,16 @@ def test_other_answers_and_those_before_the_last_are_refused(ledger, state_dir, 
             charge(ledger, answer_of(t=2, attempt=2, **change), plan, LOOSE)
     assert content_of(state_dir) == before
     charge(ledger, answer_of(2, t=t, attempt=attempt), plan, LOOSE)  # another run
+
+
+@pytest.mark.parametrize("plan", [gaussian_plan(), None], ids=["private", "plain"])
+def test_all_attempts_at_a_round_are_for_one_query(ledger, plan):
+    """Two answers to two queries of a round would be two releases for one charge."""
+    charge(ledger, answer_of(t=2, query=7), plan, LOOSE)
+    charge(ledger, answer_of(t=2, attempt=2, context=2, query=7), plan, LOOSE)
+    with pytest.raises(AnotherAnswerError, match="Another query of this round was answered"):
+        charge(ledger, answer_of(t=2, attempt=3, context=3, query=8), plan, LOOSE)
+    charge(ledger, answer_of(t=3, context=3, query=8), plan, LOOSE)
 
 
 def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
@@ -348,12 +364,12 @@ def test_the_row_of_a_run_that_is_over_is_small(ledger, state_dir):
     for i in range(120):
         version = ledger.save(number(i), 0, bytes(20_000))
         version = ledger.vote(Vote(number(i), 99, bytes(32)), price(plan), LOOSE, version, b"")
-        answer = Answer(number(i), 100, 3, bytes(32), bytes(32))
+        answer = Answer(number(i), 100, 3, bytes(32), bytes(32), bytes(32))
         version = ledger.charge(answer, price(plan), LOOSE, version, bytes(20_000))
         ledger.end(number(i), version, b"over")
         sizes.append((state_dir / FILE_NAME).stat().st_size)
     assert ledger.last_vote(number(0)) == (99, bytes(32))
-    assert ledger.last_answer(number(0)) == (100, 3, bytes(32), bytes(32))
+    assert ledger.last_answer(number(0)) == (100, 3, bytes(32), bytes(32), bytes(32))
     assert max(row_sizes(state_dir)) <= 200
     # With SQLite's own bytes, indices and pages that are not full.
     assert sizes[-1] - sizes[-101] <= 100 * 400
@@ -365,7 +381,7 @@ def test_what_was_answered_and_voted_stays_when_the_run_is_over(state_dir):
         ledger.vote(Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"voted")
         version = end(ledger)
     with Ledger(state_dir) as ledger:
-        assert ledger.last_answer(RUN) == (2, 2, bytes([1]) * 32, bytes([1]) * 32)
+        assert ledger.last_answer(RUN) == (2, 2, *[bytes([1]) * 32] * 3)
         assert ledger.last_vote(RUN) == (2, b"v" * 32)
         with pytest.raises(StaleAnswerError):
             charge(ledger, answer_of(), PLAN, LOOSE)
@@ -470,7 +486,7 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
         assert ledger.load(ended)[1] == b"over"  # is not ended again
         assert unfinished(state_dir) == {used}
         assert ledger.epsilon(DELTA) == cost(1 + 1 / 3)
-        assert ledger.last_answer(answered) == (2, 1, answered, answered)
+        assert ledger.last_answer(answered) == (2, 1, answered, answered, bytes([1]) * 32)
         assert ledger.last_vote(voted) == (1, b"v" * 32)
         with pytest.raises(MemoryChangedError):  # a process that had read it before
             ledger.save(answered, read, b"SECRET-1" * 9)
@@ -677,13 +693,13 @@ def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     assert found == [(3,), (1,), (1,), (1,)]
 
 
-@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("version", [3, 5])
 @pytest.mark.parametrize("use", USES)
 def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(state_dir, version, use):
     Ledger(state_dir).close()
     tamper(state_dir, f"PRAGMA user_version = {version}")
     before = (state_dir / FILE_NAME).read_bytes()
-    with pytest.raises(LedgerError, match=rf"version 3\. Got version {version} instead") as caught:
+    with pytest.raises(LedgerError, match=rf"version 4\. Got version {version} instead") as caught:
         use(state_dir)
     assert "\n" not in str(caught.value)
     assert (state_dir / FILE_NAME).read_bytes() == before

@@ -469,7 +469,7 @@ def first_query(scene):
     return dict(algorithm.query(algorithm.initial_state(None)).arrays)
 
 
-@stopped_by("require_one_answer", of=[(False,)])
+@stopped_by("require_one_answer", "require_one_query", of=[(False,)])
 @each_ledger
 def test_16_two_queries_in_one_attempt(start, ledger):
     """The refusal in between does not change what was answered."""
@@ -480,7 +480,41 @@ def test_16_two_queries_in_one_attempt(start, ledger):
     defended(s.ask(0, query=query), Code.CONFLICT)
     halve_records(s)
     assert s.ask(0) == first
-    assert isinstance(s.ask(0, attempt=2, query=query), Answer)
+
+
+@stopped_by("require_one_query", of=[(S, False), ("trusted-server", False)])
+@pytest.mark.parametrize("trust", [S, "trusted-server"])
+@each_ledger
+def test_59_two_queries_in_two_attempts(start, trust, ledger):
+    """Two answers to two queries of one round would be two releases for one charge."""
+    s = start(trust, ledger=ledger)
+    assert isinstance(s.ask(0), Answer)
+    query = encode_arrays({name: array[::-1].copy() for name, array in first_query(s).items()})
+    assert query != s.query_data()
+    defended(s.ask(0, attempt=2, query=query), Code.CONFLICT)
+    assert isinstance(s.ask(0, attempt=2), Answer)  # the same query is what a fault needs
+
+
+@stopped_by("require_one_query", of=[(False,)])
+@each_ledger
+def test_59_two_histories_in_two_sessions(start, ledger):
+    """A blind server makes another query by an entry that it announces to a new session alone."""
+    s = start(O, ledger=ledger, policy={"copy_records": False})
+    s.round(1)
+    assert isinstance(s.ask(0, t=2), Answer)
+    halve_records(s)  # the next session knows no entry yet
+    s.take(0, s.ask(0, t=2, attempt=2))
+    s.enrolled[0].head = 0
+    s.wrap_again(0, by=1)
+    other = change(s.entries[0], words=entry_with_other_words(s))
+    defended(s.ask(0, t=2, attempt=2, entries=(other,)), Code.CONFLICT)
+
+
+def entry_with_other_words(scene):
+    """Return the words of the first entry, with another value in a word without the checksum."""
+    words = bytearray(scene.entries[0].words)
+    words[0] ^= 1
+    return bytes(words)
 
 
 @stopped_by("flower_kmeans.algorithms.base.Algorithm.check_query", of=[(S,), ("trusted-server",)])

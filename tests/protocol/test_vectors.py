@@ -233,6 +233,7 @@ def test_announced_sum():
     assert h1 == octets(GROUP["h1"])
     query, tag = (octets(VECTORS["second_query"][name]) for name in ("query", "tag"))
     assert transcript.query_tag(keys.query_key(GROUP_KEY), h1, query) == tag
+    assert transcript.query_hash(h1, query) == octets(VECTORS["second_query"]["hash"])
 
 
 def test_masks():

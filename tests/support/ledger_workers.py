@@ -34,13 +34,14 @@ def laplace_plan(rounds=2, epsilon=1.0, unit="record"):
     return calibrate(PrivacyBudget(epsilon, 0.0, unit), [[release]] * rounds, None)
 
 
-def answer_of(run=1, t=1, attempt=1, context=1, digest=None):
+def answer_of(run=1, t=1, attempt=1, context=1, digest=None, query=1):
     return Answer(
         bytes([run]) * 32,
         t,
         attempt,
         bytes([context]) * 32,
         bytes([context if digest is None else digest]) * 32,
+        bytes([query]) * 32,
     )
 
 
