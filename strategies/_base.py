@@ -11,7 +11,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -46,6 +46,7 @@ from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.removal import levels_up_to
+from flower_kmeans.protocol.resume import Journal, continued
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import (
     KEYS,
@@ -182,6 +183,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _timeout: float | None = None
     _talk: Exchange
     _server: S | None = None
+    _journal: Journal | None = None
     _report: Report | None = None
     _sent: Sequence[Message] = ()
     _started = 0.0
@@ -239,6 +241,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
+        *,
+        resume: str | PathLike[str] | None = None,
     ) -> Result:
         """Run the whole clustering.
 
@@ -260,18 +264,23 @@ class ClusteringStrategy(Strategy, Generic[S]):
         should_stop : callable, optional
             Never called, which a warning says: the number of rounds is part of the plan, and
             clients get the result after the last one.
+        resume : path, optional
+            The server's own directory, mode 0700, which is made if it is missing. The run is kept
+            there. If this process ends before the run does, a start with the same options and
+            directory goes on after the last released round (docs/deploy.md, "A server that ends").
 
         Returns
         -------
         Result
             "centroids", "counts" and, where sizes have bounds, "weights", if the trust model lets
             the server see them; no arrays otherwise. ``train_metrics_clientapp`` has the `metrics`
-            of each round.
+            of each round that this process closed.
 
         Raises
         ------
         ConfigurationError
-            If an argument contradicts the plan, or an oblivious server would see centroids.
+            If an argument contradicts the plan, an oblivious server would see centroids, or
+            ``resume`` cannot be used or holds a run of other options.
         TooFewClientsError
             If fewer than ``min_clients`` clients answered a round in all attempts.
         RunError
@@ -296,9 +305,25 @@ class ClusteringStrategy(Strategy, Generic[S]):
             self._require_sight()
         # A strategy can be started again; a new server is a new run with new keys.
         self._timeout, self._server, result = seconds, None, Result()
-        log(INFO, "Starting %s strategy:", type(self).__name__)
-        if should_stop is not None:
-            log(WARNING, _NO_STOP)
+        with ExitStack() as stack:
+            self._journal = None if resume is None else stack.enter_context(Journal(resume))
+            log(INFO, "Starting %s strategy:", type(self).__name__)
+            if should_stop is not None:
+                log(WARNING, _NO_STOP)
+            try:
+                self._play(grid, initial_arrays, evaluate_fn, result)
+            finally:
+                self._journal = None
+        return result
+
+    def _play(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        result: Result,
+    ) -> None:
+        """Run all rounds, or those that a kept run lacks, and fill in the result."""
 
         def evaluate(t: int) -> None:
             arrays = initial_arrays if t == 0 else self._visible_arrays(t)
@@ -310,8 +335,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
         evaluate(0)
         self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
-        for t in range(1, self.n_rounds + 1):
-            if t > 1:
+        first = self._running.head + 1
+        for t in range(first, self.n_rounds + 1):
+            if t > first:
                 self._invite(grid)
             info = self._close_round(t, self._trip(*self._next(is_last=False)))
             result.train_metrics_clientapp[t] = info.metrics
@@ -319,7 +345,6 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self._close_run(self._trip(*self._next(is_last=True)))
         result.arrays = self._visible_arrays() or ArrayRecord()
         log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
-        return result
 
     # Flower's own loop calls these four.
 
@@ -566,6 +591,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
             sampler=sampler_of(self.plan, trust.shares_noise),
             body=body,
         )
+        kept = None if self._journal is None else self._journal.load()
+        if kept is not None:
+            document = continued(document, kept.document)
         return Run(document, algorithm, self.plan, trust)
 
     def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
@@ -964,7 +992,8 @@ optional
         run = self._run(roster)
         crowd = max(self.n_clients or 0, self.min_clients, len(roster or ()), named)
         require_sizes(run, crowd)
-        return Server(run, seed=self.seed, roster=roster, nodes=self.nodes), {
+        server = Server(run, seed=self.seed, roster=roster, nodes=self.nodes, journal=self._journal)
+        return server, {
             "clip": self.clip,
             "clips": self.clips,
             "levels": self._levels,

@@ -1,14 +1,18 @@
-"""Where a ledger lies: one file in a directory, both this user's and closed to others."""
+"""Where a ledger lies: one file in a directory, both this user's and closed to others.
+
+A server keeps a run that may be resumed in such a file, too (`flower_kmeans.protocol.resume`).
+"""
 
 import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from flower_kmeans.errors import KMeansError, LedgerError
-from flower_kmeans.files import is_own
+from flower_kmeans.files import is_own, reason_and_cure
 
 FILE_NAME = "ledger.sqlite3"
 FULL = "The ledger's disk is full, so make room there"
@@ -27,32 +31,46 @@ _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 
 
-def make_private_file(directory: Path) -> Path:
-    """Return the ledger's path in a directory, both made if missing, both their owner's alone.
+@dataclass(frozen=True)
+class PrivateFile:
+    """What a private file is called in errors, and which errors they are."""
+
+    name: str  # of the file
+    what: str
+    directory: str  # the parameter that names its directory
+    error: type[KMeansError]
+
+
+_LEDGER = PrivateFile(FILE_NAME, "ledger", "state_dir", LedgerError)
+
+
+def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
+    """Return the path of a file in a directory, both made if missing, both their owner's alone.
 
     A symbolic link is refused, as is what belongs to others or is open to them: who placed it there
     could choose what is written.
     """
-    path = directory / FILE_NAME
-    with _os_errors(directory):
+    path = directory / file.name
+    with _os_errors(directory, file):
         if not directory.exists():
             # Not its parents: they may be unmounted.
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        facts = directory.stat()
+        require_own(facts, directory, file.directory, _DIRECTORY_MODE, file.error)
         # Where the system has no such flag, a check before opening is the best there is.
         if not hasattr(os, "O_NOFOLLOW"):
-            _require_no_link(path)
+            _require_no_link(path, file)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
             descriptor = os.open(path, flags, _FILE_MODE)
         except OSError as error:
             # What O_NOFOLLOW gives for a link.
             if error.errno == errno.ELOOP:
-                _require_no_link(path)
+                _require_no_link(path, file)
             raise
         # Of what was opened, which nobody can replace in between.
         try:
-            require_own(os.fstat(descriptor), path, "ledger", _FILE_MODE)
+            require_own(os.fstat(descriptor), path, file.what, _FILE_MODE, file.error)
         finally:
             os.close(descriptor)
     return path
@@ -105,9 +123,9 @@ def _require_writable(path: Path, name: str) -> None:
         raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
 
 
-def _require_no_link(path: Path) -> None:
+def _require_no_link(path: Path, file: PrivateFile = _LEDGER) -> None:
     if path.is_symlink():
-        raise LedgerError(f"Expected ledger {path} as a file. Got a symbolic link instead.")
+        raise file.error(f"Expected {file.what} {path} as a file. Got a symbolic link instead.")
 
 
 def os_sentence(place: str, error: OSError) -> str:
@@ -118,8 +136,12 @@ def os_sentence(place: str, error: OSError) -> str:
 
 
 @contextmanager
-def _os_errors(directory: Path) -> Iterator[None]:
+def _os_errors(directory: Path, file: PrivateFile = _LEDGER) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LedgerError(os_sentence(f"state_dir {directory}", error)) from None
+        if file is _LEDGER:
+            raise LedgerError(os_sentence(f"state_dir {directory}", error)) from None
+        raise file.error(
+            f"Expected {file.directory} {directory} to be usable. Got {reason_and_cure(error)}."
+        ) from None

@@ -30,6 +30,7 @@ from flower_kmeans.protocol.messages import (
     split_envelopes,
     write_claims,
 )
+from flower_kmeans.protocol.resume import KeptClient, KeptCohort, KeptOffer
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import EPOCHS, MAX_SLOTS, Run
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
@@ -373,6 +374,101 @@ class Cohort:
         digest, encoded = committee.digest, committee.encode()
         return Frame(slots, tree, n_slots, committee, present, digest, encoded, sharing)
 
+    # ------------------------------------------------------------------ what outlives the process
+
+    def kept(self) -> KeptCohort:
+        """Return what a server that goes on after a restart must know."""
+        clients = []
+        for slot, claims in sorted(self.claims.items()):
+            for client in claims:
+                one = KeptClient(
+                    slot=slot,
+                    node_id=client.node_id,
+                    public=client.public,
+                    new=client.new,
+                    has_key=client.has_key,
+                    wraps=tuple(client.wraps),
+                    refused=tuple(sorted(client.refused)),
+                    was_asked=client.was_asked,
+                    head=client.head,
+                    is_banned=client.is_banned,
+                )
+                clients.append(one)
+        offers = []
+        for offer in self.offers:
+            wraps = tuple((one.slot, one.node_id, wrap) for one, wrap in offer.wraps.items())
+            leader = offer.leader.slot, offer.leader.node_id
+            offers.append(KeptOffer(leader=leader, key_id=offer.key_id, wraps=wraps))
+        return KeptCohort(
+            clients=tuple(clients),
+            owners=tuple((slot, key) for key, slot in self._owners.items()),
+            committee=self._committee,
+            offers=tuple(offers),
+            is_settled=self.is_settled,
+        )
+
+    def restore(self, kept: KeptCohort) -> None:
+        """Take up what `kept` returned, in place of what is here."""
+        by_node = dict[tuple[int, int], Client]()
+        for one in kept.clients:
+            client = Client(
+                one.node_id,
+                one.slot,
+                one.public,
+                one.new,
+                has_key=one.has_key,
+                wraps=list(one.wraps),
+                refused=set(one.refused),
+                was_asked=one.was_asked,
+                head=one.head,
+                is_banned=one.is_banned,
+            )
+            by_node[one.slot, one.node_id] = client
+            self.claims.setdefault(one.slot, deque()).append(client)
+            self.known.add(one.node_id)
+        self._owners = {key: slot for slot, key in kept.owners}
+        self._n_keys = Counter(slot for slot, _ in kept.owners)
+        self._committee = kept.committee
+        for offer in kept.offers:
+            wraps = {by_node[slot, node]: wrap for slot, node, wrap in offer.wraps}
+            self.offers.append(Offer(by_node[offer.leader], offer.key_id, wraps))
+        self.is_settled = kept.is_settled
+
+    def stand_in(self, slot: int, node_id: int, connected: Collection[int]) -> int:
+        """Let a connected node take the place of one that is gone, where their session is one.
+
+        Return the node that is active then.
+        """
+        claims = self.claims[slot]
+        gone = next(client for client in claims if client.node_id == node_id)
+        session = gone.public.public_key, gone.public.commitment
+        for client in claims:
+            its_session = client.public.public_key, client.public.commitment
+            if client.node_id not in connected or its_session != session:
+                continue
+            client.new = None
+            client.wraps, client.refused = gone.wraps, gone.refused
+            client.has_key, client.was_asked = gone.has_key, gone.was_asked
+            client.is_banned = gone.is_banned
+            for offer in self.offers:
+                if gone in offer.wraps:
+                    offer.wraps[client] = offer.wraps.pop(gone)
+            claims.remove(gone)
+            claims.remove(client)
+            claims.appendleft(client)
+            claims.append(gone)
+            return client.node_id
+        return node_id
+
+    def framed_as(self, active: Iterable[tuple[int, int]]) -> Frame:
+        """Return the frame in which these nodes are active, by slot, without any later change."""
+        slots = {}
+        for slot, node_id in active:
+            slots[slot] = next(one for one in self.claims[slot] if one.node_id == node_id)
+        self.clients = {client.node_id: client for client in slots.values()}
+        self._frame = self._framed(slots)
+        return self._frame
+
 
 def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
     """Return the slots of a roster's committee: all of them, or those that are drawn."""
@@ -398,9 +494,18 @@ class ShareStore:
 
     def put(self, slot: int, sealed: Sequence[bytes]) -> None:
         """Keep a dealer's shares, which are complete."""
+        self.put_back(slot, b"".join(sealed))
+
+    def of(self, slot: int) -> bytes:
+        """Return all shares of a dealer, one after the other."""
+        self._file.seek(self._starts[slot])
+        return self._file.read(self._part_bytes * len(self._order))
+
+    def put_back(self, slot: int, shares: bytes) -> None:
+        """Keep what `of` returned before the server was restarted."""
         # To the end: reading a part moves the position.
         self._starts[slot] = self._file.seek(0, 2)
-        self._file.write(b"".join(sealed))
+        self._file.write(shares)
 
     def parts(self, position: int, slots: Iterable[int]) -> Iterator[bytes]:
         """Yield the shares of dealers for a position."""

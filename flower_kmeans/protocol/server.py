@@ -7,7 +7,7 @@ section 6. No client checks them, and none costs privacy: one sum of a round ope
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -41,6 +41,14 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
 from flower_kmeans.protocol.messages import Added, Answer, Ask, Code, Enrolled, Refusal, Reply
 from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.results import encode_result, read_result, result_of
+from flower_kmeans.protocol.resume import (
+    Journal,
+    KeptAttempt,
+    KeptRun,
+    is_same_state,
+    read_state,
+    write_state,
+)
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.transcript import ZERO
@@ -95,6 +103,8 @@ class _Attempt:
     dealers: list[Client] = field(default_factory=list)  # S: those whose answers are added up
     chosen: bytes = b""  # the tag of most complete answers so far
     tried: int = 0  # offers of group keys that failed in `add`
+    is_chosen: bool = False  # S is on the disk: a restarted server must add the same answers
+    distributors: tuple[int, ...] = ()  # slots of those that are asked for a group key
     heard: set[Client] = field(default_factory=set)  # those whose answers are complete
     complained: set[Client] = field(default_factory=set)  # those without the group key
     replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; a refusal names
@@ -128,6 +138,14 @@ class Server:
         The clients' public keys; needed exactly under ``keys="roster"``.
     nodes : sequence of int, optional
         The only nodes that may take part; without a roster in the order of their slots.
+    journal : Journal, optional
+        Where the run is kept, so that it goes on if this process ends. The run then is that of the
+        journal, if one is kept there.
+
+    Raises
+    ------
+    ConfigurationError
+        If the roster is not that of the document, or the journal holds a run of other nodes.
     """
 
     def __init__(
@@ -137,6 +155,7 @@ class Server:
         seed: int = 0,
         roster: Roster | None = None,
         nodes: Sequence[int] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         if (None if roster is None else roster.digest) != run.document.roster:
             raise ConfigurationError(
@@ -154,6 +173,14 @@ class Server:
         self.findings: list[Finding] = []  # of sums that it saw, what no records explain
         self.state: State = run.algorithm.initial_state(self._generator(0))
         self._begin(run)
+        self._journal = journal
+        follows_from_document = journal is None or run.algorithm.replayable
+        self._start = b"" if follows_from_document else write_state(self.state)
+        self._resumed: KeptAttempt | None = None  # that was open when the former process ended
+        self._stale: set[int] | None = None  # slots that took a resumed round for one that is over
+        kept = None if journal is None else journal.load()
+        if kept is not None:
+            self._restore(kept)
 
     def _begin(self, run: Run) -> None:
         """Forget all clients: no session of theirs is for this document."""
@@ -190,15 +217,22 @@ class Server:
         would be too long, a `RunError` if no client made the group key.
         """
         with self._aborting(trip):
-            self._set_up(sorted(self._named(node_ids)), trip)
+            if self._stale is None:
+                self._set_up(sorted(self._named(node_ids)), trip)
+            else:
+                self._come_back(self._named(node_ids), trip)
 
     @contextmanager
     def _aborting(self, trip: Trip) -> Iterator[None]:
-        """Tell all clients if the run ends here by an error: they erase what is secret."""
+        """Tell all clients if the run ends here by an error: they erase what is secret.
+
+        A run that is kept may be resumed, so its clients wait.
+        """
         try:
             yield
         except KMeansError:
-            self.abort(trip)
+            if self._journal is None:
+                self.abort(trip)
             raise
 
     def abort(self, trip: Trip) -> None:
@@ -210,11 +244,13 @@ class Server:
             deque(trip("abort", dict.fromkeys(sorted(nodes), request), lambda: True), maxlen=0)
 
     def _set_up(self, nodes: list[int], trip: Trip) -> None:
+        self._keep()
         self._enrol(nodes, trip)
         epoch = self._cohort.better_epoch()
         if epoch is not None:  # another document, so clients begin other sessions
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
+            self._keep()
             self._enrol(nodes, trip)
         n_taken, least = len(self._cohort.claims), self.run.document.min_clients
         if n_taken < least:
@@ -232,7 +268,7 @@ class Server:
                 f"part. Got {len(frame.present)} instead.{self._reasons(0)}"
             )
         require_sizes(self.run, frame.n_slots)
-        self._cohort.is_closed = self.run.document.keys == "relayed" and self._nodes is None
+        self._cohort.is_closed = self._is_closed
         if self._has_early_key:
             self._make_group_key(frame, trip)
 
@@ -241,6 +277,11 @@ class Server:
         self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add()
         requests = dict.fromkeys(nodes, messages.Enrol(doc=self.run.data))
         list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether nobody can take part who was not there in the set-up."""
+        return self.run.document.keys == "relayed" and self._nodes is None
 
     def _named(self, node_ids: Iterable[int]) -> set[int]:
         """Return those nodes that may take part."""
@@ -333,6 +374,9 @@ class Server:
     def _refused(self, client: Client, t: int, refusal: Refusal) -> None:
         """Note a refusal; renew the client, or remember what it lacks. It never ends the run."""
         code = Code(refusal.code)
+        if code == Code.STALE and self._stale is not None:
+            self._stale.add(client.slot)
+            self._require_recent(t)
         renewed = code == Code.RENEW and self._cohort.renew(client, refusal)
         self._note(client.node_id, t, code.sentence, "renewed" if renewed else "refused")
         if code == Code.NEED:
@@ -364,6 +408,8 @@ class Server:
 
     def ask(self) -> dict[int, Ask]:
         """Begin the next round and return its first requests, whose query clients must accept."""
+        if self._resumed is not None:
+            return self._ask_resumed(self._resumed)
         data, algorithm = None, self.run.algorithm
         if not self.run.trust.is_blind:
             query = algorithm.query(self.state)
@@ -377,26 +423,40 @@ class Server:
         return self._attempt.requests
 
     def _open_attempt(self, number: int, query: bytes | None) -> _Attempt:
-        run, cohort, frame, t = self.run, self._cohort, self._next_frame(), self.head + 1
+        cohort, is_blind = self._cohort, self.run.trust.is_blind
+        attempt = self._new_attempt(self.head + 1, number, self._next_frame(), query)
+        self.proceedings.attempts += 1
+        chosen = list[Client]()
+        if cohort.is_settled and self._keyless(attempt.frame):
+            chosen = cohort.holders(attempt.frame)[:DISTRIBUTORS]
+        elif is_blind and not cohort.offers:
+            chosen = cohort.distributors(attempt.frame)
+        attempt.distributors = tuple(client.slot for client in chosen)
+        self._make_requests(attempt)
+        self._keep(attempt)
+        return attempt
+
+    def _new_attempt(self, t: int, number: int, frame: Frame, query: bytes | None) -> _Attempt:
+        """Return an attempt without requests and answers."""
         tag = b"" if query is None else transcript.query_tag(ZERO, ZERO, query)
-        size = removal.part_bytes(run, run.document.words[t - 1], frame.sharing)
+        size = removal.part_bytes(self.run, self.run.document.words[t - 1], frame.sharing)
         size += SEAL_BYTES if frame.sharing else 0
         store = ShareStore(frame.present if frame.sharing else (), size)
-        attempt = _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
-        self.proceedings.attempts += 1
-        blind = run.trust.is_blind
-        wanted = [c for c in frame.slots.values() if blind and not (c.wraps or c.has_key)]
-        chosen = list[Client]()
-        if wanted and cohort.is_settled:
-            chosen = cohort.holders(frame)[:DISTRIBUTORS]
-        elif blind and not cohort.offers:
-            chosen = cohort.distributors(frame)
-        rows = b"".join(peer.peer.row for peer in wanted)
-        for client in frame.slots.values():
-            peers = rows if client in chosen else b""
+        return _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
+
+    def _keyless(self, frame: Frame) -> list[Client]:
+        """Return the clients for which there is no group key yet, where clients have one."""
+        if not self.run.trust.is_blind:
+            return []
+        return [one for one in frame.slots.values() if not (one.wraps or one.has_key)]
+
+    def _make_requests(self, attempt: _Attempt) -> None:
+        cohort, is_blind = self._cohort, self.run.trust.is_blind
+        rows = b"".join(peer.peer.row for peer in self._keyless(attempt.frame))
+        for client in attempt.frame.slots.values():
+            peers = rows if client.slot in attempt.distributors else b""
             attempt.requests[client.node_id] = self._ask_of(attempt, client, peers)
-        self.has_enough = lambda: self._is_crowd(attempt) and (not blind or bool(cohort.offers))
-        return attempt
+        self.has_enough = lambda: self._is_crowd(attempt) and (not is_blind or bool(cohort.offers))
 
     def _is_crowd(self, attempt: _Attempt) -> bool:
         """Return whether enough clients gave complete answers under one tag."""
@@ -418,7 +478,12 @@ class Server:
         )
 
     def _next_frame(self) -> Frame:
-        frame, roster = self._cohort.frame(), self._roster
+        frame = self._cohort.frame()
+        self._report_frame(frame)
+        return frame
+
+    def _report_frame(self, frame: Frame) -> None:
+        roster = self._roster
         self.proceedings.n_slots = frame.n_slots
         if frame.committee and frame.sharing:
             sharing = frame.sharing
@@ -432,7 +497,6 @@ class Server:
                 epoch=self.run.document.epoch if drawn else None,
                 beacon=drawn.beacon.hex() if drawn else "",
             )
-        return frame
 
     def _located(self, attempt: _Attempt, client: Client) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common for one client."""
@@ -478,16 +542,19 @@ class Server:
             raise RunError("Expected `ask` before the answers to it.")
         with self._aborting(trip):
             self._close_round(attempt, replies, trip)
-        self._attempt = None
+            self._keep_closed()
+        self._attempt = self._resumed = self._stale = None
 
     def _close_round(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:
         document = self.run.document
         while True:
             with closing(attempt.store):
-                self._gather(attempt, replies, trip)
+                if not attempt.is_chosen:
+                    self._gather(attempt, replies, trip)
                 is_crowd = len(attempt.dealers) >= document.min_clients
                 is_last = attempt.number == document.max_attempts
-                if is_crowd and (is_last or not self._waits_for_frame(attempt)):
+                is_final = is_last or attempt.is_chosen
+                if is_crowd and (is_final or not self._waits_for_frame(attempt)):
                     if not self._make_sum(attempt, trip):
                         self._lose(attempt)
                     return
@@ -729,6 +796,7 @@ class Server:
         while is_blind and not self._cohort.offers:
             if not self._ask_distributors(attempt.t, attempt.frame, trip):
                 return False
+        self._keep_sum(attempt)
         while True:
             asked = [position for position in attempt.members if position not in attempt.shares]
             if not asked:
@@ -747,6 +815,7 @@ class Server:
             if out and len(attempt.named) >= attempt.threshold and is_crowd:
                 attempt.dealers = left
                 attempt.replies.clear()
+                self._keep_sum(attempt)
             if not again:
                 return False
             again -= 1
@@ -958,6 +1027,147 @@ class Server:
                 break
             replies = self._send(trip, "finish", self._finish(lacking))
         self._note_dropped(after, self._cohort.clients.keys() - self.delivered)
+        if self._journal is not None and self.delivered:
+            self._journal.finish(self.run.doc_hash)
+
+    # ------------------------------------------------------------------ resuming (section 9)
+
+    def _kept(self, attempt: _Attempt | None = None) -> KeptRun:
+        """Return what a server that goes on from here must know."""
+        has_state = self.head > 0 and not self.run.trust.is_blind
+        has_frame = bool(self._cohort.clients)
+        return KeptRun(
+            document=self.run.data,
+            nodes=self._nodes,
+            start=self._start,
+            head=self.head,
+            n_opened=self.n_opened,
+            noise_factor=self.noise_factor,
+            h=self._h,
+            state=write_state(self.state) if has_state else b"",
+            findings=tuple(self.findings),
+            proceedings=self.proceedings,
+            incidents=tuple(self.incidents),
+            dropped=tuple(self.dropped),
+            served=tuple(sorted(self._served)),
+            caused=tuple(sorted(self._caused)),
+            cohort=self._cohort.kept() if has_frame else None,
+            attempt=None if attempt is None else _kept_attempt(attempt),
+        )
+
+    def _keep(self, attempt: _Attempt | None = None) -> None:
+        """Keep the run on the disk, before the messages that depend on it are sent."""
+        if self._journal is not None:
+            self._journal.write(self._kept(attempt))
+
+    def _keep_sum(self, attempt: _Attempt) -> None:
+        """Keep which answers are added up, and their sealed shares: votes for them are for good."""
+        if self._journal is not None:
+            shares = ((one.slot, attempt.store.of(one.slot)) for one in attempt.dealers)
+            self._journal.write_sum(self._kept(attempt), shares)
+
+    def _keep_closed(self) -> None:
+        """Keep a round that is closed: its entry with the noise, or the state after it."""
+        if self._journal is not None:
+            entry = next(reversed(self._entries)) if self._entries else None
+            self._journal.write_closed(self._kept(), entry)
+
+    def _restore(self, kept: KeptRun) -> None:
+        """Take up a run where the process before this one left it."""
+        # With a roster, nodes may have got other ids since.
+        if self._roster is None and kept.nodes != self._nodes:
+            raise ConfigurationError(
+                f"Expected nodes={kept.nodes}, in whose order the run in resume gave the slots. "
+                f"Got {self._nodes} instead."
+            )
+        if kept.start and not is_same_state(kept.start, self.state):
+            raise ConfigurationError(
+                "Expected the server's data with which the run in resume began. Got others: use "
+                "those data, or name another directory."
+            )
+        self.proceedings = kept.proceedings
+        self.proceedings.resumptions += 1
+        self.incidents, self.dropped = list(kept.incidents), list(kept.dropped)
+        if kept.cohort is None:
+            return
+        self._cohort.restore(kept.cohort)
+        self._cohort.is_closed = self._is_closed
+        self.head, self.n_opened, self._h = kept.head, kept.n_opened, kept.h
+        self.noise_factor, self.findings = kept.noise_factor, list(kept.findings)
+        self._served, self._caused = set(kept.served), set(kept.caused)
+        if kept.state:
+            self.state = read_state(kept.state)
+        if self._journal is not None:
+            self._entries = {entry: len(encode(entry)) for entry in self._journal.entries()}
+        self._resumed, self._stale = kept.attempt, set()
+
+    def _reopened(self, kept: KeptAttempt) -> _Attempt:
+        """Return the attempt that was open, in its frame and with the same query."""
+        frame = self._cohort.framed_as(kept.frame)
+        self._report_frame(frame)
+        attempt = self._new_attempt(kept.t, kept.number, frame, kept.query)
+        attempt.distributors = kept.distributors
+        if kept.dealers and self._journal is not None:
+            attempt.is_chosen = True
+            attempt.tag = kept.tag
+            attempt.dealers = [frame.slots[slot] for slot in kept.dealers]
+            for slot, shares in self._journal.shares():
+                attempt.store.put_back(slot, shares)
+        return attempt
+
+    def _come_back(self, connected: Collection[int], trip: Trip) -> None:
+        """Find clients whose nodes have got other ids since the run was kept, with a roster.
+
+        Such a node makes a new claim. If its session is that of the node that is gone, it takes
+        its place: neither node nor claim stands in a context, so the open attempt stays the same.
+        """
+        cohort, active = self._cohort, {}
+        requests = self.join(connected)
+        if requests:
+            self.has_enough = lambda: False
+            list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
+        frame = () if self._resumed is None else self._resumed.frame
+        active = dict(frame) or {slot: claims[0].node_id for slot, claims in cohort.claims.items()}
+        for slot, node_id in active.items():
+            if node_id not in connected:
+                active[slot] = cohort.stand_in(slot, node_id, connected)
+        if self._resumed is None:
+            self._next_frame()
+        else:
+            kept = msgspec.structs.replace(self._resumed, frame=tuple(active.items()))
+            self._resumed = kept
+
+    def _ask_resumed(self, kept: KeptAttempt) -> dict[int, Ask]:
+        """Return the requests of an attempt that was open before; none if S is chosen already."""
+        self._attempt = attempt = self._reopened(kept)
+        if attempt.is_chosen:
+            return {}
+        self._make_requests(attempt)
+        self.proceedings.round_trips += 1
+        return attempt.requests
+
+    def _require_recent(self, t: int) -> None:
+        """Require that the kept run is not older than what clients know of it."""
+        n_stale = len(self._stale or ())
+        if n_stale > self.run.document.max_colluders:
+            raise RunError(
+                f"Expected resume to hold the run as its server left it. Got round {t}, which is "
+                f"over for {n_stale} clients: the directory is an older copy, or they called "
+                "flower-kmeans forget. Begin a new run in another directory."
+            )
+
+
+def _kept_attempt(attempt: _Attempt) -> KeptAttempt:
+    has_sum = bool(attempt.frame.sharing and attempt.dealers)
+    return KeptAttempt(
+        t=attempt.t,
+        number=attempt.number,
+        frame=tuple((slot, client.node_id) for slot, client in attempt.frame.slots.items()),
+        query=attempt.query,
+        distributors=attempt.distributors,
+        tag=attempt.tag if has_sum else b"",
+        dealers=tuple(client.slot for client in attempt.dealers) if has_sum else (),
+    )
 
 
 # ------------------------------------------------------------------------------ planned sizes

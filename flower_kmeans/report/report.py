@@ -34,6 +34,7 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
     *("attempts", "repeats", "round_trips", "noise_factor", "added_noise_factor", "levels"),
     *("sampler", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
+    "resumptions",
 )
 
 Kind = Literal["silent", "refused", "failed", "differs", "named", "renewed", "liar"]
@@ -112,6 +113,7 @@ class Proceedings:
     attempts: int = 0  # at all rounds
     repeats: int = 0  # repeated requests for sum-shares
     round_trips: int = 0
+    resumptions: int = 0  # of the run, after its server ended
     # By round, after noise beyond the plan was removed: its standard deviation over the planned
     # one. Empty where none was removed: then it follows from the answers.
     noise_factors: list[float] = field(default_factory=list)

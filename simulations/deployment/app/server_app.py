@@ -54,7 +54,8 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy = strategy_of(config, on_round)
     try:
-        result = strategy.start(grid, timeout=float(config["timeout"]))
+        resume = Path(str(config["resume"])).expanduser() if config["resume"] else None
+        result = strategy.start(grid, timeout=float(config["timeout"]), resume=resume)
     except RunError:  # its report says who was missing, when and why
         write_reports(path, strategy, None, ends)
         raise

@@ -1,0 +1,291 @@
+"""What a server keeps on its disk, so that a killed run goes on (docs/protocol.md, section 9).
+
+All of it lies in one SQLite file, which the process holds alone. Each write is on the disk when it
+returns: the server makes it before it sends the message that depends on it. Bare answers and noise
+are never written, and nothing here helps to open a sum that the server must not see.
+"""
+
+import io
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from flower_kmeans.algorithms.base import State
+from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.privacy.ledger_file import PrivateFile, make_private_file
+from flower_kmeans.protocol.messages import Enrolled, Entry, Wrap
+from flower_kmeans.protocol.run import RunDocument
+from flower_kmeans.protocol.wire import decode, encode
+from flower_kmeans.report.report import Dropped, Proceedings
+
+_FILE = PrivateFile("run.sqlite3", "the kept run", "resume", ConfigurationError)
+_SETTINGS = (
+    "locking_mode = EXCLUSIVE",  # another process that resumes the same run is refused
+    "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
+    "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
+    "secure_delete = ON",  # what is erased is overwritten in the file
+)
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE run (place INTEGER PRIMARY KEY CHECK (place = 1), content BLOB NOT NULL);
+CREATE TABLE entries (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE shares (slot INTEGER PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE finished (document_hash BLOB PRIMARY KEY);
+"""
+
+
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of what is kept."""
+
+
+class KeptClient(_Kept, frozen=True, kw_only=True):
+    """A claim of a slot, and what the server knows of who made it."""
+
+    slot: int
+    node_id: int
+    public: Enrolled
+    new: Enrolled | None
+    has_key: bool
+    wraps: tuple[Wrap, ...]
+    refused: tuple[int, ...]
+    was_asked: bool
+    head: int
+    is_banned: bool
+
+
+class KeptOffer(_Kept, frozen=True, kw_only=True):
+    """An offer of a group key: who made it, and its envelopes by slot and node."""
+
+    leader: tuple[int, int]
+    key_id: bytes
+    wraps: tuple[tuple[int, int, Wrap], ...]
+
+
+class KeptCohort(_Kept, frozen=True, kw_only=True):
+    """The clients of a run, and who has the group key."""
+
+    clients: tuple[KeptClient, ...]  # of each slot in the order of their turns
+    owners: tuple[tuple[int, bytes], ...]  # slots and the ephemeral keys that they ever had
+    committee: tuple[int, ...] | None
+    offers: tuple[KeptOffer, ...]
+    is_settled: bool
+
+
+class KeptAttempt(_Kept, frozen=True, kw_only=True):
+    """The attempt that is open."""
+
+    t: int
+    number: int
+    frame: tuple[tuple[int, int], ...]  # slots and the nodes that are active in it
+    query: bytes | None
+    distributors: tuple[int, ...]  # slots of those that are asked for a group key with it
+    tag: bytes = b""  # of the answers that are added up; empty until S is chosen
+    dealers: tuple[int, ...] = ()  # S, by slot; empty until it is chosen
+
+
+class KeptRun(_Kept, frozen=True, kw_only=True):
+    """A run that is not over, but for its entries and shares."""
+
+    document: bytes
+    nodes: tuple[int, ...] | None
+    start: bytes = b""  # the first state, where it follows from what only the server has
+    head: int = 0
+    n_opened: int = 0
+    noise_factor: float = 1.0
+    h: bytes = b""  # the transcript's hash at the head
+    state: bytes = b""  # after the last sum that the server saw; empty before the first one
+    findings: tuple[Finding, ...] = ()
+    proceedings: Proceedings = msgspec.field(default_factory=Proceedings)
+    incidents: tuple[Dropped, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    served: tuple[tuple[int, int], ...] = ()
+    caused: tuple[tuple[int, int], ...] = ()
+    cohort: KeptCohort | None = None  # none during the set-up
+    attempt: KeptAttempt | None = None
+
+
+class Journal:
+    """The directory of one run that may be resumed, held by this process alone.
+
+    Parameters
+    ----------
+    directory : path
+        The server's own, mode 0700, in a parent that exists; it is made if it is missing.
+
+    Raises
+    ------
+    ConfigurationError
+        If the directory or its file cannot be used, is another user's or open to others, if
+        another process holds it, or if the run in it is over.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        path = make_private_file(self.directory, _FILE)
+        self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            self.close()
+            raise ConfigurationError(self._sentence(error)) from None
+        except ConfigurationError:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        for setting in _SETTINGS:
+            self._db.execute(f"PRAGMA {setting}")
+        # The lock of the first transaction is kept until the file is closed.
+        self._db.execute("BEGIN EXCLUSIVE")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db.execute("COMMIT")
+        if version not in (0, _VERSION):
+            raise ConfigurationError(
+                f"Expected resume {self.directory} with a run of version {_VERSION}. "
+                f"Got version {version} instead."
+            )
+        if self._db.execute("SELECT 1 FROM finished").fetchone() is not None:
+            raise ConfigurationError(
+                f"Expected resume {self.directory} to hold a run that is not over. Got one that "
+                "has finished: name another directory."
+            )
+
+    def close(self) -> None:
+        """Let go of the directory; the run in it can be resumed."""
+        self._db.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sentence(self, error: sqlite3.Error) -> str:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            got = "Got one that another process holds, which runs it."
+        else:
+            got = f"Got this from its file: {error}."
+        return f"Expected resume {self.directory} to be usable. {got}"
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Write everything inside, or nothing; it is on the disk afterwards."""
+        try:
+            self._db.execute("BEGIN")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite undoes some failures by itself
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise RunError(
+                f"The run cannot be kept in resume {self.directory}: {error}. Nothing was sent "
+                "that depends on it. Mend that, and start again with the same directory."
+            ) from None
+
+    # ------------------------------------------------------------------ reading
+
+    def load(self) -> KeptRun | None:
+        """Return the run that is kept, or ``None`` if none has begun here."""
+        found = self._db.execute("SELECT content FROM run").fetchone()
+        kept: KeptRun | None = None if found is None else decode(found[0], KeptRun)
+        return kept
+
+    def entries(self) -> list[Entry]:
+        """Return the sums that were announced, in the order of their rounds."""
+        rows = self._db.execute("SELECT content FROM entries ORDER BY round")
+        return [decode(content, Entry) for (content,) in rows]
+
+    def shares(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the slot and the sealed shares of each client of S."""
+        yield from self._db.execute("SELECT slot, content FROM shares ORDER BY slot")
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, kept: KeptRun) -> None:
+        """Keep a run as it is now, in place of what was kept of it."""
+        with self._written():
+            self._put(kept)
+
+    def write_sum(self, kept: KeptRun, shares: Iterator[tuple[int, bytes]]) -> None:
+        """Keep the choice of S, and the sealed shares that are to be added."""
+        with self._written():
+            self._put(kept)
+            self._db.execute("DELETE FROM shares")
+            self._db.executemany("INSERT INTO shares VALUES (?, ?)", shares)
+
+    def write_closed(self, kept: KeptRun, entry: Entry | None) -> None:
+        """Keep a round that is closed, with what was announced of it, and erase its shares."""
+        with self._written():
+            self._put(kept)
+            self._db.execute("DELETE FROM shares")
+            if entry is not None:
+                values = entry.t, encode(entry)
+                self._db.execute("INSERT INTO entries VALUES (?, ?)", values)
+
+    def finish(self, doc_hash: bytes) -> None:
+        """Erase everything but the fact that this run is over."""
+        with self._written():
+            for table in ("run", "entries", "shares"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (our own names)
+            self._db.execute("INSERT INTO finished VALUES (?)", (doc_hash,))
+
+    def _put(self, kept: KeptRun) -> None:
+        self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?)", (encode(kept),))
+
+
+def write_state(state: State) -> bytes:
+    """Return a state as bytes."""
+    file = io.BytesIO()
+    arrays: dict[str, Any] = dict(state.arrays)
+    np.savez(file, **arrays)
+    return encode((state.round, file.getvalue()))
+
+
+def read_state(data: bytes) -> State:
+    """Return the state that `write_state` wrote."""
+    round_number, archive = decode(data, tuple[int, bytes])
+    with np.load(io.BytesIO(archive)) as arrays:  # no pickles, as is NumPy's default
+        return State(round_number, {name: arrays[name] for name in arrays.files})
+
+
+def is_same_state(data: bytes, state: State) -> bool:
+    """Return whether a state is the one that was written, but for last digits."""
+    before = read_state(data)
+    if before.arrays.keys() != state.arrays.keys():
+        return False
+    for name, array in before.arrays.items():
+        other = state.arrays[name]
+        if array.shape != other.shape or not np.allclose(array, other, rtol=1e-9, atol=1e-12):
+            return False
+    return True
+
+
+def continued(document: RunDocument, kept: bytes) -> RunDocument:
+    """Return the document of a kept run; a `ConfigurationError` if the options are others.
+
+    Only the run's name and its epoch are not options.
+    """
+    before: RunDocument = decode(kept, RunDocument)
+    now = msgspec.structs.replace(document, run=before.run, epoch=before.epoch)
+    names = [each.name for each in msgspec.structs.fields(RunDocument)]
+    others = [name for name in names if getattr(now, name) != getattr(before, name)]
+    if others:
+        raise ConfigurationError(
+            "Expected the options with which the run in resume began. Got a run document that "
+            f"differs in {', '.join(others)}: use those options, or name another directory."
+        )
+    return now
