@@ -42,6 +42,7 @@ LATE = "The client came late, and keys are relayed to the first clients only."
 MALFORMED = "The answer was malformed."
 STRANGER = "The client's key is not on the roster."
 TAKEN = "Another node holds this slot, with the same key."
+SECOND_SLOT = "The node has claimed another slot before."
 UNCLAIMED = "The claim of the slot is not its owner's, or is for another run, node or key."
 TOO_MANY = "The client began too many sessions."
 FULL = "The cohort has no slot left."
@@ -132,6 +133,7 @@ class Cohort:
         self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
         self.clients: dict[int, Client] = {}  # those with a slot, by node, in the order of slots
         self.claims: dict[int, deque[Client]] = {}  # by slot: who has it, or will, and who waits
+        self._slot_by_node: dict[int, int] = {}  # of those that claimed one
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
         self.is_closed = False  # to new clients
         self.offers: deque[Offer] = deque()  # of group keys; the first is in use
@@ -167,11 +169,14 @@ class Cohort:
             return TWICE
         if own is None and len(claims) == MAX_NODES:
             return TAKEN
+        if self._slot_by_node.get(node_id, slot) != slot:
+            return SECOND_SLOT
         objection = self._objection(reply, slot, node_id)
         if objection is not None:
             return objection
         if own is None:
             self.claims.setdefault(slot, claims).append(Client(node_id, slot, reply, reply))
+            self._slot_by_node[node_id] = slot
         else:
             own.new = reply
         return TAKEN if self.claims[slot][0].node_id != node_id else None
@@ -182,10 +187,9 @@ class Cohort:
             return self._slot_of.get(reply.static)
         if self.nodes is not None:
             return self.nodes.index(node_id)
-        if node_id in self.clients:
-            return self.clients[node_id].slot
-        taken = (slot for slot, (client, *_) in self.claims.items() if client.node_id == node_id)
-        return next(taken, None if self.is_closed else len(self.claims))
+        if node_id in self._slot_by_node:
+            return self._slot_by_node[node_id]
+        return None if self.is_closed else len(self.claims)
 
     def renew(self, client: Client, refusal: Refusal) -> bool:
         """Take a client's new session, from the next frame on; return whether it is acceptable."""
@@ -425,6 +429,7 @@ class Cohort:
             )
             by_node[one.slot, one.node_id] = client
             self.claims.setdefault(one.slot, deque()).append(client)
+            self._slot_by_node[one.node_id] = one.slot
             self.known.add(one.node_id)
         self._owners = {key: slot for slot, key in kept.owners}
         self._n_keys = Counter(slot for slot, _ in kept.owners)

@@ -20,6 +20,7 @@ from flower_kmeans.protocol.cohort import (
     MALFORMED,
     MAX_KEYS,
     MAX_NODES,
+    SECOND_SLOT,
     STRANGER,
     TAKEN,
     TOO_MANY,
@@ -110,6 +111,19 @@ def test_a_node_that_answers_keeps_its_slot(tmp_path):
     net.play()
     assert 99 not in net.results
     assert net.results.keys() == {3, 10, 17, 24, 31}
+
+
+def test_a_node_has_one_slot_also_with_the_keys_of_two(tmp_path):
+    """Replies are told apart by node, so one node in two slots would answer for both at once."""
+    net = make_net(tmp_path, n=5).set_up()
+    cohort, run = net.server._cohort, net.server.run
+    identity = net.nodes[10].policy.read_identity()
+    key = key_agreement.public_key(token(32))
+    made = key_agreement.claim(identity.seed, run.doc_hash, 1, 17, key)
+    values = {"commitment": bytes(32), "static": identity.public, "public_key": key}
+    second = Enrolled(doc_hash=run.doc_hash, claim=made, **values)
+    assert cohort.take(17, second) == SECOND_SLOT
+    assert [len(cohort.claims[slot]) for slot in range(5)] == [1] * 5
 
 
 def test_a_slot_has_the_claims_of_few_nodes_and_of_few_keys(tmp_path):
