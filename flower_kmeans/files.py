@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -153,16 +154,34 @@ def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = Fals
             facts, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
         raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
+    complaint = access_complaint(path, name, facts, is_secret=is_secret)
+    if complaint is not None:
+        raise ConfigurationError(complaint)
+    return content
+
+
+def access_complaint(
+    path: str | os.PathLike[str], name: str, facts: os.stat_result, *, is_secret: bool
+) -> str | None:
+    """Return why others can change a file, or read a secret one, and the command that mends it."""
+    quoted = shlex.quote(os.fspath(path))
     if not is_own(facts):
-        raise ConfigurationError(
+        return (
             f"Expected the {name} {path} to belong to this user or to root. "
-            f"Got user id {facts.st_uid} instead."
+            f"Got user id {facts.st_uid} instead. As root: chown {os.geteuid()} {quoted}."
         )
     mode = stat.S_IMODE(facts.st_mode)
-    if mode & (0o077 if is_secret else 0o022):
-        wanted = "with mode 0600. Got" if is_secret else "writable by its owner alone. Got mode"
-        raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
-    return content
+    if not mode & (0o077 if is_secret else 0o022):
+        return None
+    if is_secret:
+        return (
+            f"Expected the {name} {path} with mode 0600. Got {mode:04o} instead: "
+            f"chmod 600 {quoted}."
+        )
+    return (
+        f"Expected the {name} {path} writable by its owner alone. Got mode {mode:04o} instead: "
+        f"chmod go-w {quoted}."
+    )
 
 
 def is_own(facts: os.stat_result) -> bool:

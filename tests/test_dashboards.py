@@ -7,7 +7,7 @@ from pages import ROOT, blocks
 from tensorboardX.proto.event_pb2 import Event
 
 from flower_kmeans import Box, PrivacyBudget, simulate
-from flower_kmeans.strategies import FastLloyd
+from flower_kmeans.strategies import SynopsisKMeans
 
 PARTS = [np.random.default_rng(i).uniform(0, 10, (180, 4)) for i in range(10)]
 
@@ -30,7 +30,7 @@ def test_tensorboard_shows_the_public_metrics_of_every_round(tmp_path, monkeypat
         for each in blocks(ROOT / "docs" / "existing-app.md")
         if each.language == "python" and "SummaryWriter" in each.text
     )
-    names = {"Box": Box, "PrivacyBudget": PrivacyBudget, "FastLloyd": FastLloyd, "np": np}
+    names = {"Box": Box, "PrivacyBudget": PrivacyBudget, "SynopsisKMeans": SynopsisKMeans, "np": np}
     names |= {"simulate": simulate, "quarters": np.vstack(PARTS)}
     exec(block.text, names)  # noqa: S102
     (path,) = (tmp_path / "runs" / "clusters").iterdir()

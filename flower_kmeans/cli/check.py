@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from flower_kmeans.cli.limits import LINES, RECORDS, judge
+from flower_kmeans.cli.limits import FILES, LINES, RECORDS, judge
 from flower_kmeans.data.csv_files import names_columns
 from flower_kmeans.data.domain import Ball, Box, Domain, difference
 from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
@@ -31,7 +31,7 @@ from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
 from flower_kmeans.data.tables import Table as Records
 from flower_kmeans.data.tables import open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
-from flower_kmeans.files import printable
+from flower_kmeans.files import access_complaint, printable
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.ledger_file import FULL
 from flower_kmeans.protocol.committee import MAX_POSITIONS
@@ -55,6 +55,7 @@ _HINTS = {
     "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
     "ledger": "state_dir must be this node's own directory, mode 0700, in an existing one.",
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
+    "files": "Keys and records are their owner's alone to read.",
     "domain": f"flower-kmeans domain init makes one, which all parties share. {DOMAIN_EXAMPLES}",
     "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
     "declares. flower-kmeans inspect shows their holder more.",
@@ -83,7 +84,8 @@ def check_node(
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
     ``data``, a file, a database or a ``source.toml``, is read as the node does, by ``reading``;
-    ``accepted`` has reasons for findings on columns that would be refused (`limits.judge`).
+    ``accepted`` has reasons for findings that would be refused: on columns (`limits.judge`), and on
+    the mode or the owner of the file.
     ``superlink``, ``HOST:PORT``, is reached with TLS, by the system's authorities unless there are
     ``root_certificates``. ``domain`` is a file that declares columns; by default, it is the one
     that the policy pins, if any. The node could take part if all is well.
@@ -98,6 +100,8 @@ def check_node(
         findings.append(_find("accepts", _accepted, policy))
         findings.append(_find("keys", _keys, policy))
         findings.append(_find("ledger", _ledger, policy))
+        known = accepted or {}
+        findings.append(_find("files", _files, policy, Path(policy_file), data, reading, known))
         if VERTICAL.name in policy.trusts:
             findings.append(_find("vertical", _vertical, policy))
         declared = policy.domain if isinstance(policy.domain, TableDomain) else None
@@ -111,7 +115,6 @@ def check_node(
         if declared is not None:
             findings.append(_find("domain", _domain, declared, policy, named, policy_file))
         if data is not None:
-            known = accepted or {}
             looked = _data, str(data), policy, reading, declared, known, policy_file
             findings.append(_find("data", *looked))
     if superlink is not None:
@@ -279,6 +282,55 @@ def _require_ledger_room(state_dir: Path) -> None:
         )
 
 
+def _files(
+    policy: ClientPolicy,
+    policy_file: Path,
+    data: str | os.PathLike[str] | None,
+    reading: Reading,
+    accepted: Mapping[str, str],
+) -> str:
+    """Require that others can read neither the table nor a key beside a file that the node names.
+
+    A source.toml and the own member key are looked at where they are read.
+    """
+    table = None if data is None else _table_file(str(data), reading)
+    named = [policy_file, *(Path(each) for each in (policy.member_key_file, table) if each)]
+    own = None if policy.member_key_file is None else Path(policy.member_key_file).resolve()
+    beside = {key.resolve() for path in named for key in path.resolve().parent.glob("*.key")}
+    keys = sorted(key for key in beside - {own} if key.is_file())
+    wrong = []
+    for key in keys:
+        complaint = access_complaint(key, "key file", key.stat(), is_secret=True)
+        if complaint is not None:
+            wrong.append(complaint)
+    notes = []
+    if table is not None:
+        complaint = access_complaint(table, "table", table.stat(), is_secret=True)
+        if complaint is None:
+            notes.append(f"The table {table} is its owner's alone to read.")
+        elif FILES in accepted:
+            notes.append(f"{complaint} Accepted because: {accepted[FILES]}.")
+        else:
+            wrong.append(
+                f"{complaint} If that is how the table must be, say why: --accept {FILES}=REASON."
+            )
+    if wrong:
+        raise ConfigurationError(" ".join(wrong))
+    if keys:
+        notes.append(f"So are the keys {_listed(tuple(key.name for key in keys))}.")
+    return " ".join(notes) or "Neither a table nor a key beside the policy file was looked at."
+
+
+def _table_file(data: str, reading: Reading) -> Path | None:
+    """Return the file with the records, if it is one; what is wrong with it stands under data."""
+    try:
+        named, _ = resolved(data, reading)
+    except KMeansError:
+        return None
+    path = Path(named)
+    return path if "://" not in str(named) and path.is_file() else None
+
+
 def _vertical(policy: ClientPolicy) -> str:
     """Compare what party 0 needs for the smallest run with what there is."""
     identity = policy.read_identity()
@@ -398,11 +450,12 @@ def _data(
     share_outside = 0.0
     if declared is None and policy.domain is not None:
         share_outside = _count_outside(table, policy.domain)
-    unknown = set(accepted) - {column.name for column in table.findings.columns} - {LINES, RECORDS}
+    columns_read = {column.name for column in table.findings.columns}
+    unknown = set(accepted) - columns_read - {LINES, RECORDS, FILES}
     if unknown:
         raise ConfigurationError(
-            f"Expected --accept with one of the columns that are read, {LINES!r} or {RECORDS!r}. "
-            f"Got {sorted(unknown)} instead."
+            f"Expected --accept with one of the columns that are read, {LINES!r}, {RECORDS!r} or "
+            f"{FILES!r}. Got {sorted(unknown)} instead."
         )
     judged = judge(table.findings, accepted, share_outside)
     if judged.refused:

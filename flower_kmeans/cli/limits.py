@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 LINES = "lines"  # what is accepted of all columns, instead of a column
 RECORDS = "records"
+FILES = "files"  # that a table may be read by others than its owner
 
 
 @dataclass(frozen=True)

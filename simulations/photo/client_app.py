@@ -1,4 +1,4 @@
-"""Each client holds one tile of the photograph and answers with masked, noisy sums of it."""
+"""Each client holds one tile of the photograph and answers with protected, noisy sums of it."""
 
 from logging import INFO
 from pathlib import Path
@@ -23,7 +23,7 @@ def load_data(context: Context) -> NDArray[np.float64]:
 
 
 def on_result(result: ClientResult, context: Context) -> None:
-    """Keep the centroids, which the server of this run never sees. One client does for all."""
+    """Keep the centroids, which all clients have. One client does for all."""
     if context.node_config["partition-id"] != 0:
         return
     output = Path(str(context.run_config["output"])).expanduser()

@@ -1,4 +1,4 @@
-"""The server asks for noisy sums, and under the default trust never sees what they are."""
+"""The server asks for noisy sums, and computes the colours from them."""
 
 from logging import INFO
 from pathlib import Path
@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flower_kmeans import Box, PrivacyBudget, html_report
 from flower_kmeans.cli.outputs import write_page, write_report
 from flower_kmeans.data.datasets import PHOTO_COLUMNS, PHOTO_RECORDS
-from flower_kmeans.strategies import FastLloyd
+from flower_kmeans.strategies import SynopsisKMeans
 
 app = ServerApp()
 
@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     output = Path(str(config["output"])).expanduser()
     output.mkdir(parents=True, exist_ok=True)
     n_clients = len(list(grid.get_node_ids()))  # in a simulation all are there from the start
-    strategy = FastLloyd(
+    strategy = SynopsisKMeans(
         n_clusters=int(config["n-clusters"]),
         domain=Box([0.0] * 3, [255.0] * 3),
         privacy=PrivacyBudget(epsilon=float(config["epsilon"])),

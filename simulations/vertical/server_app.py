@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from flower_kmeans import PrivacyBudget, html_report
 from flower_kmeans.errors import RunError
+from flower_kmeans.files import open_private
 from flower_kmeans.strategies import VerticalKMeans
 
 app = ServerApp()
@@ -56,7 +57,9 @@ def write_reports(path: Path, strategy: VerticalKMeans, result: Result | None) -
     values = strategy.report.to_dict()
     values["finished"] = result is not None
     values["arrays_at_the_server"] = [] if result is None else sorted(result.arrays)
-    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     page = path.with_suffix(".html")
-    page.write_text(html_report(strategy, result), encoding="utf-8")
+    with open_private(path) as file:
+        file.write(json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
+    with open_private(page) as file:
+        file.write(html_report(strategy, result).encode())
     log(INFO, "The server wrote %s and %s", path, page)

@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import socket
 import sqlite3
 import ssl
+import subprocess
 import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,7 +110,7 @@ def change(node, old, new):
 def test_a_node_that_could_take_part(node):
     code, found = run(node, "--data", node / "records.csv")
     assert code == 0
-    assert list(found) == ["versions", "policy file", "accepts", "keys", "ledger", "data"]
+    assert list(found) == ["versions", "policy file", "accepts", "keys", "ledger", "files", "data"]
 
 
 def test_the_conclusion_comes_first_and_then_what_is_wrong(node):
@@ -235,6 +237,8 @@ def three_columns(node):
         ("ledger", "state_dir", state_of("file/state")),
         ("ledger", "state_dir", state_of("missing/state")),
         ("ledger", "state_dir", state_of("file")),
+        ("files", "table", lambda node: (node / "records.csv").chmod(0o640)),
+        ("files", "rows.key", lambda node: written(node / "rows.key", "k" * 32, 0o644)),
         ("data", "got ['income', 'age']", records("income,age\n1,2\n")),
         ("data", "got ['age']", records("age\n1\n")),
         ("data", "Got numbers instead: name the columns with --header", records("1,2\n3,4\n")),
@@ -390,10 +394,94 @@ def test_records_that_fit(node):
     # Neither how many there are nor what they hold.
     assert not set(re.findall(r"\d+", found["data"].text.replace(str(node), ""))) & {"3", "41"}
     np.savez(node / "records.npz", age=[1.0], income=[2.0])
+    (node / "records.npz").chmod(0o600)
     assert run(node, "--data", node / "records.npz")[0] == 0
     written(node / "records.csv", f"{SECRET},2\n3,4\n")
     assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
     assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
+
+
+# --------------------------------------------------------------------------- who may read files
+
+
+def key_file(place):
+    """Return what writes a secret to a place of the node, and returns its path."""
+
+    def write(node):
+        (node / place).parent.mkdir(exist_ok=True)
+        return written(node / place, "k" * 32)
+
+    return write
+
+
+def source_file(node):
+    """Name the table in a source.toml that lies elsewhere; return the table."""
+    (node / "named").mkdir()
+    written(node / "named" / "source.toml", 'data = "../records.csv"\n')
+    return node / "records.csv"
+
+
+SECRETS = {  # what the pages' commands make at a node, and what --data names then
+    "the table": (lambda node: node / "records.csv", "records.csv"),
+    "the table of a source.toml": (source_file, "named/source.toml"),
+    "the key of rows beside the table": (key_file("rows.key"), "records.csv"),
+    "the node's key beside the policy": (key_file("node.key"), None),
+    "another key beside the member key": (key_file("members/d.key"), None),
+}
+
+
+@pytest.mark.default_cases("values")
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o602, 0o620, 0o666])
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_others_may_read_or_change_is_refused_with_the_command_that_mends_it(name, mode, node):
+    make, named = SECRETS[name]
+    path = make(node)
+    data = () if named is None else ("--data", node / named)
+    assert run(node, *data)[0] == 0
+    path.chmod(mode)
+    text = refused(node, "files", f"Got {mode:04o} instead: ", *data)
+    assert "kkkk" not in text
+    (command,) = re.findall(r"instead: (chmod 600 \S+)\.", text)
+    subprocess.run(shlex.split(command), check=True)
+    assert run(node, *data)[0] == 0
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_is_another_users_is_refused_with_the_command_that_mends_it(name, node, monkeypatch):
+    make, named = SECRETS[name]
+    path = make(node)
+    data = () if named is None else ("--data", node / named)
+    stat, uid = Path.stat, os.geteuid() + 1
+
+    def stat_of_another(self, **options):
+        facts = stat(self, **options)
+        is_it = self.name == path.name
+        return os.stat_result((*facts[:4], uid, *facts[5:])) if is_it else facts
+
+    monkeypatch.setattr(Path, "stat", stat_of_another)
+    text = refused(node, "files", f"Got user id {uid} instead. As root: ", *data)
+    assert f"chown {os.geteuid()} {path.resolve()}." in text.replace("named/../", "")
+
+
+def test_a_reason_lets_others_read_the_table_and_never_a_key(node):
+    (node / "records.csv").chmod(0o640)
+    data = ("--data", node / "records.csv")
+    assert "--accept files=REASON" in refused(node, "files", "Got 0640", *data)
+    because = ("--accept", "files=the group exports it")
+    code, found = run(node, *data, *because)
+    assert code == 0
+    assert "Got 0640" in found["files"].text
+    assert "Accepted because: the group exports it." in found["files"].text
+    written(node / "rows.key", "k" * 32, 0o640)
+    text = refused(node, "files", "key file", *data, *because)
+    assert "records.csv" not in text.replace(str(node / "rows.key"), "")
+
+
+def test_paths_are_quoted_in_the_commands(node):
+    (node / "my records.csv").write_text("age,income\n1,2\n3,4\n", "utf-8")
+    (node / "my records.csv").chmod(0o644)
+    path = node / "my records.csv"
+    assert f"chmod 600 '{path}'." in refused(node, "files", "Got 0644", "--data", path)
 
 
 # --------------------------------------------------------------------------- the records

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from processes import DeploymentError, Processes, free_ports
 
+from flower_kmeans.files import open_private
 from flower_kmeans.protocol.roster import write_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,12 +128,12 @@ def policy_text(
     settings: Mapping[str, Any] | None = None,
     name: str = "a",
 ) -> str:
-    """Return ``policy.toml`` of a node's operator: with a roster, and an oblivious server alone.
+    """Return ``policy.toml`` of a node's operator: with a roster, and noise by the clients alone.
 
     ``settings`` are what differs from that or comes beside it; ``None`` leaves a setting out.
     """
     values = {
-        "trusts": ["oblivious-server"],
+        "trusts": ["distributed-noise"],
         "roster_file": "../member/roster.toml",
         "member_key_file": f"../member/{name}.key",
         "state_dir": "state",
@@ -244,11 +245,12 @@ def deployment(
 
 
 def _write_records(path: Path, records: NDArray[np.float64]) -> None:
-    if path.suffix == ".npy":
-        np.save(path, records)
-        return
     header = ",".join(f"x{j}" for j in range(records.shape[1]))
-    np.savetxt(path, records, fmt="%.17g", delimiter=",", header=header, comments="")
+    with open_private(path) as file:
+        if path.suffix == ".npy":
+            np.save(file, records)
+        else:
+            np.savetxt(file, records, fmt="%.17g", delimiter=",", header=header, comments="")
 
 
 def example_partitions(n_nodes: int = 3) -> list[NDArray[np.float64]]:
@@ -299,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Demonstrate a deployment on loopback."""
     parser = options_of(str(__doc__))
     parser.add_argument("--nodes", type=int, default=3, help="number of nodes, at least 3")
-    parser.add_argument("--trust", default="oblivious-server", help="or clients-only, ...")
+    parser.add_argument("--trust", default="distributed-noise", help="or clients-only, ...")
     options = parser.parse_args(arguments)
     partitions, policy = example_partitions(options.nodes), {"trusts": [options.trust]}
 

@@ -30,7 +30,7 @@ from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.protocol.messages import Code
 from flower_kmeans.simulation.in_process import task_identity
-from flower_kmeans.strategies import FastLloyd
+from flower_kmeans.strategies import SynopsisKMeans
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "simulations" / "existing-app"
@@ -170,15 +170,15 @@ def check_training(accuracies):
     assert accuracies[-1] > accuracies[0] + 0.05
 
 
-def check_clusters(clusters, n_clients=N_CLIENTS):
-    assert len(clusters) == n_clients
+def check_clusters(clusters):
+    assert len(clusters) == N_CLIENTS
     for centroids, counts in clusters:
         np.testing.assert_array_equal(centroids, clusters[0][0])
         np.testing.assert_array_equal(counts, clusters[0][1])
     centroids = clusters[0][0]
     distances = ((QUARTERS[:, None] - centroids[None]) ** 2).sum(axis=2)
     exact = KMeans(len(centroids), n_init=3, random_state=0).fit(QUARTERS).inertia_
-    # 1.17 was the worst of 200 runs, 2.05 is one cluster for everything.
+    # 2.05 is one cluster for everything.
     assert distances.min(axis=1).sum() < 1.5 * exact
 
 
@@ -288,15 +288,41 @@ def test_a_client_that_fails_is_told_with_its_reason(load, plain, tmp_path):
     assert "a node's own business" in of_server
 
 
-def test_the_server_gets_models_and_no_centroid(load, tmp_path, monkeypatch):
-    results, start = [], FastLloyd.start
+@pytest.fixture
+def blind(tmp_path):
+    """Return a folder with the app as the page changes it for a server that sees no cluster."""
+    folder = tmp_path / "blind"
+    shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / PACKAGE / "server_app.py"
+    text = path.read_text("utf-8")
+    (trust,) = set(re.findall(r'`(trust="[a-z-]+")`', PAGE))
+    assert "n_clients=10)" in text
+    path.write_text(text.replace("n_clients=10)", f"n_clients=10, {trust})"), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """Return a list to which each run of the strategy adds what its server has."""
+    found, start = [], SynopsisKMeans.start
     monkeypatch.setattr(
-        FastLloyd, "start", lambda *given: results.append(start(*given)) or results[-1]
+        SynopsisKMeans, "start", lambda *given: found.append(start(*given)) or found[-1]
     )
+    return found
+
+
+def test_server_and_clients_have_the_same_centroids(load, results, tmp_path):
+    done = run(load(APP, "decorators"), tmp_path / "out")
+    (result,) = results
+    np.testing.assert_array_equal(result.arrays["centroids"].numpy(), done.clusters[0][0])
+
+
+def test_the_server_gets_models_and_no_centroid(load, blind, results, tmp_path):
     output = tmp_path / "out"
-    done = run(load(APP, "decorators"), output)
+    done = run(load(blind, "decorators"), output)
     (result,) = results
     assert not len(result.arrays)
+    check_clusters(done.clusters)
     seen = b"".join(message.data for message in [*done.grid.sent, *done.grid.received])
     assert done.model[0][20, 3].tobytes() in seen  # so a centroid would be found
     # A centroid that lies on a bound could be there by chance.
@@ -357,7 +383,7 @@ def test_both_work_on_ray(load, tmp_path, monkeypatch):
         run_simulation(
             with_main,
             Configured(),
-            num_supernodes=4,
+            num_supernodes=N_CLIENTS,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {"log_to_driver": False},
@@ -366,7 +392,7 @@ def test_both_work_on_ray(load, tmp_path, monkeypatch):
     done = outcome(tmp_path / "out")
     assert len(done.accuracies) == 2
     assert done.accuracies[-1] > 0.7
-    check_clusters(done.clusters, n_clients=4)
+    check_clusters(done.clusters)
 
 
 # --------------------------------------------------------------------------- what comes out
@@ -381,12 +407,7 @@ def test_costs_are_as_the_page_says():
     cost, quarters, images = (namespace[name] for name in ("cost", "quarters", "images"))
     assert "quarters, n_clusters=4, upper=10.0" in call
     np.testing.assert_array_equal(quarters, QUARTERS)
-    # The middle 90% of 60, 60 and 20 runs: 1.02 to 1.06, 1.01 to 1.05, and 1.34 to 1.50.
+    # The middle 90% of 40, 40 and 20 runs: 1.01 to 1.06, 1.01 to 1.05, and 1.14 to 1.24.
     assert 0.99 < cost(quarters, 4, 10.0) < 1.3
     assert 0.99 < cost(quarters, 4, 16.0) < 1.3
-    assert 1.15 < cost(images, 10, 16.0) < 1.75
-    # The middle 90% of 40, 40 and 20 runs: 1.01 to 1.06, 1.01 to 1.05, and 1.14 to 1.24.
-    synopsis = namespace["SynopsisKMeans"]
-    assert 0.99 < cost(quarters, 4, 10.0, synopsis) < 1.3
-    assert 0.99 < cost(quarters, 4, 16.0, synopsis) < 1.3
-    assert 1.05 < cost(images, 10, 16.0, synopsis) < 1.4
+    assert 1.05 < cost(images, 10, 16.0) < 1.4

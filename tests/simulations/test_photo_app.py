@@ -36,11 +36,11 @@ def test_it_is_an_app_that_installs_nothing(apps):
     assert [type(app) for app in apps] == [ClientApp, ServerApp]
     defaults = FLOWER["config"]  # those of the command line
     assert (defaults["n-clusters"], defaults["epsilon"]) == (16, 1.0)
-    assert defaults["trust"] == "oblivious-server"
+    assert defaults["trust"] == "distributed-noise"
 
 
 @pytest.mark.default_cases("distributed-noise")
-@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "trusted-server"])
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "trusted-server"])
 def test_a_run_leaves_report_centroids_and_picture(apps, tmp_path, trust):
     client_app, server_app = apps
     output = tmp_path / "out"
@@ -57,8 +57,8 @@ def test_a_run_leaves_report_centroids_and_picture(apps, tmp_path, trust):
     assert report["epsilon"] == pytest.approx(1)
     assert report["n_records"] == PHOTO_RECORDS
     page = (output / "report.html").read_text("utf-8")
-    assert ("must never see them" in page) == (trust == "oblivious-server")
-    assert ("<caption>Centroids</caption>" in page) == (trust != "oblivious-server")
+    assert ("must never see them" in page) == (trust == "clients-only")
+    assert ("<caption>Centroids</caption>" in page) == (trust != "clients-only")
     with np.load(output / "centroids.npz") as saved:
         assert saved["centroids"].shape == (4, 3)
     assert len((output / "centroids.csv").read_text().splitlines()) == 5

@@ -1,9 +1,9 @@
 """The server asks for noisy sums and writes what the run was: a report, and the same as a page.
 
-Under ``trust="oblivious-server"`` and ``"clients-only"`` it never sees the sums, and neither file
-has a centroid: ``strategy="fastlloyd"``, ``"synopsis"``, ``"pe-means"`` and ``"hdpe-means"`` run
-so. Under ``"distributed-noise"`` it does, with these and with ``"feddp"``, which starts from points
-of the server's own that stay on its machine.
+Under ``trust="distributed-noise"``, the default, it sees the noisy sums, and the page shows the
+centroids. Under ``"clients-only"`` and ``"oblivious-server"`` it never sees a sum, and neither file
+has a centroid: all strategies run so but ``"feddp"``, which starts from points of the server's own
+that stay on its machine.
 """
 
 import json
@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result
 from flower_kmeans import PrivacyBudget, TableDomain, html_report
 from flower_kmeans.data.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.files import open_private
 from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
@@ -98,13 +99,18 @@ def strategy_of(
 def write_reports(
     path: Path, strategy: KMeansStrategy, result: Result | None, ends: Sequence[float]
 ) -> None:
-    """Write what a run was, for programs and as a page, also if it failed (``result=None``)."""
+    """Write what a run was, for programs and as a page, also if it failed (``result=None``).
+
+    Where the server has the centroids, the page shows them: both files have mode 0600.
+    """
     arrays = () if result is None else result.arrays
     values = strategy.report.to_dict()
     values["finished"] = result is not None
     values["arrays_at_the_server"] = sorted(arrays)
     values["seconds_at_the_end_of_rounds"] = list(ends)
-    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     page = path.with_name(f"{path.name.removesuffix('.json')}.html")
-    page.write_text(html_report(strategy, result), encoding="utf-8")
+    with open_private(path) as file:
+        file.write(json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
+    with open_private(page) as file:
+        file.write(html_report(strategy, result).encode())
     log(INFO, "The server wrote %s and %s", path, page)

@@ -19,6 +19,6 @@ def load_data(context: Context) -> NDArray[np.float64]:
 
 
 def keep(result: ClientResult, context: Context) -> None:
-    """Write the clusters, which the server never sees, to this client's own file."""
+    """Write the whole result to this client's own file."""
     path = directory(context) / f"clusters-{context.node_config['partition-id']}.npz"
     result.save(path)

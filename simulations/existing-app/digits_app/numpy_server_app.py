@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from digits_app.model import initial_model
 from digits_app.output import save_accuracies, save_model
 from flower_kmeans import Box, PrivacyBudget  # added
-from flower_kmeans.strategies import FastLloyd  # added
+from flower_kmeans.strategies import SynopsisKMeans  # added
 
 
 def server_fn(context: Context) -> ServerAppComponents:
@@ -46,5 +46,5 @@ def main(grid: Grid, context: Context) -> None:  # added
     """Train as before, then cluster."""  # added
     train(grid, context)  # added
     domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    clustering = FastLloyd(4, domain, privacy, n_records=1_800)  # added
+    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
     clustering.start(grid)  # added

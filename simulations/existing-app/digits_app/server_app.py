@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedAvg
 from digits_app.model import initial_model
 from digits_app.output import save_accuracies, save_model
 from flower_kmeans import Box, PrivacyBudget  # added
-from flower_kmeans.strategies import FastLloyd  # added
+from flower_kmeans.strategies import SynopsisKMeans  # added
 
 app = ServerApp()
 
@@ -25,5 +25,5 @@ def main(grid: Grid, context: Context) -> None:
     metrics = result.evaluate_metrics_clientapp
     save_accuracies(context, {t: metrics[t]["accuracy"] for t in metrics})
     domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    clustering = FastLloyd(4, domain, privacy, n_records=1_800)  # added
+    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
     clustering.start(grid)  # added
