@@ -11,6 +11,7 @@ from click import UsageError
 from pages import PAGES, ROOT, Block, blocks, page_id, run_page, treatment
 
 from flower_kmeans.algorithms import base
+from flower_kmeans.files import open_private
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -117,18 +118,30 @@ def customers(directory):
     """Write the table of the home page's command."""
     rng = np.random.default_rng(3)
     rows = np.column_stack([rng.uniform(18, 90, 500), rng.uniform(0, 90_000, 500)])
-    np.savetxt(directory / "customers.csv", rows, "%s", ",", header="age,income", comments="")
+    with open_private(directory / "customers.csv") as file:
+        np.savetxt(file, rows, "%s", ",", header="age,income", comments="")
 
 
 PREPARED = {"docs/index.md": customers}
 WARDS = ("Chirurgie", "Innere", "Pädiatrie")  # of docs/own-data.md
 RAN = {}  # what run_page returned, by page
+OPEN = {}  # files that others can read after it, by page
+PUBLIC = {  # those that hold neither a record nor a secret
+    "docs/deploy.md": {"member/roster.toml"},
+    "docs/existing-app.md": {"runs/clusters"},  # what the server knows without the records
+    "docs/own-data.md": {"domain.toml"},
+}
 
 
 @pytest.fixture(autouse=True)
 def known_algorithms(monkeypatch):
     """Forget the algorithms that a document registers."""
     monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+
+
+def place_of(path):
+    """Return a path, without the name that TensorBoard makes of the time."""
+    return (path.parent if "tfevents" in path.name else path).as_posix()
 
 
 @pytest.fixture
@@ -143,6 +156,11 @@ def ran(tmp_path, monkeypatch):
                 how == "bash" and "flower-kmeans simulate" in block.text
                 for block, how in RAN[name][1]
             )
+            OPEN[name] = {
+                place_of(path.relative_to(tmp_path))
+                for path in tmp_path.rglob("*")
+                if path.is_file() and path.stat().st_mode & 0o077
+            }
             written = tmp_path / "flower-kmeans-out"
             assert (written / "report.json").exists() == simulated
             assert (written / "report.html").exists() == simulated
@@ -163,6 +181,7 @@ RUN_PAGES = [
 @pytest.mark.parametrize("page", RUN_PAGES, ids=page_id)
 def test_blocks_run(page, ran):
     _, done = ran(page_id(page))
+    assert OPEN[page_id(page)] == PUBLIC.get(page_id(page), set())
     assert [block for block, _ in done] == blocks(page)  # and none was left out
 
 
@@ -252,10 +271,10 @@ def test_commands_run_or_stop_as_the_page_says(tmp_path, monkeypatch):
 
 
 def test_files_that_a_page_names_are_written(tmp_path, monkeypatch):
-    text = '```toml\n# source.toml\ndata = "a.csv"\n```\n```bash\nchmod 600 source.toml\n```\n'
-    run_text(f"{text}```toml\nnone = 1\n```\n", tmp_path, monkeypatch)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["page.md", "source.toml"]
-    assert (tmp_path / "source.toml").stat().st_mode & 0o777 == 0o600
+    text = "```toml\n# domain.toml\ncolumns = []\n```\n```toml\nnone = 1\n```\n"
+    run_text(text, tmp_path, monkeypatch)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["domain.toml", "page.md"]
+    assert (tmp_path / "domain.toml").read_text("utf-8") == "# domain.toml\ncolumns = []\n"
 
 
 def test_fences_are_understood_or_reported(tmp_path, monkeypatch):

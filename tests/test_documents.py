@@ -222,7 +222,7 @@ def test_the_documented_policy_file_is_one(tmp_path):
     path.write_text(columns + text, "utf-8")
     path.chmod(0o600)
     policy = ClientPolicy.from_file(path)
-    assert (policy.trusts, policy.columns) == (("oblivious-server",), ("x0", "x1"))
+    assert (policy.trusts, policy.columns) == (("distributed-noise",), ("x0", "x1"))
     assert policy.domain == Box([-14, -14], [14, 14])
     assert policy.allows_private_work
 

@@ -327,8 +327,8 @@ def _table_file(data: str, reading: Reading) -> Path | None:
         named, _ = resolved(data, reading)
     except KMeansError:
         return None
-    path = Path(named)
-    return path if "://" not in str(named) and path.is_file() else None
+    path = Path(str(named).removeprefix("sqlite:///"))
+    return path if path.is_file() else None
 
 
 def _vertical(policy: ClientPolicy) -> str:

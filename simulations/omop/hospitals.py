@@ -86,9 +86,10 @@ def hospital(number: int, n_persons: int, seed: int) -> Hospital:
 
 
 def write_sqlite(path: Path, tables: Hospital) -> str:
-    """Write a hospital's tables to a new file of SQLite, and return its URI."""
+    """Write a hospital's tables to a new file of SQLite, for its owner, and return its URI."""
     if path.exists():
         raise ConfigurationError(f"Expected {path} as a new file. Got one that exists.")
+    path.touch(mode=0o600)  # of its owner alone; SQLite keeps the mode
     with closing(sqlite3.connect(path)) as connection, connection:
         for (name, columns), rows in zip(TABLES.items(), tables, strict=True):
             connection.execute(f"CREATE TABLE {name} ({_declared(columns)})")

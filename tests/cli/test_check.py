@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 import tomllib
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from importlib.util import find_spec
@@ -421,9 +422,22 @@ def source_file(node):
     return node / "records.csv"
 
 
+def database(node):
+    """Keep the table in SQLite, in a file that a source.toml names; return the file."""
+    path = node / "visits.db"
+    path.touch(0o600)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE visits (age REAL, income REAL)")
+        connection.executemany("INSERT INTO visits VALUES (?, ?)", [(41, 1e4), (42, 2e4)])
+    query = "SELECT age, income FROM visits"
+    written(node / "source.toml", f'data = "sqlite:///{path}"\nquery = "{query}"\n')
+    return path
+
+
 SECRETS = {  # what the pages' commands make at a node, and what --data names then
     "the table": (lambda node: node / "records.csv", "records.csv"),
     "the table of a source.toml": (source_file, "named/source.toml"),
+    "the database of a source.toml": (database, "source.toml"),
     "the key of rows beside the table": (key_file("rows.key"), "records.csv"),
     "the node's key beside the policy": (key_file("node.key"), None),
     "another key beside the member key": (key_file("members/d.key"), None),

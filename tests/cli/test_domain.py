@@ -456,6 +456,7 @@ class TestCheck:
         def check(*arguments, add="42,20000,medicine,2024-03-01", text=None):
             text = "\n".join([*lines, add, ""]) if text is None else text
             (tmp_path / "records.csv").write_text(text, "utf-8")
+            (tmp_path / "records.csv").chmod(0o600)
             result = run("check", "--policy-file", "policy.toml", "--data", "records.csv",
                          *arguments)  # fmt: skip
             assert "7132" not in result.output

@@ -392,7 +392,7 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
                 route=route,
             )
         )
-        config = {"trust": trust, "min-clients": least}
+        config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least}
         stage = Stage(running, TIMEOUT, config, relays[0] if relays else None)
         fault.play(stage)
         statuses = running.statuses()

@@ -7,15 +7,18 @@ run. Then all of it is stopped. The commands are the page's.
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +227,7 @@ def deployment(
             make_node(node)
             shutil.copy(link / "ca.crt", node)
             data, policy_file = node / ("records.csv" if i else "records.npy"), node / "policy.toml"
-            _write_records(data, partitions[i])
+            write_records(data, partitions[i])
             before = sum(each.shape[1] for each in partitions[:i]) if is_vertical else 0
             own_bounds = bounds[before : before + partitions[i].shape[1]]
             policy_file.write_text(policy_text(own_bounds, policy, names[i]), "utf-8")
@@ -244,7 +247,8 @@ def deployment(
         yield Deployment(directory, processes, address, results, report, app, roster)
 
 
-def _write_records(path: Path, records: NDArray[np.float64]) -> None:
+def write_records(path: Path, records: NDArray[np.float64]) -> None:
+    """Write a node's records as npy or csv, for its owner alone."""
     header = ",".join(f"x{j}" for j in range(records.shape[1]))
     with open_private(path) as file:
         if path.suffix == ".npy":
@@ -265,8 +269,8 @@ def options_of(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every demonstration."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="an empty one; default: a temporary one")
-    parser.add_argument("--rounds", type=int, default=0, help="default: the papers' rule")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the run")
+    parser.add_argument("--rounds", type=int, default=0, help="default: the strategy's rule")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for the run")
     return parser
 
 
@@ -280,9 +284,10 @@ def demonstrate(
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-"))
     directory.mkdir(parents=True, exist_ok=True)
     print(f"Setting up in {directory}", flush=True)
+    begun, load = time.monotonic(), os.getloadavg()[0]
     try:
         with place(directory.resolve()) as running:
-            print("Set up; now it runs", flush=True)
+            print(f"Set up in {time.monotonic() - begun:.0f} s; now it runs", flush=True)
             running.run({"n-rounds": options.rounds, **(config or {})}, options.timeout)
     except DeploymentError as error:
         sys.exit(f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}.")
@@ -294,7 +299,14 @@ def demonstrate(
     print(f"flwr {version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'} to the nodes")
     ends = report["seconds_at_the_end_of_rounds"]
     print(f"rounds ended at {ends} s, all done at {report['seconds']:.1f} s")
+    later = [after - before for before, after in pairwise(ends)]
+    print(f"enrolment and round 1: {ends[0]:.1f} s; a later round: {_range(later)}")
+    print(f"{os.cpu_count()} processors; load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
     print(f"Report, logs and results are in {directory}")
+
+
+def _range(seconds: Sequence[float]) -> str:
+    return f"{min(seconds):.1f} to {max(seconds):.1f} s" if seconds else "none"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

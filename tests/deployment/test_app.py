@@ -28,7 +28,6 @@ from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans,
 
 PROJECT = tomllib.loads((loopback.APP / "pyproject.toml").read_text("utf-8"))
 SETTINGS = PROJECT["tool"]["flwr"]["app"]["config"]
-SHARED = {"trust": "distributed-noise"}
 RELAYED = {"roster_file": None, "member_key_file": None}  # a policy without a roster
 ODD = 2  # a node with a policy that differs
 
@@ -50,15 +49,15 @@ def write_policy(node, bounds=None, settings=None, name="a"):
 def test_the_policy_of_a_node_is_as_strict_as_can_be(tmp_path):
     policy = ClientPolicy.from_file(write_policy(tmp_path, [(0, 1), (-2, 2.5)]))
     assert policy == ClientPolicy(
-        trusts=("oblivious-server",),
+        trusts=("distributed-noise",),
         domain=Box([0, -2], [1, 2.5]),
         roster_file=str(tmp_path.resolve() / "../member/roster.toml"),
         member_key_file=str(tmp_path.resolve() / "../member/a.key"),
         state_dir=str(tmp_path.resolve() / "state"),
     )
-    settings = {"min_clients": 2, "trusts": ["distributed-noise"], **RELAYED}
+    settings = {"min_clients": 2, "trusts": ["clients-only"], **RELAYED}
     policy = ClientPolicy.from_file(write_policy(tmp_path, settings=settings))
-    assert (policy.min_clients, policy.trusts) == (2, ("distributed-noise",))
+    assert (policy.min_clients, policy.trusts) == (2, ("clients-only",))
     assert policy.accepted_keys == ("relayed",)
 
 
@@ -86,11 +85,14 @@ def run(monkeypatch, tmp_path):
         for i, records in enumerate(loopback.example_partitions()):
             node = tmp_path / f"node{i}"
             node.mkdir()
-            np.save(node / "records.npy", records)
+            loopback.write_records(node / "records.npy", records)
             settings = {**(policy or {}), **((odd or {}) if i == ODD else {})}
             write_policy(node, bounds if i == ODD else None, settings, names[i])
-        settings = {"n-rounds": 2, "timeout": 5, "report": str(report), "roster": str(roster)}
-        context = Context(1, 1, {}, RecordDict(), SETTINGS | settings | (config or {}))
+        settings = SETTINGS | {"timeout": 5, "report": str(report), "roster": str(roster)}
+        settings |= config or {}
+        if settings["strategy"] != "synopsis":
+            settings["n-rounds"] = 2
+        context = Context(1, 1, {}, RecordDict(), settings)
         with task_identity():
             server(InProcessGrid(client, len(names)), context)
         assert len(results(tmp_path)) == len(names)
@@ -111,8 +113,17 @@ def could_take_part(node):
 
 def test_the_apps_two_sides_make_a_run(run, tmp_path):
     report = run()
-    assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
+    assert (report["strategy"], report["trust"]) == ("SynopsisKMeans", "distributed-noise")
+    assert (report["arrays_at_the_server"], report["finished"]) == (["centroids", "counts"], True)
     assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
+    written = [*results(tmp_path), tmp_path / "report.json", tmp_path / "report.html"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["fastlloyd", "synopsis"])
+def test_a_blind_server_has_no_centroid(run, name, tmp_path):
+    report = run(*CHOSEN[name])
+    assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
     page = read((tmp_path / "report.html").read_text("utf-8"))
     assert NEVER_SEEN in page.text
     assert "Centroids" not in tables(page)
@@ -151,10 +162,8 @@ def test_algorithms_are_settings_that_policies_may_name(
 ):
     monkeypatch.chdir(tmp_path)
     np.save("server.npy", server_points())
-    config = {**SHARED, "strategy": name, "server-data": "server.npy"}
-    if name == "synopsis":
-        config["n-rounds"] = 0
-    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, "algorithms": accepted}
+    config = {"strategy": name, "server-data": "server.npy"}
+    policy = {"max_epsilon": 1.5, "algorithms": accepted}
     if not n_rounds:
         with pytest.raises(TooFewClientsError, match="policy"):
             run(config, policy)
@@ -167,11 +176,11 @@ def test_algorithms_are_settings_that_policies_may_name(
 
 
 CHOSEN = {  # strategies whose result only the nodes have
-    "fastlloyd": ({}, {}),
-    "synopsis": (
-        {"strategy": "synopsis", "trust": "clients-only", "n-rounds": 0},
-        {"trusts": ["clients-only"]},
+    "fastlloyd": (
+        {"strategy": "fastlloyd", "trust": "oblivious-server"},
+        {"trusts": ["oblivious-server"]},
     ),
+    "synopsis": ({"trust": "clients-only"}, {"trusts": ["clients-only"]}),
 }
 
 
@@ -263,11 +272,11 @@ def test_the_apps_settings_choose_feddp_and_its_points(strategy_of, tmp_path):
     ("strategy", "changes", "match"),
     [
         ("lloyd", {}, "Expected strategy in"),
-        ("synopsis", {**SHARED, "n_rounds": 3}, "n_rounds='auto'"),
-        ("feddp", {"server_data": "points.npy"}, "must see the sums"),
-        ("feddp", SHARED, "Expected"),
-        ("feddp", {**SHARED, "server_data": "few.npy"}, "at least"),
-        ("feddp", {**SHARED, "server_data": "no.npy"}, "no.npy"),
+        ("synopsis", {"n_rounds": 3}, "n_rounds='auto'"),
+        ("feddp", {"server_data": "points.npy", "trust": "oblivious-server"}, "must see the sums"),
+        ("feddp", {}, "Expected"),
+        ("feddp", {"server_data": "few.npy"}, "at least"),
+        ("feddp", {"server_data": "no.npy"}, "no.npy"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
@@ -286,7 +295,7 @@ NAMED = {"bounds": "x0=-14:14,x1=-14:14"}
 @pytest.mark.parametrize(
     ("config", "odd", "bounds", "reason", "could"),
     [
-        (SHARED, {}, None, "policy", True),  # no policy accepts this trust model
+        ({"trust": "clients-only"}, {}, None, "policy", True),  # no policy accepts this trust model
         ({}, {}, [(-14, 14), (-15, 14)], "policy", True),
         ({}, {"columns": ["x0", "x1"]}, None, "policy", True),  # the run names no columns
         (NAMED, {"columns": ["x1", "x0"]}, None, "policy", False),
@@ -307,7 +316,8 @@ def test_a_node_refuses_what_differs_from_its_policy(
     assert could_take_part(tmp_path / "node2") == could
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["finished"], report["n_rounds"]) == (False, 0)
-    assert {entry["round"] for entry in report["incidents"]} == {0}
+    # Policies are compared with the run when nodes enrol, and records when they are first read.
+    assert {entry["round"] for entry in report["incidents"]} == {int(reason == "loaded or checked")}
     assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
 
 
@@ -381,6 +391,7 @@ def declared(monkeypatch, tmp_path):
             ]
             text = "\n".join(["name,income,ward,admitted", *lines, *(odd if i == ODD else ())])
             (node / "r.csv").write_bytes(text.encode("latin-1") + b"\n")
+            (node / "r.csv").chmod(0o600)
             pinned = node / "pinned.toml"
             pinned.write_text(own if own and i == ODD else DECLARED, "utf-8")
             pinned.chmod(0o600)
@@ -389,7 +400,7 @@ def declared(monkeypatch, tmp_path):
             (node / "policy.toml").chmod(0o600)
         settings = app_config(
             domain=str(domain), report=str(report), trust="distributed-noise", keys="relayed",
-            n_clusters=2, n_records=3000, timeout=5, **config,
+            n_clusters=2, n_records=3000, timeout=5, **{"strategy": "fastlloyd", **config},
         )  # fmt: skip
         with task_identity():
             server(InProcessGrid(client, 3), Context(1, 1, {}, RecordDict(), settings))

@@ -11,9 +11,10 @@ import loopback
 import numpy as np
 import pytest
 from checks import (
+    BLIND,
     PAGE,
     ROUNDS,
-    check_outcome,
+    check_blind_outcome,
     check_shared_outcome,
     leak_complaints,
     run_once,
@@ -43,28 +44,31 @@ def credentials(monkeypatch):
 
 
 @pytest.mark.deployment
+def test_the_pages_defaults_make_a_run(tmp_path):
+    partitions = loopback.example_partitions()
+    check_shared_outcome(run_once(tmp_path, partitions), partitions, "SynopsisKMeans", 8)
+
+
+@pytest.mark.deployment
 def test_three_nodes_learn_the_same_and_the_server_nothing(tmp_path):
     partitions = loopback.example_partitions()
-    check_outcome(run_once(tmp_path, partitions), partitions)
+    policy = {"trusts": [BLIND["trust"]]}
+    check_blind_outcome(run_once(tmp_path, partitions, BLIND, policy), partitions)
 
 
 @pytest.mark.deployment
 def test_four_nodes_and_a_server_that_sees_no_sum(tmp_path):
     """``clients-only`` with pinned keys: every client adds a noise share, and clients open."""
     partitions = loopback.example_partitions(4)
-    config, policy = {"trust": "clients-only"}, {"trusts": ["clients-only"]}
-    check_outcome(run_once(tmp_path, partitions, config, policy), partitions, "clients-only")
+    config, policy = {**BLIND, "trust": "clients-only"}, {"trusts": ["clients-only"]}
+    check_blind_outcome(run_once(tmp_path, partitions, config, policy), partitions, "clients-only")
 
 
 @pytest.mark.deployment
-@pytest.mark.parametrize(
-    ("name", "strategy", "asked", "n_rounds"),
-    [("synopsis", "SynopsisKMeans", 0, 8), ("pe-means", "PEMeans", 4, 4)],
-)
-def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path, name, strategy, asked, n_rounds):
+def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path):
     partitions = loopback.example_partitions()
-    config = {"strategy": name, "n-rounds": asked}
-    check_shared_outcome(run_shared(tmp_path, partitions, config), partitions, strategy, n_rounds)
+    config = {"strategy": "pe-means", "n-rounds": 4}
+    check_shared_outcome(run_shared(tmp_path, partitions, config), partitions, "PEMeans", 4)
 
 
 @pytest.mark.deployment
@@ -72,6 +76,7 @@ def test_the_server_starts_feddp_from_points_that_stay_with_it(tmp_path):
     partitions, points = loopback.example_partitions(), server_points()
     np.save(tmp_path / "server.npy", points)
     config = {"strategy": "feddp", "server-data": str(tmp_path / "server.npy")}
+    config["n-rounds"] = ROUNDS
     running = run_shared(tmp_path, partitions, config)
     report = check_shared_outcome(running, partitions, "FedDPKMeans", 3 + ROUNDS)
     assert report["warnings"] == []
@@ -79,10 +84,9 @@ def test_the_server_starts_feddp_from_points_that_stay_with_it(tmp_path):
 
 
 def run_shared(directory, partitions, config):
-    """Run an algorithm that the nodes' policies name, under distributed noise."""
-    limits = {"max_epsilon": 1.5, "algorithms": [config["strategy"]]}
-    policy = {"trusts": ["distributed-noise"], **limits}
-    return run_once(directory, partitions, {**config, "trust": "distributed-noise"}, policy)
+    """Run an algorithm that the nodes' policies name, under the default trust model."""
+    policy = {"max_epsilon": 1.5, "algorithms": [config["strategy"]]}
+    return run_once(directory, partitions, config, policy)
 
 
 @pytest.mark.deployment
@@ -131,11 +135,10 @@ def test_the_pages_commands_are_those_that_run():
         assert loopback.check_command(*files, *more) in documented
     config = {"n-clients": 3, "report": "/srv/report.json", "roster": "/srv/roster.toml"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
-    points = {"strategy": "feddp", "server-data": "/srv/server.csv"}
     for more in (
-        {"strategy": "synopsis", "trust": "clients-only"},
-        {"strategy": "synopsis", "trust": "distributed-noise"},
-        points | {"trust": "distributed-noise"},
+        {"trust": "clients-only"},
+        {"strategy": "fastlloyd", "trust": "oblivious-server"},
+        {"strategy": "feddp", "server-data": "/srv/server.csv"},
     ):
         assert f"| `{loopback.run_command('', more)[-1]}` |" in PAGE
     assert ["python", "tests/deployment/loopback.py"] in documented

@@ -102,7 +102,6 @@ def treatment(block, listed):
             known = words[0] == "flower-kmeans" or (
                 words[0] == "python" and words[1].startswith(SCRIPTS)
             )
-            known |= words[0] == "chmod"
             plain = not {"&&", "|", ">", ";"} & set(words)
             complaint = f"{block}: {' '.join(words)!r} is not run; list the block with a reason"
             assert all((known, plain)), complaint
@@ -156,9 +155,6 @@ def run_python(block, namespace):
 def run_command(words, monkeypatch, stops=False):
     """Run the library's command in this process, or let it or a script read the options alone."""
     arguments = words[1:]
-    if words[0] == "chmod":
-        Path(arguments[1]).chmod(int(arguments[0], 8))
-        return ""
     if words[0] == "python":
         read_options(ROOT / arguments[0], arguments[1:], monkeypatch)
         return ""
