@@ -317,8 +317,9 @@ def _files(
     if wrong:
         raise ConfigurationError(" ".join(wrong))
     if keys:
-        notes.append(f"So are the keys {_listed(tuple(key.name for key in keys))}.")
-    return " ".join(notes) or "Neither a table nor a key beside the policy file was looked at."
+        names = _listed(tuple(key.name for key in keys))
+        notes.append(f"Keys that their owner alone can read: {names}.")
+    return " ".join(notes) or "No table is named, and no key lies beside the policy file."
 
 
 def _table_file(data: str, reading: Reading) -> Path | None:
