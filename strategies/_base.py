@@ -42,6 +42,7 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.exchange import Exchange
+from flower_kmeans.protocol.limits import reply_limit
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.relay import Relay
@@ -518,7 +519,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 )
             roster = Roster.from_file(self.roster_file)
             roster.require_points()
-        self._talk = Exchange(grid, self._timeout or self.default_timeout)
+        timeout = self._timeout or self.default_timeout
+        self._talk = Exchange(grid, timeout, limit_of=self._limit_of)
         self._require_names()
         self._server, details = self._begin(roster)
         # Before clients are asked: a run that fails in its set-up has a report too.
@@ -595,6 +597,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         if kept is not None:
             document = continued(document, kept.document)
         return Run(document, algorithm, self.plan, trust)
+
+    def _limit_of(self, request: Request) -> int:
+        return reply_limit(self._running.run, request)
 
     def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
         return self._talk.trip(kind, requests, has_enough)

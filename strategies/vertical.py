@@ -220,7 +220,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
         # A new exchange: a party that was silent once is waited for all the same.
-        self._talk = Exchange(self._talk.grid, self._talk.timeout)
+        self._talk = Exchange(self._talk.grid, self._talk.timeout, limit_of=self._limit_of)
         return super()._trip(kind, requests, has_enough)
 
     def _run(self, roster: Roster | None) -> Run:

@@ -30,11 +30,20 @@ from flower_kmeans.data.sources import Part, RecordsLike, Source, as_source, joi
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, messages, pairs, removal, transcript, vertical, wire
+from flower_kmeans.protocol import (
+    checks,
+    limits,
+    messages,
+    pairs,
+    removal,
+    transcript,
+    vertical,
+    wire,
+)
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee, announced_sharing
-from flower_kmeans.protocol.messages import Code, Entry, Request
+from flower_kmeans.protocol.messages import Code, Entry, Head, Request
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult, read_result, result_of
 from flower_kmeans.protocol.roster import Identity
@@ -64,7 +73,6 @@ log = logging.getLogger("flower_kmeans.client")
 log_of_data = logging.getLogger("flower_kmeans.data")
 
 refuse_unless = RefuseError.unless
-Parts = tuple[bytes, ...]
 Blocks = Iterator[NDArray[Any]]  # of records, which share one memory
 
 
@@ -94,26 +102,52 @@ class Client:
 
     def answer_bytes(self, data: bytes) -> bytes:
         """Answer one encoded message with an encoded reply. Never raises."""
-        request: Request | None = None
+        request: Request | Head | None = None
         try:
-            request = messages.decode_request(data)
-            return encode(self._remembering(request))
+            is_long = len(data) > limits.FIRST
+            request = messages.read_head(data) if is_long else messages.decode_request(data)
+            return encode(self._remembering(request, data))
         except Exception as error:
             return encode(_refusal(request, error))
 
-    def _remembering(self, request: Request) -> messages.Reply:
+    def _remembering(self, request: Request | Head, data: bytes) -> messages.Reply:
         """Answer from the memory that the policy names, which no answer leaves behind."""
         policy = self.policy
         if policy.state_dir is None:
-            return _Conversation(self, sessions.ContextMemory(self.state), request).reply()
+            context = sessions.ContextMemory(self.state)
+            return _Conversation(self, context, self._whole(request, data, context)).reply()
         with ledgers.Ledger(policy.state_dir) as ledger:
             limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
             vertical.erase_ended(policy, ledger)  # what runs that were forgotten left
+            whole = self._whole(request, data, memory)
             for _ in range(_TRIES):
                 with suppress(ledgers.MemoryChangedError):
-                    return _Conversation(self, memory, request).reply()
+                    return _Conversation(self, memory, whole).reply()
         raise RefuseError(Code.INTERNAL, "The memory of the run kept changing.")
+
+    def _whole(self, request: Request | Head, data: bytes, memory: Memory) -> Request:
+        """Decode a long request, if it is no longer than those of its run are."""
+        if not isinstance(request, Head):
+            return request
+        head, session = request, memory.load(request.doc_hash)
+        if session is not None and session.over == sessions.DELIVERED and head.kind == "finish":
+            return messages.Finish(doc_hash=head.doc_hash)  # the reply needs nothing else
+        checks.require_not_over(session)
+        document = session.document if session else head.doc
+        refuse_unless(bool(document), _code_without_document(head.kind == "keys"))
+        checks.require_hash(document, head.doc_hash)
+        run = open_run(document)
+        checks.require_policy(self.policy, run)
+        reason = "Expected no longer request of this run."
+        refuse_unless(len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason)
+        return messages.decode_request(data)
+
+
+def _code_without_document(is_keys: bool) -> Code:
+    """Return with which code a request of an unknown run is refused."""
+    # A key distributor that lost its memory is of no use: the server asks the next one.
+    return Code.STALE if is_keys else Code.NEED
 
 
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
@@ -128,7 +162,7 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
 )
 
 
-def _refusal(request: Request | None, error: Exception) -> messages.Refusal:
+def _refusal(request: Request | Head | None, error: Exception) -> messages.Refusal:
     """Return what is sent for an error, and log why; the log holds public values only."""
     if isinstance(error, RefuseError):
         refusal = error
@@ -138,7 +172,8 @@ def _refusal(request: Request | None, error: Exception) -> messages.Refusal:
     code, what, doc_hash = refusal.code, "a message", None
     if request is not None:
         doc_hash = request.doc_hash
-        what = f"'{request.__struct_config__.tag}' of run {doc_hash.hex()[:8]}"
+        kind = request.kind if isinstance(request, Head) else request.__struct_config__.tag
+        what = f"'{kind}' of run {doc_hash.hex()[:8]}"
     if code is Code.INTERNAL:
         log.error("A message could not be answered.", exc_info=error)
     else:
@@ -192,9 +227,7 @@ class _Conversation:
         request = self._request
         checks.require_not_over(session)
         document = session.document if session else getattr(request, "doc", b"")
-        # A key distributor that lost its memory is of no use: the server asks the next one.
-        lacks = Code.STALE if isinstance(request, messages.Keys) else Code.NEED
-        refuse_unless(bool(document), lacks)
+        refuse_unless(bool(document), _code_without_document(isinstance(request, messages.Keys)))
         self._accept(document, is_new=session is None)
         # The last message reads no records: they may be gone, and nothing is answered from them.
         if session is None or not isinstance(request, messages.Finish | messages.Hold):
@@ -518,7 +551,8 @@ class _Conversation:
             refuse_unless(entry.t <= session.head + 1 and bool(session.group_key), Code.NEED)
             is_one = entry.t <= document.rounds and entry.attempt <= document.max_attempts
             # The transcript's hash covers one of them: the other would differ among clients.
-            other = entry.words if self._run.trust.has_committee else entry.shares
+            of_shares = entry.positions or entry.shares
+            other = entry.words if self._run.trust.has_committee else of_shares
             reason = "An entry is of no round of the run, or holds the sum of another trust model."
             refuse_unless(is_one and not other, Code.BAD_MESSAGE, reason)
             survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
@@ -538,12 +572,14 @@ class _Conversation:
         colluders, n_words = run.document.max_colluders, run.document.words[entry.t - 1]
         sharing = announced_sharing(run.trust.sum, n_slots, colluders, entry.packing)
         combined = {} if sharing else {0: entry.words}
-        for position, sealed in entry.shares:
-            if sharing and position < sharing.n_positions:
-                share_key = key_agreement.sum_share_key(key, context, position, entry.survivors)
-                # A share that does not open costs its member: enough others may be left.
-                with suppress(MessageError):
-                    combined[position] = key_agreement.unseal(share_key, sealed, context)
+        sealed_shares = messages.read_sum_shares(entry) if sharing else {}
+        if sharing and max(sealed_shares) >= sharing.n_positions:
+            raise MessageError("Expected sum-shares of the committee's positions.")
+        for position, sealed in sealed_shares.items():
+            share_key = key_agreement.sum_share_key(key, context, position, entry.survivors)
+            # A share that does not open costs its member: enough others may be left.
+            with suppress(MessageError):
+                combined[position] = key_agreement.unseal(share_key, sealed, context)
         # From here on nothing that is refused may depend on the sum, but for its checksum word.
         sums = SumContext(context, n_words, n_slots, key, sharing)
         opened = run.trust.sum.open(combined, survivors, sums).vector
@@ -589,14 +625,14 @@ class _Conversation:
         query_hash = transcript.query_hash(h, asked)
         checks.require_one_query(last, t, query_hash)
         vector = self._vector(query, sums.digest)
-        parts = self._protected(request, sums, vector)
-        digest = hashlib.sha256(b"".join(parts)).digest()
+        protected = self._protected(request, sums, vector)
+        digest = hashlib.sha256(protected).digest()
         answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest, query_hash)
         checks.require_one_answer(last, answer)
         # Not before the check: a refused query would replace what was answered.
         session.answered = sums.digest + vector.astype("<i8", copy=False).tobytes()
         self._memory.answer(self._doc_hash, answer, run.price, session)  # charged before it is sent
-        words, sealed = (b"", parts) if run.trust.has_committee else (parts[0], ())
+        words, sealed = (b"", protected) if run.trust.has_committee else (protected, b"")
         return messages.Answer(
             doc_hash=self._doc_hash,
             tag=tag,
@@ -620,12 +656,12 @@ class _Conversation:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
         return np.concatenate([vector, _CHECKSUM])
 
-    def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> Parts:
-        """Return a vector as it leaves the client: one part, or one for each position."""
+    def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> bytes:
+        """Return a vector as it leaves the client: one part, or one for each present position."""
         parts = removal.protect(self._run, vector, sums, request.slot, self._session.secret)
         committee, context = self._committee, sums.digest
         if committee is None or not self._run.trust.has_committee:
-            return parts
+            return b"".join(parts)
         sealed, own_key = [], self._pairs.public_key
         members = zip(committee.slots, committee.public_keys, parts, strict=True)
         for position, (slot, other, part) in enumerate(members):
@@ -636,7 +672,7 @@ class _Conversation:
             keys = request.slot, position, own_key, other
             key = key_agreement.share_key(shared, context, *keys)
             sealed.append(key_agreement.seal(key, part, context))
-        return tuple(sealed)
+        return b"".join(sealed)
 
     # ------------------------------------------------------------------ sum-shares
 
@@ -650,9 +686,11 @@ class _Conversation:
             raise RefuseError(Code.POLICY, "Expected to add as a member of the committee.")
         survivors = transcript.unpack_survivors(request.survivors, request.n_slots)
         dealers = np.flatnonzero(survivors).tolist()
-        counts = {len(dealers), len(request.sealed), len(request.public_keys) / KEY_BYTES}
-        refuse_unless(len(counts) == 1, Code.BAD_MESSAGE, "Expected a key and share per survivor.")
-        checks.require_crowd(self._policy, run.document, len(dealers), "survivors to add")
+        n_dealers, size = len(dealers), self._sealed_bytes(request.t)
+        lengths = len(request.public_keys), len(request.sealed)
+        is_whole = lengths == (KEY_BYTES * n_dealers, size * n_dealers)
+        refuse_unless(is_whole, Code.BAD_MESSAGE, "Expected a key and share per survivor.")
+        checks.require_crowd(self._policy, run.document, n_dealers, "survivors to add")
         if run.trust.is_blind:
             self._take_group_key(request.wraps)
             checks.require_add_history(session, request.t, request.h)
@@ -667,7 +705,7 @@ class _Conversation:
         checks.require_no_later_vote(last, request.t)
         shares = self._shares(request, dealers, position, sums.digest)
         try:
-            share = removal.combine(run, shares, sums, len(dealers))
+            share = removal.combine(run, shares, sums, n_dealers)
         except PartError as error:  # a client that names a dealer has not voted
             slot = dealers[error.index]
             raise RefuseError(Code.KEY, f"The share of slot {slot} is false.", slot=slot) from None
@@ -680,13 +718,19 @@ class _Conversation:
             key_id = key_agreement.key_id(group, self._doc_hash)
         return messages.Added(doc_hash=self._doc_hash, share=share, key_id=key_id)
 
+    def _sealed_bytes(self, t: int) -> int:
+        """Return the length of one sealed share of a round."""
+        n_words = self._run.document.words[t - 1]
+        return removal.part_bytes(self._run, n_words, self._sharing) + key_agreement.SEAL_BYTES
+
     def _shares(
         self, request: messages.Add, dealers: list[int], position: int, context: bytes
     ) -> Iterator[bytes]:
         """Yield the dealers' shares for this member's position; a `PartError` for a bad seal."""
         own_key = self._pairs.public_key
-        for n, (dealer, sealed) in enumerate(zip(dealers, request.sealed, strict=True)):
-            other = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
+        keys = messages.split(request.public_keys, KEY_BYTES)
+        seals = messages.split(request.sealed, self._sealed_bytes(request.t))
+        for n, (dealer, other, sealed) in enumerate(zip(dealers, keys, seals, strict=True)):
             try:
                 shared = self._pairs.secret(dealer, other)
                 key = key_agreement.share_key(shared, context, dealer, position, other, own_key)

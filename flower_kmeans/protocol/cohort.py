@@ -7,7 +7,7 @@ context (docs/protocol.md, sections 4 to 6).
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from tempfile import SpooledTemporaryFile
@@ -27,7 +27,7 @@ from flower_kmeans.protocol.messages import (
     Refusal,
     Wrap,
     read_rows,
-    split_envelopes,
+    split,
     write_claims,
 )
 from flower_kmeans.protocol.resume import KeptClient, KeptCohort, KeptOffer
@@ -278,7 +278,7 @@ class Cohort:
         if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
             return
         leader, made = sender.peer.row, dict[Client, Wrap]()
-        for peer, envelope in zip(peers, split_envelopes(envelopes), strict=True):
+        for peer, envelope in zip(peers, split(envelopes, ENVELOPE_BYTES), strict=True):
             wrap = Wrap(distributor=leader, key_id=key_id, envelope=envelope)
             made[frame.slots[peer.slot]] = wrap
         if key_id == self.key_id:
@@ -492,25 +492,20 @@ class ShareStore:
         self._starts: dict[int, int] = {}  # by dealer
         self.close = self._file.close
 
-    def is_complete(self, sealed: Sequence[bytes]) -> bool:
+    def is_complete(self, sealed: bytes) -> bool:
         """Return whether a dealer's shares are as planned: one for each present position."""
-        sizes = [len(part) for part in sealed]
-        return sizes == [self._part_bytes] * len(self._order)
+        return len(sealed) == self._part_bytes * len(self._order)
 
-    def put(self, slot: int, sealed: Sequence[bytes]) -> None:
+    def put(self, slot: int, sealed: bytes) -> None:
         """Keep a dealer's shares, which are complete."""
-        self.put_back(slot, b"".join(sealed))
+        # To the end: reading a part moves the position.
+        self._starts[slot] = self._file.seek(0, 2)
+        self._file.write(sealed)
 
     def of(self, slot: int) -> bytes:
         """Return all shares of a dealer, one after the other."""
         self._file.seek(self._starts[slot])
         return self._file.read(self._part_bytes * len(self._order))
-
-    def put_back(self, slot: int, shares: bytes) -> None:
-        """Keep what `of` returned before the server was restarted."""
-        # To the end: reading a part moves the position.
-        self._starts[slot] = self._file.seek(0, 2)
-        self._file.write(shares)
 
     def parts(self, position: int, slots: Iterable[int]) -> Iterator[bytes]:
         """Yield the shares of dealers for a position."""

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.limits import SHORT, short
 from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 
@@ -79,6 +80,8 @@ class Exchange:
     fetched in threads: Flower waits for each until it is complete, and one slow upload must not
     hold up the others. A grid with ``answers_all`` has an answer to every message that is not lost,
     however long it takes: there is no grace time.
+
+    A longer reply to a request than ``limit_of`` returns is not decoded.
     """
 
     def __init__(
@@ -86,11 +89,14 @@ class Exchange:
         grid: Grid,
         timeout: float,
         *,
+        limit_of: Callable[[Request], int] = short,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid, self.timeout, self._clock, self._sleep = grid, timeout, clock, sleep
         self._is_simulation = type(grid).__name__ == _SIMULATION
+        self._limit_of = limit_of
+        self._limits: dict[int, int] = {}  # bytes of a node's reply to what it was sent last
         self._nodes: dict[int, _Node] = {}
         self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
         self._has_grace = not getattr(grid, "answers_all", False)
@@ -135,12 +141,14 @@ class Exchange:
         self, kind: str, nodes: Iterable[int], requests: Mapping[int, Request]
     ) -> Iterator[tuple[Message, int]]:
         """Yield the messages to some nodes and their sizes; equal requests are encoded once."""
-        before, content, size = None, None, 0
+        before, content, size, limit = None, None, 0, 0
         for node_id in nodes:
             request = requests[node_id]
             if content is None or request is not before:
                 data = encode(request)
                 before, content, size = request, to_content(data), len(data)
+                limit = self._limit_of(request)
+            self._limits[node_id] = limit
             ttl = self.timeout + _TTL_MARGIN
             group = f"{kind} {request.t}" if isinstance(request, Located) else kind
             yield (
@@ -235,7 +243,8 @@ class Exchange:
                 "A worker or a node of the Ray cluster was lost. Flower's simulation cannot go on "
                 "without it: start the run again."
             )
-        return read(message)
+        # The SuperLink requires that a reply comes from the node that its request went to.
+        return read(message, self._limits.get(message.metadata.src_node_id, SHORT))
 
     def _next_wave(
         self, kind: str, queue: deque[int], requests: Mapping[int, Request]
@@ -269,12 +278,12 @@ class Exchange:
                 self._invited[message_id] = node_id
 
 
-def read(message: Message) -> Reply | str:
-    """Return the reply that a message holds, or why it holds none."""
+def read(message: Message, limit: int) -> Reply | str:
+    """Return the reply that a message holds, or why it holds none of at most so many bytes."""
     if not message.has_content():
         return CRASHED
     try:
-        return decode_reply(from_content(message.content))
+        return decode_reply(from_content(message.content, limit))
     except MessageError:
         return MALFORMED
 

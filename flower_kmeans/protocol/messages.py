@@ -6,14 +6,25 @@ order of the fields is part of the encoding: vectors fix it.
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.wire import B16, B32, B48, U32, Count, Struct, decode
+from flower_kmeans.protocol.wire import (
+    B16,
+    B32,
+    B48,
+    MAX_DOCUMENT,
+    MAX_MESSAGE,
+    U32,
+    Count,
+    Struct,
+    decode,
+)
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, u32
 from flower_kmeans.secagg.key_agreement import CLAIM_BYTES, KEY_BYTES, KEY_ID_BYTES, SEAL_BYTES
 
 ENVELOPE_BYTES = KEY_BYTES + SEAL_BYTES
@@ -23,16 +34,31 @@ _MADE = struct.Struct(f"<Q{CLAIM_BYTES}s")  # the node and claim of a committee 
 _MOST_PEERS = 2**17
 MAX_WRAPS = 4  # of different key distributors, in one message
 _MOST_MEMBERS = 64
+_MOST_LEVELS = 17  # of the tree over so many peers
+_MOST_ENTRIES = 4_096  # of rounds
+MAX_PARCELS = 256  # or deliveries, in one message
+_BITMAP_BYTES = _MOST_MEMBERS // 8  # of positions, the first in the lowest bit of the first byte
+_SLOT_BYTES = 4
+_MOST_RECEIVERS = 64
 
 # \Z, as $ would let a line break pass at the end, and this text stands in logs.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
-Public = Annotated[bytes, msgspec.Meta(max_length=32)]
+Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
+Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
+Document = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
 Step = Literal["keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
 Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]  # empty under relayed keys
 Row = Annotated[bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)]
 Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]
 Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * _MOST_MEMBERS)]
 Envelopes = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_PEERS)]
+Survivors = Annotated[bytes, msgspec.Meta(max_length=_MOST_PEERS // 8)]
+PublicKeys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * _MOST_PEERS)]
+Path = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES * _MOST_LEVELS)]
+Members = Annotated[bytes, msgspec.Meta(max_length=_ROW.size * _MOST_MEMBERS)]
+Positions = Annotated[bytes, msgspec.Meta(max_length=_BITMAP_BYTES)]
+Receivers = Annotated[bytes, msgspec.Meta(max_length=_SLOT_BYTES * _MOST_RECEIVERS)]
+ParcelKeys = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_RECEIVERS)]
 
 
 class Code(IntEnum):
@@ -74,6 +100,11 @@ class Peer(NamedTuple):
         return _CLAIMED_ROW.pack(*self) if self.claim else _ROW.pack(*self[:2])
 
 
+def row_bytes(has_claims: bool) -> int:
+    """Return the length of a row."""
+    return (_CLAIMED_ROW if has_claims else _ROW).size
+
+
 def read_rows(data: bytes, has_claims: bool) -> tuple[Peer, ...]:
     """Return the clients in rows that travelled; a `MessageError` if there is a part of one."""
     row = _CLAIMED_ROW if has_claims else _ROW
@@ -94,10 +125,39 @@ def read_claims(data: bytes, n: int) -> tuple[tuple[int, bytes], ...]:
     return tuple(_MADE.iter_unpack(data))
 
 
-def split_envelopes(data: bytes) -> tuple[bytes, ...]:
-    """Return envelopes that travelled; what is left over at the end is the last one."""
-    starts = range(0, len(data), ENVELOPE_BYTES)
-    return tuple(data[start : start + ENVELOPE_BYTES] for start in starts)
+def split(data: bytes, size: int) -> tuple[bytes, ...]:
+    """Return pieces of one length that travelled together; a `MessageError` if one is short."""
+    if len(data) % size:
+        raise MessageError(f"Expected whole pieces of {size} bytes.")
+    return tuple(data[start : start + size] for start in range(0, len(data), size))
+
+
+def write_sum_shares(shares: Mapping[int, bytes]) -> tuple[bytes, bytes]:
+    """Return the bitmap of positions, and their sum-shares in order, as they travel."""
+    bitmap = sum(1 << position for position in shares)
+    return bitmap.to_bytes(_BITMAP_BYTES, "little"), b"".join(shares[j] for j in sorted(shares))
+
+
+def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
+    """Return an entry's sealed sum-shares by position; a `MessageError` if they are not equal."""
+    bitmap = int.from_bytes(entry.positions, "little")
+    if len(entry.positions) != _BITMAP_BYTES or not bitmap or not entry.shares:
+        raise MessageError("Expected a bitmap of positions, and their sum-shares.")
+    positions = [position for position in range(_MOST_MEMBERS) if bitmap >> position & 1]
+    size, rest = divmod(len(entry.shares), len(positions))
+    if rest:
+        raise MessageError("Expected a sum-share of the same length for each position.")
+    return dict(zip(positions, split(entry.shares, size), strict=True))
+
+
+def write_receivers(slots: Iterable[int]) -> bytes:
+    """Return the slots of a parcel's receivers, as they travel."""
+    return b"".join(map(u32, slots))
+
+
+def read_receivers(data: bytes) -> tuple[int, ...]:
+    """Return the slots of receivers that travelled; a `MessageError` if there is a part of one."""
+    return tuple(int.from_bytes(each, "little") for each in split(data, _SLOT_BYTES))
 
 
 class Wrap(Struct, frozen=True, kw_only=True):
@@ -121,10 +181,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     root: B32
     committee: B32
     tag: B32
-    survivors: bytes
+    survivors: Survivors
     packing: U32 = msgspec.field(name="k", default=0)
-    words: bytes = b""
-    shares: tuple[tuple[U32, bytes], ...] = ()
+    words: Long = b""
+    positions: Positions = b""
+    shares: Long = b""  # sealed sum-shares of equal length, in order of position
 
 
 class Parcel(Struct, frozen=True, kw_only=True):
@@ -133,9 +194,9 @@ class Parcel(Struct, frozen=True, kw_only=True):
     step: Step
     t: U32 = 0
     number: U32 = 0
-    receivers: tuple[U32, ...]
-    keys: tuple[B48, ...]  # the parcel's own secret, sealed for each of the receivers
-    data: bytes
+    receivers: Receivers
+    keys: ParcelKeys  # the parcel's own secret, sealed for each of the receivers
+    data: Long
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
@@ -146,13 +207,19 @@ class Delivery(Struct, frozen=True, kw_only=True):
     t: U32 = 0
     number: U32 = 0
     key: B48
-    data: bytes
+    data: Long
+
+
+Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=_MOST_ENTRIES)]
+Parcels = Annotated[tuple[Parcel, ...], msgspec.Meta(max_length=MAX_PARCELS)]
+Deliveries = Annotated[tuple[Delivery, ...], msgspec.Meta(max_length=MAX_PARCELS)]
+Commitments = Annotated[tuple[B32, ...], msgspec.Meta(max_length=_MOST_MEMBERS)]
 
 
 class Enrol(Struct, tag="enrol", frozen=True, kw_only=True):
     """Asks a client to take part."""
 
-    doc: bytes
+    doc: Document
 
     @property
     def doc_hash(self) -> bytes:
@@ -171,7 +238,7 @@ class Hold(Struct, tag="hold", frozen=True, kw_only=True):
     """Asks a client to take a group key, and nothing else."""
 
     doc_hash: B32
-    doc: bytes = b""
+    doc: Document = b""
     wraps: Wraps
 
 
@@ -184,18 +251,18 @@ class Located(Struct, frozen=True, kw_only=True):
     n_slots: Count = msgspec.field(name="m")
     root: B32
     slot: U32 = msgspec.field(name="place")
-    path: bytes = b""
-    committee: bytes = b""
+    path: Path = b""
+    committee: Members = b""
     claims: Claims = b""
-    doc: bytes = b""
+    doc: Document = b""
     wraps: Wraps = ()
 
 
 class Ask(Located, tag="ask", frozen=True, kw_only=True):
     """Asks for the answer to one attempt at a round."""
 
-    query: bytes | None = None
-    entries: tuple[Entry, ...] = ()
+    query: Long | None = None
+    entries: Entries = ()
     peers: Rows = b""
 
 
@@ -204,18 +271,18 @@ class Add(Located, tag="add", frozen=True, kw_only=True):
 
     h: B32
     tag: B32
-    survivors: bytes
-    public_keys: bytes = msgspec.field(name="ephs")
-    sealed: tuple[bytes, ...]
+    survivors: Survivors
+    public_keys: PublicKeys = msgspec.field(name="ephs")
+    sealed: Long  # the survivors' shares, of equal length
 
 
 class Finish(Struct, tag="finish", frozen=True, kw_only=True):
     """Delivers the last entries, or the result."""
 
     doc_hash: B32
-    entries: tuple[Entry, ...] = ()
+    entries: Entries = ()
     wraps: Wraps = ()
-    result: bytes | None = None
+    result: Long | None = None
 
 
 class Turn(Struct, tag="turn", frozen=True, kw_only=True):
@@ -226,8 +293,8 @@ class Turn(Struct, tag="turn", frozen=True, kw_only=True):
     t: U32 = 0
     part: Count = 1
     peers: Rows = b""
-    commitments: tuple[B32, ...] = ()
-    deliveries: tuple[Delivery, ...] = ()
+    commitments: Commitments = ()
+    deliveries: Deliveries = ()
 
 
 class Abort(Struct, tag="abort", frozen=True, kw_only=True):
@@ -267,7 +334,7 @@ class Sent(Struct, tag="sent", frozen=True, kw_only=True):
 
     doc_hash: B32
     parts: Count = 1
-    parcels: tuple[Parcel, ...] = ()
+    parcels: Parcels = ()
 
 
 class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
@@ -290,8 +357,8 @@ class Answer(Struct, tag="answer", frozen=True, kw_only=True):
 
     doc_hash: B32
     tag: B32
-    words: bytes = b""
-    sealed: tuple[bytes, ...] = ()
+    words: Long = b""
+    sealed: Long = b""  # shares of equal length
     key_id: KeyId = b""
     envelopes: Envelopes = b""
 
@@ -300,7 +367,7 @@ class Added(Struct, tag="added", frozen=True, kw_only=True):
     """A committee member's sum-share."""
 
     doc_hash: B32
-    share: bytes
+    share: Long
     key_id: KeyId = b""
 
 
@@ -324,6 +391,31 @@ class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
 
 Request = Enrol | Keys | Hold | Ask | Add | Finish | Turn | Abort
 Reply = Enrolled | Wrapped | Held | Answer | Added | Finished | Refusal | Joined | Sent
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of a long request before the rest: no other field is decoded."""
+
+    kind: Literal["keys", "hold", "ask", "add", "finish", "turn", "abort"] = msgspec.field(
+        name="type"
+    )
+    doc_hash: B32
+    doc: Document = b""
+    t: U32 = 0
+    n_slots: U32 = msgspec.field(name="m", default=0)
+    step: Step = "finish"
+    part: U32 = 1
+
+
+_read_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def read_head(data: bytes) -> Head:
+    """Return the head of an encoded request; a `MessageError` if it has none."""
+    try:
+        return _read_head(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        raise MessageError("A long message is malformed.") from None
 
 
 def decode_request(data: bytes) -> Request:

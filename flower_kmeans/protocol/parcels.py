@@ -14,7 +14,14 @@ import numpy as np
 
 from flower_kmeans.algorithms.plausibility import padded
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.messages import Delivery, Parcel, Peer, Step
+from flower_kmeans.protocol.messages import (
+    MAX_PARCELS,
+    Delivery,
+    Parcel,
+    Peer,
+    Step,
+    write_receivers,
+)
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.run import Run, Vertical
 from flower_kmeans.protocol.wire import encode_arrays
@@ -158,7 +165,7 @@ def in_parts(parcels: tuple[Planned, ...]) -> list[list[Planned]]:
     parts, size = [list[Planned]()], 0
     for each in parcels:
         size += each.n_bytes
-        if size > _MAX_PART and parts[-1]:
+        if parts[-1] and (size > _MAX_PART or len(parts[-1]) == MAX_PARCELS):
             parts.append([])
             size = each.n_bytes
         parts[-1].append(each)
@@ -187,8 +194,8 @@ class Seals:
             step=planned.step,
             t=planned.t,
             number=planned.number,
-            receivers=receivers,
-            keys=tuple(seal(key, own, self._doc_hash) for key in keys),
+            receivers=write_receivers(receivers),
+            keys=b"".join(seal(key, own, self._doc_hash) for key in keys),
             data=seal(self._data_key(own, label), data, self._doc_hash),
         )
 

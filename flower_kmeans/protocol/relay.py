@@ -19,6 +19,7 @@ from flower_kmeans.protocol.messages import (
     Code,
     Delivery,
     Joined,
+    Parcel,
     Peer,
     Reply,
     Request,
@@ -26,7 +27,7 @@ from flower_kmeans.protocol.messages import (
     Step,
     Turn,
 )
-from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, in_parts, planned, shape_of
+from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, Planned, in_parts, planned, shape_of
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
@@ -110,7 +111,7 @@ class Relay:
             self._step("join", self._shape.holders, trip)
         if self._shape.others:
             self._step("encrypt", self._shape.others, trip)
-        while self._size(COMPUTING) > _room():
+        while not self._fits(COMPUTING):
             self._ask("load", {COMPUTING: self._turn(COMPUTING, "load")}, trip)
 
     def request(self, step: Step) -> dict[int, Request]:
@@ -232,15 +233,18 @@ class Relay:
         size = n = 0
         for n, delivery in enumerate(mail, 1):
             size += len(delivery.data) + _DELIVERY
-            if size > _room():
+            if size > _room() or n > messages.MAX_PARCELS:
                 n -= 1
                 break
             self.delivered_bytes += len(delivery.data)
             yield delivery
         self._mail[slot] = mail[n:]
 
-    def _size(self, slot: int) -> int:
-        return sum(len(each.data) + _DELIVERY for each in self._mail[slot])
+    def _fits(self, slot: int) -> bool:
+        """Return whether a slot's mail fits into one message."""
+        mail = self._mail[slot]
+        size = sum(len(each.data) + _DELIVERY for each in mail)
+        return size <= _room() and len(mail) <= messages.MAX_PARCELS
 
     def _requests(self, turns: Mapping[int, Turn]) -> dict[int, Request]:
         return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
@@ -288,19 +292,18 @@ class Relay:
         if not isinstance(request, Turn) or reply.doc_hash != self.run.doc_hash:
             return False
         parts = in_parts(planned(self.run, sender, request.step, request.t))
-        found = [
-            (sender, each.step, each.t, each.number, each.receivers, len(each.data) - _SEAL)
-            for each in reply.parcels
-        ]
+        wanted = parts[request.part - 1]
         # Lengths follow from the run document: no party can send more than was planned.
-        has_keys = all(len(each.keys) == len(each.receivers) for each in reply.parcels)
-        return has_keys and reply.parts == len(parts) and found == parts[request.part - 1]
+        has_all = len(reply.parcels) == len(wanted) and reply.parts == len(parts)
+        return has_all and all(map(_is_planned, reply.parcels, wanted))
 
     def _put(self, sender: int, sent: Sent) -> None:
         for parcel in sent.parcels:
             self.sent_bytes += len(parcel.data)
             names: dict[str, Any] = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
-            for receiver, key in zip(parcel.receivers, parcel.keys, strict=True):
+            keys = messages.split(parcel.keys, messages.ENVELOPE_BYTES)
+            receivers = messages.read_receivers(parcel.receivers)
+            for receiver, key in zip(receivers, keys, strict=True):
                 delivery = Delivery(sender=sender, **names, key=key, data=parcel.data)
                 self._mail[receiver].append(delivery)
 
@@ -330,6 +333,15 @@ class Relay:
 
 def _room() -> int:
     return MAX_MESSAGE - _OVERHEAD
+
+
+def _is_planned(parcel: Parcel, planned: Planned) -> bool:
+    """Return whether a parcel is a planned one, for its receivers and of its length."""
+    receivers = planned.receivers
+    name = planned.step, planned.t, planned.number, messages.write_receivers(receivers)
+    lengths = messages.ENVELOPE_BYTES * len(receivers), planned.n_bytes + _SEAL
+    found = parcel.step, parcel.t, parcel.number, parcel.receivers
+    return found == name and (len(parcel.keys), len(parcel.data)) == lengths
 
 
 def _next_part(turn: Turn) -> Turn:

@@ -112,6 +112,12 @@ def part_bytes(run: Run, n_words: int, sharing: Sharing | None) -> int:
     return size(n_words, sharing) + len(run.document.levels) * size(KEY_WORDS, sharing)
 
 
+def combined_bytes(run: Run, n_words: int, sharing: Sharing | None, n_survivors: int) -> int:
+    """Return the length of what `combine` returns."""
+    size, n_parts = run.trust.sum.part_bytes, reached(run.document, n_survivors)
+    return size(n_words, sharing) + (n_survivors * size(KEY_WORDS, sharing) if n_parts else 0)
+
+
 def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: int) -> bytes:
     """Return the sum of the survivors' parts, and each one's part of the key that it reaches."""
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)

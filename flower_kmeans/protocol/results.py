@@ -28,6 +28,7 @@ from flower_kmeans.templates import html_summary
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9
+_RESULT_NAMES = 2**10  # bytes of a result beside its numbers, at most
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
 
@@ -154,6 +155,17 @@ def result_of(
         findings=found,
         warnings=(*algorithm.warnings(state), *plausibility.sentences(algorithm, found)),
     )
+
+
+def longest_result(run: Run) -> int:
+    """Return the most bytes that a result of a run has as its server sends it."""
+    algorithm = run.algorithm
+    k, d = algorithm.n_clusters, algorithm.domain.n_features
+    n_numbers = k * (d + 2) + 1 + 6 * len(plausibility.Kind) * run.document.rounds
+    if algorithm.mixture_shape is not None:
+        most_parts, p, noises = algorithm.mixture_shape
+        n_numbers += d * p + most_parts * (2 * p + 2) + 1 + len(noises)
+    return 8 * n_numbers + _RESULT_NAMES
 
 
 def encode_result(result: ClientResult) -> bytes:

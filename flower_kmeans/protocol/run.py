@@ -18,7 +18,16 @@ from flower_kmeans.privacy.filter import Price, price_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.trust import TrustModel, trust_model
-from flower_kmeans.protocol.wire import B16, B32, Count, Struct, VersionError, decode, encode
+from flower_kmeans.protocol.wire import (
+    B16,
+    B32,
+    MAX_DOCUMENT,
+    Count,
+    Struct,
+    VersionError,
+    decode,
+    encode,
+)
 
 PROTOCOL = "flower-kmeans/3"
 KEYS = ("roster", "relayed")
@@ -31,7 +40,7 @@ MAX_VALUES = 1_000
 MAX_LEVELS = 4
 MAX_SLOTS = 2**17
 """Largest cohort: a client works and stores in proportion to the number that a message names."""
-_MAX_DOCUMENT = 2**20
+MAX_ROUNDS = 4_096
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
 
@@ -82,7 +91,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     max_colluders: Count = msgspec.field(name="colluders", default=1)
     min_clients: Count
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MAX_ATTEMPTS)] = 3
-    words: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    words: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_ROUNDS)]
     privacy: Config
     share_variance: Text = NONE
     levels: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_LEVELS)] = ()
@@ -142,8 +151,8 @@ class Run:
 
 def parse_document(data: bytes) -> RunDocument:
     """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
-    if len(data) > _MAX_DOCUMENT:
-        raise MessageError(f"Expected a run document of at most {_MAX_DOCUMENT} bytes.")
+    if len(data) > MAX_DOCUMENT:
+        raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
     document: RunDocument = decode(data, RunDocument)
     if document.protocol != PROTOCOL:
         raise VersionError("The run document is written for another version of the protocol.")

@@ -165,7 +165,7 @@ class Server:
         self._orderly = set[int]()  # nodes with an orderly reply in the trip that is under way
         self._nodes = None if nodes is None else tuple(nodes)
         self.proceedings = Proceedings()
-        self.incidents: list[Dropped] = []  # all that was not an orderly reply
+        self._incidents: dict[tuple[int, int, IncidentKind], Dropped] = {}
         self.dropped: list[Dropped] = []  # who was missing in a round, with the last incident
         self.delivered: set[int] = set()  # nodes that have the result
         self.head = self.n_opened = 0  # rounds that are closed; the last whose sum the server saw
@@ -196,6 +196,11 @@ class Server:
     def _generator(self, number: int) -> np.random.Generator | None:
         """Return the randomness of one step; none where clients could take the same step."""
         return None if self.run.algorithm.replayable else public_generator(self._seed, number)
+
+    @property
+    def incidents(self) -> list[Dropped]:
+        """All that was not an orderly reply: of each node and round the last of a kind."""
+        return list(self._incidents.values())
 
     @property
     def n_clients(self) -> int:
@@ -389,7 +394,9 @@ class Server:
         client = self._cohort.clients.get(node_id)
         stated = (client.public.software, client.public.ledger) if client else ()
         slot = client.slot if client else -1
-        self.incidents.append(Dropped(slot, node_id, t, reason, kind, *stated))
+        # The last of each kind: what a node sends must not fill the server's memory.
+        self._incidents.pop((node_id, t, kind), None)
+        self._incidents[node_id, t, kind] = Dropped(slot, node_id, t, reason, kind, *stated)
 
     def _note_dropped(self, t: int, node_ids: Iterable[int]) -> None:
         """Record that a round went on without these nodes, each with the last incident."""
@@ -864,7 +871,7 @@ class Server:
                     tag=attempt.tag,
                     survivors=survivors,
                     public_keys=public_keys,
-                    sealed=tuple(attempt.store.parts(j, (dealer.slot for dealer in dealers))),
+                    sealed=b"".join(attempt.store.parts(j, (one.slot for one in dealers))),
                 )
                 for node_id, j in part.items()
             }
@@ -947,6 +954,7 @@ class Server:
 
     def _announce(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> None:
         frame, sharing = attempt.frame, attempt.frame.sharing
+        positions, shares = messages.write_sum_shares(combined) if sharing else (b"", b"")
         entry = messages.Entry(
             t=attempt.t,
             attempt=attempt.number,
@@ -957,7 +965,8 @@ class Server:
             survivors=transcript.pack_survivors(frame.bits(attempt.dealers)),
             packing=sharing.packing if sharing else 0,
             words=b"" if sharing else combined[0],
-            shares=tuple(sorted(combined.items())) if sharing else (),
+            positions=positions,
+            shares=shares,
         )
         self._entries[entry] = len(encode(entry))
         context_digest = transcript.entry_context(self.run.doc_hash, self._h, entry)
@@ -1087,7 +1096,8 @@ class Server:
             )
         self.proceedings = kept.proceedings
         self.proceedings.resumptions += 1
-        self.incidents, self.dropped = list(kept.incidents), list(kept.dropped)
+        self._incidents = {(one.node_id, one.round, one.kind): one for one in kept.incidents}
+        self.dropped = list(kept.dropped)
         if kept.cohort is None:
             return
         self._cohort.restore(kept.cohort)
@@ -1112,7 +1122,7 @@ class Server:
             attempt.tag = kept.tag
             attempt.dealers = [frame.slots[slot] for slot in kept.dealers]
             for slot, shares in self._journal.shares():
-                attempt.store.put_back(slot, shares)
+                attempt.store.put(slot, shares)
         return attempt
 
     def _come_back(self, connected: Collection[int], trip: Trip) -> None:

@@ -6,7 +6,7 @@ key of a round is derived under it, so vectors of different contexts never add u
 
 import hmac
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -134,11 +134,9 @@ def query_hash(h: bytes, query: bytes) -> bytes:
     return H(b"query", h, query)
 
 
-def variant_hash(
-    context: bytes, survivors: bytes, public_keys: bytes, sealed: Sequence[bytes]
-) -> bytes:
+def variant_hash(context: bytes, survivors: bytes, public_keys: bytes, sealed: bytes) -> bytes:
     """Return what a committee member votes for: one sum, by its context and its parts."""
-    return H(b"variant", context, survivors, public_keys, *sealed)
+    return H(b"variant", context, survivors, public_keys, sealed)
 
 
 def first_hash(doc_hash: bytes) -> bytes:
@@ -155,6 +153,5 @@ def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
 @lru_cache(maxsize=1)  # clients of one process follow one entry, which may be large
 def next_hash(h: bytes, context: bytes, entry: Entry) -> bytes:
     """Return the transcript's hash after an entry: of the words, or of the sealed sum-shares."""
-    shares = (u32(position) + share for position, share in entry.shares)
-    body = entry.words or H(b"shares", *shares)
+    body = entry.words or H(b"shares", entry.positions, entry.shares)
     return H(b"entry", h, context, entry.survivors, body)

@@ -20,6 +20,8 @@ VERSION = 3
 RECORD = "kmeans"
 MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
+MAX_DOCUMENT = 2**20
+"""Longest run document in bytes."""
 _IN_CONFIG = 2**20  # longer ones travel as one uint8 array, which Flower sends in chunks
 _DATA = RECORD + ".data"
 _HEADER = ConfigRecord({"v": VERSION})  # Flower takes long to check each value that is set
@@ -78,8 +80,11 @@ def to_content(data: bytes) -> RecordDict:
     return RecordDict({RECORD: header, _DATA: ArrayRecord({"m": array})})
 
 
-def from_content(content: RecordDict) -> bytes:
-    """Return the encoded message in Flower's records, of this version of the protocol."""
+def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
+    """Return the encoded message in Flower's records, of this version of the protocol.
+
+    A longer one than its reader expects is a `MessageError` before anything is copied.
+    """
     # By items: Flower's mappings are slow to look up key by key.
     records = dict(content.items())
     header = records.pop(RECORD, None)
@@ -91,10 +96,10 @@ def from_content(content: RecordDict) -> bytes:
     if type(version) is not int or version != VERSION:
         raise VersionError(f"Expected a message of version {VERSION}.")
     match list(fields.items()), list(records.items()):
-        case [("m", bytes(data))], [] if len(data) <= _IN_CONFIG:
+        case [("m", bytes(data))], [] if len(data) <= min(limit, _IN_CONFIG):
             return data
         case [("n", int(length))], [(name, ArrayRecord() as record)] if name == _DATA:
-            if type(length) is int and list(record) == ["m"]:
+            if type(length) is int and length <= limit and list(record) == ["m"]:
                 return _from_array(record["m"], length)
     raise MessageError(_MALFORMED)
 

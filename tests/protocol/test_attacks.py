@@ -18,7 +18,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import pytest
-from cohorts import BLIND, PROTECTED, SHARED, Cohort, kept_pairs
+from cohorts import BLIND, PROTECTED, SHARED, Cohort, kept_pairs, pieces
 from documents import TRUSTS, make_algorithm
 from harness import without_noise
 from malformed import second_encodings
@@ -110,9 +110,10 @@ def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
     s = start(trust)
     answers = s.deal()
     context = s.context(1, 1, answers[0].tag)
+    parts = {i: pieces(answers[i].sealed, len(answers)) for i in answers}
     for i, j, k in itertools.product(answers, repeat=3):
         with nullcontext() if j == k else pytest.raises(MessageError):
-            assert key_agreement.unseal(s.pair_key(i, k, context, j), answers[i].sealed[j], context)
+            assert key_agreement.unseal(s.pair_key(i, k, context, j), parts[i][j], context)
 
 
 def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
@@ -121,7 +122,7 @@ def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     entry = s.entries[0]
     context = transcript.entry_context(s.doc_hash, transcript.first_hash(s.doc_hash), entry)
     own = s.group_key(0)
-    for position, sealed in entry.shares:
+    for position, sealed in messages.read_sum_shares(entry).items():
         for group in (own, ZERO, s.doc_hash, s.frame.tree.root):  # the last are what a server has
             key = key_agreement.sum_share_key(group, context, position, entry.survivors)
             with nullcontext() if group == own else pytest.raises(MessageError):
@@ -174,7 +175,7 @@ def test_06_the_shares_of_one_client(start, trust, keys):
     answers = s.deal()
     for who in ([0], [0, 1], [1, 2]):
         defended(s.add(0, {i: answers[i] for i in who}), Code.POLICY)
-    defended(s.add(0, answers, survivors=s.bitmap([]), public_keys=b"", sealed=()), Code.POLICY)
+    defended(s.add(0, answers, survivors=s.bitmap([]), public_keys=b"", sealed=b""), Code.POLICY)
 
 
 # ------------------------------------------------------------------------------ 7 to 9: committees
@@ -300,10 +301,16 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     sealed = key_agreement.seal(key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context)
     request = s.add_of(0, answers)
     keys = request.public_keys[:96] + public + request.public_keys[128:]
-    sealed = (*request.sealed[:3], sealed, *request.sealed[4:])
+    sealed = exchanged(request.sealed, 3, sealed)
     reply = s.nodes[0].send(change(request, public_keys=keys, sealed=sealed))
     defended(reply, Code.KEY)
     assert reply.slot == 3
+
+
+def exchanged(sealed, place, other):
+    """Return shares that travel together, one of them exchanged for another."""
+    at = place * len(other)
+    return sealed[:at] + other + sealed[at + len(other) :]
 
 
 def share_of(scene, i, sums):
@@ -318,11 +325,11 @@ def test_12_shares_of_another_member_attempt_order_or_run(start, trust, keys):
     s = start(trust, keys)
     answers, later = s.deal(), s.deal(attempt=2)
     request = s.add_of(0, answers)
-    others = s.add_of(1, answers).sealed
+    others, own = s.add_of(1, answers).sealed, pieces(request.sealed, len(answers))
     for changes in (
         {"sealed": others},
-        {"sealed": (others[0], *request.sealed[1:])},
-        {"sealed": request.sealed[::-1]},
+        {"sealed": exchanged(others, 0, own[0])},
+        {"sealed": b"".join(own[::-1])},
         {"attempt": 2},
         {"sealed": s.add_of(0, later, attempt=2).sealed},
         {"public_keys": request.public_keys[32:] + request.public_keys[:32]},
@@ -844,7 +851,7 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
         context = s.context(2, 1, answers[0].tag)
         sums = replace(s.sums(2, 1, ZERO), digest=context)
         dealers = [(s.pair_key(i, 0, context, 0), share_of(s, i, sums)) for i in answers]
-    sealed = tuple(key_agreement.seal(key, share, context) for key, share in dealers)
+    sealed = b"".join(key_agreement.seal(key, share, context) for key, share in dealers)
     defended(s.add(0, answers, t=2, h=b"h" * 32, sealed=sealed), Code.CONFLICT)
 
 
@@ -955,7 +962,7 @@ def single_vector(scene, answer, attempt=1, of=0):
     context = scene.context(1, attempt, answer.tag)
     parts = {
         j: key_agreement.unseal(scene.pair_key(of, j, context, j), sealed, context)
-        for j, sealed in enumerate(answer.sealed)
+        for j, sealed in enumerate(pieces(answer.sealed, len(scene.frame.present)))
     }
     survivors = np.isin(np.arange(scene.frame.n_slots), [of])
     return scene.run.trust.sum.open(parts, survivors, scene.sums(1, attempt, answer.tag)).vector
@@ -971,11 +978,10 @@ def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys):
     answers = s.deal()
     right, context = answers[3], s.context(1, 1, answers[3].tag)
     key = s.pair_key(3, 0, context, 0)
-    # False seals, and right ones of the wrong length or of no elements of the ring.
-    false = [b"?" * len(right.sealed[0]), b"", right.sealed[0][:-1]]
-    false += [key_agreement.seal(key, share, context) for share in (bytes(7), b"\xff" * 8 * 7)]
-    for share in false:
-        answers[3] = change(right, sealed=(share, *right.sealed[1:]))
+    # A false seal, and a right one of no elements of the ring.
+    size = len(pieces(right.sealed, len(answers))[0])
+    for share in (b"?" * size, key_agreement.seal(key, b"\xff" * (size - 16), context)):
+        answers[3] = change(right, sealed=exchanged(right.sealed, 0, share))
         assert s.add(0, answers) == Refusal(code=Code.KEY, doc_hash=s.doc_hash, slot=3)
     answers[3] = right
     assert isinstance(s.add(0, answers), Added)  # who names has not voted
@@ -1116,7 +1122,7 @@ def test_36_two_keys_of_one_distributor(start, trust):
     hold = messages.Hold(doc_hash=s.doc_hash, wraps=s.wraps(2))
     defended(s.nodes[2].send(hold), Code.KEY)
     s.take_envelopes(0, first.key_id, first.envelopes, range(7))
-    right, own = s.wraps(2)[0], messages.split_envelopes(first.envelopes)
+    right, own = s.wraps(2)[0], messages.split(first.envelopes, 48)
     false = change(right, distributor=s.peer(1).row)
     others = (change(right, envelope=own[3]), false, change(right, key_id=second.key_id))
     for wraps in ((others[0],), (false,), (others[2],)):
@@ -1191,7 +1197,7 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
         with suppress(MessageError):
             if s.trust.has_committee:
                 key = key_agreement.share_key(ikm, context, 0, 1, *public[:2])
-                return key_agreement.unseal(key, recorded[0].sealed[1], context) != b""
+                return key_agreement.unseal(key, pieces(recorded[0].sealed, 7)[1], context) != b""
             key = key_agreement.wrap_key(ikm, s.doc_hash, *public[:2])
             return key_agreement.unseal(key, s.wraps(1)[0].envelope, s.doc_hash) != b""
         return False
@@ -1247,7 +1253,7 @@ def test_40_a_repeated_request_repeats_the_bytes(start, trust, ledger):
 def test_41_a_server_without_a_committee_asks_to_add(start, trust):
     s = start(trust)
     at = s.at(0, 1, 1)
-    some = {"survivors": b"\x7f", "public_keys": bytes(224), "sealed": (b"x",) * 7}
+    some = {"survivors": b"\x7f", "public_keys": bytes(224), "sealed": b"x" * 7}
     defended(s.nodes[0].send(messages.Add(**at, h=ZERO, tag=ZERO, **some)), Code.POLICY)
 
 

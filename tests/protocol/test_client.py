@@ -104,7 +104,7 @@ def test_a_committee_drawn_from_a_roster(tmp_path):
     assert len(cohort.frame.claims) == 64 * 72
     outside = min(set(range(66)) - set(inside))
     answers = cohort.deal(who=[*range(4), outside])
-    assert all(all(answer.sealed) for answer in answers.values())
+    assert all(len(answer.sealed) % 64 == 0 < len(answer.sealed) for answer in answers.values())
     request = cohort.add_of(inside[0], answers)
     assert code(cohort.send(outside, change(request, **cohort.at(outside, 1)))) == Code.POLICY
 
@@ -732,13 +732,20 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path, trust):
     more = [
         ({"words": b""}, Code.GARBAGE),
         ({"words": two.words + bytes(8)}, Code.GARBAGE),
-        ({"shares": ((0, b"0"),)}, Code.BAD_MESSAGE),
     ]
     if trust == "clients-only":
-        moved = tuple((position + 1, share) for position, share in two.shares)
+        shares = messages.read_sum_shares(two)
+        moved = {position + 1: share for position, share in shares.items()}
+        three = {position: shares[position] for position in range(3)}
+        wrong = [(b"", two.shares), (two.positions, b""), (bytes(8), b""), (bytes(8), two.shares)]
+        wrong += [(two.positions[:1], two.shares), (two.positions, two.shares[1:])]
         more = [({"packing": packing}, Code.BAD_MESSAGE) for packing in (0, 6)]
         more += [({"words": b"0"}, Code.BAD_MESSAGE), ({"packing": 2}, Code.GARBAGE)]
-        more += [({"shares": shares}, Code.GARBAGE) for shares in (two.shares[:3], moved)]
+        sums = [(*messages.write_sum_shares(three), Code.GARBAGE)]
+        sums += [(*pair, Code.BAD_MESSAGE) for pair in (*wrong, messages.write_sum_shares(moved))]
+        more += [({"positions": bits, "shares": shares}, end) for bits, shares, end in sums]
+    else:
+        more += [({name: b"0"}, Code.BAD_MESSAGE) for name in ("positions", "shares")]
     session = cohort.session(0)
     assert session.head == 1
     for changes, expected in REFUSED + more:
@@ -753,8 +760,8 @@ def test_shares_that_do_not_open_are_left_out_of_an_entry(tmp_path):
     cohort = Cohort(tmp_path, "clients-only", n=8).set_up()
     cohort.round(1)
     entry = cohort.entries[0]
-    false = (*entry.shares[:-1], (entry.shares[-1][0], bytes(len(entry.shares[-1][1]))))
-    entry = change(entry, shares=(*false, (77, b""), (2**32 - 1, b"x")))
+    size = len(entry.shares) // 8
+    entry = change(entry, shares=entry.shares[:-size] + bytes(size))
     assert isinstance(cohort.ask(0, t=2, entries=(entry,)), Answer)
 
 
@@ -795,6 +802,8 @@ def test_sums_to_add(tmp_path):
         {"survivors": b"\x3f\x00"},
         {"survivors": b"\x1f"},
         {"sealed": good.sealed[1:]},
+        {"sealed": good.sealed[len(good.sealed) // 6 :]},
+        {"sealed": good.sealed + bytes(6)},  # equal parts of another length
         {"public_keys": good.public_keys[:-1]},
         {"h": NOBODY},
     ):

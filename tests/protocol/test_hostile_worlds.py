@@ -97,7 +97,7 @@ class World:
             h = self.node.session(self.scene.doc_hash).h
         com = transcript.H(request.committee)
         context = (request.t, request.attempt, request.n_slots, request.root, com, h, reply.tag)
-        self.answers[context].add(reply.words + b"".join(reply.sealed))
+        self.answers[context].add(reply.words + reply.sealed)
 
     def ask(self):
         t = self.rng.choice((1, 1, 2, 3, 4))

@@ -36,6 +36,8 @@ decode_entry, decode_any = partial(decode, kind=Entry), partial(decode, kind=Any
 D, E = bytes(32), b"\1" * 32
 PEER = Peer(slot=1, public_key=E, node_id=2**63, claim=b"c" * 64)
 WRAP = messages.Wrap(distributor=PEER.row, key_id=b"k" * 16, envelope=bytes(48))
+PARCEL = messages.Parcel(step="open", t=1, receivers=bytes(8), keys=bytes(96), data=b"sealed")
+DELIVERY = messages.Delivery(sender=1, step="open", number=2, key=bytes(48), data=b"sealed")
 ENTRY = Entry(t=1, attempt=1, n_slots=5, root=E, committee=D, tag=E, survivors=b"\x1f")
 AT = {"doc_hash": D, "t": 3, "attempt": 2, "n_slots": 5, "root": E, "slot": 4}
 ALL_AT = {**AT, "path": bytes(96), "committee": bytes(36), "claims": bytes(72), "doc": b"x"}
@@ -47,14 +49,16 @@ REQUESTS = [
     Ask(**AT),
     Ask(**AT, query=b""),
     Ask(**ALL_AT, wraps=(WRAP, WRAP), entries=(ENTRY, ENTRY), peers=PEER.row),
-    Add(**AT, h=D, tag=E, survivors=b"\1", public_keys=E, sealed=(b"share",)),
-    Add(**ALL_AT, wraps=(WRAP, WRAP), h=D, tag=E, survivors=b"", public_keys=b"", sealed=()),
+    Add(**AT, h=D, tag=E, survivors=b"\1", public_keys=E, sealed=b"share"),
+    Add(**ALL_AT, wraps=(WRAP, WRAP), h=D, tag=E, survivors=b"", public_keys=b"", sealed=b""),
     Finish(doc_hash=D),
     Finish(doc_hash=D, entries=(ENTRY,), wraps=(WRAP, WRAP)),
     Finish(doc_hash=D, result=b""),
     messages.Hold(doc_hash=D, wraps=(WRAP,)),
     messages.Hold(doc_hash=D, doc=b"document", wraps=()),
     messages.Abort(doc_hash=D),
+    messages.Turn(doc_hash=D, step="keys", peers=PEER.row, commitments=(E, D)),
+    messages.Turn(doc_hash=D, step="load", part=2, deliveries=(DELIVERY, DELIVERY)),
 ]
 REPLIES = [
     messages.Enrolled(doc_hash=D, commitment=E, static=b"", public_key=E),
@@ -70,7 +74,7 @@ REPLIES = [
     messages.Wrapped(doc_hash=D, key_id=bytes(16), envelopes=bytes(96)),
     Answer(doc_hash=D, tag=E),
     Answer(doc_hash=D, tag=E, words=bytes(16)),
-    Answer(doc_hash=D, tag=E, sealed=(b"", b"abc"), key_id=bytes(16), envelopes=bytes(48)),
+    Answer(doc_hash=D, tag=E, sealed=b"abc", key_id=bytes(16), envelopes=bytes(48)),
     messages.Added(doc_hash=D, share=b"share"),
     messages.Added(doc_hash=D, share=b"", key_id=bytes(16)),
     messages.Finished(doc_hash=D),
@@ -79,6 +83,20 @@ REPLIES = [
     Refusal(code=Code.RENEW, doc_hash=D, commitment=E, static=E, public_key=E, claim=bytes(64)),
     Refusal(code=Code.KEY, doc_hash=D, slot=0),
     messages.Held(doc_hash=D, key_id=b"k" * 16),
+    messages.Joined(doc_hash=D, slot=1, public_key=E),
+    messages.Joined(
+        doc_hash=D,
+        slot=63,
+        static=E,
+        public_key=E,
+        claim=bytes(64),
+        commitment=E,
+        has_ids=True,
+        ledger=True,
+        software="0.1",
+    ),
+    messages.Sent(doc_hash=D),
+    messages.Sent(doc_hash=D, parts=3, parcels=(PARCEL, PARCEL)),
 ]
 EVERY = [(messages.decode_request, m) for m in REQUESTS] + [
     (messages.decode_reply, m) for m in REPLIES
@@ -146,12 +164,15 @@ A_WRAP = {"leader": bytes(36), "key_id": bytes(16), "envelope": bytes(48)}
         (REQUESTS[5], "t", 0), (REQUESTS[5], "attempt", 0), (REQUESTS[5], "m", 0),
         (REQUESTS[5], "root", bytes(31)), (REQUESTS[5], "place", -1),
         (REQUESTS[6], "h", bytes(33)), (REQUESTS[6], "sealed", [None]),
+        *((REQUESTS[6], "sealed", value) for value in ([b""], [b"share"], [], "share")),
+        (REPLIES[5], "sealed", [b"abc"]),
         (REPLIES[0], "static", bytes(33)), (REPLIES[0], "eph", bytes(33)),
         *((REPLIES[1], "software", text) for text in ("0.1\n", "<b>", "x" * 65, "é")),
         (REPLIES[1], "ledger", 1), (REPLIES[2], "envelopes", [bytes(48)]),
         (REPLIES[3], "tag", bytes(31)), (REPLIES[7], "key_id", bytes(17)),
         (REPLIES[9], "code", 0), (REPLIES[9], "code", 13),
-        (ENTRY, "shares", [[-1, b""]]), (ENTRY, "k", -1),
+        (ENTRY, "shares", [[1, b""]]), (ENTRY, "k", -1), (ENTRY, "positions", bytes(9)),
+        (ENTRY, "positions", [1]),
     ],
 )  # fmt: skip
 def test_sizes_are_checked_by_the_decoder(message, field, value):
@@ -175,7 +196,29 @@ def test_rows_of_peers_are_whole_and_have_one_length():
     for n in (1, 3):
         with pytest.raises(MessageError, match="each present position"):
             messages.read_claims(messages.write_claims(made), n)
-    assert messages.split_envelopes(b"a" * 48 + b"b" * 48) == (b"a" * 48, b"b" * 48)
+    assert messages.split(b"a" * 48 + b"b" * 48, 48) == (b"a" * 48, b"b" * 48)
+    with pytest.raises(MessageError, match="whole pieces of 48 bytes"):
+        messages.split(bytes(97), 48)
+
+
+def test_sum_shares_travel_in_order_of_position_and_have_one_length():
+    bits, shares = messages.write_sum_shares({63: b"cc", 0: b"aa", 9: b"bb"})
+    assert (bits, shares) == (b"\1\2" + bytes(5) + b"\x80", b"aabbcc")
+    read = messages.read_sum_shares
+    entry = msgspec.structs.replace(ENTRY, positions=bits, shares=shares)
+    assert read(entry) == {0: b"aa", 9: b"bb", 63: b"cc"}
+    for wrong in ((b"", shares), (bits, b""), (bytes(8), shares), (bits[:7], shares)):
+        with pytest.raises(MessageError, match="a bitmap of positions"):
+            read(msgspec.structs.replace(ENTRY, positions=wrong[0], shares=wrong[1]))
+    with pytest.raises(MessageError, match="of the same length"):
+        read(msgspec.structs.replace(entry, shares=shares + b"c"))
+
+
+def test_receivers_of_a_parcel_are_four_bytes_each():
+    assert messages.write_receivers([1, 258]) == b"\1\0\0\0\2\1\0\0"
+    assert messages.read_receivers(b"\1\0\0\0\2\1\0\0") == (1, 258)
+    with pytest.raises(MessageError, match="whole pieces of 4 bytes"):
+        messages.read_receivers(bytes(5))
 
 
 @given(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import pairs
 from flower_kmeans.protocol.committee import Committee
-from flower_kmeans.protocol.messages import Peer, Wrap, split_envelopes, write_claims
+from flower_kmeans.protocol.messages import Peer, Wrap, split, write_claims
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.session import ClientSession
@@ -127,9 +127,7 @@ def test_group_secrets_reach_their_peers_and_nobody_else(relayed):
     leader = peer(0, relayed).row
     for i, j in product(range(4), repeat=2):
         with nullcontext() if i == j else pytest.raises(MessageError):
-            wrap = Wrap(
-                distributor=leader, key_id=bytes(16), envelope=split_envelopes(envelopes)[i]
-            )
+            wrap = Wrap(distributor=leader, key_id=bytes(16), envelope=split(envelopes, 48)[i])
             assert readers[j].unwrap(wrap) == secret
     with pytest.raises(MessageError):
         of(3, relayed=relayed, doc_hash=b"e" * 32).unwrap(wrap)

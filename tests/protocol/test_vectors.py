@@ -226,7 +226,13 @@ def test_announced_sum():
         key = keys.sum_share_key(GROUP_KEY, CONTEXT, j, BITMAP)
         assert keys.seal(key, part, CONTEXT) == sealed[j]
     entry = decode(octets(MESSAGES["entry"]), Entry)
-    assert entry.shares == tuple((j, sealed[j]) for j in GROUP["announced"])
+    assert messages.read_sum_shares(entry) == {j: sealed[j] for j in GROUP["announced"]}
+    assert entry.positions == octets(GROUP["positions"])
+    content = b"flower-kmeans/3 shares\0"
+    for part in (entry.positions, entry.shares):
+        content += u64(len(part)) + part
+    assert hashlib.sha256(content).digest() == octets(GROUP["body"])
+    assert H(b"entry", H0, CONTEXT, BITMAP, octets(GROUP["body"])) == octets(GROUP["h1"])
     assert entry.packing == COMMITTEE.sharing(SHARES).packing
     assert transcript.entry_context(DOC_HASH, H0, entry) == CONTEXT
     h1 = transcript.next_hash(H0, CONTEXT, entry)
@@ -234,6 +240,17 @@ def test_announced_sum():
     query, tag = (octets(VECTORS["second_query"][name]) for name in ("query", "tag"))
     assert transcript.query_tag(keys.query_key(GROUP_KEY), h1, query) == tag
     assert transcript.query_hash(h1, query) == octets(VECTORS["second_query"]["hash"])
+
+
+def test_variant():
+    public_keys = b"".join(PUBLIC[i] for i in ROUND["survivors"])
+    sealed = b"".join(octets(ROUND["sealed"][i][2]) for i in ROUND["survivors"])
+    variant = octets(ROUND["variant_at_2"])
+    assert transcript.variant_hash(CONTEXT, BITMAP, public_keys, sealed) == variant
+    content = b"flower-kmeans/3 variant\0"
+    for part in (CONTEXT, BITMAP, public_keys, sealed):
+        content += u64(len(part)) + part
+    assert hashlib.sha256(content).digest() == variant
 
 
 def test_masks():
@@ -258,13 +275,18 @@ def expected_messages():
     """Return every message of the vectors, made here."""
     entry = Entry(
         t=1, attempt=1, n_slots=M, root=ROOT, committee=COMMITTEE.digest, tag=TAG,
-        survivors=BITMAP, packing=1,
-        shares=tuple((j, octets(GROUP["sealed_sum_shares"][j])) for j in GROUP["announced"]),
+        survivors=BITMAP, packing=1, positions=b"\x1d" + bytes(7),
+        shares=b"".join(octets(GROUP["sealed_sum_shares"][j]) for j in GROUP["announced"]),
     )  # fmt: skip
     sealed, envelope = octets(ROUND["sealed"]), octets(GROUP["envelope_from_0_to_2"])
     claims = messages.write_claims(zip(NODES, CLAIMS, strict=True))
     rows, key_id = [peer_of(i).row for i in range(M)], octets(GROUP["key_id"])
     wrap = messages.Wrap(distributor=rows[0], key_id=key_id, envelope=envelope)
+    parcel = messages.Parcel(
+        step="join", number=3, receivers=u32(0) + u32(3) + u32(4), keys=envelope * 3,
+        data=sealed[0][0],
+    )  # fmt: skip
+    delivery = messages.Delivery(sender=1, step="join", number=3, key=envelope, data=sealed[0][0])
     return {
         "enrol": Enrol(doc=octets(VECTORS["document"])),
         "enrolled": Enrolled(
@@ -291,11 +313,16 @@ def expected_messages():
             doc_hash=DOC_HASH, share=octets(GROUP["sealed_sum_shares"][0]),
             key_id=keys.key_id(GROUP_KEY, DOC_HASH),
         ),
-        "answer": Answer(doc_hash=DOC_HASH, tag=TAG, sealed=tuple(sealed[0])),
+        "answer": Answer(doc_hash=DOC_HASH, tag=TAG, sealed=b"".join(sealed[0])),
         "add": Add(
             t=1, attempt=1, h=H0, tag=TAG, survivors=BITMAP,
             public_keys=b"".join(PUBLIC[i] for i in ROUND["survivors"]),
-            sealed=tuple(sealed[i][2] for i in ROUND["survivors"]), **located(2),
+            sealed=b"".join(sealed[i][2] for i in ROUND["survivors"]), **located(2),
+        ),
+        "parcel": parcel,
+        "sent": messages.Sent(doc_hash=DOC_HASH, parts=2, parcels=(parcel,)),
+        "turn": messages.Turn(
+            doc_hash=DOC_HASH, step="load", peers=rows[1] + rows[2], deliveries=(delivery,)
         ),
     }  # fmt: skip
 
@@ -304,12 +331,19 @@ def expected_messages():
 def test_messages(name):
     expected, data = expected_messages()[name], octets(MESSAGES[name])
     assert encode(expected) == data
-    if name == "entry":
-        assert decode(data, Entry) == expected
+    if isinstance(expected, Entry | messages.Parcel):
+        assert decode(data, type(expected)) == expected
         return
-    read = (
-        messages.decode_request
-        if isinstance(expected, Enrol | Keys | Hold | Ask | Add | messages.Finish | Abort)
-        else messages.decode_reply
-    )
+    is_request = isinstance(expected, messages.Request)
+    read = messages.decode_request if is_request else messages.decode_reply
     assert read(data) == expected
+
+
+def test_a_parcel_by_hand():
+    """Written from docs/protocol.md: no element of it is an array."""
+    keys, data = octets(GROUP["envelope_from_0_to_2"]) * 3, octets(ROUND["sealed"][0][0])
+    assert (len(keys), len(data)) == (144, 64)
+    receivers = bytes([0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0])
+    written = b"\x85\xa4step\xa4join\xa6number\3\xa9receivers\xc4\x0c" + receivers
+    written += b"\xa4keys\xc4\x90" + keys + b"\xa4data\xc4\x40" + data
+    assert written == octets(MESSAGES["parcel"])

@@ -34,7 +34,7 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import messages, parcels
+from flower_kmeans.protocol import limits, messages, parcels
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,
@@ -44,6 +44,8 @@ from flower_kmeans.protocol.messages import (
     Turn,
     decode_reply,
     decode_request,
+    read_head,
+    read_receivers,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import (
@@ -145,6 +147,35 @@ def story(kind_of_signs, tmp_path_factory):
     relay.take("close")
     story.spent["over"] = [spent_epsilon(p.directory, 1e-6) for p in parties]
     return story
+
+
+@pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
+def test_turns_and_their_replies_are_as_long_as_planned(name, request):
+    story = request.getfixturevalue(name)
+    n_parcels, most = 0, {}
+    for slot, data, reply in story.relay.seen:
+        asked, sent = decode_request(data), decode_reply(reply)
+        listed = sent.parcels if isinstance(sent, Sent) else ()
+        step = slot, asked.step if isinstance(asked, Turn) else ""
+        if listed and asked.part == 1 < sent.parts:  # as long as the story had it
+            most[step] = sum(len(each.data) - 16 for each in listed)
+        with mock.patch.object(parcels, "_MAX_PART", most.get(step, 240 * 10**6)):
+            limit = limits.reply_limit(story.run, asked)
+        assert len(reply) <= limit <= len(reply) + limits.SHORT + 128 * len(listed)
+        n_parcels += len(listed)
+        if isinstance(asked, Turn):
+            assert len(data) <= limits.request_limit(story.run, read_head(data))
+    assert n_parcels >= 8
+
+
+def test_a_turn_that_brings_more_than_planned_is_not_decoded(story, monkeypatch):
+    party, run = story.parties[0].copied(story.parties[0].directory.with_name("limits")), story.run
+    deliveries = (messages.Delivery(sender=1, step="open", key=bytes(48), data=bytes(2**21)),)
+    turn = Turn(doc_hash=run.doc_hash, step="step", t=2, deliveries=deliveries)
+    monkeypatch.setattr(messages, "decode_request", lambda data: pytest.fail("decoded"))
+    assert code_of(party.ask(turn)) == Code.STALE  # of this run, which is over
+    party = story.copies[0].copied(story.parties[0].directory.with_name("limits-before"))
+    assert code_of(party.ask(turn)) == Code.BAD_MESSAGE
 
 
 def noise_shares(story, t):
@@ -257,7 +288,9 @@ def test_parcels_are_those_that_the_plan_lists(name, request):
     found, delivered = defaultdict(list), defaultdict(set)
     for slot, turn, sent in story.turns():
         turn_of = slot, turn.step, turn.t
-        found[turn_of] += [(p.number, p.receivers, len(p.data) - 16) for p in sent.parcels]
+        found[turn_of] += [
+            (p.number, read_receivers(p.receivers), len(p.data) - 16) for p in sent.parcels
+        ]
         delivered[turn_of] |= {(d.sender, d.step, d.t, d.number) for d in turn.deliveries}
     for turn_of, listed in found.items():
         planned = parcels.planned(story.run, *turn_of)

@@ -43,6 +43,7 @@ from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
@@ -89,7 +90,8 @@ class Scene:
         """Return the plaintext of a parcel that the honest party sent."""
         parcel = sent.parcels[index]
         (forged,) = [each for each in self.others if each.slot == receiver]
-        key = parcel.keys[parcel.receivers.index(receiver)]
+        place = messages.read_receivers(parcel.receivers).index(receiver)
+        key = messages.split(parcel.keys, 48)[place]
         labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
         delivery = messages.Delivery(sender=self.slot, **labels, key=key, data=parcel.data)
         return forged.open(self.joined, delivery, len(parcel.data) - 16)
@@ -552,7 +554,7 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     keys = scene.turn("keys", commitments=(own, other))
     reply = scene.party.ask(keys)
     assert isinstance(reply, Sent)
-    assert [each.receivers for each in reply.parcels] == [(2,), (2,)]
+    assert [each.receivers for each in reply.parcels] == [u32(2), u32(2)]
     assert encode(scene.party.ask(keys)) == encode(reply)
     assert scene.code(scene.turn("keys", commitments=(own, b"1" * 32))) == Code.CONFLICT
     assert scene.code(scene.turn("join", 0, mail)) == Code.KEY  # not what was committed to
@@ -595,7 +597,7 @@ def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_pat
     assert spent_epsilon(party.directory, 1e-6) == 0
     turn = scene.turn("encrypt", 0, mail(right, right))
     sent = party.ask(turn)
-    assert [each.receivers for each in sent.parcels] == [(0,)]
+    assert [each.receivers for each in sent.parcels] == [u32(0)]
     assert spent_epsilon(party.directory, 1e-6) == pytest.approx(8.0)
     assert encode(party.ask(turn)) == encode(sent)
 

@@ -87,7 +87,7 @@ def _view(outcome: Outcome) -> bytes:
 def _words(outcome: Outcome) -> bytes:
     """Return all that varies with records in the server's view: the words, or sealed shares."""
     answers = [item.message for item in outcome.grid.received if isinstance(item.message, Answer)]
-    return b"".join(part for answer in answers for part in (answer.words, *answer.sealed))
+    return b"".join(part for answer in answers for part in (answer.words, answer.sealed))
 
 
 def _rest(outcome: Outcome) -> bytes:

@@ -42,7 +42,7 @@ def test_second_moments_travel_by_half(trust, d):
     # No message is longer in either direction. One of d x d words would be twice as long.
     copies = 3 if trust == "distributed-noise" else 1  # shares for three; three opened a sum
     answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
-    longest = max(len(each.words) + sum(map(len, each.sealed)) for each in answers)
+    longest = max(len(each.words) + len(each.sealed) for each in answers)
     assert 4 * d * (d + 1) <= longest / copies <= 4 * d * (d + 1) + 200
     for way in (outcome.grid.sent, outcome.grid.received):
         assert max(len(item.data) for item in way) < copies * (0.51 * 8 * d**2 + 1000)

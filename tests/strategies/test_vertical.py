@@ -38,6 +38,7 @@ from flower_kmeans.protocol.messages import (
     Turn,
     decode_reply,
     decode_request,
+    write_receivers,
 )
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.wire import from_content, to_content
@@ -494,8 +495,8 @@ def parcel_of(plan):
     return Parcel(
         step=plan.step,
         number=plan.number,
-        receivers=plan.receivers,
-        keys=(bytes(48),) * len(plan.receivers),
+        receivers=write_receivers(plan.receivers),
+        keys=bytes(48) * len(plan.receivers),
         data=bytes(plan.n_bytes + 16),
     )
 
@@ -509,10 +510,10 @@ def spoil(**changes):
     "sent",
     [
         spoil(number=77),
-        spoil(receivers=(1,)),
+        spoil(receivers=write_receivers([1])),
         spoil(data=b"1"),
         spoil(step="join"),
-        spoil(keys=(bytes(48),) * 2),
+        spoil(keys=bytes(48) * 2),
         spoil(t=1),
         lambda first, *rest: (1, (first, first)),
         lambda first, *rest: (1, (first,)),

@@ -1,6 +1,6 @@
 """Real clients and the library's server in memory, for tests of single messages and of attacks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,13 @@ def make_run(
         fields["keys"] = keys
         fields.setdefault("roster", None if roster is None else roster.digest)
     return open_run(encode(make_document(trust, **{"run": token(16), **fields})))
+
+
+def pieces(data: bytes, n: int) -> list[bytes]:
+    """Return the equal pieces of bytes that travelled together."""
+    assert len(data) % n == 0
+    size = len(data) // n
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 @dataclass
@@ -330,7 +337,7 @@ class Cohort:
 
     def take_envelopes(self, by: int, key_id: bytes, envelopes: bytes, who: Iterable[int]) -> None:
         """Take the envelopes of a key distributor for some clients, in place of others."""
-        for i, envelope in zip(who, messages.split_envelopes(envelopes), strict=True):
+        for i, envelope in zip(who, messages.split(envelopes, 48), strict=True):
             self.enrolled[i].wraps = [
                 messages.Wrap(distributor=self.peer(by).row, key_id=key_id, envelope=envelope)
             ]
@@ -420,9 +427,16 @@ class Cohort:
             "tag": next(iter(answers.values())).tag,
             "survivors": self.bitmap(answers),
             "public_keys": b"".join(map(self.key, sorted(answers))),
-            "sealed": tuple(answers[j].sealed[position] for j in sorted(answers)),
+            "sealed": b"".join(self._sealed_at(position, answers)),
         }
         return Add(**{**self.at(i, t, attempt), **values, **changes})
+
+    def _sealed_at(self, position: int | None, answers: Mapping[int, Answer]) -> Iterator[bytes]:
+        """Yield what clients sealed for a position, in the order of their slots."""
+        present = self.committee.present
+        for i in sorted(answers):
+            parts = pieces(answers[i].sealed, len(present))
+            yield b"" if position is None else parts[present.index(position)]
 
     def add(
         self, i: int, answers: Mapping[int, Answer], t: int = 1, attempt: int = 1, **changes: Any

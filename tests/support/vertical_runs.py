@@ -181,7 +181,7 @@ class Forged:
         plan = Planned(self.slot, step, t, number, (to.slot,), len(data))
         parcel = self.seals(to).seal(plan, data)
         labels = {"step": step, "t": t, "number": number}
-        return Delivery(sender=self.slot, **labels, key=parcel.keys[0], data=parcel.data)
+        return Delivery(sender=self.slot, **labels, key=parcel.keys[:48], data=parcel.data)
 
     def open(self, sender: Joined, delivery: Delivery, n_bytes: int) -> bytes:
         """Return what another party sealed for it."""

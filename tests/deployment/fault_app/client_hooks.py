@@ -67,7 +67,7 @@ def _hold(hooks: Path, t: int) -> None:
 def _protected(reply: Reply) -> bytes:
     """Return what a reply holds of the records, all of it encrypted."""
     if isinstance(reply, Answer):
-        return reply.words or b"".join(reply.sealed)
+        return reply.words or reply.sealed
     return reply.share if isinstance(reply, Added) else b""
 
 

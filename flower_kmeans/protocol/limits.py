@@ -1,0 +1,148 @@
+"""How long a message may be (docs/protocol.md, section 8): its reader compares before it decodes.
+
+A server knows which reply it waits for, and its length follows from the run document and the
+request. A client knows the length of a request from the run document, which is in its session or
+comes with the request. Types bound all fields beside that.
+"""
+
+import math
+from functools import lru_cache
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.protocol import messages, removal
+from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee
+from flower_kmeans.protocol.messages import ENVELOPE_BYTES, Add, Ask, Head, Keys, Request, Turn
+from flower_kmeans.protocol.parcels import Planned, due, in_parts, planned
+from flower_kmeans.protocol.results import longest_result
+from flower_kmeans.protocol.run import MAX_SLOTS, Run
+from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE
+from flower_kmeans.secagg.base import Sharing
+from flower_kmeans.secagg.key_agreement import KEY_BYTES, SEAL_BYTES
+
+SHORT = 2**10
+"""Bytes of a reply without data, and of all that another reply has beside its data."""
+FIRST = MAX_DOCUMENT + 2**14
+"""Bytes of a request for which a client needs no plan: a run document, and all short fields."""
+_OF_A_PARCEL = 128  # bytes beside its keys, receivers and data, at most
+_OF_AN_ENTRY = 512  # bytes beside its bitmap and its sum, at most
+_OF_A_QUERY = 2**14  # bytes beside its numbers: 64 names, types and shapes at most
+_LONGEST = Sharing(MAX_POSITIONS, n_corrupt=0, privacy=MAX_POSITIONS - 1, packing=1)
+
+
+def short(_: Request) -> int:
+    """Return the limit of a reply without data."""
+    return SHORT
+
+
+# ------------------------------------------------------------------------------ replies
+
+
+def reply_limit(run: Run, request: Request) -> int:
+    """Return the most bytes that an orderly reply to a request has, or a little more."""
+    match request:
+        case Keys():
+            return SHORT + _envelopes(run, request.peers)
+        case Ask():
+            answer = _answer(run, request.t, request.committee, request.n_slots)
+            return SHORT + answer + _envelopes(run, request.peers)
+        case Add():
+            return SHORT + _sum_share(run, request)
+        case Turn():
+            return SHORT + _parcels(run, request)
+    return SHORT
+
+
+def _envelopes(run: Run, rows: bytes) -> int:
+    return ENVELOPE_BYTES * (len(rows) // messages.row_bytes(run.document.keys == "roster"))
+
+
+@lru_cache(maxsize=16)  # the requests of a round name one committee
+def _answer(run: Run, t: int, committee: bytes, n_slots: int) -> int:
+    """Return the length of a vector as it leaves a client."""
+    n_words = run.document.words[t - 1]
+    if not run.trust.has_committee:
+        return removal.part_bytes(run, n_words, None)
+    members = Committee.decode(committee, n_slots, run.document.max_colluders)
+    sharing = _sharing(run, committee, n_slots)
+    if sharing is None:
+        return 0
+    return len(members.present) * (removal.part_bytes(run, n_words, sharing) + SEAL_BYTES)
+
+
+def _sum_share(run: Run, request: Add) -> int:
+    n_words = run.document.words[request.t - 1]
+    sharing = _sharing(run, request.committee, request.n_slots)
+    n_survivors = int.from_bytes(request.survivors, "little").bit_count()
+    return removal.combined_bytes(run, n_words, sharing, n_survivors) + SEAL_BYTES
+
+
+def _sharing(run: Run, committee: bytes, n_slots: int) -> Sharing | None:
+    """Return how vectors are shared among a committee; ``None`` if too few of it are present."""
+    members = Committee.decode(committee, n_slots, run.document.max_colluders)
+    try:
+        return members.sharing(run.trust.sum)
+    except ConfigurationError:
+        return None
+
+
+def _parcels(run: Run, turn: Turn) -> int:
+    """Return the length of what the party answers to which all others are peers."""
+    rows = messages.read_rows(turn.peers, run.document.keys == "roster")
+    others = {peer.slot for peer in rows}
+    slot = next(i for i in range(len(rows) + 1) if i not in others)
+    parts = in_parts(planned(run, slot, turn.step, turn.t))
+    return sum(map(_parcel, parts[turn.part - 1])) if turn.part <= len(parts) else 0
+
+
+def _parcel(each: Planned) -> int:
+    receivers = len(each.receivers) * (4 + ENVELOPE_BYTES)
+    return each.n_bytes + SEAL_BYTES + receivers + _OF_A_PARCEL
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+def request_limit(run: Run, head: Head) -> int:
+    """Return the most bytes that a request of a run has, or a little more."""
+    length, n_slots = 0, min(head.n_slots, MAX_SLOTS)
+    row = messages.row_bytes(run.document.keys == "roster")
+    has_round = 1 <= head.t <= run.document.rounds
+    match head.kind:
+        case "keys":
+            length = row * MAX_SLOTS
+        case "ask" if has_round and run.trust.is_blind:
+            length = row * n_slots + _entries(run, head.t - 1)
+        case "ask" if has_round:
+            length = _query(run, head.t)
+        case "add" if has_round and run.trust.has_committee:
+            length = (KEY_BYTES + _longest_share(run, head.t)) * n_slots + n_slots // 8
+        case "finish":
+            is_blind = run.trust.is_blind
+            length = _entries(run, run.document.rounds) if is_blind else longest_result(run)
+        case "turn" if run.trust.is_vertical:
+            length = _deliveries(run, head)
+    return min(MAX_MESSAGE, FIRST + length)
+
+
+def _query(run: Run, t: int) -> int:
+    shapes = (shape for shape, _, _ in run.algorithm.query_ranges(t).values())
+    return sum(8 * math.prod(shape) for shape in shapes) + _OF_A_QUERY
+
+
+def _longest_share(run: Run, t: int) -> int:
+    """Return the length of a sealed share where the fewest members are present."""
+    return removal.part_bytes(run, run.document.words[t - 1], _LONGEST) + SEAL_BYTES
+
+
+def _entries(run: Run, n_rounds: int) -> int:
+    """Return the length of the entries of the first rounds of a run."""
+    n_parts = MAX_POSITIONS if run.trust.has_committee else 1
+    sums = sum(n_parts * _longest_share(run, t) for t in range(1, n_rounds + 1))
+    return sums + n_rounds * (MAX_SLOTS // 8 + _OF_AN_ENTRY)
+
+
+def _deliveries(run: Run, head: Head) -> int:
+    """Return the length of the parcels that a turn brings to the party that is sent most."""
+    slots = range(run.document.min_clients)
+    found = (due(run, slot, head.step, head.t, head.part) for slot in slots)
+    return max(sum(map(_parcel, parcels)) for parcels in found)
