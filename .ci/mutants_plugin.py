@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "flower_kmeans"
-ROOMS = ("privacy", "secagg", "protocol", "algorithms", "data")
+ROOMS = ("privacy", "secagg", "protocol", "vertical", "algorithms", "data")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,6 +27,7 @@ from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.keys import (
     KeyHolder,
     expand,
+    pk_digest,
     public_key,
     randomise,
     relin_common,
@@ -104,8 +105,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         clock, step = time.perf_counter() - start, step + workers_time() - others
         most = peak()  # what follows belongs to the measurement
         zero = np.zeros((2, N), dtype=np.uint64)
-        last = public[:, :1]
-        _, hidden = cpu(lambda: randomise(q, last, zero, SECRET, DOC_HASH, b"benchmark"))
+        last, digest = public[:, :1], pk_digest(q, public[0])
+        own = digest, zero, SECRET, DOC_HASH, b"benchmark"
+        _, hidden = cpu(lambda: randomise(q, last, *own))
         shares, share = pool.submit(open_words, task, c1).result()
         _, opened = cpu(lambda: party.open(1, shares[None], lambda stream: no_noise(len(c1))))
         loop = (before + calibration()) / 2

@@ -84,7 +84,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         Whether only records near a centroid count in its cluster: less noise, for one more
         comparison for each cluster.
     check_ids : bool, default: False
-        Whether party 0 compares row ids before it computes; every party then needs ``load_ids``.
+        Whether party 0 compares row ids before keys and columns travel; every party then needs
+        ``load_ids``. It takes two round trips.
 
     Raises
     ------
@@ -162,7 +163,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.algorithm: VerticalAlgorithm = self._make_algorithm(initial=initial)
         self._planned = self.algorithm
         run = self.widths, n_records, self.algorithm.n_rounds, self.key_holders
-        self.costs: Costs = costs(n_clusters, *run, radius=radius)
+        self.costs: Costs = costs(n_clusters, *run, radius=radius, check_ids=check_ids)
         self.plan = replace(self.algorithm.plan(), notes=self.costs.describe())
         if self.algorithm.words(1) > MAX_VALUES:
             raise ConfigurationError(
@@ -270,6 +271,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         if report.vertical is not None:
             report.vertical.sent_bytes = relay.sent_bytes
             report.vertical.delivered_bytes = relay.delivered_bytes
+            parties = (relay.parties[slot] for slot in sorted(relay.parties))
+            report.vertical.software = tuple(each.public.software for each in parties)
 
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:

@@ -28,7 +28,8 @@ def test_every_fault_can_be_planted_and_all_rooms_have_some(mutants):
     assert len({(each.file, each.function, each.old, each.new, each.nth) for each in faults}) >= 200
     counts = Counter(each.room for each in faults)
     assert set(counts) - set(mutants.ROOMS) <= {"files.py"}  # which all rooms use
-    assert min(counts[room] for room in mutants.ROOMS) >= 20
+    least = dict.fromkeys(mutants.ROOMS, 20) | {"vertical": 5}  # its tests plant others themselves
+    assert all(counts[room] >= n for room, n in least.items())
     for each in faults:
         assert not each.planted_in or (ROOT / each.planted_in).is_file(), each.name
 

@@ -340,6 +340,7 @@ def _vertical(policy: ClientPolicy) -> str:
         raise ConfigurationError(
             "Without a roster and without party, this node's slot, every vertical run is refused."
         )
+    policy.read_rows_key()
     if slot:
         return f"Party {slot}, which needs no further package: it encrypts, and may hold a key."
     require_tenseal()

@@ -55,7 +55,7 @@ from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
 from flower_kmeans.secagg.hashing import H
 from flower_kmeans.secagg.key_agreement import KEY_BYTES
-from flower_kmeans.version import __version__
+from flower_kmeans.version import __version__, stated_software
 
 SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
@@ -423,10 +423,10 @@ class _Conversation:
 
     def _enrol(self, _: messages.Enrol) -> messages.Enrolled | messages.Joined:
         if self._run.trust.is_vertical:
-            return self._party().join(SOFTWARE)
-        ledger = self._policy.state_dir is not None
+            return self._party().join()
+        ledger, software = self._policy.state_dir is not None, stated_software()
         own = self._public_values()
-        return messages.Enrolled(doc_hash=self._doc_hash, **own, ledger=ledger, software=SOFTWARE)
+        return messages.Enrolled(doc_hash=self._doc_hash, **own, ledger=ledger, software=software)
 
     def _public_values(self) -> dict[str, Any]:
         """Return the session's public values, as an enrolment and a renewal hold them."""
@@ -794,6 +794,7 @@ class _Conversation:
             self._client.load_ids,
             lambda data: self._deliver(read_result(self._run, data)),
             self._client.node_id,
+            self._client.state,
         )
 
     def _turn(self, request: messages.Turn) -> messages.Sent:
@@ -811,6 +812,7 @@ class _Conversation:
                 session.vertical = encode(messages.Sent(doc_hash=self._doc_hash))
             self._session = session
         vertical.erase(self._policy, self._doc_hash)
+        vertical.forget_witness(self._client.state, self._doc_hash)
         return (messages.Sent if is_vertical else messages.Finished)(doc_hash=self._doc_hash)
 
 

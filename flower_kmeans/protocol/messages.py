@@ -46,7 +46,7 @@ Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]
 Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
 Document = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
-Step = Literal["keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
+Step = Literal["ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
 Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]  # empty under relayed keys
 Row = Annotated[bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)]
 Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]

@@ -31,7 +31,7 @@ from flower_kmeans.vertical.moduli import Moduli, moduli
 from flower_kmeans.vertical.ring import SLOTS, packed_bytes
 
 PUBLIC, RELIN, HALF, DIGESTS, IDS, COLUMNS = range(6)
-"""Numbers of the parcels of a set-up; columns count on from the last one."""
+"""Numbers of the parcels of a set-up; columns count on from the last one. IDS has its own turn."""
 NONCE_BYTES = 32
 WORD_BYTES = 8
 _SEAL_KEY_BYTES = 64
@@ -113,6 +113,8 @@ def planned(run: Run, slot: int, step: Step, t: int = 0) -> tuple[Planned, ...]:
         sent = [(0, (0,), WORD_BYTES * shape.n_values)]
     elif (slot, step) == (0, "close"):
         sent = [(0, tuple(range(1, shape.n_parties)), shape.result_bytes)]
+    elif slot > 0 and step == "ids":
+        sent = [(IDS, (0,), DIGEST_BYTES)]
     elif (is_holder, shape.is_joint, step) == (True, True, "keys"):
         others = tuple(holder for holder in shape.holders if holder != slot)
         sent = [(PUBLIC, others, key), (RELIN, others, 2 * digits)]
@@ -125,8 +127,6 @@ def planned(run: Run, slot: int, step: Step, t: int = 0) -> tuple[Planned, ...]:
             if slot == 1:
                 sent.append((HALF, (0,), digits))
             sent.append((DIGESTS, (0, *shape.others), 2 * DIGEST_BYTES))
-        if shape.check_ids:
-            sent.append((IDS, (0,), DIGEST_BYTES))
         is_alone = is_holder and not shape.is_joint
         data = packed_bytes(shape.moduli.data)
         column = NONCE_BYTES + data if is_alone else 2 * data
@@ -141,7 +141,9 @@ def due(run: Run, slot: int, step: Step, t: int = 0, part: int = 1) -> tuple[Pla
     Those of "load" and of "step" 1 are returned for both.
     """
     shape, sources = shape_of(run), list[tuple[int, Step, int]]()
-    if step == "join":
+    if step == "ids":
+        sources = [(other, "ids", 0) for other in range(1, shape.n_parties)]
+    elif step == "join":
         sources = [(holder, "keys", 0) for holder in shape.holders]
     elif step == "encrypt":
         sources = [(holder, shape.set_up(holder), 0) for holder in shape.holders]

@@ -16,6 +16,7 @@ from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol import trust
 from flower_kmeans.protocol.roster import Identity, read_identity
 from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run, Vertical
+from flower_kmeans.vertical.align import require_long
 
 UNITS: tuple[str, ...] = get_args(Unit)
 _STRICT = (trust.OBLIVIOUS_SERVER, trust.DISTRIBUTED_NOISE, trust.CLIENTS_ONLY)
@@ -85,6 +86,10 @@ class ClientPolicy:
         Processes that compute on encrypted columns. Default: all processors but one.
     work_dir : path, optional
         Where keys and encrypted columns lie during a run. Default: ``vertical`` in ``state_dir``.
+    rows_key_file : path, optional
+        The key file, mode 0600, with which all parties of vertical runs aligned their rows. Runs
+        that compare rows (``check_ids``) then compare hashes of ids under this key: at all parties,
+        or at none.
     """
 
     trusts: tuple[str, ...] = tuple(model.name for model in _STRICT)
@@ -110,6 +115,7 @@ class ClientPolicy:
     must_hold_key: bool = False
     workers: int | None = None
     work_dir: str | os.PathLike[str] | None = None
+    rows_key_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for rule in _RULES:
@@ -273,6 +279,14 @@ class ClientPolicy:
             return None
         return read_identity(self.roster_file, self.member_key_file)
 
+    def read_rows_key(self) -> bytes:
+        """Return the key under which row ids are compared; empty without a file."""
+        if self.rows_key_file is None:
+            return b""
+        key = read_file(self.rows_key_file, "rows_key_file", is_secret=True)
+        require_long(key, "rows_key_file")
+        return key
+
 
 def _shown_epsilon(epsilon: float) -> float:
     """Return an epsilon for a message, rounded upward to six decimals."""
@@ -318,7 +332,7 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in ours if name in theirs)
 
 
-_PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir")
+_PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir", "rows_key_file")
 _NAMES, _REAL, _MODELS = list | tuple, int | float, trust.TRUST_MODELS
 _RULES = (
     _Rule(("trusts",), _NAMES, f"a tuple of {[*_MODELS]}", lambda v: {*v} <= {*_MODELS}, _common),

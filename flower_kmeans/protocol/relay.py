@@ -3,12 +3,14 @@
 It is a relay (docs/protocol.md, section 13): parties seal what they send each other, and the server
 puts each parcel into the mailboxes of its receivers, which are delivered with their next turn. No
 party can be missing. A party that does not reply as planned is sent the same bytes once more; then
-all are sent an `Abort`, and the run ends.
+the run ends. A run that ends by an error is ended at all parties by an `Abort`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -39,6 +41,7 @@ COMPUTING = 0
 """Slot of the party that computes."""
 _SET_UP = ("keys", "join", "encrypt")
 _ROUND = ("step", "open")
+_MOST_NODES = 4  # with one party's key that the server remembers
 _SHOWN = 5
 _OVERHEAD = 2**20  # of a message, beside the parcels that it holds
 _SEAL = 16  # bytes that a parcel has more than its plaintext
@@ -60,6 +63,10 @@ class Party:
         """The party as others are sent it."""
         public = self.public
         return Peer(public.slot, public.public_key, self.node_id, public.claim)
+
+
+class _TakenOverError(Exception):
+    """Another node has a party's place: the set-up begins again."""
 
 
 class Relay:
@@ -90,6 +97,9 @@ class Relay:
         self.run, self._roster, self._shape = run, roster, shape
         self._nodes = None if nodes is None else tuple(nodes)
         self.parties: dict[int, Party] = {}  # by slot, those that joined
+        self._others: dict[int, list[Party]] = {}  # by slot, further nodes with its key
+        self._sent_once: set[int] = set()  # slots whose node answered a turn
+        self._is_begun = False  # whether a turn was answered that needs the parties' keys for good
         self.incidents: list[Dropped] = []  # all that was not an orderly reply
         self.head = self.round_trips = 0  # rounds that are complete, and round trips
         self.sent_bytes = self.delivered_bytes = 0  # of parcels: from parties, and to them
@@ -105,7 +115,20 @@ class Relay:
     def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
         """Let the parties join, make the keys, and encrypt their columns."""
         named = sorted(nodes if self._nodes is None else set(nodes) & set(self._nodes))
-        self._enrol(named, trip)
+        with self._aborting(trip):
+            self._enrol(named, trip)
+            is_prepared = False
+            while not is_prepared:
+                with suppress(_TakenOverError):  # nothing is in the mailboxes then
+                    self._prepare(trip)
+                    is_prepared = True
+
+    def _prepare(self, trip: Trip) -> None:
+        """Do all steps of the set-up after the parties have joined."""
+        if self._shape.check_ids:
+            # Before keys and columns: whoever has other rows ends the run without a charge.
+            self._step("ids", range(1, self._shape.n_parties), trip)
+            self._step("ids", (COMPUTING,), trip)
         self._step("keys", self._shape.holders, trip)
         if self._shape.is_joint:
             self._step("join", self._shape.holders, trip)
@@ -124,17 +147,28 @@ class Relay:
     ) -> None:
         """Take the computing party's reply, and let others open its values, or take the result."""
         self.round_trips += 1
-        self._take(step, request, replies, trip)
-        if step == "close":
-            self._step("finish", range(1, self._shape.n_parties), trip)
-        else:
-            self._step("open", self._shape.holders, trip, self.head + 1)
-            self.head += 1
+        with self._aborting(trip):
+            self._take(step, request, replies, trip)
+            if step == "close":
+                self._step("finish", range(1, self._shape.n_parties), trip)
+            else:
+                self._step("open", self._shape.holders, trip, self.head + 1)
+                self.head += 1
+
+    @contextmanager
+    def _aborting(self, trip: Trip) -> Iterator[None]:
+        """Tell all parties if the run ends here by an error: they erase what is secret."""
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):  # the error that ended the run counts
+                self.abort(trip)
+            raise
 
     def abort(self, trip: Trip) -> None:
         """Let all parties erase what is secret; no party is waited for long."""
         request = messages.Abort(doc_hash=self.run.doc_hash)
-        nodes = [party.node_id for party in self.parties.values()]
+        nodes = [party.node_id for party in self._all_nodes]
         for _ in trip("abort", dict.fromkeys(nodes, request), lambda: True):
             pass
 
@@ -143,7 +177,7 @@ class Relay:
     def _enrol(self, nodes: list[int], trip: Trip) -> None:
         request = messages.Enrol(doc=self.run.data)
         for _ in range(2):
-            joined = {party.node_id for party in self.parties.values()}
+            joined = {party.node_id for party in self._all_nodes}
             requests = {node: request for node in nodes if node not in joined}
             self.round_trips += 1
             silent = set(requests)
@@ -155,7 +189,12 @@ class Relay:
             for node_id in sorted(silent):
                 self._note(-1, node_id, 0, NO_ANSWER)
         missing = sorted(set(self._mail) - set(self.parties))
-        self._fail(f"Expected party {missing[0]} to join.", 0, trip)
+        self._fail(f"Expected party {missing[0]} to join.", 0)
+
+    @property
+    def _all_nodes(self) -> list[Party]:
+        """All nodes that joined, also those that no party needs."""
+        return [*self.parties.values(), *chain.from_iterable(self._others.values())]
 
     @property
     def _is_complete(self) -> bool:
@@ -170,8 +209,23 @@ class Relay:
         objection = self._objection(node_id, reply)
         if objection is not None:
             self._note(reply.slot, node_id, 0, objection)
+        elif reply.slot in self.parties:  # with a roster: the owner of its key has two nodes
+            self._others.setdefault(reply.slot, []).append(Party(node_id, reply))
         else:
             self.parties[reply.slot] = Party(node_id, reply)
+
+    def _take_over(self, slots: Iterable[int]) -> bool:
+        """Put another node with its key in place of each party; return whether that can be.
+
+        Only before a party's node answered a turn, and before another party gave more than a hash
+        of its rows: what was sealed for the first node is lost to the second.
+        """
+        can_be = all(self._others.get(slot) and slot not in self._sent_once for slot in slots)
+        if self._is_begun or not can_be:
+            return False
+        for slot in slots:
+            self.parties[slot] = self._others[slot].pop(0)
+        return True
 
     def _objection(self, node_id: int, reply: Joined) -> str | None:
         """Return why a party cannot take part as it joined, or ``None``."""
@@ -193,7 +247,10 @@ class Relay:
             return _OTHER_SLOT
         if shape.check_ids and not reply.has_ids:
             return _NO_IDS
-        return _TAKEN if reply.slot in self.parties else None
+        if reply.slot not in self.parties:
+            return None
+        is_full = len(self._others.get(reply.slot, ())) + 1 == _MOST_NODES
+        return _TAKEN if self._roster is None or is_full else None
 
     # ------------------------------------------------------------------ turns
 
@@ -279,10 +336,14 @@ class Relay:
                     self._note(slots[node_id], node_id, t, reply)
             for node_id in silent:
                 self._note(slots[node_id], node_id, t, NO_ANSWER)
+        self._sent_once |= set(found)
+        self._is_begun |= bool(found) and kind != "ids"
         if left:
-            slot = min(slots[node_id] for node_id in left)
+            missing = sorted(slots[node_id] for node_id in left)
+            if self._take_over(missing):
+                raise _TakenOverError
             where = f" in round {t}" if kind in _ROUND else ""
-            self._fail(f"Expected an answer from party {slot} to {kind!r}{where}.", t, trip)
+            self._fail(f"Expected an answer from party {missing[0]} to {kind!r}{where}.", t)
         for slot in sorted(found):
             self._put(slot, found[slot])
         return found
@@ -319,12 +380,11 @@ class Relay:
             reason = MALFORMED if reply.doc_hash == self.run.doc_hash else STRAY
         self.incidents.append(Dropped(slot, node_id, t, reason, kind))
 
-    def _fail(self, expected: str, t: int, trip: Trip) -> None:
-        """End the run: abort it at all parties, and raise the error that names one of them."""
+    def _fail(self, expected: str, t: int) -> NoReturn:
+        """End the run by the error that names a party; it is ended at all parties."""
         reasons = dict.fromkeys(
             f"Node {each.node_id}: {each.reason}" for each in self.incidents if each.round == t
         )
-        self.abort(trip)
         got = " ".join(list(reasons)[:_SHOWN]) or "Got nothing."
         raise RunError(
             f"{expected} {got} The run was ended at all parties; what it charged stays charged."

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
@@ -34,7 +35,7 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.privacy.noise import draw_share
-from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import checks, pairs, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
@@ -48,6 +49,7 @@ from flower_kmeans.protocol.run import Run, Vertical
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory, unpack_session
 from flower_kmeans.protocol.wire import Struct, decode, decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
+from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.costs import disk_bytes
@@ -60,6 +62,7 @@ from flower_kmeans.vertical.store import Store
 
 _FINDINGS = "findings"  # beside the arrays of a session's state
 _SET_UP = ("keys", "join", "encrypt")
+_FRESH_BYTES = 32
 _require = RefuseError.unless
 log = logging.getLogger("flower_kmeans.client")
 log_of_data = logging.getLogger("flower_kmeans.data")
@@ -76,6 +79,15 @@ class Progress(Struct, frozen=True, kw_only=True):
     files: Digests = msgspec.field(default_factory=dict)  # party 0's
     parcels: Digests = msgspec.field(default_factory=dict)  # party 0's: plaintexts that it has
     c1: bytes = b""  # party 0's: SHA-256 of what it sent in the round that is open; empty before it
+    ids: bytes = b""  # digest of the row ids that were compared; empty before that
+    fresh: bytes = b""  # a joint holder's r, from its answer to `join` on
+
+
+class Witness(Struct, frozen=True, kw_only=True):
+    """What a joint holder keeps in the context's state, which no backup of a ledger brings back."""
+
+    fresh: bytes  # r: its secrets follow from it
+    commitments: tuple[bytes, ...] = ()  # for which it revealed its first message
 
 
 @dataclass(eq=False, repr=False)
@@ -92,6 +104,7 @@ class VerticalParty:
     load_ids: Callable[[], Iterable[object]] | None
     deliver: Callable[[bytes], bool]  # takes an encoded result; returns whether its keeper has it
     node_id: int  # of the context
+    state: RecordDict  # the context's
 
     def __post_init__(self) -> None:
         self._doc_hash, self._shape = self.run.doc_hash, parcels.shape_of(self.run)
@@ -123,10 +136,11 @@ class VerticalParty:
 
     # ------------------------------------------------------------------ requests
 
-    def join(self, software: str) -> Joined:
+    def join(self) -> Joined:
         """Take part: return the session's public values."""
-        shape, session = self._shape, self.session
+        shape, packages = self._shape, list[str]()
         if self._slot == 0:
+            packages.append(f"TenSEAL {installed_version('tenseal')}")
             require_tenseal()
             keys = sum(plan.n_bytes for plan in self._key_plans)  # as they come, until round 2
             n_records, d = self._algorithm.n_records or 0, self._algorithm.domain.n_features
@@ -135,19 +149,18 @@ class VerticalParty:
             self._store.require_space(files + keys)
         if shape.check_ids:
             self._require_ids()
-        commits = shape.is_joint and self._slot in shape.holders
-        if commits and session.commitment == transcript.ZERO:
-            session.commitment = self._holder.commitment()
+            with RefuseError.of_user():
+                self.policy.read_rows_key()
         return Joined(
             doc_hash=self._doc_hash,
             slot=self._slot,
             static=self.pairs.static,
             public_key=self.pairs.public_key,
             claim=self.pairs.claim(self.node_id),
-            commitment=session.commitment if commits else b"",
+            commitment=self._commitment() if self._is_joint else b"",
             has_ids=self.load_ids is not None,
             ledger=self.policy.state_dir is not None,
-            software=software,
+            software=stated_software(*packages),
         )
 
     def take(self, request: Turn) -> Sent:
@@ -162,6 +175,8 @@ class VerticalParty:
             steps |= {"keys": self._share_keys, "join": self._join, "open": self._open}
         else:
             steps |= {"keys": self._make_keys, "open": self._open}
+        if shape.check_ids:
+            steps["ids"] = self._send_ids if self._slot else self._compare_ids
         step = steps.get(request.step)
         is_set_up, has_round = request.step in _SET_UP, request.step in ("step", "open")
         if step is None or (request.part > 1 and not is_set_up) or (request.t and not has_round):
@@ -180,13 +195,16 @@ class VerticalParty:
         others = [slot for slot in range(self._shape.n_parties) if slot != self._slot]
         if [peer.slot for peer in self.pairs.peers(rows)] != others:
             raise MessageError("Expected all other parties, in order of slot.")
-        _require(self._progress.peers in (b"", rows), Code.CONFLICT)
+        before, last = self._progress, self.memory.last_answer(self._doc_hash)
+        # Another node may take a party's place as long as nothing but hashes of rows was given.
+        is_bound = bool(before.commitments or before.parcels) or last is not None
+        _require(before.peers in (b"", rows) or not is_bound, Code.CONFLICT)
         with RefuseError.of_key():
             for peer in self.pairs.peers(rows):
                 self.pairs.require_claim(peer)
                 self.pairs.secret(peer.slot, peer.public_key)
-        if not self._progress.peers:
-            self._put(peers=rows)
+        if before.peers != rows:
+            self._put(peers=rows, ids=b"")  # rows are compared with those of each party
 
     # ------------------------------------------------------------------ mail
 
@@ -237,7 +255,7 @@ class VerticalParty:
 
         No request has a second answer, and no answer has two requests (``context``).
         """
-        answer = LastAnswer(number, 1, context, digest)
+        answer, before = LastAnswer(number, 1, context, digest), self._progress
         checks.require_one_answer(self.memory.last_answer(self._doc_hash), answer)
         price = self.run.price
         if price is not None:
@@ -245,7 +263,13 @@ class VerticalParty:
             # With the set-up, not round by round: nobody can be missing, so a run is answered whole
             # or fails.
             price = Price(price.unit, (price.whole, *rest))
-        self.memory.answer(self._doc_hash, answer, price, self.session)
+        if self._is_joint:
+            self._put(fresh=self._fresh)
+        try:
+            self.memory.answer(self._doc_hash, answer, price, self.session)
+        except BaseException:
+            self._put(fresh=before.fresh)  # it is in the ledger with an answer, or not at all
+            raise
 
     # ------------------------------------------------------------------ records
 
@@ -317,10 +341,43 @@ class VerticalParty:
     def _own_ids(self) -> bytes:
         load = self._require_ids()
         with RefuseError.of_user():
-            ids = list(load())
+            key, ids = self.policy.read_rows_key(), list(load())
         if len(ids) != self._algorithm.n_records:
             raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} ids.")
-        return ids_digest(ids)
+        return ids_digest(ids, key)
+
+    def _require_compared(self) -> None:
+        """Require that rows were compared if the run does so, and are the same since."""
+        if self._shape.check_ids:
+            _require(bool(self._progress.ids), Code.NEED)
+            self._require_same_ids()
+
+    def _require_same_ids(self) -> bytes:
+        """Return the digest of this party's row ids, which are the same in the whole run."""
+        own = self._own_ids()
+        if self._progress.ids not in (b"", own):
+            raise RefuseError(Code.DATA, "Expected the same row ids in the whole run.")
+        return own
+
+    def _send_ids(self, request: Turn) -> Sent:
+        """Return the digest of this party's row ids, before keys or columns."""
+        self._require_order(0)
+        own = self._require_same_ids()
+        sent = self._sent(request, lambda _: own)
+        self._put(ids=own)
+        return sent
+
+    def _compare_ids(self, request: Turn) -> Sent:
+        """Agree if all parties have this one's row ids. Nobody has answered from records yet."""
+        self._require_order(0)
+        own = self._require_same_ids()
+        if {data for _, data in self._opened_mail(request)} != {own}:
+            raise RefuseError(
+                Code.DATA,
+                "The parties have other rows, another order, or another rows_key_file.",
+            )
+        self._put(ids=own)
+        return Sent(doc_hash=self._doc_hash)
 
     # ------------------------------------------------------------------ noise
 
@@ -339,9 +396,57 @@ class VerticalParty:
 
     # ------------------------------------------------------------------ set-up
 
+    @property
+    def _is_joint(self) -> bool:
+        """Whether this party holds a part of a joint key."""
+        return self._shape.is_joint and self._slot in self._shape.holders
+
+    @cached_property
+    def _secret(self) -> bytes:
+        """The secret from which keys, masks and noise follow."""
+        own = self.session.secret
+        if not self._is_joint:
+            return own
+        return vertical_keys.set_up_secret(own, self._fresh, self._doc_hash)
+
+    @property
+    def _fresh(self) -> bytes:
+        """A joint holder's r: of the ledger once `join` was answered, else of the context."""
+        own = self._progress.fresh or (self._witness.fresh if self._witness else b"")
+        _require(bool(own), Code.KEY, "The party lost what its keys follow from: it restarted.")
+        return own
+
+    @property
+    def _witness(self) -> Witness | None:
+        record = self.state.get(_witness_name(self._doc_hash))
+        data = record.get("witness") if isinstance(record, ConfigRecord) else None
+        return decode(data, Witness) if isinstance(data, bytes) else None
+
+    def _keep_witness(self, witness: Witness) -> None:
+        record = ConfigRecord({"witness": encode(witness)})
+        self.state[_witness_name(self._doc_hash)] = record
+
+    def _commitment(self) -> bytes:
+        """Return a joint holder's commitment to its first message; of a new one if r is lost.
+
+        Not after it revealed that message: the others' may depend on it.
+        """
+        session, is_known = self.session, bool(self._progress.fresh or self._witness)
+        if not is_known and not self._progress.commitments:
+            self._keep_witness(Witness(fresh=token(_FRESH_BYTES)))
+        if not is_known or session.commitment == transcript.ZERO:
+            session.commitment = self._holder.commitment()
+        return session.commitment
+
+    def _require_commitments(self, commitments: tuple[bytes, ...]) -> None:
+        """Require the list of commitments for which the first message was revealed, if it was."""
+        witness = self._witness
+        seen = {self._progress.commitments, witness.commitments if witness else ()}
+        _require(seen <= {(), commitments}, Code.CONFLICT)
+
     @cached_property
     def _holder(self) -> KeyHolder:
-        return KeyHolder(self._shape.moduli, self.session.secret, self._doc_hash)
+        return KeyHolder(self._shape.moduli, self._secret, self._doc_hash)
 
     def _make_keys(self, request: Turn) -> Sent:
         """Make the keys of a sole holder, and encrypt its columns in half of the bytes."""
@@ -359,11 +464,16 @@ class VerticalParty:
     def _share_keys(self, request: Turn) -> Sent:
         """Keep what all holders committed to, and reveal this one's share of a joint key."""
         commitments, holders = request.commitments, self._shape.holders
-        own = self.session.commitment
         counts = {len(commitments), len(set(commitments))}
-        if counts != {len(holders)} or commitments[self._slot - 1] != own:
-            raise MessageError("Expected a commitment of each holder, this one's among them.")
-        _require(self._progress.commitments in ((), commitments), Code.CONFLICT)
+        if counts != {len(holders)}:
+            raise MessageError("Expected a commitment of each holder.")
+        self._require_compared()
+        # Another one of its own is of a session that it lost.
+        is_own = commitments[self._slot - 1] == self._commitment()
+        _require(is_own, Code.KEY, "Expected this holder's own commitment in its place.")
+        self._require_commitments(commitments)
+        if self._witness:
+            self._keep_witness(msgspec.structs.replace(self._witness, commitments=commitments))
         self._put(commitments=commitments)
         message = self._holder.first_message()
         size = packed_bytes(self._shape.moduli.key)
@@ -374,6 +484,7 @@ class VerticalParty:
         q, commitments = self._shape.moduli, self._progress.commitments
         _require(bool(commitments), Code.NEED)
         self._require_order(1)
+        self._require_commitments(commitments)
         mail, keys = self._opened_mail(request), dict[int, bytes]()
         if request.part == 1:
             others = [c for i, c in enumerate(commitments, 1) if i != self._slot]
@@ -406,7 +517,7 @@ class VerticalParty:
 
     def _under(self, public: bytes, digests: Sequence[bytes]) -> Callable[[Floats, int], bytes]:
         """Return a function that encrypts under a public key, which holders confirm."""
-        q, doc_hash, secret = self._shape.moduli, self._doc_hash, self.session.secret
+        q, doc_hash, secret = self._shape.moduli, self._doc_hash, self._secret
         with RefuseError.of_key():
             pk = vertical_keys.confirmed_key(q, doc_hash, public, digests)
 
@@ -423,17 +534,17 @@ class VerticalParty:
         encrypt: Callable[[Floats, int], bytes],
         context: bytes = transcript.ZERO,
     ) -> Sent:
-        """Return keys, the digest of row ids, and columns; charge the plan.
+        """Return keys and columns; charge the plan.
 
-        ``context`` is SHA-256 of the public key: the masks of columns do not depend on it, so
-        columns under two keys would give them.
+        ``context`` is SHA-256 of the public key: columns are encrypted under one.
         """
         self._require_order(1)
+        self._require_compared()
         table = self._columns
 
         def make(number: int) -> bytes:
             if number < COLUMNS:
-                return self._own_ids() if number == IDS else keys[number]
+                return keys[number]
             number -= COLUMNS
             return encrypt(vertical_keys.values_of(table, number), number)
 
@@ -470,6 +581,7 @@ class VerticalParty:
         """End the session if the result has a keeper; a repeated request has the same reply."""
         if self.deliver(result):
             pairs.forget()
+            forget_witness(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
             self.session.vertical = encode(reply)
             self.memory.save(self._doc_hash, self.session)  # before files that a repeat needs
@@ -511,6 +623,7 @@ class VerticalParty:
 
     def _load(self, request: Turn) -> Sent:
         _require(not self.session.head and not self._progress.c1, Code.STALE)
+        self._require_compared()
         self._take_parcels(request)
         return Sent(doc_hash=self._doc_hash)
 
@@ -525,11 +638,9 @@ class VerticalParty:
             data, name = self._opened(plan, each), _name(plan)
             digest = hashlib.sha256(data).digest()
             _require(known.setdefault(name, digest) == digest, Code.CONFLICT)
-            if plan.number == IDS and data != self._own_ids():
-                raise RefuseError(Code.DATA, "The parties have other rows, or another order.")
             if plan.number >= COLUMNS:
                 self._keep_column(plan, data)
-            elif plan.number != IDS:
+            else:
                 self._store.write(name, [data])
         self._put(parcels=known, files=self._store.digests)
 
@@ -573,6 +684,7 @@ class VerticalParty:
         is_new, context = t > session.head + bool(self._progress.c1), transcript.ZERO
         state, findings = self._state(), self._findings()
         if t == 1 and is_new:
+            self._require_compared()
             self._take_parcels(request)
             self._require_complete()
         elif t > 1:
@@ -650,6 +762,15 @@ class VerticalParty:
 def _name(plan: Planned) -> str:
     """Return the name of a parcel in party 0's store and session."""
     return f"parcel-{plan.sender}-{plan.number}"
+
+
+def _witness_name(doc_hash: bytes) -> str:
+    return f"kmeans.{doc_hash.hex()}.witness"
+
+
+def forget_witness(state: RecordDict, doc_hash: bytes) -> None:
+    """Erase what a joint holder keeps of a run in its context's state."""
+    state.pop(_witness_name(doc_hash), None)
 
 
 def repeated(request: Turn, former: ClientSession) -> Sent:

@@ -13,7 +13,12 @@ from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
-from flower_kmeans.version import __version__, flwr_version, installed_version
+from flower_kmeans.version import (
+    __version__,
+    flwr_version,
+    installed_version,
+    openssl_version,
+)
 
 PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
 """The parties of `Report.protects_against`."""
@@ -51,7 +56,11 @@ def versions() -> dict[str, str]:
     found["flwr"] = flwr_version()
     for name in ("numpy", "cryptography", "msgspec"):
         found[name] = installed_version(name)
-    return found
+    library, _, number = openssl_version().partition(" ")
+    found[library] = number or "unknown"
+    # Of vertical runs, with the only SEAL that it has; most servers do not need it.
+    tenseal = installed_version("tenseal")
+    return found if tenseal == "unknown" else {**found, "tenseal": tenseal}
 
 
 def now() -> str:

@@ -22,11 +22,12 @@ class VerticalReport:
     keys: str  # "roster" or "relayed"
     rho: float  # norm of a record's memberships at most
     soft: float  # the part of ``rho`` that is proved
-    check_ids: bool  # whether party 0 compared row ids before it computed
+    check_ids: bool  # whether party 0 compared row ids before keys and columns travelled
     n_values: int  # that the key holders open in the run
     bits: float  # that one opened word reveals at most to a party 0 that breaks the protocol
     sent_bytes: int = 0  # of the parcels, as parties sent them
     delivered_bytes: int = 0  # and as they were delivered
+    software: tuple[str, ...] = ()  # versions that each party stated, by slot
 
     @property
     def n_parties(self) -> int:
@@ -63,6 +64,7 @@ class VerticalReport:
         return {
             **vars(self),
             "columns": [list(names) for names in self.columns],
+            "software": list(self.software),
             "n_parties": self.n_parties,
             "measured": self.rho - self.soft,
             "trust_table": [

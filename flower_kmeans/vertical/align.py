@@ -1,6 +1,5 @@
 """The same order of rows at every party (docs/vertical.md, "Rows")."""
 
-import hashlib
 import hmac
 import os
 from collections.abc import Iterable
@@ -45,10 +44,7 @@ def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> ND
         raise ConfigurationError(
             f"Expected key as bytes or a file that can be read. Got {key!r}: {error.strerror}."
         ) from None
-    if len(secret) < _KEY_BYTES:
-        raise ConfigurationError(
-            f"Expected key with at least {_KEY_BYTES} bytes. Got {len(secret)} instead."
-        )
+    require_long(secret, "key")
     texts = [str(each) for each in ids]
     if len(set(texts)) < len(texts):
         raise DataError("Expected ids that differ in all rows. Got at least one id twice.")
@@ -56,9 +52,21 @@ def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> ND
     return np.array(sorted(range(len(texts)), key=digests.__getitem__), dtype=np.intp)
 
 
-def ids_digest(ids: Iterable[object]) -> bytes:
-    """Return SHA-256 of ids in their order, 32 bytes, by which two parties compare their rows."""
-    digest = hashlib.sha256()
+def require_long(key: bytes, name: str) -> None:
+    """Raise a `ConfigurationError` for a key of rows that could be guessed."""
+    if len(key) < _KEY_BYTES:
+        raise ConfigurationError(
+            f"Expected {name} with at least {_KEY_BYTES} bytes. Got {len(key)} instead."
+        )
+
+
+def ids_digest(ids: Iterable[object], key: bytes = b"") -> bytes:
+    """Return HMAC-SHA256 of ids in their order, 32 bytes, by which parties compare their rows.
+
+    ``key`` is what parties share to align their rows. Without one it is empty, and somebody who
+    gets the digest can test guesses of all ids.
+    """
+    digest = hmac.new(key, digestmod="sha256")
     for each in ids:
         text = str(each).encode()
         # The length first: otherwise "ab", "c" and "a", "bc" would be the same.

@@ -79,6 +79,7 @@ def costs(
     key_holders: int,
     *,
     radius: bool = False,
+    check_ids: bool = False,
 ) -> Costs:
     """Return the costs of a run; ``widths`` are the numbers of columns of each party."""
     m, k, d = moduli(n_clusters, radius), n_clusters, sum(widths)
@@ -100,7 +101,7 @@ def costs(
     signs = k * (k - 1) // 2 + squares * k
     step = signs * (_SIGN + _SIGN_LEVEL * (m.levels - 14)) + _PRODUCT * k * sum(foreign)
     loaded = public * (1 + digits * (1 if alone else 1 + holders)) + sum(sent)
-    trips = 2 * n_rounds + 4 + (0 if alone else 1) + (n_parties - 1 > holders)
+    trips = 2 * n_rounds + 4 + (0 if alone else 1) + (n_parties - 1 > holders) + 2 * check_ids
     return Costs(
         round_trips=trips + math.ceil(loaded / _MESSAGE) - 1,
         key_bytes=keys,

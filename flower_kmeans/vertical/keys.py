@@ -5,12 +5,14 @@ holder. Joint keys follow Mouchet et al. 2021 (collective public key; relinearis
 rounds, protocol RKG). Keys are those of Microsoft SEAL: digit j of a relinearisation key hides the
 square of the secret times the special prime in residue j.
 
-Every secret, error and mask is a stream under a key that is derived from the client session's
-secret, the run document's hash, a label, and SHA-256 of what it hides or answers. So a repeated
-request gives the same words, and two plaintexts are not hidden by one mask: neither after records
-changed, nor with another processor's words. A label does not contain the public key. So a party
-whose ledger was restored can encrypt one column under two keys with one mask, which reveals it
-(docs/threat-model.md, V16).
+Every secret, error and mask is a stream under a key that is derived from a party's secret, the run
+document's hash, a label, and SHA-256 of what it hides or answers. So a repeated request gives the
+same words, and two plaintexts are not hidden by one mask: neither after records changed, nor with
+another processor's words. The label of a ciphertext contains the public key: one plaintext under
+two keys has two masks, or their difference would give it (docs/threat-model.md, V16).
+
+A party's secret is that of its client session. Holders of a joint key add 32 bytes that no ledger
+has before they answered the others' shares (`set_up_secret`).
 """
 
 import hashlib
@@ -56,12 +58,26 @@ def secret_key(
 ) -> bytes:
     """Return the key of a stream, 32 bytes; ``hidden``, of eight-byte integers, is what it hides.
 
-    ``secret`` is the client session's. A stream may also answer what is ``hidden``.
+    ``secret`` is the party's. A stream may also answer what is ``hidden``.
     """
     if hidden is not None:
         data = np.ascontiguousarray(hidden, dtype=hidden.dtype.newbyteorder("<"))
         label = label + b" " + hashlib.sha256(data.data).digest()
     return kdf(secret, doc_hash, b"vertical " + label)
+
+
+def set_up_secret(secret: bytes, fresh: bytes, doc_hash: bytes) -> bytes:
+    """Return what a joint holder has in place of its session's secret, 32 bytes.
+
+    ``fresh`` are 32 random bytes. A holder that lost them has other keys, so it never gives one
+    first message for two lists of commitments (docs/threat-model.md, V4 and V5).
+    """
+    return kdf(secret + fresh, doc_hash, b"vertical set-up")
+
+
+def pk_digest(moduli: Moduli, half: Words) -> bytes:
+    """Return SHA-256 of a packed half of a public key, by which labels name the key."""
+    return hashlib.sha256(pack(half, moduli.key)).digest()
 
 
 def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
@@ -128,7 +144,10 @@ class JointShare(NamedTuple):
 
 
 class KeyHolder:
-    """A party that holds the key, or a share of it; ``secret`` is the client session's."""
+    """A party that holds the key, or a share of it.
+
+    ``secret`` is a sole holder's session secret, or a joint holder's `set_up_secret`.
+    """
 
     def __init__(self, moduli: Moduli, secret: bytes, doc_hash: bytes) -> None:
         self._moduli, self._secret, self._doc_hash = moduli, secret, doc_hash
@@ -285,7 +304,8 @@ def encrypt(
     ``values`` and ``number`` are as for `KeyHolder.encrypt_alone`.
     """
     primes, m = moduli.data, _encoded(moduli, values)
-    mask, errors = _streams(secret, doc_hash, b"column", u32(number), m)
+    label = u32(number) + pk_digest(moduli, pk[0])
+    mask, errors = _streams(secret, doc_hash, b"column", label, m)
     u, q = rns(ternary(mask), primes), column(primes)
     hidden = (small_error(errors) + m, small_error(errors))
     halves = zip(pk[:, :-1], hidden, strict=True)
@@ -302,14 +322,22 @@ def values_of(X: Floats, number: int) -> Floats:
 
 
 def randomise(
-    moduli: Moduli, pk: Words, words: Words, secret: bytes, doc_hash: bytes, label: bytes
+    moduli: Moduli,
+    pk: Words,
+    digest: bytes,
+    words: Words,
+    secret: bytes,
+    doc_hash: bytes,
+    label: bytes,
 ) -> tuple[int, Words]:
     """Return a last ciphertext plus an encryption of zero: its constant c0[0], and c1 (N,).
 
-    ``words`` (2, N) are transforms modulo q0; what is returned are coefficients. ``label`` says
-    which value it is: two values of equal words have other labels, or their c1 would show it.
+    Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest`` is the
+    `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0; what is returned are
+    coefficients. ``label`` says which value it is: two values of equal words have other labels, or
+    their c1 would show it.
     """
-    q0, (mask, errors) = moduli.q0, _streams(secret, doc_hash, b"zero", label, words)
+    q0, (mask, errors) = moduli.q0, _streams(secret, doc_hash, b"zero", label + digest, words)
     u = ntt(lift(ternary(mask), q0), q0)
     c0, c1 = (
         addmod(intt(addmod(x, mulmod(half[0], u, q0), q0), q0), lift(small_error(errors), q0), q0)

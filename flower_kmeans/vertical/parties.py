@@ -20,13 +20,14 @@ from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.engine import Chunk, Engine, column_file, comparisons, relin_file
-from flower_kmeans.vertical.keys import Noise, opened, randomise, secret_key
+from flower_kmeans.vertical.keys import Noise, opened, pk_digest, randomise, secret_key
 from flower_kmeans.vertical.moduli import Moduli, moduli
 from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, N, Words, addmod, lift
 from flower_kmeans.vertical.store import Store
 
 RELIN_KEY = "relin"
 _PUBLIC_KEY = "public"
+_PUBLIC_DIGEST = "public-digest"
 
 
 def column_name(slot: int, chunk: int, number: int) -> str:
@@ -197,6 +198,7 @@ class ComputingParty:
         self.store.write(RELIN_KEY, relin_file(self.moduli, relin))
         # zero is encrypted at the last level only
         self.store.write(_PUBLIC_KEY, [public[:, 0].astype("<u8").tobytes()])
+        self.store.write(_PUBLIC_DIGEST, [pk_digest(self.moduli, public[0])])
 
     def take_column(self, slot: int, chunk: int, number: int, words: Words) -> None:
         """Keep 16,384 records of another party's encrypted column, (2, data primes, N).
@@ -227,8 +229,9 @@ class ComputingParty:
     def _hide(self, t: int, words: Words) -> tuple[Words, Words]:
         """Add encryptions of zero, without which c1 would show which records were used."""
         public = self._array(_PUBLIC_KEY).reshape(2, 1, N)
+        digest, own = self.store.path(_PUBLIC_DIGEST).read_bytes(), (self.secret, self.doc_hash)
         parts = [
-            randomise(self.moduli, public, value, self.secret, self.doc_hash, u32(t) + u32(i))
+            randomise(self.moduli, public, digest, value, *own, u32(t) + u32(i))
             for i, value in enumerate(words)
         ]
         return np.array([c0 for c0, _ in parts], np.uint64), np.stack([c1 for _, c1 in parts])

@@ -301,6 +301,20 @@ def test_the_work_dir_of_party_0_is_private_and_without_links(node):
     refused(node, "vertical", "cannot be used")
 
 
+def test_the_key_of_rows_is_read_by_its_owner_alone(node):
+    settings = 'trusts = ["vertical"]\nparty = 1\nstate_dir = "state"\nrows_key_file = "rows.key"'
+    written(node / "policy.toml", settings)
+    refused(node, "vertical", "rows.key cannot be read")
+    key = node / "rows.key"
+    key.write_bytes(bytes(8))
+    key.chmod(0o644)
+    refused(node, "vertical", "with mode 0600. Got 0644")
+    key.chmod(0o600)
+    refused(node, "vertical", "rows_key_file with at least 16 bytes. Got 8")
+    key.write_bytes(bytes(32))
+    assert run(node)[1]["vertical"].is_well
+
+
 # --------------------------------------------------------------------------- what is well
 
 

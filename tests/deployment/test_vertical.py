@@ -69,10 +69,10 @@ def check_charges(directory, parties=2):
 @pytest.mark.parametrize(
     ("widths", "holders", "trips"),
     [
-        pytest.param((2, 1), 1, 4, id="both_parties"),
-        pytest.param((1, 1, 1), 1, 5, id="three_one_holder"),
-        pytest.param((1, 1, 1), 2, 5, id="three_joint"),
-        pytest.param((1, 1, 1, 1), 3, 5, id="four_joint"),
+        pytest.param((2, 1), 1, 6, id="both_parties"),
+        pytest.param((1, 1, 1), 1, 7, id="three_one_holder"),
+        pytest.param((1, 1, 1), 2, 7, id="three_joint"),
+        pytest.param((1, 1, 1, 1), 3, 7, id="four_joint"),
     ],
 )
 def test_all_parties_learn_the_same_and_the_server_nothing(tmp_path, widths, holders, trips):
@@ -143,6 +143,7 @@ def test_the_pages_words_are_those_that_run(tmp_path):
 
 def test_the_pages_policy_is_read_and_pins_one_partys_columns(tmp_path):
     limits = {"min_clients": 2, "max_opened": 100, "work_dir": "/srv/work"}
+    limits["rows_key_file"] = "rows.key"
     changed = {"trusts": ["vertical"], **limits, "columns": ["income", "age"]}
     text = loopback.policy_text([(0.0, 80_000.0), (18.0, 100.0)], changed, "bank")
     assert text in PAGE

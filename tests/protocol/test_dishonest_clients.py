@@ -30,7 +30,7 @@ from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.server import DIFFERS
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg.key_agreement import claim, public_key
-from flower_kmeans.version import __version__
+from flower_kmeans.version import stated_software
 
 N = 9  # R = 7 sum-shares open: one false one is corrected
 SERVER = "flower_kmeans.protocol.server"
@@ -383,7 +383,7 @@ def test_clients_that_differ_are_left_out_with_their_versions(trust, tmp_path):
     assert net.answers == [5] * T
     assert net.reasons("differs") == {17: T, 24: T}
     versions = {i.software for i in net.server.incidents if i.kind == "differs"}
-    assert versions == {f"flower-kmeans {__version__}"}
+    assert versions == {stated_software()}
     assert {d.reason for d in net.server.dropped} == {DIFFERS}
 
 

@@ -195,6 +195,7 @@ BAD = [
     *((TYPE, "columns", value) for value in ("age", (1, 2))),
     *((TYPE, name, 1) for name in ("in_memory", "copy_records", "must_hold_key")),
     *((TYPE, name, 7) for name in ("roster_file", "member_key_file", "state_dir", "work_dir")),
+    (TYPE, "rows_key_file", 7),
     (VALUE, "trusts", ("nobody",)), (VALUE, "units", ("household",)), (VALUE, "party", -1),
     (TYPE, "domain", [[0, 0], [1, 1]]), (TYPE, "party", True), (TYPE, "workers", 1.5),
     (VALUE, "columns", ("age", "age")),
@@ -221,7 +222,7 @@ SETTINGS = {
     "member_key_file": "/etc/kmeans/a.key", "in_memory": False, "copy_records": False,
     "state_dir": "/var/lib/kmeans", "max_total_epsilon": 3, "max_total_delta": 1e-8,
     "columns": ("age", "income"), "units": ("record",), "party": 1, "max_opened": 60,
-    "must_hold_key": True, "workers": 2, "work_dir": "work",
+    "must_hold_key": True, "workers": 2, "work_dir": "work", "rows_key_file": "rows.key",
 }  # fmt: skip
 FULL = "".join(f"{name} = {json.dumps(value)}\n" for name, value in SETTINGS.items())
 FULL += '[domain]\nlower = [0, -1.5]\nupper = [1, 1.5]\nscale = "common"\n'
@@ -237,7 +238,8 @@ def write(directory, text, mode=0o600):
 def test_every_setting_is_read(tmp_path):
     policy = ClientPolicy.from_file(write(tmp_path, FULL))
     found = {field.name: getattr(policy, field.name) for field in fields(policy)}
-    relative = {n: str(tmp_path.resolve() / SETTINGS[n]) for n in ("roster_file", "work_dir")}
+    paths = ("roster_file", "work_dir", "rows_key_file")
+    relative = {name: str(tmp_path.resolve() / SETTINGS[name]) for name in paths}
     assert found == {
         **SETTINGS, **relative, "domain": Box([0, -1.5], [1, 1.5], scale="common"),
     }  # fmt: skip
@@ -444,6 +446,7 @@ def test_each_limit_of_a_vertical_run_tightens():
         ("member_key_file", {"roster_file": "/roster", "member_key_file": "/elsewhere"}),
         ("state_dir", {"state_dir": "/elsewhere"}),
         ("work_dir", {"work_dir": "/elsewhere"}),
+        ("rows_key_file", {"rows_key_file": "/elsewhere"}),
         ("domain", {"domain": Box([0, 0], [1, 2])}),
         ("columns", {"columns": ("y", "x")}),
         ("columns", {"domain": Box([0, 0], [1, 1], columns=["y", "x"])}),

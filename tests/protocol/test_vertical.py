@@ -56,10 +56,10 @@ from flower_kmeans.protocol.run import (
     verify_plan,
 )
 from flower_kmeans.protocol.session import forget_unfinished
-from flower_kmeans.protocol.vertical import erase_ended, work_dir
-from flower_kmeans.protocol.wire import encode
+from flower_kmeans.protocol.vertical import Progress, erase_ended, work_dir
+from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg.hashing import u32
-from flower_kmeans.vertical.keys import secret_key
+from flower_kmeans.vertical.keys import secret_key, set_up_secret
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
@@ -117,6 +117,14 @@ class Story:
         """Return a party that a test plays with a slot's own secrets."""
         return Forged(self.run, slot, self.sessions[slot])
 
+    def secret(self, slot):
+        """Return what a slot's keys, masks and noise follow from."""
+        session = self.sessions[slot]
+        fresh = decode(session.vertical, Progress).fresh
+        if not fresh:
+            return session.secret
+        return set_up_secret(session.secret, fresh, self.run.doc_hash)
+
     def c1(self, t):
         """Return what the holders opened in a round, from its parcel and slot 1's secrets."""
         (delivery,) = self.of(1, "open", t)[0].deliveries
@@ -136,6 +144,8 @@ def story(kind_of_signs, tmp_path_factory):
     story = Story(relay, blobs())
     relay.enrol()
     story.note("enrolled")
+    relay.do([1], "ids")
+    relay.do([0], "ids")
     relay.do([1], "keys")
     story.note("set up")
     relay.take("step")
@@ -187,8 +197,7 @@ def noise_shares(story, t):
     units = algorithm.sensitivities(t)[words] * 2.0**-algorithm.fraction_bits * unit
     found = []
     for slot in range(run.document.body.n_noisy):
-        secret = story.sessions[slot].secret
-        stream = Stream(secret_key(secret, run.doc_hash, b"noise " + u32(t), c1))
+        stream = Stream(secret_key(story.secret(slot), run.doc_hash, b"noise " + u32(t), c1))
         noise = np.zeros(algorithm.words(t), dtype=np.int64)
         noise[words] = draw_share(release, units, run.document.noise_shares, stream)
         blocks = algorithm.unflatten(noise, t).blocks

@@ -8,6 +8,7 @@ polynomials of the sign: runs have straight ones, and keys of few primes.
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,23 +32,36 @@ from vertical_runs import (
     straight_signs,
 )
 
+from flower_kmeans.algorithms import plausibility
 from flower_kmeans.data.sql import Query
-from flower_kmeans.errors import MessageError, RunError
+from flower_kmeans.errors import BudgetError, MessageError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import messages
+from flower_kmeans.protocol import messages, vertical
+from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.cohort import UNCLAIMED
 from flower_kmeans.protocol.messages import Abort, Code, Enrol, Joined, Peer, Refusal, Sent
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
-from flower_kmeans.protocol.wire import encode
+from flower_kmeans.protocol.wire import decode, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.hashing import u32
+from flower_kmeans.vertical import keys
 from flower_kmeans.vertical.align import ids_digest
+from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
-from flower_kmeans.vertical.ring import N, pack, packed_bytes
+from flower_kmeans.vertical.ring import (
+    N,
+    addmod,
+    column,
+    intt,
+    negmod,
+    pack,
+    packed_bytes,
+    unpack,
+)
 
 with straight_signs():
     Q = moduli(2)
@@ -381,8 +395,21 @@ def first_scene(tmp_path_factory):
 
 
 @pytest.fixture
-def first(first_scene, tmp_path):
+def joined(first_scene, tmp_path):
     return first_scene.copied(tmp_path / "copy")
+
+
+@pytest.fixture
+def first(joined):
+    """Party 0, which has compared rows."""
+    assert isinstance(joined.party.ask(ids_turn(joined, ids_digest(joined.party.ids))), Sent)
+    return joined
+
+
+def ids_turn(scene, *digests):
+    """Return party 0's turn with what the other parties sealed of their row ids."""
+    mail = [scene.deliver(each, "ids", 0, IDS, sender=1 + i) for i, each in enumerate(digests)]
+    return scene.turn("ids", 0, mail)
 
 
 def parcel(scene, number, data=None, step="keys", t=0):
@@ -392,21 +419,108 @@ def parcel(scene, number, data=None, step="keys", t=0):
     return scene.deliver(data, step, t, number, sender=1)
 
 
-def test_rows_of_another_order_are_refused_at_the_first_load(first):
-    """Attack 14."""
-    right, wrong = ids_digest(first.party.ids), ids_digest(first.party.ids[::-1])
-    loads = {each: first.turn("load", 0, [parcel(first, IDS, each)]) for each in (right, wrong)}
-    assert first.code(loads[wrong]) == Code.DATA
+def test_v14_rows_of_another_order_are_refused_before_anything_is_loaded(joined):
+    ids = joined.party.ids
+    load = joined.turn("load", 0, [parcel(joined, COLUMNS)])
+    assert joined.code(joined.turn("ids")) == Code.NEED
+    assert joined.code(ids_turn(joined, bytes(31))) == Code.KEY
+    for wrong in (ids[::-1], [*ids[:-1], "x"]):
+        assert joined.code(ids_turn(joined, ids_digest(wrong))) == Code.DATA
+        for early in (load, joined.turn("step", 1)):
+            assert joined.code(early) == Code.NEED
     for _ in range(2):
-        assert isinstance(first.party.ask(loads[right]), Sent)
-    assert first.code(loads[wrong]) == Code.CONFLICT
-    first.party.ids = first.party.ids[:-1]  # as many as records
-    assert first.code(loads[right]) == Code.DATA
+        assert isinstance(joined.party.ask(ids_turn(joined, ids_digest(ids))), Sent)
+    joined.party.ids = ids[::-1]
+    for late in (ids_turn(joined, ids_digest(ids[::-1])), load, joined.turn("step", 1)):
+        assert joined.code(late) == Code.DATA
+    joined.party.ids = ids[:-1]  # fewer than records
+    assert joined.code(load) == Code.DATA
+    joined.party.ids = ids
+    assert isinstance(joined.party.ask(load), Sent)
+    assert spent_epsilon(joined.party.directory, 1e-6) == 0
+
+
+def test_v14_rows_are_compared_again_with_another_node_of_a_party(first):
+    """Whose key is another one; it may take the place as long as nothing else was given."""
+    load = first.turn("load", 0, [parcel(first, COLUMNS)])
+    assert isinstance(first.party.ask(first.turn("load")), Sent)
+    first.others = [Forged(first.run, 1)]
+    again = first.turn("load", 0, [parcel(first, COLUMNS)])
+    assert first.code(again) == Code.NEED
+    assert isinstance(first.party.ask(ids_turn(first, ids_digest(first.party.ids))), Sent)
+    assert isinstance(first.party.ask(again), Sent)
+    assert first.code(load) == Code.CONFLICT  # it has the other one's column
+
+
+def test_v14_one_of_several_parties_has_other_rows(tmp_path):
+    scene = scene_of(tmp_path, 0, (1, 1, 1), check_ids=True)
+    right, wrong = ids_digest(scene.party.ids), ids_digest(scene.party.ids[::-1])
+    for digests in ((wrong, right), (right, wrong), (wrong, wrong)):
+        assert scene.code(ids_turn(scene, *digests)) == Code.DATA
+    assert isinstance(scene.party.ask(ids_turn(scene, right, right)), Sent)
+
+
+@pytest.mark.parametrize(("slot", "holders"), [(1, 1), (1, 2), (3, 2)])
+def test_v14_keys_and_columns_travel_after_row_ids(slot, holders, tmp_path):
+    """Of a sole holder, a joint one, and a party without a key."""
+    scene = scene_of(tmp_path, slot, WIDTHS, check_ids=True, key_holders=holders)
+    party, public = scene.party, bytes(packed_bytes(Q.key))
+    if slot == 3:
+        digests = hashlib.sha256(public).digest() + bytes(32)
+        mail = [scene.deliver(public, "join", 0, PUBLIC, sender=1)]
+        mail += [scene.deliver(digests, "join", 0, DIGESTS, sender=each) for each in (1, 2)]
+        turn = scene.turn("encrypt", 0, mail)
+    else:
+        commitments = (scene.joined.commitment, bytes(32)) if holders == 2 else ()
+        turn = scene.turn("keys", commitments=commitments)
+    assert scene.code(turn) == Code.NEED
+    sent = party.ask(scene.turn("ids"))
+    assert [(each.number, each.receivers) for each in sent.parcels] == [(IDS, u32(0))]
+    assert scene.opened(sent) == ids_digest(party.ids)
+    assert encode(party.ask(scene.turn("ids"))) == encode(sent)
+    assert scene.code(scene.turn("ids", part=2)) == Code.BAD_MESSAGE
+    ids, party.ids = party.ids, party.ids[::-1]
+    assert scene.code(turn) == scene.code(scene.turn("ids")) == Code.DATA
+    party.ids = ids
+    assert spent_epsilon(party.directory, 1e-6) == 0
+    assert isinstance(party.ask(turn), Sent)
+    late = Code.STALE if spent_epsilon(party.directory, 1e-6) else None
+    again = party.ask(scene.turn("ids"))
+    assert encode(again) == encode(sent) if late is None else code_of(again) == late
+
+
+def test_v14_row_ids_are_not_asked_for_where_they_are_not_compared(holders_scene, tmp_path):
+    scene = holders_scene.before.copied(tmp_path / "copy")
+    assert scene.code(scene.turn("ids")) == Code.BAD_MESSAGE
+
+
+def test_v14_ids_are_hashed_under_the_key_that_aligned_the_rows(joined, tmp_path):
+    """So a server that stands between parties with relayed keys cannot test guesses."""
+    party, path = joined.party, tmp_path / "rows.key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    party.policy = replace(party.policy, rows_key_file=path)
+    assert joined.code(ids_turn(joined, ids_digest(party.ids))) == Code.DATA
+    right = ids_digest(party.ids, bytes(range(32)))
+    assert isinstance(party.ask(ids_turn(joined, right)), Sent)
+
+
+@pytest.mark.parametrize(
+    ("content", "bits"), [(b"short", 0o600), (bytes(32), 0o644), (None, 0o600)]
+)
+def test_v14_a_key_of_rows_that_cannot_be_used_is_refused_at_once(content, bits, tmp_path):
+    party = make_parties(tmp_path, blobs(), ids=["1"] * N_RECORDS)[1]
+    path = tmp_path / "rows.key"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(bits)
+    party.policy = replace(party.policy, rows_key_file=path)
+    assert code_of(party.ask(Enrol(doc=make_run(check_ids=True).data))) == Code.DATA
+    assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)  # which needs no key
 
 
 def test_no_round_begins_before_everything_is_there(first):
-    ids = parcel(first, IDS, ids_digest(first.party.ids))
-    some = [ids, parcel(first, PUBLIC), parcel(first, RELIN)]
+    some = [parcel(first, PUBLIC), parcel(first, RELIN)]
     for t, loads in ((1, []), (1, some), (2, [])):
         assert first.code(first.turn("step", t, loads)) == Code.NEED
     assert first.code(first.turn("step", 3)) == Code.POLICY
@@ -422,12 +536,12 @@ def test_no_round_begins_before_everything_is_there(first):
             lambda s: parcel(s, COLUMNS, bytes(32) + b"\xff" * packed_bytes(Q.data)),
             Code.BAD_MESSAGE,
         ),
-        (lambda s: parcel(s, IDS, bytes(31)), Code.KEY),
         (lambda s: parcel(s, COLUMNS, bytes(100)), Code.KEY),
         (lambda s: parcel(s, PUBLIC, bytes(1)), Code.KEY),
         (lambda s: parcel(s, 0, bytes(48), "open", 1), Code.BAD_MESSAGE),
         (lambda s: parcel(s, COLUMNS + 1, bytes(32)), Code.BAD_MESSAGE),
-        (lambda s: parcel(s, IDS, bytes(32), "keys", 1), Code.BAD_MESSAGE),
+        (lambda s: parcel(s, IDS, bytes(32)), Code.BAD_MESSAGE),
+        (lambda s: parcel(s, IDS, bytes(32), "ids"), Code.BAD_MESSAGE),
         (lambda s: parcel(s, DIGESTS, bytes(64), "join"), Code.BAD_MESSAGE),
     ],
 )
@@ -437,9 +551,8 @@ def test_party_0_takes_the_parcels_of_a_set_up_only(first, make, code):
 
 def test_words_of_keys_are_below_their_primes_and_turns_those_of_party_0(first):
     """Attack 11."""
-    ids = parcel(first, IDS, ids_digest(first.party.ids))
-    keys = [parcel(first, PUBLIC, b"\xff" * packed_bytes(Q.key)), parcel(first, RELIN)]
-    loads = [*keys, ids, parcel(first, COLUMNS)]
+    wrong = parcel(first, PUBLIC, b"\xff" * packed_bytes(Q.key))
+    loads = [wrong, parcel(first, RELIN), parcel(first, COLUMNS)]
     assert first.code(first.turn("step", 1, loads)) == Code.BAD_MESSAGE
     for step in ("keys", "join", "encrypt", "finish"):
         assert first.code(first.turn(step)) == Code.BAD_MESSAGE
@@ -482,11 +595,12 @@ def begun(tmp_path_factory):
     honest.others = [Forged(run, 0, session)]
     keys = parties[1].ask(honest.turn("keys"))
     scene = Scene(parties[0], run, 0, [Forged(run, 1, parties[1].session(run))])
-    loads = [
+    scene.joined_copy = scene.copied(directory / "joined")
+    scene.loads = [
         scene.deliver(honest.opened(keys, i), "keys", 0, each.number, sender=1)
         for i, each in enumerate(keys.parcels)
     ]
-    scene.load_turn = scene.turn("load", 0, loads)
+    scene.load_turn = scene.turn("load", 0, scene.loads)
     assert isinstance(parties[0].ask(scene.load_turn), Sent)
     scene.first_turn = scene.turn("step", 1)
     with interrupted(parties[0]):
@@ -527,6 +641,27 @@ def test_a_step_is_done_once(begun, tmp_path):
     assert scene.code(second) == Code.STALE
 
 
+def test_v16_zeros_under_another_key_have_other_masks(begun, tmp_path):
+    """Party 0's ledger is restored, and the holder or the server swaps the public key.
+
+    All else of round 1 is the same, and half of the key as well: with one mask c1 would be equal.
+    """
+    scene = begun.joined_copy.copied(tmp_path / "copy")
+    other = KeyHolder(Q, token(32), scene.run.doc_hash).public_share()
+    swapped = scene.deliver(pack(other, Q.key), "keys", 0, PUBLIC, sender=1)
+    loads = [swapped if each.number == PUBLIC else each for each in begun.loads]
+    assert isinstance(scene.party.ask(scene.turn("load", 0, loads)), Sent)
+    again = scene.party.ask(begun.first_turn)
+    first, second = (
+        unpack(each.opened(sent, receiver=1), (Q.q0,), (WORDS,))
+        for each, sent in ((begun, begun.first), (scene, again))
+    )
+    assert (first != second).mean() > 0.99
+    p = Q.q0
+    apart = addmod(first, negmod(second, p), p)
+    assert np.minimum(apart, p - apart).max(axis=(1, 2)).min() > p // 4
+
+
 def test_a_party_that_lost_its_session_does_not_go_on(begun, tmp_path):
     party = make_parties(tmp_path, blobs())[0]
     assert code_of(party.ask(begun.first_turn)) == Code.NEED
@@ -546,8 +681,9 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     own, share = scene.joined.commitment, bytes(packed_bytes(Q.key))
     assert len(own) == 32
     other = bytes(32)
-    for wrong in ((), (own,), (other, own), (own, own), (own, other, other)):
+    for wrong in ((), (own,), (own, own), (own, other, other)):
         assert scene.code(scene.turn("keys", commitments=wrong)) == Code.BAD_MESSAGE
+    assert scene.code(scene.turn("keys", commitments=(other, own))) == Code.KEY
     relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
     mail = [scene.deliver(share, "keys", sender=2), scene.deliver(relin, "keys", 0, 1, sender=2)]
     assert scene.code(scene.turn("join", 0, mail)) == Code.NEED
@@ -564,18 +700,179 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
 
 
-def test_limit_a_restored_ledger_takes_commitments_that_follow_its_first_message(tmp_path):
-    """Attacks 4, 5 and 16: the other holder chooses its part by this one's."""
-    scene = scene_of(tmp_path, 1, WIDTHS, key_holders=2)
-    own, share = scene.joined.commitment, bytes(packed_bytes(Q.key))
-    with interrupted(scene.party):
-        first = scene.party.ask(scene.turn("keys", commitments=(own, bytes(32))))
-    relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))  # any, made when the first one is known
-    commitment = hashlib.sha256(share + relin).digest()
-    second = scene.party.ask(scene.turn("keys", commitments=(own, commitment)))
-    assert encode(second) == encode(first)
-    mail = [scene.deliver(share, "keys", sender=2), scene.deliver(relin, "keys", 0, 1, sender=2)]
-    assert isinstance(scene.party.ask(scene.turn("join", 0, mail)), Sent)
+class JointHolderAttack:
+    """V4, V5: holder 2, the server and party 0 against holder 1, whose ledger a backup brings back.
+
+    They learn its first message, choose their own by it, and read its secret in its answer to the
+    sum. What the attack found is compared with the secret that the honest holder then has.
+    """
+
+    def __init__(self, directory):
+        self.scene = scene_of(directory, 1, WIDTHS, key_holders=2)
+        self.share = bytes(packed_bytes(Q.key))  # holder 2's part of the public key: zeros
+        self.own = self.scene.joined.commitment
+
+    def first_message(self):
+        """Let the holder reveal its shares of round 1 for holder 2's first commitment."""
+        relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
+        sent = self.ask_keys(self.committed(relin))
+        assert isinstance(sent, Sent)
+        (index,) = [i for i, each in enumerate(sent.parcels) if each.number == RELIN]
+        data = self.scene.opened(sent, index, receiver=2)
+        self.h = unpack(data, Q.key, (len(Q.data), 2))
+        return sent
+
+    def committed(self, relin):
+        return hashlib.sha256(self.share + relin).digest()
+
+    def ask_keys(self, commitment, own=None):
+        return self.scene.party.ask(
+            self.scene.turn("keys", commitments=(own or self.own, commitment))
+        )
+
+    def chosen(self):
+        """Return holder 2's shares of round 1 by which the sum is 2^20 in h0 of each digit."""
+        wanted = np.zeros_like(self.h)
+        wanted[:, 0] = (np.uint64(2**20) % np.array(Q.key, dtype=np.uint64))[:, None]
+        return pack(addmod(wanted, negmod(self.h, column(Q.key)), column(Q.key)), Q.key)
+
+    def ask_join(self, relin):
+        deliver = self.scene.deliver
+        mail = [deliver(self.share, "keys", sender=2), deliver(relin, "keys", 0, 1, sender=2)]
+        return self.scene.party.ask(self.scene.turn("join", 0, mail))
+
+    def read(self, sent):
+        """Return the part of the holder's secret that its answer holds."""
+        (index,) = [i for i, each in enumerate(sent.parcels) if each.number == RELIN]
+        words = unpack(self.scene.opened(sent, index), Q.key, (len(Q.data),))
+        x, p = intt(words[0, 0], Q.key[0]).astype(np.int64), Q.key[0]
+        found = np.rint(np.where(x > p // 2, x - p, x) / 2**20)
+        session = self.scene.party.session(self.scene.run)
+        fresh = decode(session.vertical, vertical.Progress).fresh
+        z = keys.set_up_secret(session.secret, fresh, self.scene.run.doc_hash)
+        return (found == KeyHolder(Q, z, self.scene.run.doc_hash)._s).mean()
+
+    @property
+    def spent(self):
+        return spent_epsilon(self.scene.party.directory, 1e-6)
+
+
+@pytest.fixture
+def attack(tmp_path):
+    return JointHolderAttack(tmp_path)
+
+
+def test_v4_v5_a_restored_ledger_gives_no_first_message_under_another_list(attack):
+    with interrupted(attack.scene.party):
+        first = attack.first_message()
+    relin = attack.chosen()
+    assert code_of(attack.ask_keys(attack.committed(relin))) == Code.CONFLICT
+    assert code_of(attack.ask_join(relin)) == Code.NEED
+    assert attack.spent == 0
+    assert encode(attack.first_message()) == encode(first)  # the list that the context knows
+    assert code_of(attack.ask_join(relin)) == Code.KEY
+
+
+def test_v4_v5_without_the_list_in_the_context_the_secret_is_read(attack, monkeypatch):
+    monkeypatch.setattr(vertical.VerticalParty, "_require_commitments", lambda *_: None)
+    with interrupted(attack.scene.party):
+        attack.first_message()
+    relin = attack.chosen()
+    assert isinstance(attack.ask_keys(attack.committed(relin)), Sent)
+    assert attack.read(attack.ask_join(relin)) == 1
+
+
+def test_v4_v5_a_node_that_restarts_before_its_join_ends_the_run(attack):
+    """Its ledger says that the first message was revealed, and what it followed from is lost."""
+    attack.first_message()
+    relin = attack.chosen()
+    attack.scene.party.restart()
+    party, run = attack.scene.party, attack.scene.run
+    for _ in range(2):
+        for commitment in (attack.committed(relin), attack.committed(bytes(len(relin)))):
+            assert code_of(attack.ask_keys(commitment)) == Code.KEY
+        for data in (relin, bytes(len(relin))):
+            assert code_of(attack.ask_join(data)) == Code.KEY
+        assert code_of(party.ask(Enrol(doc=run.data))) == Code.KEY
+    assert attack.spent == 0
+
+
+def test_v4_v5_a_node_that_restarts_before_its_first_message_commits_to_another(attack):
+    attack.scene.party.restart()
+    assert code_of(attack.ask_keys(bytes(32))) == Code.KEY  # its old commitment is in the list
+    again = attack.scene.party.ask(Enrol(doc=attack.scene.run.data))
+    assert again.commitment != attack.own
+    assert again.public_key == attack.scene.joined.public_key  # of the same session
+    assert isinstance(attack.ask_keys(bytes(32), again.commitment), Sent)
+    assert attack.spent == 0
+
+
+@pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "without"])
+def test_v4_v5_with_a_restored_ledger_and_a_restarted_node_every_secret_is_new(
+    attack, is_bound, monkeypatch
+):
+    if not is_bound:
+        monkeypatch.setattr(keys, "set_up_secret", lambda secret, fresh, doc_hash: secret)
+        # the commitment that the session of this test has follows from r
+        attack.scene.party.restart()
+        session = attack.scene.party.ask(Enrol(doc=attack.scene.run.data))
+        attack.own = session.commitment
+    with interrupted(attack.scene.party):
+        attack.first_message()
+    relin = attack.chosen()
+    attack.scene.party.restart()
+    again = attack.scene.party.ask(Enrol(doc=attack.scene.run.data))
+    assert (again.commitment == attack.own) == (not is_bound)
+    if is_bound:
+        assert code_of(attack.ask_keys(attack.committed(relin))) == Code.KEY
+    assert isinstance(attack.ask_keys(attack.committed(relin), again.commitment), Sent)
+    part = attack.read(attack.ask_join(relin))
+    assert part < 0.5 if is_bound else part == 1
+
+
+def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatch):
+    """In the ledger, with the answer: the node may restart afterwards, and not without one."""
+    scene, party = attack.scene, attack.scene.party
+    attack.first_message()
+
+    def kept():
+        return decode(party.session(scene.run).vertical, vertical.Progress).fresh
+
+    relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
+    records, party.records = party.records, None
+    assert code_of(attack.ask_join(relin)) == Code.DATA
+    party.records = records
+    with monkeypatch.context() as patched:  # another process took the room
+        patched.setattr(sessions.LedgerMemory, "answer", mock.Mock(side_effect=BudgetError("")))
+        assert code_of(attack.ask_join(relin)) == Code.LEDGER
+    assert kept() == b""
+    sent = attack.ask_join(relin)
+    assert isinstance(sent, Sent)
+    assert len(kept()) == 32
+    party.restart()
+    assert encode(attack.ask_join(relin)) == encode(sent)
+    assert isinstance(party.ask(open_turn(scene, c1(words=10))), Sent)
+
+
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_v18_what_a_joint_holder_keeps_in_its_context_is_erased_at_the_end(attack, end):
+    scene, party = attack.scene, attack.scene.party
+    attack.first_message()
+    assert list(party.state)
+    if end == "finish":
+        attack.ask_join(bytes(2 * len(Q.data) * packed_bytes(Q.key)))
+        for t in (1, 2):
+            assert isinstance(party.ask(open_turn(scene, c1(t, words=10), t)), Sent)
+        arrays = {
+            "centroids": np.tile(scene.run.algorithm.domain.lower, (2, 1)),
+            "counts": np.ones(2),
+            "findings": plausibility.padded(np.zeros((0, 6)), 2),
+        }
+        data = encode_arrays(arrays)
+        assert isinstance(party.ask(scene.turn("finish", 0, [scene.deliver(data, "close")])), Sent)
+    else:
+        assert isinstance(party.ask(Abort(doc_hash=scene.run.doc_hash)), Sent)
+    assert not list(party.state)
 
 
 def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_path):
@@ -603,7 +900,7 @@ def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_pat
 
 
 def test_columns_are_encrypted_under_one_key(tmp_path):
-    """Under two the mask is the same: the difference of the ciphertexts gives it."""
+    """Attack 16; a restored ledger makes another mask for another key."""
     scene = scene_of(tmp_path, 3, WIDTHS)
 
     def sent(first_byte):
@@ -611,10 +908,16 @@ def test_columns_are_encrypted_under_one_key(tmp_path):
         mail = [scene.deliver(public, "keys", 0, PUBLIC, sender=1)]
         return scene.party.ask(scene.turn("encrypt", 0, mail))
 
+    with interrupted(scene.party):
+        before = sent(1)
     sealed = sent(0)
     assert isinstance(sealed, Sent)
     assert encode(sent(0)) == encode(sealed)
     assert code_of(sent(1)) == Code.CONFLICT
+    c1 = [unpack(scene.opened(each), Q.data, (2,))[1, 0] for each in (before, sealed)]
+    p = Q.data[0]
+    apart = intt(addmod(c1[0], negmod(c1[1], p), p), p)  # the same half of both keys times masks
+    assert np.minimum(apart, p - apart).max() > p // 4
 
 
 # ------------------------------------------------------------------------------ rosters

@@ -10,6 +10,7 @@ from functools import partialmethod
 import msgspec
 import numpy as np
 import pytest
+import tenseal
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
@@ -46,6 +47,7 @@ from flower_kmeans.secagg.key_agreement import public_key
 from flower_kmeans.simulation import engines
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import VerticalKMeans
+from flower_kmeans.version import __version__
 from flower_kmeans.vertical import engine
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.parties import ComputingParty
@@ -130,7 +132,8 @@ def run(strategy, directory, start=VerticalKMeans.start, options=None, **faults)
 def planned_bytes(run):
     """Return how many bytes of parcels the parties of a run send."""
     shape, total = parcels.shape_of(run), 0
-    turns = [(slot, step, 0) for step in ("keys", "join", "encrypt", "close") for slot in range(4)]
+    steps = ["keys", "join", "encrypt", "close"] + ["ids"] * shape.check_ids
+    turns = [(slot, step, 0) for step in steps for slot in range(4)]
     for t in range(1, shape.n_rounds + 1):
         turns += [(0, "step", t), *((holder, "open", t) for holder in shape.holders)]
     for slot, step, t in turns:
@@ -216,6 +219,9 @@ def test_the_report_states_the_guarantee_and_who_must_collude(pair):
     ):
         assert words in text, words
     facts = report.to_dict()
+    own = f"flower-kmeans {__version__} OpenSSL {facts['versions']['OpenSSL']}"
+    assert facts["vertical"]["software"] == [f"{own} TenSEAL {tenseal.__version__}", own]
+    assert facts["versions"]["tenseal"] == tenseal.__version__
     assert facts["neighbours"] == "one record replaced by another; n_records is public"
     assert facts["vertical"]["columns"] == [["age"], ["income"]]
     who = [row["who"] for row in facts["vertical"]["trust_table"]]
@@ -273,15 +279,16 @@ def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(tmp
 ROSTER = (
     3,
     {"key_holders": 1, "keys": "roster", "check_ids": True, "radius": True},
+    7,  # round trips of the set-up
     2,
     ("Party 2 only encrypts", "compares the row ids", "pinned by a roster"),
 )
-TWO_HOLDERS = (3, {}, 3 / 2, ("party 0 and all key holders but one cannot",))
-THREE_HOLDERS = (4, {"max_colluders": 2}, 2, ())
+TWO_HOLDERS = (3, {}, 5, 3 / 2, ("party 0 and all key holders but one cannot",))
+THREE_HOLDERS = (4, {"max_colluders": 2}, 5, 2, ())
 
 
 @pytest.mark.parametrize(
-    ("n_parties", "options", "factor", "words", "is_real"),
+    ("n_parties", "options", "trips", "factor", "words", "is_real"),
     [
         (*ROSTER, "straight"),
         (*TWO_HOLDERS, "straight"),
@@ -292,7 +299,7 @@ THREE_HOLDERS = (4, {"max_colluders": 2}, 2, ())
     ],
     indirect=["is_real"],
 )
-def test_more_parties_learn_the_means(n_parties, options, factor, words, is_real):
+def test_more_parties_learn_the_means(n_parties, options, trips, factor, words, is_real):
     """With a roster and a party that only encrypts, and with keys of two and three holders.
 
     By default their signs are straight (`straight_signs`).
@@ -305,7 +312,7 @@ def test_more_parties_learn_the_means(n_parties, options, factor, words, is_real
         means = clustering.centroids / np.arange(1, n_parties + 1)
         np.testing.assert_allclose(means, np.repeat([[0.25], [0.75]], n_parties, 1), atol=0.1)
     report = clustering.report
-    assert report.round_trips == strategy.costs.round_trips == 2 * 1 + 5
+    assert report.round_trips == strategy.costs.round_trips == 2 * 1 + trips
     assert report.vertical.sent_bytes == planned_bytes(strategy._running.run)
     assert 0 <= report.vertical.sent_bytes - strategy.costs.total_bytes < 1000
     assert report.noise_factor == pytest.approx(math.sqrt(factor))

@@ -81,6 +81,11 @@ class Keys:
         return keys.public_key(self.moduli, DOC_HASH, self.half)
 
     @cached_property
+    def pk_digest(self):
+        """SHA-256 of the packed public key."""
+        return keys.pk_digest(self.moduli, self.half)
+
+    @cached_property
     def engine(self):
         return Engine(self.moduli, self.relin)
 

@@ -9,6 +9,7 @@ Most tests let runs have `straight_signs`, which take a tenth of the time.
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ class Party:
     results: list = field(default_factory=list)
     is_failing: bool = False
     node_id: int = 0
-    state: RecordDict = field(default_factory=RecordDict)  # of no use with a ledger
+    state: RecordDict = field(default_factory=RecordDict)  # of the context
 
     def ask(self, request: Request | bytes) -> Reply:
         """Let a new process of the party answer a message."""
@@ -130,7 +131,12 @@ class Party:
         """Return a copy with all that the party remembers, in another directory."""
         shutil.copytree(self.directory, directory)
         policy = replace(self.policy, state_dir=directory)
-        return replace(self, directory=directory, policy=policy, results=[])
+        state = deepcopy(self.state)
+        return replace(self, directory=directory, policy=policy, results=[], state=state)
+
+    def restart(self) -> None:
+        """Lose what a SuperNode keeps of a run in memory; ledger and files stay."""
+        self.state = RecordDict()
 
 
 def make_parties(directory: Path, table, widths=(1, 1), ids=None, **changes: Any) -> list[Party]:
@@ -191,10 +197,10 @@ class Forged:
 
 
 class Relay:
-    """The library's server over parties in this process, whose nodes are their slots.
+    """The library's server over parties in this process, whose nodes are their places.
 
     It keeps every byte that it sees. With ``repeats``, everything is requested twice, and the
-    second reply must be that of the first.
+    second reply must be that of the first. A party that returns ``None`` is silent.
     """
 
     def __init__(
@@ -209,6 +215,8 @@ class Relay:
         for slot, request in requests.items():
             data = encode(request)
             reply = self.parties[slot].ask(data)
+            if reply is None:
+                continue
             self.seen.append((slot, data, encode(reply)))
             if self.repeats:
                 assert encode(self.parties[slot].ask(data)) == encode(reply)

@@ -176,7 +176,9 @@ def test_an_encryption_of_zero_changes_every_word_and_not_the_value(of):
     ratio = MODULI.unit / MODULI.scales[0] * SLOTS
     noise = 2**33
     for party, label in ((0, b"value"), (5, b"value"), (0, b"another")):
-        c0, mask = keys.randomise(MODULI, of.pk, words, secret(party), DOC_HASH, label)
+        c0, mask = keys.randomise(
+            MODULI, of.pk, of.pk_digest, words, secret(party), DOC_HASH, label
+        )
         shares = [
             holder.decryption_share(1, mask[None], lambda _: np.array([noise]))
             for holder in of.holders
@@ -247,8 +249,19 @@ def test_no_mask_hides_two_things(values, number, party, doc_hash):
     assert share_no_mask(first[1][0], other[1][0])
 
 
-def test_limit_one_column_under_two_public_keys_is_read_without_a_secret():
-    """Attack 16, which a label without the public key does not stop."""
+def without_pk(moduli, half):
+    """Labels that do not name the public key."""
+    return b""
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "without"])
+def test_v16_one_column_under_two_public_keys_is_not_read(is_named, monkeypatch):
+    """A ledger was restored, and the server sends another key: it or party 0 has no secret.
+
+    With one mask for both the difference of the ciphertexts would be the mask times the keys'.
+    """
+    if not is_named:
+        monkeypatch.setattr(keys, "pk_digest", without_pk)
     first, other = KeyHolder(MODULI, secret(9), DOC_HASH), KeyHolder(MODULI, secret(8), DOC_HASH)
     public = [keys.public_key(MODULI, DOC_HASH, each.public_share()) for each in (first, other)]
     columns = [keys.encrypt(MODULI, pk, VALUES, secret(0), DOC_HASH, 0) for pk in public]
@@ -258,7 +271,47 @@ def test_limit_one_column_under_two_public_keys_is_read_without_a_secret():
     mask = ring.mulmod(apart, inverse, Q0)
     hidden = ring.mulmod(public[0][0][0], mask, Q0)
     read = centred(ring.addmod(columns[0][0][0], ring.negmod(hidden, Q0), Q0))
-    assert np.abs(read - ring.encode(VALUES, MODULI.scales[0])).max() <= 21
+    is_read = np.abs(read - ring.encode(VALUES, MODULI.scales[0])).max() <= 21
+    assert is_read == (not is_named)
+    is_mask = np.abs(centred(mask)).max() == 1  # ternary
+    assert is_mask == (not is_named)
+
+
+@pytest.mark.parametrize("name", ["mask", "errors"])
+def test_v16_each_stream_of_a_ciphertext_names_the_key(name, monkeypatch):
+    """Of a column and of an encryption of zero, mask and errors alike."""
+    found, derive = {"column": set(), "zero": set()}, keys.secret_key
+
+    def noted(z, doc_hash, label, hidden=None):
+        what, kind = label.split(b" ")[:2]
+        if what.decode() in found and kind == name.encode():
+            found[what.decode()].add(derive(z, doc_hash, label, hidden))
+        return derive(z, doc_hash, label, hidden)
+
+    words, _ = ALONE.encrypt(VALUES)[:, 0], JOINT.pk  # made before streams are noted
+    monkeypatch.setattr(keys, "secret_key", noted)
+    for of in (ALONE, JOINT):
+        keys.encrypt(MODULI, of.pk, VALUES, secret(9), DOC_HASH, 0)
+        keys.randomise(MODULI, of.pk, of.pk_digest, words, secret(9), DOC_HASH, b"value")
+    assert {what: len(each) for what, each in found.items()} == {"column": 2, "zero": 2}
+
+
+def test_v16_a_zero_is_hidden_by_another_mask_under_another_key():
+    """The same value of the same round: c1 of both would be equal."""
+    words, c1 = ALONE.encrypt(VALUES)[:, 0], []
+    for of in (ALONE, JOINT):
+        own = of.pk_digest, words, secret(0), DOC_HASH, b"value"
+        c1.append(ring.ntt(keys.randomise(MODULI, of.pk, *own)[1], Q0))
+    assert share_no_mask(*c1)
+
+
+def test_v5_secrets_of_joint_holders_follow_from_what_no_ledger_has():
+    """Another run, session or r: other keys, and other noise."""
+    of = [(b"z" * 32, b"r" * 32, DOC_HASH), (b"z" * 32, b"q" * 32, DOC_HASH)]
+    of += [(b"y" * 32, b"r" * 32, DOC_HASH), (b"z" * 32, b"r" * 32, bytes(32))]
+    found = {keys.set_up_secret(*each) for each in of}
+    assert len(found) == 4
+    assert all(len(each) == 32 for each in found)
 
 
 def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkeypatch):
@@ -273,7 +326,9 @@ def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkey
 def test_zeros_are_other_ones_for_other_words():
     hidden = []
     for words in (ALONE.encrypt(v)[:, 0] for v in (VALUES, CHANGED)):
-        _, c1 = keys.randomise(MODULI, ALONE.pk, words, secret(0), DOC_HASH, b"value")
+        _, c1 = keys.randomise(
+            MODULI, ALONE.pk, ALONE.pk_digest, words, secret(0), DOC_HASH, b"value"
+        )
         hidden.append(ring.addmod(ring.ntt(c1, Q0), ring.negmod(words[1], Q0), Q0))
     assert share_no_mask(*hidden)
 

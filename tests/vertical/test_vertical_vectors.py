@@ -37,11 +37,21 @@ def kdf(key, salt, label):
     return hmac.digest(extracted, b"flower-kmeans/3 " + label + b"\1", "sha256")
 
 
-def own(party, label, *hidden):
-    """The stream of a party for one purpose, and for what it is to hide."""
+def set_up_secret(party):
+    """z' of a joint holder: its z, and r."""
+    z, r = bytes([party]) * 32, bytes([100 + party]) * 32
+    return kdf(z + r, DOC_HASH, b"vertical set-up")
+
+
+def key_of(z, label, *hidden):
+    """The key of a stream of a party for one purpose, and for what it is to hide."""
     if hidden:
         label += b" " + digest(b"".join(x.astype("<i8").tobytes() for x in hidden))
-    return Stream(kdf(bytes([party]) * 32, DOC_HASH, b"vertical " + label))
+    return kdf(z, DOC_HASH, b"vertical " + label)
+
+
+def own(z, label, *hidden):
+    return Stream(key_of(z, label, *hidden))
 
 
 def u32(number):
@@ -75,28 +85,28 @@ def with_hidden(x, j, hidden):
 
 
 class Holder:
-    """A key holder by the definitions."""
+    """A key holder by the definitions; z is z' of a joint holder."""
 
-    def __init__(self, party):
-        self.party = party
-        self.s = ternary(own(party, b"secret"))
+    def __init__(self, z):
+        self.z = z
+        self.s = ternary(own(z, b"secret"))
         self.s_words = rns(self.s, KEY)
 
     def public_share(self):
         a = common(DOC_HASH, b"public key")
-        return masked(a, self.s_words, small_error(own(self.party, b"public key")))
+        return masked(a, self.s_words, small_error(own(self.z, b"public key")))
 
     def relin_alone(self):
         for j in DIGITS:
-            error = small_error(own(self.party, b"relin " + u32(j)))
+            error = small_error(own(self.z, b"relin " + u32(j)))
             b = masked(common(DOC_HASH, b"relin " + u32(j)), self.s_words, error)
             yield with_hidden(b, j, times(self.s_words, self.s_words)[j])
 
     def round1(self):
-        self.u_words = rns(ternary(own(self.party, b"round 1 mask")), KEY)
+        self.u_words = rns(ternary(own(self.z, b"round 1 mask")), KEY)
         for j in DIGITS:
             a = common(DOC_HASH, b"relin " + u32(j))
-            errors = own(self.party, b"round 1 errors " + u32(j))
+            errors = own(self.z, b"round 1 errors " + u32(j))
             yield with_hidden(masked(a, self.u_words, small_error(errors)), j, self.s_words[j])
             yield plus(times(a, self.s_words), rns(small_error(errors), KEY))
 
@@ -105,7 +115,7 @@ class Holder:
         difference = plus(self.u_words, ring.negmod(self.s_words, ring.column(KEY)))
         for j in DIGITS:
             h0, h1 = h[2 * j], h[2 * j + 1]
-            errors = own(self.party, b"round 2 errors " + u32(j), h0, h1)
+            errors = own(self.z, b"round 2 errors " + u32(j), h0, h1)
             e = rns(small_error(errors) + small_error(errors), KEY)
             yield plus(plus(times(h0, self.s_words), times(h1, difference)), e)
 
@@ -120,24 +130,30 @@ def constant():
 def column_alone(holder, number):
     m = constant()
     label = b"column nonce " + u32(number) + b" " + digest(m.astype("<i8").tobytes())
-    nonce = kdf(bytes([holder.party]) * 32, DOC_HASH, b"vertical " + label)
-    e = small_error(own(holder.party, b"column error " + nonce))
+    nonce = kdf(holder.z, DOC_HASH, b"vertical " + label)
+    e = small_error(own(holder.z, b"column error " + nonce))
     return nonce, masked(common(nonce, b"column", MODULI.data), holder.s_words, e + m)
 
 
-def column_under(pk, party, number):
-    m = constant()
-    u = rns(ternary(own(party, b"column mask " + u32(number), m)), MODULI.data)
-    errors = own(party, b"column errors " + u32(number), m)
+def named(pk):
+    """The public key as labels have it."""
+    return digest(pack(pk[0], KEY))
+
+
+def column_under(pk, z, number):
+    m, label = constant(), u32(number) + named(pk)
+    u = rns(ternary(own(z, b"column mask " + label, m)), MODULI.data)
+    errors = own(z, b"column errors " + label, m)
     hidden = (small_error(errors) + m, small_error(errors))
     return [
         plus(times(half[:-1], u), rns(e, MODULI.data)) for half, e in zip(pk, hidden, strict=True)
     ]
 
 
-def randomised(pk, c, party, label):
-    u = rns(ternary(own(party, b"zero mask " + label, *c)), KEY[:1])
-    errors = own(party, b"zero errors " + label, *c)
+def randomised(pk, c, z, w):
+    label = w + named(pk)
+    u = rns(ternary(own(z, b"zero mask " + label, *c)), KEY[:1])
+    errors = own(z, b"zero errors " + label, *c)
     c0, c1 = (
         ring.intt(plus(plus(x[None], times(half[:1], u)), rns(small_error(errors), KEY[:1])), Q0)
         for half, x in zip(pk, c, strict=True)
@@ -148,18 +164,31 @@ def randomised(pk, c, party, label):
 def share(holder, t, c1):
     """Words of one round under noise that is made of the first words of its stream."""
     row = np.concatenate([holder.s[:1], -holder.s[:0:-1]])
-    noise = own(holder.party, b"noise " + u32(t), *c1).words(len(c1)) >> np.uint64(30)
+    noise = own(holder.z, b"noise " + u32(t), *c1).words(len(c1)) >> np.uint64(30)
     return [int((x.astype(object) @ row + int(e)) % Q0) for x, e in zip(c1, noise, strict=True)]
 
 
+def stream_keys(pk, z, number, w, c):
+    """The keys of the four streams whose labels have the public key."""
+    m, column, zero = constant(), u32(number) + named(pk), w + named(pk)
+    hidden = {b"column": (column, m), b"zero": (zero, *c)}
+    return {
+        (what + b" " + name).decode(): key_of(z, what + b" " + name + b" " + label, *content).hex()
+        for what, (label, *content) in hidden.items()
+        for name in (b"mask", b"errors")
+    }
+
+
 def made():
-    one, two = Holder(1), Holder(2)
+    one = Holder(secret(1))
     half = one.public_share()
     pk = half, common(DOC_HASH, b"public key")
     nonce, column_half = column_alone(one, 3)
-    sent = column_under(pk, 9, 4)
-    c0, c1 = randomised(pk, [x[0] for x in sent], 0, b"value 5")
-    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (one, two)]
+    sent = column_under(pk, secret(9), 4)
+    c = [x[0] for x in sent]
+    c0, c1 = randomised(pk, c, secret(0), u32(2) + u32(5))
+    first, second = (Holder(set_up_secret(party)) for party in (1, 2))
+    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (first, second)]
     sums = plus(*firsts)
     return {
         "doc_hash": DOC_HASH.hex(),
@@ -169,12 +198,14 @@ def made():
         "relin_key": sha(np.stack(list(one.relin_alone())), KEY),
         "column_alone": {"nonce": nonce.hex(), "half": sha(column_half, MODULI.data)},
         "column": sha(np.stack(sent), MODULI.data),
+        "streams": stream_keys(pk, secret(9), 4, u32(2) + u32(5), c),
         "randomised": {"c0": c0, "c1": sha(c1[None], (Q0,))},
         "share": share(one, 2, [c1, c1[::-1]]),
         "joint": {
+            "set_up_secrets": [set_up_secret(party).hex() for party in (1, 2)],
             "commitments": [sha(first, KEY) for first in firsts],
             "digests": [sha(sums[:1], KEY), sha(sums[2::2], KEY)],
-            "round2": sha(np.stack(list(one.round2(sums[1:]))), KEY),
+            "round2": sha(np.stack(list(first.round2(sums[1:]))), KEY),
         },
     }
 
@@ -199,7 +230,8 @@ def test_a_sole_holders_keys_and_columns():
 
 def test_an_encryption_of_zero_and_a_share():
     words = ALONE.encrypt(COLUMN, 4)[:, 0]
-    c0, c1 = keys.randomise(MODULI, ALONE.pk, words, secret(0), DOC_HASH, b"value 5")
+    own = ALONE.pk_digest, words, secret(0), DOC_HASH, u32(2) + u32(5)
+    c0, c1 = keys.randomise(MODULI, ALONE.pk, *own)
     assert c0 == VECTORS["randomised"]["c0"]
     assert sha(c1[None], (Q0,)) == VECTORS["randomised"]["c1"]
 
@@ -210,14 +242,39 @@ def test_an_encryption_of_zero_and_a_share():
     assert share.tolist() == VECTORS["share"]
 
 
+def test_labels_of_ciphertexts_have_the_public_key(monkeypatch):
+    found, derive, pk = {}, keys.secret_key, ALONE.pk  # made before streams are noted
+
+    def noted(z, doc_hash, label, hidden=None):
+        key = derive(z, doc_hash, label, hidden)
+        found[b" ".join(label.split(b" ")[:2]).decode()] = key.hex()
+        return key
+
+    monkeypatch.setattr(keys, "secret_key", noted)
+    words = ALONE.encrypt(COLUMN, 4)[:, 0]
+    w = u32(2) + u32(5)
+    keys.randomise(MODULI, pk, ALONE.pk_digest, words, secret(9), DOC_HASH, w)
+    assert found == VECTORS["streams"]
+
+
+def joint_secrets():
+    z, r = ([bytes([n + party]) * 32 for party in (1, 2)] for n in (0, 100))
+    return [keys.set_up_secret(*each, DOC_HASH) for each in zip(z, r, strict=True)]
+
+
+def test_the_secrets_of_joint_holders():
+    assert [each.hex() for each in joint_secrets()] == VECTORS["joint"]["set_up_secrets"]
+
+
 @pytest.mark.thorough  # by default test_keys.py has what holders of fewer primes send
 def test_joint_keys():
-    first, second = (KeyHolder(MODULI, secret(party), DOC_HASH) for party in (1, 2))
+    first, second = (KeyHolder(MODULI, each, DOC_HASH) for each in joint_secrets())
     message = second.first_message()
     commitments = [first.commitment(), second.commitment()]
     assert commitments[1] == digest(message)
     share = first.join(commitments[1:], [message])
     found = {
+        "set_up_secrets": [each.hex() for each in joint_secrets()],
         "commitments": [each.hex() for each in commitments],
         "digests": [each.hex() for each in share.digests],
         "round2": sha(share.round2, KEY),
