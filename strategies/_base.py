@@ -41,7 +41,7 @@ from flower_kmeans.parameters import check_arguments, choice, instance, integer,
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.exchange import Exchange
+from flower_kmeans.protocol.exchange import Exchange, Newcomers
 from flower_kmeans.protocol.limits import reply_limit
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
@@ -58,7 +58,14 @@ from flower_kmeans.protocol.run import (
     RunDocument,
     Vertical,
 )
-from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server, require_sizes
+from flower_kmeans.protocol.server import (
+    HasEnough,
+    Kind,
+    Replies,
+    Server,
+    answers_bytes,
+    require_sizes,
+)
 from flower_kmeans.protocol.trust import PLAIN, TRUST_MODELS, TrustModel, trust_model
 from flower_kmeans.report import report as reports
 from flower_kmeans.report.clustering import FinishedRun
@@ -73,6 +80,8 @@ from ._ending import end_in_one_sentence
 # sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
+_LEAST_TIMEOUT = 300.0  # seconds
+_BYTES_PER_SECOND = 1e6  # of what all clients send in a round
 _CLIENTS_PER_COLLUDER = 10
 _NO_STOP = (
     "should_stop is never asked: the number of rounds is part of the plan that clients accept, and "
@@ -181,7 +190,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _planned: Algorithm  # `algorithm`, unless a start was given initial centroids
     _given_initial: Any
     _cautions: tuple[str, ...] = ()  # what the summary warns of
+    _AWAITS_ALL: ClassVar[bool] = False  # whether no client may be missing
     _timeout: float | None = None
+    _patience: float | None = None
+    _n_expected = 0  # clients that the set-up waits for
+    _n_said = 0  # incidents of the set-up that are logged
     _talk: Exchange
     _server: S | None = None
     _journal: Journal | None = None
@@ -210,6 +223,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
     @abstractmethod
     def _crowd(self) -> str:
         """Return a line about the clients."""
+
+    @abstractmethod
+    def _run(self, roster: Roster | None) -> Run:
+        """Return a new run."""
+
+    @abstractmethod
+    def _timeout_for(self, run: Run, n_clients: int) -> float:
+        """Return the default timeout of a request of a run of so many clients."""
 
     def _warnings_of(self, t: int) -> tuple[str, ...]:
         """Return what is wrong with the released values of a round, as far as the server sees."""
@@ -242,6 +263,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
+        patience: float | None = None,
         *,
         resume: str | PathLike[str] | None = None,
     ) -> Result:
@@ -255,9 +277,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         num_rounds : int, optional
             The planned number of rounds, if given: the plan is fixed before data is seen.
         timeout : float, optional
-            Seconds after which a round trip ends in any case. It ends earlier when all clients
-            have replied, or at the end of the grace time after enough of them have.
-            Default: `default_timeout`.
+            Seconds in which a client must reply to a request. Default: `default_timeout`. A round
+            trip ends earlier when all clients have replied, or at the end of the grace time after
+            enough of them have.
         train_config, evaluate_config : ConfigRecord, optional
             Empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
@@ -265,6 +287,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
         should_stop : callable, optional
             Never called, which a warning says: the number of rounds is part of the plan, and
             clients get the result after the last one.
+        patience : float, optional
+            Seconds for which a round trip with too few replies stays open for clients that are
+            missing. A node that comes back is sent the same request again. Default: 600, and 0 in
+            simulations, where no node comes back.
         resume : path, optional
             The server's own directory, mode 0700, which is made if it is missing. The run is kept
             there. If this process ends before the run does, a start with the same options and
@@ -296,16 +322,19 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 f"Expected num_rounds={self.n_rounds} as planned, or None. "
                 f"Got {num_rounds} instead."
             )
-        seconds = self.default_timeout if timeout is None else timeout
-        require_type("timeout", seconds, int | float, "a number of seconds")
-        if not seconds > 0:
-            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {seconds} instead.")
+        require_type("timeout", timeout, int | float | None, "a number of seconds")
+        if timeout is not None and not timeout > 0:
+            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
+        require_type("patience", patience, int | float | None, "a number of seconds")
+        if patience is not None and not patience >= 0:
+            raise ConfigurationError(f"Expected patience >= 0 seconds. Got {patience} instead.")
         _require_empty("train_config", train_config)
         _require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
             self._require_sight()
         # A strategy can be started again; a new server is a new run with new keys.
-        self._timeout, self._server, result = seconds, None, Result()
+        self._timeout, self._patience = timeout, patience
+        self._server, result = None, Result()
         with ExitStack() as stack:
             self._journal = None if resume is None else stack.enter_context(Journal(resume))
             log(INFO, "Starting %s strategy:", type(self).__name__)
@@ -449,8 +478,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     @property
     def default_timeout(self) -> float:
-        """Seconds for a round trip where ``start`` is given no timeout."""
-        return 3600.0
+        """Seconds for a request where ``start`` is given no timeout.
+
+        300, and one more for each MB that all clients send in a round.
+        """
+        n_clients = max(self.n_clients or 0, self.min_clients, len(self.nodes or ()))
+        return self._timeout_for(self._run(None), n_clients)
 
     @property
     def trust(self) -> str:
@@ -519,10 +552,19 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 )
             roster = Roster.from_file(self.roster_file)
             roster.require_points()
-        timeout = self._timeout or self.default_timeout
-        self._talk = Exchange(grid, timeout, limit_of=self._limit_of)
+        fewest = max(self.n_clients or 0, self.min_clients)
+        self._n_expected = self.n_clients or len(roster or self.nodes or ()) or self.min_clients
+        self._n_said = 0
+        server, details = self._begin(roster)
+        self._talk = Exchange(
+            grid,
+            self._timeout or self._timeout_for(server.run, max(fewest, self._n_expected)),
+            limit_of=self._limit_of,
+            patience=self._patience,
+            awaits_all=self._AWAITS_ALL,
+        )
         self._require_names()
-        self._server, details = self._begin(roster)
+        self._server = server
         # Before clients are asked: a run that fails in its set-up has a report too.
         self._report = Report(
             strategy=type(self).__name__,
@@ -542,7 +584,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
             **details,
         )
         self.summary()
-        nodes = self._talk.wait_for_nodes(self.n_clients or self.min_clients, self.nodes)
+        # Others may connect while these enrol, unless all nodes of a simulation are here.
+        least = self.min_clients if self._talk.has_newcomers else fewest
+        nodes = self._talk.wait_for_nodes(least, self.nodes)
         with self._reporting():
             self._running.set_up(nodes, self._trip)
 
@@ -602,7 +646,19 @@ class ClusteringStrategy(Strategy, Generic[S]):
         return reply_limit(self._running.run, request)
 
     def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
-        return self._talk.trip(kind, requests, has_enough)
+        server, newcomers = self._running, None
+        if kind == "enrol" and self._talk.has_newcomers:
+            newcomers = Newcomers(self._join, lambda: server.n_claims >= self._n_expected)
+        return self._talk.trip(kind, requests, has_enough, newcomers)
+
+    def _join(self, node_ids: Iterable[int]) -> Mapping[int, Request]:
+        """Return enrolments for nodes that connect during the set-up."""
+        server = self._running
+        # The wait may be long, so its reasons are said now.
+        for incident in server.incidents[self._n_said :]:
+            log(WARNING, "Node %s does not take part: %s", incident.node_id, incident.reason)
+        self._n_said = len(server.incidents)
+        return server.join(node_ids)
 
     def _messages(self, is_last: bool) -> Sequence[Message]:
         """Return the next requests as messages that Flower's own loop sends."""
@@ -1005,6 +1061,9 @@ optional
             "earlier": self._earlier,
         }
 
+    def _timeout_for(self, run: Run, n_clients: int) -> float:
+        return _LEAST_TIMEOUT + answers_bytes(run, n_clients) / _BYTES_PER_SECOND
+
     def _crowd(self) -> str:
         return f"Clients: at least {self.min_clients}"
 
@@ -1021,8 +1080,7 @@ optional
     def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
         server = self._running
         if is_last:
-            # All clients have the same result, so one delivery is enough.
-            return "finish", server.finish_requests(), lambda: bool(server.delivered)
+            return "finish", server.finish_requests(), server.has_enough
         return "ask", server.ask(), server.has_enough
 
     def _take(self, replies: Replies, is_last: bool) -> None:

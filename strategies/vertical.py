@@ -15,7 +15,6 @@ from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorit
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import check_arguments, instance, integer, require_type, whole
-from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.messages import Request, Step
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
@@ -111,6 +110,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     """
 
     ALGORITHM = VerticalAlgorithm
+    _AWAITS_ALL = True
     TRUST: ClassVar[str] = VERTICAL.name
 
     def __init__(
@@ -197,7 +197,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     @property
     def default_timeout(self) -> float:
-        """Seconds for a round trip: 600, or three times a round's CPU time on one core."""
+        """Seconds for a request: 600, or three times a round's CPU time on one core."""
         return max(LEAST_TIMEOUT, 3 * self.costs.step_seconds)
 
     @property
@@ -219,10 +219,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     # ------------------------------------------------------------------ the run
 
-    def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
-        # A new exchange: a party that was silent once is waited for all the same.
-        self._talk = Exchange(self._talk.grid, self._talk.timeout, limit_of=self._limit_of)
-        return super()._trip(kind, requests, has_enough)
+    def _timeout_for(self, run: Run, n_clients: int) -> float:
+        return self.default_timeout
 
     def _run(self, roster: Roster | None) -> Run:
         config = {"algorithm": self.algorithm.to_config(), "domain": self.domain.to_config()}

@@ -266,6 +266,17 @@ class Cohort:
         others = [client for client in frame.slots.values() if client not in members]
         return [client for client in (*members, *others) if client.has_key and not client.differs]
 
+    def sealers(self, frame: Frame) -> list[Client]:
+        """Return clients that can seal the group key for those that lack it.
+
+        Before anybody was sent it, these are the distributors, each of its own.
+        """
+        clients = list(frame.slots.values())
+        leaders = [each.leader for each in self.offers if each.leader in clients]
+        # One that lost its memory lost its group key, too.
+        able = [leader for leader in leaders if leader.wraps or leader.has_key]
+        return (self.holders(frame) or able)[:DISTRIBUTORS]
+
     def offer(
         self, frame: Frame, sender: Client, rows: bytes, key_id: bytes, envelopes: bytes
     ) -> None:
@@ -281,11 +292,14 @@ class Cohort:
         for peer, envelope in zip(peers, split(envelopes, ENVELOPE_BYTES), strict=True):
             wrap = Wrap(distributor=leader, key_id=key_id, envelope=envelope)
             made[frame.slots[peer.slot]] = wrap
+        known = [each for each in self.offers if (each.leader, each.key_id) == (sender, key_id)]
+        for each in known:
+            each.wraps.update(made)
         if key_id == self.key_id:
             for client, wrap in made.items():
                 if sender.slot not in client.refused and len(client.wraps) < MAX_WRAPS:
                     client.wraps.append(wrap)
-        elif not self.is_settled:
+        elif not known and not self.is_settled:
             self.offers.append(Offer(sender, key_id, made))
             if len(self.offers) == 1:
                 self.use_offer()

@@ -106,6 +106,11 @@ class Relay:
         self._mail: dict[int, list[Delivery]] = {slot: [] for slot in range(shape.n_parties)}
 
     @property
+    def n_claims(self) -> int:
+        """Number of parties that joined."""
+        return len(self.parties)
+
+    @property
     def all_keep_ledgers(self) -> bool:
         """Whether every party stated that it keeps a ledger, which only they can know."""
         return bool(self.parties) and all(each.public.ledger for each in self.parties.values())
@@ -173,6 +178,11 @@ class Relay:
             pass
 
     # ------------------------------------------------------------------ parties
+
+    def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
+        """Return enrolments for nodes that connect while the parties join."""
+        named = set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
+        return dict.fromkeys(sorted(named), messages.Enrol(doc=self.run.data))
 
     def _enrol(self, nodes: list[int], trip: Trip) -> None:
         request = messages.Enrol(doc=self.run.data)

@@ -105,7 +105,7 @@ class KeptRun(_Kept, frozen=True, kw_only=True):
     proceedings: Proceedings = msgspec.field(default_factory=Proceedings)
     incidents: tuple[Dropped, ...] = ()
     dropped: tuple[Dropped, ...] = ()
-    served: tuple[tuple[int, int], ...] = ()
+    served: tuple[tuple[int, bytes], ...] = ()
     caused: tuple[tuple[int, int], ...] = ()
     cohort: KeptCohort | None = None  # none during the set-up
     attempt: KeptAttempt | None = None

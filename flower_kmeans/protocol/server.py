@@ -29,7 +29,6 @@ from flower_kmeans.errors import (
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import messages, removal, transcript
 from flower_kmeans.protocol.cohort import (
-    DISTRIBUTORS,
     MALFORMED,
     TWICE,
     Client,
@@ -189,7 +188,7 @@ class Server:
         self._entries: dict[messages.Entry, int] = {}  # with their lengths
         self._h = transcript.first_hash(run.doc_hash) if run.trust.is_blind else ZERO
         self._attempt: _Attempt | None = None
-        self._served: set[tuple[int, int]] = set()  # rounds and slots whose complaint was served
+        self._served: set[tuple[int, bytes]] = set()  # rounds and client keys, after complaints
         self._caused: set[tuple[int, int]] = set()  # rounds and slots that caused an attempt
         self.has_enough: HasEnough = lambda: False  # for the round trip under way
 
@@ -206,6 +205,11 @@ class Server:
     def n_clients(self) -> int:
         """Number of clients that have a slot."""
         return len(self._cohort.clients)
+
+    @property
+    def n_claims(self) -> int:
+        """Number of slots that a client has claimed."""
+        return len(self._cohort.claims)
 
     @property
     def all_keep_ledgers(self) -> bool:
@@ -251,6 +255,7 @@ class Server:
     def _set_up(self, nodes: list[int], trip: Trip) -> None:
         self._keep()
         self._enrol(nodes, trip)
+        nodes = sorted({*nodes, *self._cohort.known})  # some connected meanwhile
         epoch = self._cohort.better_epoch()
         if epoch is not None:  # another document, so clients begin other sessions
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
@@ -434,8 +439,8 @@ class Server:
         attempt = self._new_attempt(self.head + 1, number, self._next_frame(), query)
         self.proceedings.attempts += 1
         chosen = list[Client]()
-        if cohort.is_settled and self._keyless(attempt.frame):
-            chosen = cohort.holders(attempt.frame)[:DISTRIBUTORS]
+        if cohort.offers and self._keyless(attempt.frame):
+            chosen = cohort.sealers(attempt.frame)
         elif is_blind and not cohort.offers:
             chosen = cohort.distributors(attempt.frame)
         attempt.distributors = tuple(client.slot for client in chosen)
@@ -580,7 +585,7 @@ class Server:
     def _gather(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:
         """Take the answers, and ask again, without another attempt, those who gave none.
 
-        A complaint about the group key is served first, once per client and round.
+        A complaint about the group key is served first, once per client session and round.
         """
         self._collect(attempt, attempt.requests, replies)
         self._choose(attempt)
@@ -674,7 +679,8 @@ class Server:
         wanted = [
             client
             for client in sorted(attempt.complained, key=lambda client: client.slot)
-            if (attempt.t, client.slot) not in self._served and len(client.refused) <= colluders
+            if (attempt.t, client.public.public_key) not in self._served
+            and len(client.refused) <= colluders
         ]
         if not wanted:
             return []
@@ -686,7 +692,7 @@ class Server:
             self.has_enough = lambda: all(client.wraps for client in lacking)
             self._let_wrap(attempt.t, attempt.frame, chosen, lacking, trip)
         served = [client for client in wanted if client.wraps]
-        self._served |= {(attempt.t, client.slot) for client in served}
+        self._served |= {(attempt.t, client.public.public_key) for client in served}
         attempt.complained -= set(served)
         return served
 
@@ -1183,22 +1189,35 @@ def _kept_attempt(attempt: _Attempt) -> KeptAttempt:
 # ------------------------------------------------------------------------------ planned sizes
 
 
+def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
+    """Return the parts that the answer of one of so many clients has, and their longest bytes."""
+    document, trust, sharing, n_parts = run.document, run.trust, None, 1
+    if trust.has_committee:
+        n_parts = min(n_clients, MAX_POSITIONS)
+        n_corrupt = corrupt_positions(n_clients, document.max_colluders)
+        sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
+    return n_parts, removal.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
+
+
+def answers_bytes(run: Run, n_clients: int) -> int:
+    """Return how many bytes the answers of so many clients have together, at most, in a round."""
+    n_slots = max(n_clients, run.document.min_clients)
+    n_parts, part = _planned_part(run, n_slots)
+    return n_slots * n_parts * part
+
+
 def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     """Return the largest messages in bytes, by their kind, and the ``relay`` of a round."""
-    document, trust, sharing, n_parts = run.document, run.trust, None, 1
+    document, trust = run.document, run.trust
     n_slots = max(n_clients, document.min_clients)
-    if trust.has_committee:
-        n_parts = min(n_slots, MAX_POSITIONS)
-        n_corrupt = corrupt_positions(n_slots, document.max_colluders)
-        sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
-    part = removal.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
+    n_parts, part = _planned_part(run, n_slots)
     clients = _OVERHEAD + _PEER_BYTES * n_slots
     queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
     query = max(sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries)
     entry = n_parts * part
     sizes = {"ask": clients + (entry if trust.is_blind else query), "answer": clients + entry}
     if trust.has_committee:
-        sizes |= {"add": clients + n_slots * part, "relay": n_slots * entry}
+        sizes |= {"add": clients + n_slots * part, "relay": answers_bytes(run, n_slots)}
     return sizes
 
 

@@ -154,7 +154,7 @@ def simulate(
     accepted = _checked_policy(policy, len(records))
     require_type("on_round", on_round, Callable | None, "a callable")
     if timeout is None:
-        # The hour of other strategies is for deployments; steps on encrypted columns take long.
+        # Steps on encrypted columns take long.
         timeout = strategy.default_timeout if isinstance(strategy, VerticalKMeans) else _TIMEOUT
 
     def start(grid: Grid) -> None:

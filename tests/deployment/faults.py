@@ -38,6 +38,8 @@ SECRET = "a record says 271828.182845"  # in the text of a client's exception  #
 _TTL_MARGIN = 10.0  # of the strategy: its messages live so much longer than its timeout
 _LET_IN = "SuperNode ID:"  # in a node's log, when the SuperLink has let it in
 _LONG = 43_200.0  # Flower's own: 12 hours
+_DEAD = 30.0  # seconds for which a node that is needed is away; Flower lets it in after a minute
+_PATIENCE = 600.0  # the strategy's
 _STALE = 4  # the code of a refusal
 _SENDING = 8.0  # seconds that an answer needs at most from the client's process to the server
 _ARRIVING = 4.0  # less than the grace time, in which the others must answer
@@ -207,6 +209,26 @@ def supernode_killed(stage: Stage) -> None:
     _until_back(stage, killed)
 
 
+def supernode_needed(stage: Stage) -> None:
+    """Kill a SuperNode without which no round can end, in the middle of an answer; start it again.
+
+    The round waits for it, and is charged once.
+    """
+    stage.begin_and_hold()
+    stage.processes.kill(VICTIM_NODE)
+    killed = time.time()
+    stage.sleep(_DEAD)
+    stage.restart_victim()
+
+    def is_back() -> bool:
+        return bool(stage.sent(VICTIM)[-1]["answered"] > killed)
+
+    stage.wait_until(is_back, _PATIENCE, "The node's return")
+    answered = stage.sent(VICTIM)[-1]["answered"]
+    stage.notes.append(f"it answered again after {answered - killed:.0f} s")
+    stage.end_run()
+
+
 def supernode_killed_before_add(stage: Stage) -> None:
     """Kill a SuperNode after its answer has arrived, before it is asked to add; start it again.
 
@@ -312,6 +334,14 @@ def _late_answer(stage: Stage) -> list[str]:
     return [] if stage.asked(VICTIM, 2) else ["the slow client made no answer"]
 
 
+def _waited(stage: Stage) -> list[str]:
+    """Require that the node's answer is in every round, each of which took one attempt."""
+    report = stage.last_report()
+    n, answers, attempts = len(stage.nodes), report["answers"], report["attempts"]
+    stage.notes.append(f"answers {answers} in {attempts} attempts")
+    return [] if answers == [n] * ROUNDS and attempts == ROUNDS else ["the run did not wait"]
+
+
 def _counted(stage: Stage) -> list[str]:
     counted = stage.last_report()["answers"][1]
     return [] if counted == len(stage.nodes) else ["the answer of the dead node was lost"]
@@ -340,6 +370,7 @@ class Fault:
     play: Callable[[Stage], None]  # makes runs, and the fault in them
     missed: tuple[int, ...] = ()  # rounds that must have gone on without the node
     returns: bool = True  # whether the node's answer must be in the last round's sum
+    needs_all: bool = False  # whether every round needs the answers of all nodes
     statuses: tuple[str, ...] = (COMPLETED,)  # how the runs must end, first run first
     with_relay: bool = False  # whether the node reaches the SuperLink through a relay
     policy: Mapping[str, Any] = field(default_factory=dict)  # further settings of the nodes'
@@ -353,6 +384,7 @@ FAULTS = {
     "client-killed": Fault(client_killed, missed=(2,), returns=False),
     "slow-client": Fault(slow_client, missed=(2,), also=_late_answer),
     "supernode-killed": Fault(supernode_killed, missed=(2,)),
+    "supernode-needed": Fault(supernode_needed, needs_all=True, also=_waited),
     "supernode-killed-before-add": Fault(supernode_killed_before_add, also=_counted),
     "supernode-late": Fault(supernode_late, missed=(2, 3, 4), also=_expired),
     "stale-messages": Fault(partial(supernode_late, ttl=_LONG), missed=(2, 3, 4), also=_repeated),
@@ -392,7 +424,8 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
                 route=route,
             )
         )
-        config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least}
+        least_here = n_nodes if fault.needs_all else least
+        config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least_here}
         stage = Stage(running, TIMEOUT, config, relays[0] if relays else None)
         fault.play(stage)
         statuses = running.statuses()

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -9,7 +10,15 @@ from flwr.superlink.grid import InMemoryGrid
 
 from flower_kmeans.errors import RunError
 from flower_kmeans.protocol import exchange
-from flower_kmeans.protocol.exchange import CRASHED, LEAST_GRACE, MALFORMED, Exchange
+from flower_kmeans.protocol.exchange import (
+    CLAIMS_WAIT,
+    CRASHED,
+    LEAST_GRACE,
+    MALFORMED,
+    PATIENCE,
+    Exchange,
+    Newcomers,
+)
 from flower_kmeans.protocol.messages import Enrol, Enrolled, Finish, Finished, decode_request
 from flower_kmeans.protocol.wire import RECORD, encode, from_content, to_content
 from flower_kmeans.simulation.in_process import CLIENT_RAISED, InProcessGrid, task_identity
@@ -56,8 +65,8 @@ class Nodes:
     def settle(self):
         """Let threads run, where there are some."""
 
-    def exchange(self, timeout=600.0):
-        return Exchange(self, timeout, clock=self.clock, sleep=self.clock.sleep)
+    def exchange(self, timeout=600.0, **options):
+        return Exchange(self, timeout, clock=self.clock, sleep=self.clock.sleep, **options)
 
     def get_node_ids(self):
         return self.nodes
@@ -258,6 +267,219 @@ def test_how_long_a_client_that_was_silent_is_waited_for(n_nodes, trips):
     assert found == trips
 
 
+# --------------------------------------------------------------------------- patience
+
+GONE = 5  # Flower's code for a node that it cannot reach
+
+
+class Returning(Nodes):
+    """Nodes that are away for a while, and whose messages may come back with errors at once.
+
+    ``away`` returns the nodes that are away at a time, and ``fails`` whether the n-th message of a
+    node comes back with an error.
+    """
+
+    def __init__(self, n_nodes, *arguments, away=lambda at: (), fails=lambda node, n: False):
+        super().__init__(n_nodes, *arguments)
+        self.away, self.fails, self.looks, self.begin = away, fails, [], self.clock()
+        self.sent_at = [[] for _ in self.nodes]
+
+    @property
+    def at(self):
+        return self.clock() - self.begin
+
+    def get_node_ids(self):
+        self.looks.append(self.at)
+        return [node for node in self.nodes if node not in self.away(self.at)]
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.sent_at[message.metadata.dst_node_id].append(self.at)
+        return super().push_messages(messages)
+
+    def answer(self, message):
+        node, n = map(int, message.metadata.message_id.split("/"))
+        if self.fails(node, n):
+            return Message(Error(code=GONE, reason="gone"), reply_to=message)
+        return super().answer(message)
+
+
+def gaps(times):
+    return [after - before for before, after in pairwise(times)]
+
+
+def test_a_request_that_came_back_with_an_error_is_sent_again_every_15_seconds():
+    grid = Returning(3, fails=lambda node, n: node == 2 and n < 4)
+    found = take_all(grid)
+    # The error is passed on once, for the report; the answer follows.
+    assert [reply for node, reply in found if node == 2] == [CRASHED, FINISHED]
+    assert sorted(found[:2]) == [(0, FINISHED), (1, FINISHED)]
+    again = gaps(grid.sent_at[2])
+    assert len(again) == 4
+    assert all(15 <= gap <= 15 + 5.1 for gap in again)
+    assert [len(times) for times in grid.sent_at[:2]] == [1, 1]
+    contents = [m.content for m in grid.pushed if m.metadata.dst_node_id == 2]
+    assert len({content.object_id for content in contents}) == 1
+
+
+def take_all(grid, **options):
+    """Make a trip that has enough when all have given an answer."""
+    got, done = [], set()
+    own = grid.exchange(300.0, patience=600.0, **options)
+    requests = dict.fromkeys(grid.nodes, FINISH)
+    for node, reply in own.trip("finish", requests, lambda: len(done) == len(grid.nodes)):
+        got.append((node, reply))
+        if reply == FINISHED:
+            done.add(node)
+    return got
+
+
+def test_a_node_that_was_away_is_sent_its_request_again():
+    grid = Returning(
+        3,
+        lambda node, n: None if (node, n) == (2, 0) else 1.0,
+        away=lambda at: {2} if 30 < at < 80 else (),
+    )
+    assert len(take_all(grid)) == 3
+    assert 80 <= grid.at <= 80 + 5.1 + 1.1
+    assert len(grid.sent_at[2]) == 2
+    assert max(gaps(grid.looks)) <= 5.1
+    assert min(gaps(grid.looks)) >= 5
+
+
+def test_a_request_without_a_reply_in_time_is_sent_again_until_the_patience_ends():
+    grid = Returning(3, lambda node, n: None if node == 2 else 1.0)
+    own = grid.exchange(100.0, patience=250.0)
+    assert len(go(own, grid.nodes)) == 2
+    assert [round(at / 100) for at in grid.sent_at[2]] == [0, 1, 2]
+    assert 300 <= grid.at <= 306
+
+
+def test_a_node_that_stays_away_is_waited_for_as_long_as_the_patience_lasts():
+    grid = Returning(
+        3, lambda node, n: None if node == 2 else 1.0, away=lambda at: {2} if at > 50 else ()
+    )
+    own = grid.exchange(1000.0, patience=200.0)
+    assert len(go(own, grid.nodes)) == 2
+    assert 250 <= grid.at <= 256
+    assert len(grid.sent_at[2]) == 1  # there was nobody to send it to
+    # It was waited for in vain: the next trip gives it a grace time, until it answers again.
+    begin = grid.at
+    go(own, grid.nodes)
+    assert LEAST_GRACE <= grid.at - begin <= LEAST_GRACE + 2
+    grid.away, grid.seconds = (lambda at: ()), (lambda node, n: 2.0)
+    assert len(go(own, grid.nodes)) == 3
+    grid.seconds, begin = (lambda node, n: None if node == 2 else 1.0), grid.at
+    assert len(go(own, grid.nodes)) == 2
+    assert grid.at - begin >= 200
+
+
+def test_a_long_request_is_waited_for_beyond_the_patience():
+    """A step on encrypted columns takes hours; its party is there all the time."""
+    grid = Returning(2, lambda node, n: 200.0 if node else 1.0)
+    assert len(go(grid.exchange(1000.0, patience=50.0), grid.nodes)) == 2
+    assert len(grid.sent_at[1]) == 1
+
+
+def test_a_trip_that_has_enough_never_waits_for_who_is_gone():
+    grid = Returning(4, fails=lambda node, n: node == 3, away=lambda at: {3})
+    assert len(go(grid.exchange(patience=600.0), grid.nodes, enough=3)) == 4
+    assert grid.at <= 1.5
+    grid = Returning(4, lambda node, n: None if node == 3 else 1.0, away=lambda at: {3})
+    assert len(go(grid.exchange(patience=600.0), grid.nodes, enough=3)) == 3
+    assert LEAST_GRACE <= grid.at <= LEAST_GRACE + 1.5
+    assert len(grid.sent_at[3]) == 1
+    assert len(grid.looks) <= 1
+
+
+def test_a_message_that_the_grid_did_not_take_is_sent_again():
+    grid = Returning(2, away=lambda at: {1} if at < 40 else ())
+    push = grid.push_messages
+
+    def refusing(messages):
+        return [i for i in push(messages) if grid.at >= 40 or not i.startswith("1/")]
+
+    grid.push_messages = refusing
+    assert len(take_all(grid)) == 2
+    assert 40 <= grid.at <= 47
+
+
+def test_the_first_of_two_replies_to_one_request_counts():
+    """The first request was slow, so it was sent again as its node seemed to be away."""
+    grid = Returning(
+        2,
+        lambda node, n: (40.0, 30.0)[n] if node else 1.0,
+        away=lambda at: {1} if 2 < at < 12 else (),
+    )
+    assert sorted(node for node, _ in take_all(grid)) == [0, 1]
+    assert len(grid.sent_at[1]) == 2
+    assert grid.at <= 41
+
+
+def test_patience_is_for_grids_whose_nodes_come_back(uploads):
+    simulation = type(InMemoryGrid.__name__, (Uploads,), {})
+    assert Nodes(1).exchange().patience == 0
+    assert simulation(1).exchange().patience == 0
+    assert uploads(1).exchange().patience == PATIENCE
+    assert uploads(1).exchange(patience=7.0).patience == 7
+    for grid, patience, expected in (
+        (Nodes(1), None, False),
+        (Nodes(1), 5.0, True),
+        (uploads(1), 0.0, True),
+    ):
+        assert grid.exchange(patience=patience).has_newcomers == expected
+
+
+def test_where_no_party_can_be_missing_a_silence_is_not_remembered():
+    grid = Nodes(3, lambda node, n: None if node == 2 else 1.0)
+    own = grid.exchange(100.0, awaits_all=True)
+    assert [int(seconds_of(grid, own)[1]) for _ in range(3)] == [100] * 3
+
+
+def test_requests_that_are_sent_again_keep_to_the_waves():
+    grid = Returning(400, fails=lambda node, n: n == 0)
+    assert len(take_all(grid)) == 800
+    assert max(grid.waves) <= 100
+
+
+# --------------------------------------------------------------------------- newcomers
+
+
+def enrolled_of(grid, own, expected, enough):
+    """Enrol nodes as they connect, and return those that did."""
+    got = set()
+    newcomers = Newcomers(lambda nodes: dict.fromkeys(nodes, ENROL), lambda: len(got) >= expected)
+    first = dict.fromkeys(grid.get_node_ids(), ENROL)
+    for node, reply in own.trip("enrol", first, lambda: len(got) >= enough, newcomers):
+        if reply == ENROLLED:
+            got.add(node)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("comes", "took", "n"),
+    [(0, 1, 5), (100, 101, 5), (170, 171, 5), (1000, CLAIMS_WAIT + 1, 4)],
+)
+def test_the_set_up_waits_for_nodes_that_connect(comes, took, n):
+    grid = Returning(5, away=lambda at: {4} if at < comes else ())
+    own = grid.exchange(300.0, patience=600.0)
+    assert len(enrolled_of(grid, own, 5, 3)) == n
+    assert took <= grid.at <= took + 1.5
+    # Once per run: a second enrolment, of another document, waits no longer for who is missing.
+    begin = grid.at
+    enrolled_of(grid, own, 5, 3)
+    assert grid.at - begin <= (LEAST_GRACE + 1.5 if n == 4 else 3)
+
+
+def test_too_few_clients_are_waited_for_as_long_as_the_patience_lasts():
+    grid = Returning(3, away=lambda at: {2} if at < 500 else ())
+    assert len(enrolled_of(grid, grid.exchange(300.0, patience=600.0), 3, 3)) == 3
+    assert 500 <= grid.at <= 503
+    grid = Returning(3, away=lambda at: {2})
+    assert len(enrolled_of(grid, grid.exchange(300.0, patience=600.0), 3, 3)) == 2
+    assert 600 <= grid.at <= 603
+
+
 # --------------------------------------------------------------------------- late replies
 
 
@@ -332,7 +554,7 @@ class Uploads(Nodes):
     def __init__(self, n_nodes, slow=(), **options):
         super().__init__(n_nodes, **options)
         self.slow, self.complete = set(slow), threading.Event()
-        self.lock, self.uploading = threading.Lock(), set()
+        self.lock, self.uploading, self.most_pulls = threading.Lock(), set(), 0
         self.others = set(threading.enumerate())
 
     def settle(self):
@@ -344,7 +566,8 @@ class Uploads(Nodes):
     def upload(self):
         """Wait until uploads are complete."""
         self.uploading.add(threading.current_thread())
-        self.complete.wait(30)
+        self.most_pulls = max(self.most_pulls, len(self.uploading))
+        self.complete.wait(60)
         self.uploading.discard(threading.current_thread())
 
     def push_messages(self, messages):
@@ -387,6 +610,72 @@ def test_a_slow_upload_does_not_hold_up_the_others(uploads, n_nodes, slow, enoug
     assert set(go(own, grid.nodes, enough=enough)) == rest
 
 
+def honest_seconds(grid, own, honest, others):
+    """Return how long a trip to slow and honest nodes took until all honest ones had replied."""
+    got, begin, last = set(), grid.clock(), 0.0
+    requests = dict.fromkeys([*others, *honest], FINISH)
+    for node, _ in own.trip("finish", requests, lambda: got >= set(honest)):
+        if node in honest:
+            got.add(node)
+            last = grid.clock() - begin
+    assert got == set(honest)
+    return last
+
+
+def test_55_64_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
+    """Also if they are all looked at before the honest ones."""
+    grid = uploads(84, slow=range(64), seconds=lambda node, n: 0.0)
+    own, honest = grid.exchange(), range(64, 84)
+    begin = grid.clock()
+    took = [honest_seconds(grid, own, honest, range(64))]
+    assert LEAST_GRACE < took[0] <= 2 * LEAST_GRACE
+    # The wait for the others, after enough have replied, included.
+    assert grid.clock() - begin <= 2 * LEAST_GRACE + 1
+    took += [honest_seconds(grid, own, honest, range(64)) for _ in range(2)]
+    assert max(took[1:]) <= 3  # late nodes have places of their own
+    assert grid.most_pulls <= 56 + 8 + 64
+
+
+def test_55_300_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
+    """They join a run whose clients have replied once, and are looked at before these."""
+    grid = uploads(320, slow=range(300), seconds=lambda node, n: 0.0)
+    own, honest = grid.exchange(), range(300, 320)
+    took = [honest_seconds(grid, own, honest, ())]
+    own.invite(dict.fromkeys(range(100), ENROL))
+    for first in range(100, 300, 25):
+        took.append(honest_seconds(grid, own, honest, range(first, first + 25)))
+    assert sum(took) <= 2 * LEAST_GRACE
+    # However many they are, so many pulls are under way at most.
+    assert grid.most_pulls == 128
+
+
+def test_a_late_node_is_pulled_once_at_a_time_and_is_prompt_after_one_reply_in_time(uploads):
+    grid = uploads(68, slow=range(56), seconds=lambda node, n: 0.0)
+    slow, honest = range(56), range(56, 60)
+    own = grid.exchange()
+
+    def complete():
+        """Let all slow uploads end, long after the grace time, and others be quick."""
+        grid.slow = set()
+        grid.complete.set()
+        for thread in list(grid.uploading):
+            thread.join(30)
+        assert len(go(own, honest)) == 4
+        grid.complete.clear()
+
+    assert honest_seconds(grid, own, honest, slow) > LEAST_GRACE
+    assert honest_seconds(grid, own, honest, slow) <= 3
+    assert len(grid.uploading) == 56  # none is pulled twice at a time
+    complete()
+    grid.slow = set(slow)
+    # They are late, and have eight places: new nodes do not wait for them.
+    assert honest_seconds(grid, own, range(60, 64), slow) <= 3
+    complete()
+    assert len(go(own, grid.nodes[:64])) == 64
+    grid.slow = set(slow)
+    assert honest_seconds(grid, own, range(64, 68), slow) > LEAST_GRACE
+
+
 def test_what_is_being_fetched_is_not_fetched_again_in_the_next_trip(uploads):
     grid = uploads(4, slow={3})
     own = grid.exchange()
@@ -403,7 +692,7 @@ def test_what_is_being_fetched_is_not_fetched_again_in_the_next_trip(uploads):
 @pytest.mark.parametrize(("n_nodes", "most"), [(4, 16), (200, 40)])  # a second
 def test_the_number_of_requests_is_bounded(uploads, n_nodes, most):
     grid = uploads(n_nodes, seconds=lambda node, n: None)
-    n_replies, took = seconds_of(grid, grid.exchange(20.0))
+    n_replies, took = seconds_of(grid, grid.exchange(20.0, patience=0.0))
     assert n_replies == 0
     assert len(grid.pulls) <= (most + 8) * took
     assert {i for ids in grid.pulls for i in ids} == set(grid.under_way)

@@ -440,6 +440,34 @@ def test_messages_and_waiting_end_with_the_timeout():
         run_recorded(make(n_clients=50), PARTS[:2], timeout=0.6)
 
 
+@pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
+def test_a_request_has_five_minutes_and_a_second_for_each_megabyte(trust):
+    times = set()
+    strategy = make(trust, n_clients=5)
+    outcome = run_recorded(
+        strategy,
+        PARTS,
+        timeout=None,
+        on_push=lambda grid, messages: times.update(each.metadata.ttl for each in messages),
+    )
+    assert times == {strategy.default_timeout + 10}
+    answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
+    size = sum(len(each.words) + sum(map(len, each.sealed)) for each in answers) / 3
+    assert 300 + size / 1e6 <= strategy.default_timeout <= 300 + 2 * size / 1e6
+    # Two hundred clients, each with shares of a 60 kB vector for 64 members.
+    large = FastLloyd(200, Box([0] * 30, [1] * 30), PrivacyBudget(1.0), 10**5, n_clients=200)
+    assert large.default_timeout > 300 + 200 * 200 * 30 * 8 / 1e6
+
+
+def test_clients_accept_the_default_number_of_attempts():
+    usual = ClientPolicy()
+    strategy = make()
+    assert strategy.max_attempts == 3
+    run_recorded(strategy, PARTS, policy=replace(SIMULATED, max_attempts=usual.max_attempts))
+    with pytest.raises(TooFewClientsError, match="policy"):
+        run_recorded(make(), PARTS, policy=replace(SIMULATED, max_attempts=usual.max_attempts - 1))
+
+
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize(("trust", "round_trips"), ROUND_TRIPS.items())
 def test_a_run_takes_as_many_round_trips_as_planned(trust, round_trips, start):

@@ -404,6 +404,49 @@ class SilentGrid(CountingGrid):
         return set()
 
 
+@pytest.mark.default_cases("0-step")
+@pytest.mark.parametrize(
+    ("slot", "step"),
+    [
+        (1, "enrol"),
+        (1, "keys"),
+        (0, "step"),
+        (1, "open"),
+        (0, "close"),
+        (1, "finish"),
+    ],
+)
+def test_a_party_that_is_away_for_a_minute_is_waited_for_in_every_turn(
+    slot, step, tmp_path, monkeypatch
+):
+    now, gone_at = [0.0], []
+
+    def sleep(seconds):
+        now[0] += max(seconds, 0.5)
+
+    def is_away(who, request):
+        this = request.step if isinstance(request, Turn) else "enrol"
+        if (who, this) == (slot, step):
+            gone_at.append(now[0])
+        return (who, this) == (slot, step) and now[0] < gone_at[0] + 60
+
+    timed = partialmethod(Exchange.__init__, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(Exchange, "__init__", timed)
+    strategy = made()
+    app = Recorder(strategy.widths, tmp_path, fails=is_away)
+    with task_identity():
+        strategy.start(app.grid, patience=600.0)
+    assert set(app.results) == {0, 1}
+    assert 60 <= now[0] <= 90
+    tried = [data for who, request, data, reply in app.seen if reply is None]
+    assert 3 <= len(tried) <= 5  # at most every 15 seconds
+    assert len(set(tried)) == 1
+    assert strategy.report.n_rounds == 1
+    report = strategy.report
+    assert [entry.kind for entry in report.incidents] == ["failed"]
+    assert report.round_trips == 2 * report.n_rounds + 4  # as without it
+
+
 def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     """An exchange that knew of the first silence would wait ten seconds for the second."""
     now = [0.0]
@@ -421,6 +464,35 @@ def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     assert now[0] >= 200
     assert grid.pushes == 4  # enrolment, two requests, abort
     assert [entry.kind for entry in strategy.report.incidents] == ["silent", "silent"]
+
+
+def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path, monkeypatch):
+    """Each party dies at its first request of each step, and its node comes back: W2."""
+    now, failed = [0.0], set()
+
+    def fails(slot, request):
+        key = (slot, getattr(request, "step", ""))
+        return isinstance(request, Turn) and key not in failed and not failed.add(key)
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    timed = partialmethod(Exchange.__init__, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(Exchange, "__init__", timed)
+    with straight_signs():
+        strategy = made((1, 1, 1))
+        app = run(strategy, tmp_path, options={"patience": 120}, fails=fails)
+    assert set(app.results) == {0, 1, 2}
+    steps = {"keys", "join", "step", "open", "close", "finish"}
+    assert {step for _, step in failed} == steps
+    again = {}
+    for slot, request, data, answer in app.seen:
+        if isinstance(request, Turn):
+            again.setdefault((slot, data), []).append(answer is None)
+    assert all(each == [True, False] for each in again.values())
+    assert strategy.report.round_trips == strategy.costs.round_trips
+    assert {entry.kind for entry in strategy.report.incidents} == {"failed"}
+    assert now[0] < 60 * len(failed)
 
 
 @pytest.mark.parametrize(

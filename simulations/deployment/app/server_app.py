@@ -55,8 +55,9 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy = strategy_of(config, on_round)
     try:
+        waits = {name: float(config[name]) or None for name in ("timeout", "patience")}
         resume = Path(str(config["resume"])).expanduser() if config["resume"] else None
-        result = strategy.start(grid, timeout=float(config["timeout"]), resume=resume)
+        result = strategy.start(grid, **waits, resume=resume)
     except RunError:  # its report says who was missing, when and why
         write_reports(path, strategy, None, ends)
         raise
