@@ -33,7 +33,7 @@ from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import client, removal, server
 from flower_kmeans.protocol import noise as round_noise
-from flower_kmeans.protocol.messages import Ask
+from flower_kmeans.protocol.messages import Ask, split
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
@@ -299,14 +299,17 @@ class _Record:
             last["parts"], last["sums"] = protect(run, vector, sums, *more), sums
             return last["parts"]
 
-        def sealing(own: Any, request: Ask, *more: Any) -> tuple[bytes, ...]:
-            sealed = protected(own, request, *more)
+        def sealing(own: Any, request: Ask, *more: Any) -> bytes:
+            sealed: bytes = protected(own, request, *more)
             if "noise" in last:
                 self.noise[request.t, request.slot] = last["noise"]
             if self.setting.alone and request.slot == 0:
                 held = held_by(self.setting)
                 own_shares = {position: last["parts"][position] for position in held}
-                others = {j: part for j, part in enumerate(sealed) if j not in held}
+                # All positions are present, and their shares have one length.
+                size = len(sealed) // len(last["parts"])
+                shares = split(sealed, size)
+                others = {j: part for j, part in enumerate(shares) if j not in held}
                 self.guesses[request.t] = guessed(last["sums"], own_shares, others)
             return sealed
 
