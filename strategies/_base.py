@@ -637,9 +637,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
             sampler=sampler_of(self.plan, trust.shares_noise),
             body=body,
         )
-        kept = None if self._journal is None else self._journal.load()
+        kept = None if self._journal is None else self._journal.document()
         if kept is not None:
-            document = continued(document, kept.document)
+            document = continued(document, kept)
         return Run(document, algorithm, self.plan, trust)
 
     def _limit_of(self, request: Request) -> int:

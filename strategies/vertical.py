@@ -240,7 +240,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             n_values=sum(run.document.words),
             bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
         )
-        return Relay(run, roster, self.nodes), {"n_slots": self.n_clients, "vertical": report}
+        relay = Relay(run, roster, self.nodes, self._journal)
+        return relay, {"n_slots": self.n_clients, "vertical": report}
 
     def _require_names(self) -> None:
         if self._is_open:
@@ -266,6 +267,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         report.n_clients, report.attempts = len(relay.parties), relay.head
         report.answers = [len(self.widths)] * relay.head
         report.round_trips = relay.round_trips
+        report.resumptions = relay.resumptions
         if report.vertical is not None:
             report.vertical.sent_bytes = relay.sent_bytes
             report.vertical.delivered_bytes = relay.delivered_bytes

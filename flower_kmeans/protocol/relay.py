@@ -6,6 +6,7 @@ party can be missing. A party that does not reply as planned is sent the same by
 the run ends. A run that ends by an error is ended at all parties by an `Abort`.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from flower_kmeans.protocol.messages import (
     Turn,
 )
 from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, Planned, in_parts, planned, shape_of
+from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
-from flower_kmeans.protocol.wire import MAX_MESSAGE
+from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
 from flower_kmeans.report.report import Dropped, Kind
 from flower_kmeans.secagg.key_agreement import is_acceptable
 
@@ -73,11 +75,16 @@ class Relay:
     """The server of one vertical run; a ``roster`` is needed exactly under ``keys="roster"``.
 
     ``nodes`` are the only ones that may take part; under relayed keys in the order of their slots.
-    Whatever lets a party do a step raises a `RunError` if it does not do it.
+    Whatever lets a party do a step raises a `RunError` if it does not do it. A run with a
+    ``journal`` is kept there, and goes on from there once it is set up.
     """
 
     def __init__(
-        self, run: Run, roster: Roster | None = None, nodes: Sequence[int] | None = None
+        self,
+        run: Run,
+        roster: Roster | None = None,
+        nodes: Sequence[int] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         shape = shape_of(run)
         if (None if roster is None else roster.digest) != run.document.roster:
@@ -104,6 +111,16 @@ class Relay:
         self.head = self.round_trips = 0  # rounds that are complete, and round trips
         self.sent_bytes = self.delivered_bytes = 0  # of parcels: from parties, and to them
         self._mail: dict[int, list[Delivery]] = {slot: [] for slot in range(shape.n_parties)}
+        self.resumptions = 0  # after the server's process had ended
+        self._journal = journal
+        self._asked: tuple[int, ...] = ()  # nodes that were asked to take part
+        self._is_set_up = False
+        self._former: KeptRelay | None = None  # a run that ended in its set-up
+        kept = None if journal is None else journal.load(KeptRelay)
+        if kept is not None and kept.is_set_up:
+            self._restore(kept)
+        else:
+            self._former = kept
 
     @property
     def n_claims(self) -> int:
@@ -118,8 +135,18 @@ class Relay:
     # ------------------------------------------------------------------ the run
 
     def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
-        """Let the parties join, make the keys, and encrypt their columns."""
+        """Let the parties join, make the keys, and encrypt their columns.
+
+        A run that was set up in a former process has done so.
+        """
+        if self._is_set_up:
+            return
+        if self._former is not None:
+            former = messages.Abort(doc_hash=hashlib.sha256(self._former.document).digest())
+            self._send_abort(former, self._former.nodes, trip)
         named = sorted(nodes if self._nodes is None else set(nodes) & set(self._nodes))
+        self._asked = tuple(named)
+        self._keep()
         with self._aborting(trip):
             self._enrol(named, trip)
             is_prepared = False
@@ -127,6 +154,8 @@ class Relay:
                 with suppress(_TakenOverError):  # nothing is in the mailboxes then
                     self._prepare(trip)
                     is_prepared = True
+        self._is_set_up = True
+        self._keep()
 
     def _prepare(self, trip: Trip) -> None:
         """Do all steps of the set-up after the parties have joined."""
@@ -156,26 +185,86 @@ class Relay:
             self._take(step, request, replies, trip)
             if step == "close":
                 self._step("finish", range(1, self._shape.n_parties), trip)
+                if self._journal is not None:
+                    self._journal.finish(self.run.doc_hash)
             else:
                 self._step("open", self._shape.holders, trip, self.head + 1)
                 self.head += 1
+                self._keep()
 
     @contextmanager
     def _aborting(self, trip: Trip) -> Iterator[None]:
-        """Tell all parties if the run ends here by an error: they erase what is secret."""
+        """Tell all parties if the run ends here by an error: they erase what is secret.
+
+        A run that is kept may be resumed once it is set up, so its parties wait.
+        """
         try:
             yield
         except Exception:
-            with suppress(Exception):  # the error that ended the run counts
-                self.abort(trip)
+            if not self._goes_on:
+                with suppress(Exception):  # the error that ended the run counts
+                    self.abort(trip)
             raise
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a start with the same journal would take the run up again."""
+        return self._journal is not None and self._is_set_up
 
     def abort(self, trip: Trip) -> None:
         """Let all parties erase what is secret; no party is waited for long."""
         request = messages.Abort(doc_hash=self.run.doc_hash)
-        nodes = [party.node_id for party in self._all_nodes]
+        self._send_abort(request, [party.node_id for party in self._all_nodes], trip)
+
+    def _send_abort(self, request: messages.Abort, nodes: Iterable[int], trip: Trip) -> None:
         for _ in trip("abort", dict.fromkeys(nodes, request), lambda: True):
             pass
+
+    # ------------------------------------------------------------------ resuming (section 9)
+
+    def _keep(self) -> None:
+        """Keep the run on the disk, before the messages that depend on it are sent."""
+        if self._journal is None:
+            return
+        parties = [
+            KeptParty(node_id=party.node_id, public=party.public)
+            for _, party in sorted(self.parties.items())
+        ]
+        kept = KeptRelay(
+            document=self.run.data,
+            nodes=self._asked,
+            is_set_up=self._is_set_up,
+            parties=tuple(parties) if self._is_set_up else (),
+            head=self.head,
+            round_trips=self.round_trips,
+            sent_bytes=self.sent_bytes,
+            delivered_bytes=self.delivered_bytes,
+            incidents=tuple(self.incidents),
+            resumptions=self.resumptions,
+        )
+        mail = [(slot, one) for slot, box in self._mail.items() for one in box]
+        self._journal.write_parts(kept, enumerate(map(encode, mail)))
+
+    def _restore(self, kept: KeptRelay) -> None:
+        """Take up a run between two rounds, where the process before this one left it."""
+        slots = tuple(one.node_id for one in kept.parties)
+        if self._roster is None and self._nodes not in (None, slots):
+            raise ConfigurationError(
+                f"Expected nodes={slots}, in whose order the run in resume gave the slots. "
+                f"Got {self._nodes} instead."
+            )
+        self._is_set_up, self._asked = True, kept.nodes
+        self.parties = {one.public.slot: Party(one.node_id, one.public) for one in kept.parties}
+        self.head, self.round_trips = kept.head, kept.round_trips
+        self.sent_bytes, self.delivered_bytes = kept.sent_bytes, kept.delivered_bytes
+        self.incidents = list(kept.incidents)
+        self.resumptions = kept.resumptions + 1
+        self._is_begun = True
+        self._sent_once = set(self.parties)
+        if self._journal is not None:
+            for _, content in self._journal.parts():
+                slot, delivery = decode(content, tuple[int, Delivery])
+                self._mail[slot].append(delivery)
 
     # ------------------------------------------------------------------ parties
 
@@ -396,9 +485,10 @@ class Relay:
             f"Node {each.node_id}: {each.reason}" for each in self.incidents if each.round == t
         )
         got = " ".join(list(reasons)[:_SHOWN]) or "Got nothing."
-        raise RunError(
-            f"{expected} {got} The run was ended at all parties; what it charged stays charged."
-        )
+        end = "The run was ended at all parties; what it charged stays charged."
+        if self._goes_on:
+            end = "Mend that, and start again with the same resume: the run goes on."
+        raise RunError(f"{expected} {got} {end}")
 
 
 def _room() -> int:

@@ -8,10 +8,10 @@ are never written, and nothing here helps to open a sum that the server must not
 import io
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.ledger_file import PrivateFile, make_private_file
-from flower_kmeans.protocol.messages import Enrolled, Entry, Wrap
+from flower_kmeans.protocol.messages import Enrolled, Entry, Joined, Wrap
 from flower_kmeans.protocol.run import RunDocument
 from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.report.report import Dropped, Proceedings
@@ -36,7 +36,7 @@ _VERSION = 1
 _SCHEMA = """
 CREATE TABLE run (place INTEGER PRIMARY KEY CHECK (place = 1), content BLOB NOT NULL);
 CREATE TABLE entries (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
-CREATE TABLE shares (slot INTEGER PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE parts (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE finished (document_hash BLOB PRIMARY KEY);
 """
 
@@ -90,8 +90,8 @@ class KeptAttempt(_Kept, frozen=True, kw_only=True):
     dealers: tuple[int, ...] = ()  # S, by slot; empty until it is chosen
 
 
-class KeptRun(_Kept, frozen=True, kw_only=True):
-    """A run that is not over, but for its entries and shares."""
+class KeptRun(_Kept, tag="horizontal", frozen=True, kw_only=True):
+    """A horizontal run that is not over, but for its entries and shares."""
 
     document: bytes
     nodes: tuple[int, ...] | None
@@ -109,6 +109,31 @@ class KeptRun(_Kept, frozen=True, kw_only=True):
     caused: tuple[tuple[int, int], ...] = ()
     cohort: KeptCohort | None = None  # none during the set-up
     attempt: KeptAttempt | None = None
+
+
+class KeptParty(_Kept, frozen=True, kw_only=True):
+    """A party of a vertical run: its node, and what it stated when it joined."""
+
+    node_id: int
+    public: Joined
+
+
+class KeptRelay(_Kept, tag="vertical", frozen=True, kw_only=True):
+    """A vertical run that is not over, but for what lies in the mailboxes."""
+
+    document: bytes
+    nodes: tuple[int, ...]  # that were asked to take part
+    is_set_up: bool = False  # the parties have the keys, and their columns are encrypted
+    parties: tuple[KeptParty, ...] = ()  # by slot
+    head: int = 0
+    round_trips: int = 0
+    sent_bytes: int = 0
+    delivered_bytes: int = 0
+    incidents: tuple[Dropped, ...] = ()
+    resumptions: int = 0
+
+
+_Kind = TypeVar("_Kind", KeptRun, KeptRelay)
 
 
 class Journal:
@@ -198,40 +223,64 @@ class Journal:
 
     # ------------------------------------------------------------------ reading
 
-    def load(self) -> KeptRun | None:
-        """Return the run that is kept, or ``None`` if none has begun here."""
+    def load(self, kind: type[_Kind]) -> _Kind | None:
+        """Return the run that is kept, or ``None`` if none has begun here.
+
+        A `ConfigurationError` if it is a vertical run and a horizontal one is wanted, or the other
+        way.
+        """
+        kept = self._load()
+        if kept is None or isinstance(kept, kind):
+            return kept
+        raise ConfigurationError(
+            f"Expected resume {self.directory} to hold a run of this strategy. Got one of another: "
+            "name another directory."
+        )
+
+    def _load(self) -> KeptRun | KeptRelay | None:
         found = self._db.execute("SELECT content FROM run").fetchone()
-        kept: KeptRun | None = None if found is None else decode(found[0], KeptRun)
+        kept: KeptRun | KeptRelay | None
+        kept = None if found is None else decode(found[0], KeptRun | KeptRelay)
         return kept
+
+    def document(self) -> bytes | None:
+        """Return the document of the run that goes on; ``None`` if a new one begins.
+
+        A vertical run whose set-up was not complete begins anew, with another name.
+        """
+        kept = self._load()
+        if kept is None or (isinstance(kept, KeptRelay) and not kept.is_set_up):
+            return None
+        return kept.document
 
     def entries(self) -> list[Entry]:
         """Return the sums that were announced, in the order of their rounds."""
         rows = self._db.execute("SELECT content FROM entries ORDER BY round")
         return [decode(content, Entry) for (content,) in rows]
 
-    def shares(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the slot and the sealed shares of each client of S."""
-        yield from self._db.execute("SELECT slot, content FROM shares ORDER BY slot")
+    def parts(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the sealed shares of each client of S by slot, or what lies in mailboxes."""
+        yield from self._db.execute("SELECT number, content FROM parts ORDER BY number")
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, kept: KeptRun) -> None:
+    def write(self, kept: KeptRun | KeptRelay) -> None:
         """Keep a run as it is now, in place of what was kept of it."""
         with self._written():
             self._put(kept)
 
-    def write_sum(self, kept: KeptRun, shares: Iterator[tuple[int, bytes]]) -> None:
-        """Keep the choice of S, and the sealed shares that are to be added."""
+    def write_parts(self, kept: KeptRun | KeptRelay, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Keep a run with the sealed parts that it goes on with, in place of former ones."""
         with self._written():
             self._put(kept)
-            self._db.execute("DELETE FROM shares")
-            self._db.executemany("INSERT INTO shares VALUES (?, ?)", shares)
+            self._db.execute("DELETE FROM parts")
+            self._db.executemany("INSERT INTO parts VALUES (?, ?)", parts)
 
     def write_closed(self, kept: KeptRun, entry: Entry | None) -> None:
         """Keep a round that is closed, with what was announced of it, and erase its shares."""
         with self._written():
             self._put(kept)
-            self._db.execute("DELETE FROM shares")
+            self._db.execute("DELETE FROM parts")
             if entry is not None:
                 values = entry.t, encode(entry)
                 self._db.execute("INSERT INTO entries VALUES (?, ?)", values)
@@ -239,11 +288,11 @@ class Journal:
     def finish(self, doc_hash: bytes) -> None:
         """Erase everything but the fact that this run is over."""
         with self._written():
-            for table in ("run", "entries", "shares"):
+            for table in ("run", "entries", "parts"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (our own names)
             self._db.execute("INSERT INTO finished VALUES (?)", (doc_hash,))
 
-    def _put(self, kept: KeptRun) -> None:
+    def _put(self, kept: KeptRun | KeptRelay) -> None:
         self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?)", (encode(kept),))
 
 

@@ -177,7 +177,7 @@ class Server:
         self._start = b"" if follows_from_document else write_state(self.state)
         self._resumed: KeptAttempt | None = None  # that was open when the former process ended
         self._stale: set[int] | None = None  # slots that took a resumed round for one that is over
-        kept = None if journal is None else journal.load()
+        kept = None if journal is None else journal.load(KeptRun)
         if kept is not None:
             self._restore(kept)
 
@@ -1079,7 +1079,7 @@ class Server:
         """Keep which answers are added up, and their sealed shares: votes for them are for good."""
         if self._journal is not None:
             shares = ((one.slot, attempt.store.of(one.slot)) for one in attempt.dealers)
-            self._journal.write_sum(self._kept(attempt), shares)
+            self._journal.write_parts(self._kept(attempt), shares)
 
     def _keep_closed(self) -> None:
         """Keep a round that is closed: its entry with the noise, or the state after it."""
@@ -1127,7 +1127,7 @@ class Server:
             attempt.is_chosen = True
             attempt.tag = kept.tag
             attempt.dealers = [frame.slots[slot] for slot in kept.dealers]
-            for slot, shares in self._journal.shares():
+            for slot, shares in self._journal.parts():
                 attempt.store.put(slot, shares)
         return attempt
 

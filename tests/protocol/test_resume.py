@@ -19,7 +19,7 @@ from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.messages import Code
-from flower_kmeans.protocol.resume import Journal
+from flower_kmeans.protocol.resume import Journal, KeptRun
 from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
@@ -81,7 +81,7 @@ def n_waves(make, federation, directory):
     return federation.grid.n_pushes
 
 
-@pytest.mark.default_cases("pairs")
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -121,7 +121,7 @@ def test_57_noise_is_added_once(begin, trust):
     first, resumed = make(), make()
     assert not federation.run(first, directory, waves, "before")  # the last entry is written
     with Journal(directory) as journal:
-        kept, entries = journal.load(), journal.entries()
+        kept, entries = journal.load(KeptRun), journal.entries()
     assert kept.head == T
     assert federation.run(resumed, directory)
     if trust in BLIND:
@@ -263,7 +263,7 @@ def test_a_finished_run_is_not_resumed_and_nothing_of_it_is_left(begin):
     with contextlib.closing(sqlite3.connect(directory / "run.sqlite3")) as file:
         tables = [
             file.execute(query).fetchall()
-            for query in ("SELECT * FROM run", "SELECT * FROM entries", "SELECT * FROM shares")
+            for query in ("SELECT * FROM run", "SELECT * FROM entries", "SELECT * FROM parts")
         ]
         assert tables == [[], [], []]
         assert len(file.execute("SELECT * FROM finished").fetchall()) == 1
