@@ -1,6 +1,9 @@
 """Our actions beside a project's own, on every way in which Flower apps are made."""
 
 import math
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,11 +19,13 @@ from flower_kmeans import (
     PrivacyBudget,
     kmeans_client_app,
     register_kmeans,
+    simulate,
     with_kmeans,
 )
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
     Ask,
     Code,
@@ -32,7 +37,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 from flower_kmeans.simulation.in_process import task_identity
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, SynopsisKMeans
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]
 
@@ -374,3 +379,55 @@ def test_a_file_that_is_tightened_during_a_run_holds_from_the_next_message_on(
     received = [recorded for recorded in grid.received if recorded.node_id == node]
     assert len(received) > 2
     assert not [recorded for recorded in received if expected.encode() in recorded.data]
+
+
+ANSWERING = """
+import pickle, sys
+from pathlib import Path
+
+import flwr.app, flwr.clientapp
+before = {*sys.modules}
+
+import flower_kmeans.client
+from flower_kmeans.data.tables import load_records
+from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol.messages import decode_reply
+
+for policy, state, data, node_id in pickle.loads(Path(sys.argv[1]).read_bytes()):
+    records = lambda: load_records(sys.argv[2])
+    client = Client(policy, pickle.loads(state), records, node_id=node_id)
+    print(type(decode_reply(client.answer_bytes(data))).__name__)
+print(*{*sys.modules} - before)
+"""
+# Packages that take long to load, and parts of the library for other parties of other runs.
+NOT_NEEDED = {
+    *("scipy", "numpy.ma", "jinja2", "sklearn", "openpyxl"),
+    *("flower_kmeans.protocol.vertical", "flower_kmeans.vertical.parties"),
+    "flower_kmeans.report.report",
+}
+
+
+def test_a_process_that_answers_loads_no_more_than_it_needs(tmp_path, monkeypatch):
+    """A node starts a process for each message, so every import is paid for in each of them."""
+    records, asked = np.random.default_rng(1).random((3_000, 2)), {}
+    answer_bytes = Client.answer_bytes
+
+    def keep_and_answer(self, data):
+        state = pickle.dumps(self.state)  # now, because an answer changes it
+        asked[strategy, type(decode_request(data))] = self.policy, state, data, self.node_id
+        return answer_bytes(self, data)
+
+    monkeypatch.setattr(Client, "answer_bytes", keep_and_answer)
+    for strategy in (FastLloyd, SynopsisKMeans):
+        run = strategy(3, Box([0, 0], [1, 1]), PrivacyBudget(1.0), n_records=9_000, n_clients=3)
+        simulate(run, [records] * 3)
+    (tmp_path / "asked").write_bytes(pickle.dumps([*asked.values()]))
+    np.savetxt(tmp_path / "records.csv", records, delimiter=",", header="a,b", comments="")
+    command = [sys.executable, "-c", ANSWERING, tmp_path / "asked", tmp_path / "records.csv"]
+    *replies, loaded = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {"Enrolled", "Answer", "Added", "Finished"} <= {*replies}
+    assert "Refusal" not in replies
+    assert "flower_kmeans.client" in loaded.split()
+    assert not NOT_NEEDED & {*loaded.split()}

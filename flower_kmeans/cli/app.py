@@ -723,9 +723,9 @@ def forget(
     with one_sentence():
         from flower_kmeans.privacy.ledger import Ledger
         from flower_kmeans.privacy.ledger_file import find_private_file
+        from flower_kmeans.protocol.leftovers import erase_ended
         from flower_kmeans.protocol.policy import ClientPolicy
         from flower_kmeans.protocol.session import forget_unfinished, remove_copies
-        from flower_kmeans.protocol.vertical import erase_ended
 
         if (state_dir is None) == (policy_file is None):
             raise ConfigurationError("Expected either --state-dir or --policy-file.")

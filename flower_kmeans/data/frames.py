@@ -103,7 +103,7 @@ def frame_of(table: Any) -> Frame | None:
 
 def column_of(cells: Any) -> Column | None:
     """Return a column of any type, or ``None`` if it is none."""
-    if isinstance(cells, np.ma.MaskedArray):
+    if is_masked(cells):
         return None  # without its mask, what it hides would count
     if is_list(cells) and not _reader_in(_COLUMNS, cells):
         return Column("list", lambda: np.fromiter(cells, dtype=object, count=len(cells)))
@@ -177,6 +177,11 @@ def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
     if columns is None:
         return list(named.values())
     return [named.get(name) for name in columns]
+
+
+def is_masked(value: Any) -> bool:
+    """Return whether a value is a masked array of NumPy's."""
+    return _is_a(value, "numpy.ma", "MaskedArray")
 
 
 def is_sparse(value: Any) -> bool:
@@ -329,7 +334,7 @@ def _numpy_column(array: NDArray[Any]) -> Column:
 
 
 def _structured(array: NDArray[Any]) -> Frame:
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise ConfigurationTypeError(
             "records must not be a masked array of real numbers: remove masked rows."
         )

@@ -11,6 +11,7 @@ from flower_kmeans.data.frames import (
     Frame,
     frame_of,
     is_list,
+    is_masked,
     is_sparse,
     require_array_type,
     require_rows,
@@ -112,7 +113,7 @@ def all_records(
 
 def _as_array(records: Any) -> NDArray[Any]:
     """Return what NumPy makes of an object that is no list; an error if it cannot, by its type."""
-    if isinstance(records, np.ma.MaskedArray):
+    if is_masked(records):
         return as_numbers(records, "records")  # its mask is an error
     require_array_type(records)
     try:
@@ -183,7 +184,7 @@ def check_columns(
 
 def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return an array of real numbers, of any shape, or raise ``ConfigurationTypeError``."""
-    if isinstance(values, np.ma.MaskedArray):
+    if is_masked(values):
         raise ConfigurationTypeError(f"{name} must not be a masked array: remove masked rows.")
     try:
         array = np.asarray(values)

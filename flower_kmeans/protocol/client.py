@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -32,12 +32,12 @@ from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import (
     checks,
+    leftovers,
     limits,
     messages,
     pairs,
     removal,
     transcript,
-    vertical,
     wire,
 )
 from flower_kmeans.protocol import session as sessions
@@ -56,6 +56,9 @@ from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, 
 from flower_kmeans.secagg.hashing import H
 from flower_kmeans.secagg.key_agreement import KEY_BYTES
 from flower_kmeans.version import __version__, stated_software
+
+if TYPE_CHECKING:
+    from flower_kmeans.protocol.vertical import VerticalParty
 
 SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
@@ -119,7 +122,7 @@ class Client:
         with ledgers.Ledger(policy.state_dir) as ledger:
             limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
-            vertical.erase_ended(policy, ledger)  # what runs that were forgotten left
+            leftovers.erase_ended(policy, ledger)  # what runs that were forgotten left
             whole = self._whole(request, data, memory)
             for _ in range(_TRIES):
                 with suppress(ledgers.MemoryChangedError):
@@ -204,7 +207,7 @@ class _Conversation:
                 if isinstance(request, messages.Finish):
                     return messages.Finished(doc_hash=self._doc_hash)
                 if isinstance(request, messages.Turn):
-                    return vertical.repeated(request, session)
+                    return leftovers.repeated(request, session)
             if isinstance(request, messages.Abort):
                 return self._abort(session)
             self._open(session)
@@ -782,8 +785,11 @@ class _Conversation:
 
     # ------------------------------------------------------------------ vertical runs
 
-    def _party(self) -> vertical.VerticalParty:
-        return vertical.VerticalParty(
+    def _party(self) -> "VerticalParty":
+        # Here, because most runs have no such party, and each answer is a new process.
+        from flower_kmeans.protocol.vertical import VerticalParty
+
+        return VerticalParty(
             self._run,
             self._memory,
             self._session,
@@ -811,8 +817,8 @@ class _Conversation:
             if is_vertical:  # a repeated request has the same reply
                 session.vertical = encode(messages.Sent(doc_hash=self._doc_hash))
             self._session = session
-        vertical.erase(self._policy, self._doc_hash)
-        vertical.forget_witness(self._client.state, self._doc_hash)
+        leftovers.erase(self._policy, self._doc_hash)
+        leftovers.forget_witness(self._client.state, self._doc_hash)
         return (messages.Sent if is_vertical else messages.Finished)(doc_hash=self._doc_hash)
 
 

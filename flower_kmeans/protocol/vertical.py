@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -33,12 +32,12 @@ from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.filter import Charge, Price
-from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import checks, pairs, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
+from flower_kmeans.protocol.leftovers import forget_witness, witness_name, work_dir
 from flower_kmeans.protocol.messages import Code, Delivery, Joined, Sent, Step, Turn
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.pairs import Pairs
@@ -46,7 +45,7 @@ from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, IDS, PUBLIC, 
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, Vertical
-from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory, unpack_session
+from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory
 from flower_kmeans.protocol.wire import Struct, decode, decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
@@ -418,13 +417,13 @@ class VerticalParty:
 
     @property
     def _witness(self) -> Witness | None:
-        record = self.state.get(_witness_name(self._doc_hash))
+        record = self.state.get(witness_name(self._doc_hash))
         data = record.get("witness") if isinstance(record, ConfigRecord) else None
         return decode(data, Witness) if isinstance(data, bytes) else None
 
     def _keep_witness(self, witness: Witness) -> None:
         record = ConfigRecord({"witness": encode(witness)})
-        self.state[_witness_name(self._doc_hash)] = record
+        self.state[witness_name(self._doc_hash)] = record
 
     def _commitment(self) -> bytes:
         """Return a joint holder's commitment to its first message; of a new one if r is lost.
@@ -762,54 +761,3 @@ class VerticalParty:
 def _name(plan: Planned) -> str:
     """Return the name of a parcel in party 0's store and session."""
     return f"parcel-{plan.sender}-{plan.number}"
-
-
-def _witness_name(doc_hash: bytes) -> str:
-    return f"kmeans.{doc_hash.hex()}.witness"
-
-
-def forget_witness(state: RecordDict, doc_hash: bytes) -> None:
-    """Erase what a joint holder keeps of a run in its context's state."""
-    state.pop(_witness_name(doc_hash), None)
-
-
-def repeated(request: Turn, former: ClientSession) -> Sent:
-    """Return the last reply of a session that ended with its result, if it is requested again."""
-    reply: Sent = decode(former.vertical, Sent)
-    if request.step != ("close" if reply.parcels else "finish"):
-        raise RefuseError(Code.STALE)
-    return reply
-
-
-# ------------------------------------------------------------------------------ party 0's files
-
-
-def work_dir(policy: ClientPolicy) -> Path | None:
-    """Return where a policy keeps the files of vertical runs, or ``None``."""
-    if policy.work_dir is not None:
-        return Path(policy.work_dir)
-    return None if policy.state_dir is None else Path(policy.state_dir) / "vertical"
-
-
-def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
-    """Remove the files of a run."""
-    directory = work_dir(policy)
-    if directory is not None:
-        Store(directory / doc_hash.hex()).erase()
-
-
-def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
-    """Remove the files of runs that ended in a ledger, or that it dropped.
-
-    In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not know.
-    """
-    directory, is_shared = work_dir(policy), policy.work_dir is not None
-    for path in () if directory is None else directory.glob("?" * 64):
-        with suppress(ValueError, errors.LedgerError):
-            doc_hash = bytes.fromhex(path.name)
-            found = ledger.load(doc_hash)
-            if unpack_session(found[1]).over if found else not is_shared:
-                try:
-                    erase(policy, doc_hash)
-                except OSError as error:
-                    log.warning("%s cannot be removed: %s.", path, error)

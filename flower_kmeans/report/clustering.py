@@ -12,10 +12,10 @@ from flower_kmeans.data.domain import Domain, check_records
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.report.report import Report
 from flower_kmeans.templates import Table, html_summary
 
 if TYPE_CHECKING:
+    from flower_kmeans.report.report import Report
     from flower_kmeans.report.synopsis import Synopsis
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ class FinishedRun(Protocol):
         """Centroids in the user's units, (n_clusters, n_features)."""
 
     @property
-    def report(self) -> Report:
+    def report(self) -> "Report":
         """The run's report."""
 
 
@@ -61,7 +61,7 @@ class Clustering:
     centroids: Floats
     counts: Floats
     domain: Domain
-    report: Report
+    report: "Report"
     weights: Floats | None = None
     size_report: SizeReport | None = None
     synopsis: "Synopsis | None" = None

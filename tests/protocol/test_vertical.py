@@ -35,6 +35,7 @@ from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import limits, messages, parcels
+from flower_kmeans.protocol.leftovers import erase_ended, work_dir
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,
@@ -56,7 +57,7 @@ from flower_kmeans.protocol.run import (
     verify_plan,
 )
 from flower_kmeans.protocol.session import forget_unfinished
-from flower_kmeans.protocol.vertical import Progress, erase_ended, work_dir
+from flower_kmeans.protocol.vertical import Progress
 from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret
