@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 LabelArray = NDArray[np.int32]
 T = TypeVar("T", np.int64, np.float64)
 
-_FEW_COLUMNS = 8  # each added alone: as fast as a matrix, whose SciPy takes 0.1 s to load
+# Columns that are added one by one: as fast as a matrix, whose SciPy takes 0.1 s to load.
+_FEW_COLUMNS = 3
+_SOME_COLUMNS = 8  # of at most `_SOME_NUMBERS`
+_SOME_NUMBERS = 2**13
 _FEW_NUMBERS = 2**11  # added one by one: making a matrix takes as long
 
 
@@ -24,7 +27,7 @@ class Groups:
 
         Exact for int64, and for integers in float64 whose sums stay below 2**53.
         """
-        is_narrow = values.ndim == 1 or values.shape[1] <= _FEW_COLUMNS
+        is_narrow = values.ndim == 1 or _is_narrow(values)
         if not is_narrow and values.size >= _FEW_NUMBERS and self._n_groups <= len(values):
             return np.asarray(self._choice @ values)
         sums = np.zeros((self._n_groups, *values.shape[1:]), values.dtype)
@@ -47,3 +50,10 @@ class Groups:
         # Small integers, which do not turn others into floats.
         entries = np.ones(n, np.int8), self._labels, np.arange(n + 1, dtype=self._labels.dtype)
         return csc_array(entries, shape=(self._n_groups, n), copy=False)
+
+
+def _is_narrow(values: NDArray[Any]) -> bool:
+    """Return whether the columns of rows (n, d) are best added one by one."""
+    n_columns = values.shape[1]
+    is_small = values.size <= _SOME_NUMBERS
+    return n_columns <= _FEW_COLUMNS or (is_small and n_columns <= _SOME_COLUMNS)

@@ -9,7 +9,7 @@ RNG = np.random.default_rng
 @pytest.mark.parametrize("n", [0, 1, 5, 3_000])
 @pytest.mark.parametrize("k", [1, 4, 70])
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
-@pytest.mark.parametrize("columns", [(), (1,), (8,), (9,)])
+@pytest.mark.parametrize("columns", [(), (1,), (3,), (4,), (8,), (9,)])
 def test_sums_are_those_of_each_group_alone(n, k, dtype, columns):
     rng = RNG([n, k])
     labels = rng.integers(0, k, n, dtype=np.int32)
