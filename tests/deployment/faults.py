@@ -4,13 +4,14 @@ One SuperLink and its SuperNodes are set up anew for every fault: three under ob
 under clients-only, of which four can add. The transport is that of the installed Flower.
 """
 
-import json
+import math
 import os
+import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -18,11 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import checks
+import msgspec
 import numpy as np
-from loopback import APP, HOST, Deployment, deployment, example_partitions, fleet_is_grpc
+from loopback import APP, HOST, deployment, example_partitions, fleet_is_grpc
 from numpy.typing import NDArray
-from processes import DeploymentError, Processes
+from processes import DeploymentError
 from relay import Relay
+from stage import LET_IN, ROUNDS, VICTIM, VICTIM_NODE, WITNESS, Stage, hold
+
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol.messages import Enrolled, decode_reply
+from flower_kmeans.protocol.wire import encode
 
 HOOKS = Path(__file__).resolve().parent / "fault_app"
 # Seconds; an answer takes some 4 where nothing else runs, a return up to a minute.
@@ -30,147 +37,14 @@ TIMEOUT = float(os.environ.get("FAULT_TIMEOUT", "60"))
 # Nodes of a deployment, and the fewest that a round needs: while one is away and one waits, fewer.
 TRUSTS = {"oblivious-server": (3, 2), "clients-only": (5, 4)}
 COMPLETED, FAILED = "finished:completed", "finished:failed"
-ROUNDS = 4
-VICTIM = 2  # the node that the fault is about; the others are survivors
-VICTIM_NODE = f"supernode{VICTIM}"  # its process
-WITNESS = 0  # a survivor that can be made to wait, so that a round is still open when it must be
 SECRET = "a record says 271828.182845"  # in the text of a client's exception  # noqa: S105
 _TTL_MARGIN = 10.0  # of the strategy: its messages live so much longer than its timeout
-_LET_IN = "SuperNode ID:"  # in a node's log, when the SuperLink has let it in
 _LONG = 43_200.0  # Flower's own: 12 hours
 _DEAD = 30.0  # seconds for which a node that is needed is away; Flower lets it in after a minute
 _PATIENCE = 600.0  # the strategy's
-_STALE = 4  # the code of a refusal
-_SENDING = 8.0  # seconds that an answer needs at most from the client's process to the server
-_ARRIVING = 4.0  # less than the grace time, in which the others must answer
-
-Faults = Sequence[Mapping[str, Any]]
-
-
-def hold(*rounds: int) -> Faults:
-    """Return faults that make a node wait in the middle of its answers of these rounds."""
-    return [{"action": "hold", "t": t} for t in rounds]
-
-
-@dataclass
-class Stage:
-    """A deployment at work, and the means to disturb it."""
-
-    running: Deployment
-    timeout: float
-    config: Mapping[str, Any] = field(default_factory=dict)
-    relay: Relay | None = None
-    runs: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    _begun: float = 0.0
-
-    @property
-    def processes(self) -> Processes:
-        return self.running.processes
-
-    @property
-    def nodes(self) -> list[str]:
-        return [f"supernode{i}" for i in range(len(self.running.results))]
-
-    def hooks(self, node: int) -> Path:
-        """Return the directory of a node's faults and answers."""
-        return self.running.directory / f"hooks{node}"
-
-    def begin_run(self, victim: Faults = (), witness: Faults = (), **config: Any) -> None:
-        """Start a run with the faults of two nodes; `end_run` waits for its end."""
-        for node, faults in ((VICTIM, victim), (WITNESS, witness)):
-            (self.hooks(node) / "faults.json").write_text(json.dumps(list(faults)), "utf-8")
-        n = len(self.runs) + 1
-        settings = {
-            "n-rounds": ROUNDS,
-            "timeout": self.timeout,
-            "report": str(self.report(n)),
-            **self.config,
-            **config,
-        }
-        self._begun = time.monotonic()
-        self.processes.start(f"run{n}", self.running.command(settings))
-
-    def begin_and_hold(self, witness: Faults = (), **config: Any) -> int:
-        """Start a run; return the victim's client, which waits with its answer of round 2."""
-        self.begin_run(hold(2), witness, **config)
-        return self.wait_held(VICTIM, 2)
-
-    def end_run(self) -> None:
-        """Wait for the end of the run."""
-        n = len(self.runs) + 1
-        seconds = 60 + (ROUNDS + 4) * (self.timeout + 5)
-        self.wait_until(lambda: self.processes.ended(f"run{n}"), seconds, f"The end of run {n}")
-        self.runs.append(time.monotonic() - self._begun)
-
-    def report(self, n: int) -> Path:
-        """Return where the server writes the report of the n-th run."""
-        return self.running.directory / f"report{n}.json"
-
-    def last_report(self) -> dict[str, Any]:
-        """Return the report of the last run."""
-        report: dict[str, Any] = json.loads(self.report(len(self.runs)).read_text("utf-8"))
-        return report
-
-    def wait_held(self, node: int, t: int) -> int:
-        """Wait until a node waits in the middle of its answer; return its client's process."""
-        path = self.hooks(node) / f"held-{t}"
-        self.wait_until(path.exists, 60 + t * (self.timeout + 5), f"Node {node} in round {t}")
-        return int(path.read_text("utf-8"))
-
-    def let_go(self, node: int, t: int) -> None:
-        """Let a node that waits go on."""
-        (self.hooks(node) / f"go-{t}").touch()
-
-    def sent(self, node: int) -> list[checks.Sent]:
-        """Return what a node answered, oldest first."""
-        return checks.sent_by(self.hooks(node))
-
-    def asked(self, node: int, t: int) -> list[checks.Sent]:
-        """Return what a node replied to `ask` in a round."""
-        return [line for line in self.sent(node) if (line["kind"], line["t"]) == ("ask", t)]
-
-    def wait_answered(self, node: int, t: int) -> None:
-        """Wait until a node has answered in a round, and that has arrived."""
-        what = f"An answer of node {node} in round {t}"
-        self.wait_until(lambda: bool(self.asked(node, t)), 2 * self.timeout, what)
-        self.sleep(_ARRIVING)
-
-    def wait_while_open(self, t: int, done: Callable[[], bool]) -> None:
-        """Wait until something is so, but no longer than the witness can keep a round open."""
-        self.wait_held(WITNESS, t)
-        end = self.asked(WITNESS, t)[0]["created"] + self.timeout - _SENDING
-        what = f"Round {t}"
-        self.wait_until(lambda: done() or time.time() > end, self.timeout + 5, what)
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass while the processes are watched."""
-        end = time.monotonic() + seconds
-        self.wait_until(lambda: time.monotonic() >= end, seconds + 1, "A moment")
-
-    def sleep_until(self, clock: float) -> None:
-        """Let time pass until the clock says so."""
-        self.sleep(max(0.0, clock - time.time()))
-
-    def wait_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait until something is so, while the processes are watched."""
-        self.processes.wait_until(done, seconds, what)
-
-    def restart_victim(self) -> None:
-        """Start the victim's SuperNode again, and again until it is let in."""
-        self.processes.keep(VICTIM_NODE)
-        self.processes.restart(VICTIM_NODE)
-
-    def kill_superlink(self) -> None:
-        """Kill the SuperLink and the processes that it started, as a loss of power does."""
-        self.processes.kill("superlink")
-        for pid in self.processes.left():
-            with suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                ours = "flower-supernode" not in " ".join(words[:2])
-                if ours and self.running.address in words:
-                    os.kill(pid, signal.SIGKILL)
-
+_STALE, _LEDGER = 4, 10  # codes of refusals
+_FAST, _SLOW = 2_000, 40  # bytes per second of an upload, whose head alone has some thousand
+_NODE_DISK, _SERVER_DISK = 1_000_000, 400_000  # bytes
 
 # ------------------------------------------------------------------------------ the faults
 
@@ -260,13 +134,13 @@ def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
     stage.let_go(WITNESS, 3)
     asked = stage.asked(WITNESS, 3)[0]["created"]
     stage.sleep_until(asked + stage.timeout + _TTL_MARGIN + 1)
-    before = stage.processes.log(VICTIM_NODE).count(_LET_IN)
+    before = stage.processes.log(VICTIM_NODE).count(LET_IN)
     stage.restart_victim()
 
     def is_back() -> bool:  # and has received what waited for it
         if ttl:
             return len(stage.asked(VICTIM, 2)) > 1
-        return stage.processes.log(VICTIM_NODE).count(_LET_IN) > before
+        return stage.processes.log(VICTIM_NODE).count(LET_IN) > before
 
     # What a node is sent while it is away is withdrawn: it must be there before the last round.
     stage.wait_while_open(ROUNDS, is_back)
@@ -286,6 +160,141 @@ def superlink_killed(stage: Stage) -> None:
     stage.let_go(VICTIM, 2)
     stage.end_run()
     stage.begin_run()
+    stage.end_run()
+
+
+def superlink_restarted(stage: Stage) -> None:
+    """Kill the SuperLink in the middle of a round of a run that is kept, and resume the run."""
+    stage.begin_and_hold(resume=str(stage.kept))
+    stage.kill_superlink()
+    stage.processes.keep(*stage.nodes)
+    stage.sleep(3)
+    stage.processes.restart("superlink")
+    stage.processes.wait_for_port(HOST, int(stage.running.address.rpartition(":")[2]), 60)
+    stage.let_go(VICTIM, 2)
+    stage.end_run()
+    stage.begin_run(resume=str(stage.kept))
+    stage.end_run()
+
+
+def server_killed(stage: Stage) -> None:
+    """Kill the server's process in the middle of a round of a run that is kept, and resume it."""
+    stage.begin_and_hold(resume=str(stage.kept))
+    stage.kill_server()
+    stage.let_go(VICTIM, 2)
+    stage.end_run()
+    stage.begin_run(resume=str(stage.kept))
+    stage.end_run()
+
+
+def two_runs(stage: Stage) -> None:
+    """Make two runs at once on the same nodes."""
+    stage.timeout *= 2  # each node answers both
+    stage.begin_run()
+    stage.begin_run()
+    stage.end_run(1)
+    stage.end_run(2)
+
+
+def stranger(stage: Stage) -> None:
+    """Admit two nodes without a member key; one refuses, and the other answers with junk."""
+    stage.admit("keyless", [])
+    stage.admit("junk", [{"action": "say", "t": 0, "reply": token(100).hex()}])
+    stage.begin_run()
+    stage.end_run()
+
+
+def squatter(stage: Stage) -> None:
+    """Let two admitted nodes claim the slot of a client before the client does.
+
+    Both have its public key. One makes a claim up, the other has the client's own.
+    """
+    stage.timeout = max(stage.timeout, 120.0)  # for two nodes' start
+    stage.begin_run(hold(0))
+    stage.wait_held(VICTIM, 0)
+    owner = bytes.fromhex(stage.sent(VICTIM)[0]["enrolled"])
+    claim = decode_reply(owner)
+    if not isinstance(claim, Enrolled):
+        raise DeploymentError("The owner of the slot did not enrol.")
+    forged = encode(msgspec.structs.replace(claim, claim=token(len(claim.claim))))
+    for name, reply in (("forger", forged), ("copier", owner)):
+        stage.admit(name, [{"action": "say", "t": 0, "reply": reply.hex()}])
+    for name in stage.outsiders:
+        stage.wait_until(lambda name=name: bool(stage.sent(name)), stage.timeout, f"{name}'s claim")
+    stage.sleep(4)  # both must have arrived
+    stage.let_go(VICTIM, 0)
+    stage.end_run()
+
+
+def slow_upload(stage: Stage) -> None:
+    """Make the upload of an answer so slow, once its head has arrived, that its round is over."""
+    if stage.relay is None:
+        raise DeploymentError("There is no relay.")
+    stage.begin_and_hold(hold(3, ROUNDS))
+    stage.relay.throttle(_FAST)
+    stage.let_go(VICTIM, 2)
+    stage.upload_begins()
+    stage.relay.throttle(_SLOW)
+    begun = time.time()
+    asked = stage.asked(VICTIM, 2)[0]["created"]
+    stage.sleep_until(asked + stage.timeout + _TTL_MARGIN)
+    stage.processes.keep(*stage.nodes)
+    stage.relay.heal()
+    stage.notes.append(f"slow for {time.time() - begun:.0f} s")
+    _until_back(stage, time.time())
+
+
+def endless_upload(stage: Stage) -> None:
+    """Stop the upload of an answer for good, once its head has arrived."""
+    if stage.relay is None:
+        raise DeploymentError("There is no relay.")
+    stage.begin_and_hold()
+    stage.relay.throttle(_FAST)
+    stage.let_go(VICTIM, 2)
+    stage.upload_begins()
+    stage.relay.throttle(0)
+    stage.end_run()
+
+
+def node_disk_full(stage: Stage) -> None:
+    """Let a node's ledger be on a disk that is full from the start."""
+    disk = stage.small_disk(stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK)
+    disk.fill()
+    stage.begin_run()
+    stage.end_run()
+
+
+def node_disk_fills(stage: Stage) -> None:
+    """Let the disk with a node's ledger be full for two rounds."""
+    disk = stage.small_disk(stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK)
+    stage.begin_run(hold(1), hold(3, ROUNDS))
+    stage.wait_held(VICTIM, 1)
+    disk.fill()
+    stage.let_go(VICTIM, 1)
+    stage.wait_held(WITNESS, 3)
+    stage.wait_answered(VICTIM, 3)
+    disk.make_room()
+    stage.let_go(WITNESS, 3)
+    _finish_with_all(stage)
+
+
+def server_disk_full(stage: Stage) -> None:
+    """Let the directory of a kept run be on a disk that is full at the start, then in a round.
+
+    After each of both, room is made, and the same command is given again.
+    """
+    disk = stage.small_disk(stage.running.directory / "disk", _SERVER_DISK)
+    kept = str(stage.running.directory / "disk" / "kept")
+    disk.fill()
+    stage.begin_run(resume=kept)
+    stage.end_run()
+    disk.make_room()
+    stage.begin_and_hold(resume=kept)
+    disk.fill()
+    stage.let_go(VICTIM, 2)
+    stage.end_run()
+    disk.make_room()
+    stage.begin_run(resume=kept)
     stage.end_run()
 
 
@@ -347,6 +356,74 @@ def _counted(stage: Stage) -> list[str]:
     return [] if counted == len(stage.nodes) else ["the answer of the dead node was lost"]
 
 
+def _all_answered(stage: Stage) -> list[str]:
+    """Require that every node is in every round of every run that has a report."""
+    expected = [len(stage.nodes)] * ROUNDS
+    reports = [stage.read_report(n) for n in stage.runs if stage.report(n).exists()]
+    finished = [report for report in reports if report["finished"]]
+    answers = [report["answers"] for report in finished]
+    return [] if answers and all(each == expected for each in answers) else [f"answers {answers}"]
+
+
+def _kept_out(stage: Stage) -> list[str]:
+    """Require that outsiders were asked to enrol and nothing else, and that the report has them."""
+    complaints = _all_answered(stage)
+    named = {entry["node_id"] for entry in stage.last_report()["incidents"]}
+    for name in stage.outsiders:
+        lines = stage.sent(name)
+        if {line["kind"] for line in lines} != {"enrol"}:
+            complaints.append(f"{name} was asked {[line['kind'] for line in lines]}")
+        elif lines[0]["node"] not in named:
+            complaints.append(f"the report does not have {name}")
+    return complaints
+
+
+def _both_ran(stage: Stage) -> list[str]:
+    """Require that both runs have one result at all nodes, though not the same."""
+    results = [
+        {path.name: path for path in stage.hooks(i).glob("result-*.npz")}
+        for i in range(len(stage.nodes))
+    ]
+    complaints = _all_answered(stage)
+    if any(set(each) != set(results[0]) or len(each) != 2 for each in results):
+        return [*complaints, "a node lacks a result of one of two runs"]
+    partitions = example_partitions(len(stage.nodes))
+    for name in results[0]:
+        each = [paths[name] for paths in results]
+        complaints += checks.result_complaints(each, range(len(each)), partitions)
+    return complaints
+
+
+def _refused_by_ledger(stage: Stage) -> list[str]:
+    """Require that the node whose disk is full said so, and was never asked for an answer."""
+    codes = {line["code"] for line in stage.sent(VICTIM)}
+    stage.notes.append(f"replied with codes {sorted(codes)}")
+    return [] if codes == {_LEDGER} else ["the node did not refuse every time for its ledger"]
+
+
+def _refused_while_full(stage: Stage) -> list[str]:
+    codes = {t: [line["code"] for line in stage.asked(VICTIM, t)] for t in range(1, ROUNDS + 1)}
+    stage.notes.append(f"replied with codes {codes}")
+    expected = [{0}, {_LEDGER}, {_LEDGER}, {0}]
+    found = [set(each) for each in codes.values()]
+    return [] if found == expected else ["the node did not refuse while its disk was full"]
+
+
+def _says_why(stage: Stage) -> list[str]:
+    """Require one sentence that names the disk, in both runs that ended by it."""
+    complaints = _all_answered(stage)
+    for n in (1, 2):
+        if "disk is full" not in error_of(stage.processes.log(f"run{n}")):
+            complaints.append(f"run {n} does not say that the disk is full")
+    return complaints
+
+
+def error_of(log: str) -> str:
+    """Return the sentence with which a run ended that did not complete."""
+    found = re.findall(r"^(?:\S*\s)*?(?:\w+\.)*(\w+Error: .*)$", log, re.MULTILINE)
+    return found[-1] if found else ""
+
+
 def _expired(stage: Stage) -> list[str]:
     answered = [line for line in stage.asked(VICTIM, 2) if line["code"] == 0]
     return [] if len(answered) == 1 else ["the node received an expired request"]
@@ -372,13 +449,18 @@ class Fault:
     returns: bool = True  # whether the node's answer must be in the last round's sum
     needs_all: bool = False  # whether every round needs the answers of all nodes
     statuses: tuple[str, ...] = (COMPLETED,)  # how the runs must end, first run first
+    charges: int = 1  # runs that each ledger must have charged
+    uncharged: tuple[int, ...] = ()  # nodes that must be charged nothing
+    has_own_results: bool = False  # whether `also` judges the results
+    needs_mount: bool = False  # whether it needs a small file system
     with_relay: bool = False  # whether the node reaches the SuperLink through a relay
     policy: Mapping[str, Any] = field(default_factory=dict)  # further settings of the nodes'
     also: Callable[[Stage], list[str]] = lambda _: []  # returns what else is wrong
 
 
+UNDISTURBED = "undisturbed"
 FAULTS = {
-    "undisturbed": Fault(undisturbed),
+    UNDISTURBED: Fault(undisturbed),
     # With a copy of the records they would be read once, at the enrolment.
     "client-raises": Fault(client_raises, missed=(2,), policy={"copy_records": False}),
     "client-killed": Fault(client_killed, missed=(2,), returns=False),
@@ -388,11 +470,42 @@ FAULTS = {
     "supernode-killed-before-add": Fault(supernode_killed_before_add, also=_counted),
     "supernode-late": Fault(supernode_late, missed=(2, 3, 4), also=_expired),
     "stale-messages": Fault(partial(supernode_late, ttl=_LONG), missed=(2, 3, 4), also=_repeated),
-    "superlink-killed": Fault(superlink_killed, statuses=(FAILED, COMPLETED)),
+    "superlink-killed": Fault(superlink_killed, statuses=(FAILED, COMPLETED), charges=2),
+    "superlink-restarted": Fault(
+        superlink_restarted, statuses=(FAILED, COMPLETED), also=_all_answered
+    ),
+    "server-killed": Fault(server_killed, statuses=(FAILED, COMPLETED), also=_all_answered),
+    "two-runs": Fault(
+        two_runs,
+        statuses=(COMPLETED, COMPLETED),
+        charges=2,
+        has_own_results=True,
+        also=_both_ran,
+    ),
+    "stranger": Fault(stranger, also=_kept_out),
+    "squatter": Fault(squatter, also=_kept_out),
+    "slow-upload": Fault(slow_upload, missed=(2,), with_relay=True),
+    "endless-upload": Fault(endless_upload, missed=(2,), returns=False, with_relay=True),
+    "node-disk-full": Fault(
+        node_disk_full,
+        returns=False,
+        uncharged=(VICTIM,),
+        needs_mount=True,
+        also=_refused_by_ledger,
+    ),
+    "node-disk-fills": Fault(
+        node_disk_fills, missed=(2, 3), needs_mount=True, also=_refused_while_full
+    ),
+    "server-disk-full": Fault(
+        server_disk_full, statuses=(FAILED, FAILED, COMPLETED), needs_mount=True, also=_says_why
+    ),
     # Nothing goes through, not even an end of a connection; and all connections are refused.
     "network-silent": Fault(partial(network_cut, cut=Relay.silence), missed=(2,), with_relay=True),
     "network-refused": Fault(partial(network_cut, cut=Relay.refuse), missed=(2,), with_relay=True),
 }
+
+
+_undisturbed: dict[str, float] = {}  # seconds of the undisturbed run of this process, by trust
 
 
 # ------------------------------------------------------------------------------ a fault, checked
@@ -405,33 +518,38 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
     for i in range(n_nodes):
         (directory / f"hooks{i}").mkdir()
         (directory / f"hooks{i}" / "faults.json").write_text("[]", "utf-8")
-    with ExitStack() as stack:
-        relays: list[Relay] = []
+    with ExitStack() as cleanup:
+        with ExitStack() as stack:
+            relays: list[Relay] = []
 
-        def route(node: int, address: str) -> str:
-            if not fault.with_relay or node != VICTIM:
-                return address
-            relays.append(stack.enter_context(Relay(address)))
-            return relays[-1].address
+            def route(node: int, address: str) -> str:
+                if not fault.with_relay or node != VICTIM:
+                    return address
+                relays.append(stack.enter_context(Relay(address)))
+                return relays[-1].address
 
-        running = stack.enter_context(
-            deployment(
-                directory,
-                partitions,
-                app=_hooked_app(directory / "app"),
-                policy={"min_clients": 2, "trusts": [trust], **fault.policy},
-                settings={"hooks": str(directory / "hooks{node}")},
-                route=route,
+            running = stack.enter_context(
+                deployment(
+                    directory,
+                    partitions,
+                    app=_hooked_app(directory / "app"),
+                    policy={"min_clients": 2, "trusts": [trust], **fault.policy},
+                    settings={"hooks": str(directory / "hooks{node}")},
+                    route=route,
+                )
             )
-        )
-        least_here = n_nodes if fault.needs_all else least
-        config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least_here}
-        stage = Stage(running, TIMEOUT, config, relays[0] if relays else None)
-        fault.play(stage)
-        statuses = running.statuses()
-    facts, complaints = _checked(fault, stage, statuses, partitions)
+            least_here = n_nodes if fault.needs_all else least
+            config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least_here}
+            stage = Stage(running, TIMEOUT, config, relays[0] if relays else None, cleanup)
+            fault.play(stage)
+            statuses = running.statuses()
+        facts, complaints = _checked(fault, stage, statuses, partitions)
     if left := stage.processes.left():
         complaints.append(f"{len(left)} processes are left")
+    if name == UNDISTURBED:
+        _undisturbed[trust] = stage.runs[1]
+    more = sum(stage.runs.values()) - _undisturbed.get(trust, math.nan)
+    facts.insert(2, "?" if math.isnan(more) else f"{more:+.0f} s")
     flwr = f"{version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'}"
     print("|", " | ".join([name, trust, flwr, *facts, "; ".join(complaints) or "passed"]), "|")
     return complaints
@@ -449,35 +567,47 @@ def _checked(
     if statuses != list(fault.statuses):
         complain([f"the runs are {statuses} instead of {list(fault.statuses)}"])
     must_have = [i for i in range(len(results)) if i != VICTIM or fault.returns]
-    complain(checks.result_complaints(results, must_have, partitions))
+    if not fault.has_own_results:
+        complain(checks.result_complaints(results, must_have, partitions))
     report = stage.last_report()
     epsilon, delta = report["epsilon"], report["delta"]
     states = [directory / f"node{i}" / "state" for i in range(len(results))]
-    complain(checks.ledger_complaints(states, len(fault.statuses), epsilon, delta))
     accounts = [checks.charged(state, delta) for state in states]
+    charged = [state for i, state in enumerate(states) if i not in fault.uncharged]
+    complain(checks.ledger_complaints(charged, fault.charges, epsilon, delta))
+    if any(accounts[i] != (0, 0.0) for i in fault.uncharged):
+        complain(["a node is charged that must not be"])
     complain(checks.secrecy_complaints(every))
     # A node's own log may hold its error's text.
     files = [file for file in checks.server_files(stage.running) if "supernode" not in file.name]
     found = [checks.read_result(path)[0] for path in results if path.exists()]
     complain(checks.leak_complaints(files, [*found, *(part[:20] for part in partitions)], [SECRET]))
-    ours = {line["node"]: i for i, lines in enumerate(sent) for line in lines}
-    dropped = [(ours.get(entry["node_id"], -1), entry) for entry in report["dropped"]]
-    if others := {i for i, _ in dropped} - {VICTIM}:
+    ours = {line["node"]: str(i) for i, lines in enumerate(sent) for line in lines}
+    ours |= {line["node"]: name for name in stage.outsiders for line in stage.sent(name)}
+    dropped = [(ours.get(entry["node_id"], "?"), entry) for entry in report["dropped"]]
+    if others := {node for node, _ in dropped} - {str(VICTIM), *stage.outsiders}:
         complain([f"nodes {sorted(others)} were dropped, which nothing disturbed"])
-    if lacking := set(fault.missed) - {one["round"] for i, one in dropped if i == VICTIM}:
+    if lacking := set(fault.missed) - {one["round"] for i, one in dropped if i == str(VICTIM)}:
         complain([f"the report names nobody for rounds {sorted(lacking)}"])
     if fault.returns and report["answers"][-1] != len(results):
         complain(["the node's answer is not in the last round"])
     complain(fault.also(stage))
-    names = [f"node {i}, round {one['round']}: {one['reason']}" for i, one in dropped]
+    names = [f"node {node}, round {one['round']}: {one['reason']}" for node, one in dropped]
     facts = [
-        ", then ".join(each.removeprefix("finished:") for each in statuses),
-        " + ".join(f"{seconds:.0f} s" for seconds in stage.runs),
+        ", then ".join(_outcome(stage, n, status) for n, status in enumerate(statuses, 1)),
+        " + ".join(f"{seconds:.0f} s" for seconds in stage.runs.values()),
         " ".join([*names, *(f"({note})" for note in stage.notes)]) or "nobody",
         "; ".join(dict.fromkeys(f"{runs} (ε {total:.3g})" for runs, total in accounts)),
         "{} made, {} differ".format(*checks.n_ciphertexts(every)),
     ]
     return facts, complaints
+
+
+def _outcome(stage: Stage, n: int, status: str) -> str:
+    """Return how a run ended: its status, and the sentence of its error if there is one."""
+    words = status.removeprefix("finished:")
+    error = error_of(stage.processes.log(f"run{n}")) if status == FAILED else ""
+    return f"{words} ({error})" if error else words
 
 
 def _hooked_app(path: Path) -> Path:

@@ -158,6 +158,7 @@ class Deployment:
     directory: Path  # of credentials, data, results and logs
     processes: Processes
     address: str  # of the SuperLink for HTTP
+    fleet: str  # of the SuperLink for nodes
     results: tuple[Path, ...]  # of each node
     report: Path  # the server's; beside it is the same as a page
     app: Path
@@ -224,27 +225,36 @@ def deployment(
             processes.wait_for_port(host, each, patience)
         commands = {}
         for i, (node, node_port) in enumerate(zip(nodes, node_ports, strict=True)):
-            make_node(node)
-            shutil.copy(link / "ca.crt", node)
-            data, policy_file = node / ("records.csv" if i else "records.npy"), node / "policy.toml"
-            write_records(data, partitions[i])
             before = sum(each.shape[1] for each in partitions[:i]) if is_vertical else 0
             own_bounds = bounds[before : before + partitions[i].shape[1]]
-            policy_file.write_text(policy_text(own_bounds, policy, names[i]), "utf-8")
-            policy_file.chmod(0o600)
-            own = {
-                "data": str(data),
-                "policy-file": str(policy_file),
-                "result": str(node / "result.npz"),
-                **{key: value.replace("{node}", str(i)) for key, value in (settings or {}).items()},
-            }
-            commands[f"supernode{i}"] = supernode_command(node, routes[i], node_port, own)
+            config = set_up_node(
+                node,
+                partitions[i],
+                policy_text(own_bounds, policy, names[i]),
+                {key: value.replace("{node}", str(i)) for key, value in (settings or {}).items()},
+            )
+            commands[f"supernode{i}"] = supernode_command(node, routes[i], node_port, config)
             processes.run(f"register{i}", register_command(node / "node.pub"), patience)
         for name, command in commands.items():  # when all are admitted
             processes.start(name, command)
         results = tuple(node / "result.npz" for node in nodes)
         report = directory / "report.json"
-        yield Deployment(directory, processes, address, results, report, app, roster)
+        yield Deployment(directory, processes, address, fleet_address, results, report, app, roster)
+
+
+def set_up_node(
+    node: Path, records: NDArray[np.float64], policy: str, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """Make a node's credentials and files beside the SuperLink's; return its configuration."""
+    make_node(node)
+    shutil.copy(node.parent / "link" / "ca.crt", node)
+    data = node / ("records.npy" if node.name == "node0" else "records.csv")
+    policy_file = node / "policy.toml"
+    write_records(data, records)
+    policy_file.write_text(policy, "utf-8")
+    policy_file.chmod(0o600)
+    result = str(node / "result.npz")
+    return {"data": str(data), "policy-file": str(policy_file), "result": result, **settings}
 
 
 def write_records(path: Path, records: NDArray[np.float64]) -> None:

@@ -1,4 +1,4 @@
-"""A TCP relay that stands in for a bad network: it can be slow, silent, or refuse.
+"""A TCP relay that stands in for a bad network: it can be slow, narrow, silent, or refuse.
 
 It reads nothing: TLS goes through as it is. It is *not* packet loss, which TCP mends before anybody
 sees it; a reset is worse than that, and what was under way is gone.
@@ -6,6 +6,7 @@ sees it; a reset is worse than that, and what was under way is gone.
 
 import argparse
 import asyncio
+import math
 import random
 import socket
 import struct
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import Self
 
 _CHUNK = 2**16
+_TICK = 0.1  # seconds between two pieces of what is throttled
 _QUEUE = 256  # chunks under way in one direction of a connection
 
 
@@ -34,6 +36,7 @@ class Relay:
         self._flows = asyncio.Event()
         self._flows.set()
         self._refusing = False
+        self._rate = math.inf
         self._connections: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(_split(listen))
         host, port = self._listener.getsockname()
@@ -64,9 +67,17 @@ class Relay:
         self._refusing = True
         self.reset()
 
+    def throttle(self, rate: float) -> None:
+        """Let no more than so many bytes per second of a connection through to the target.
+
+        What comes back is as fast as before. With a rate of 0 an upload never ends.
+        """
+        self._rate = rate
+
     def heal(self) -> None:
         """Let everything through again, first what was held."""
         self._refusing = False
+        self._rate = math.inf
         self._loop.call_soon_threadsafe(self._flows.set)
 
     def reset(self) -> int:
@@ -111,8 +122,8 @@ class Relay:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             writers.append(far_writer)
             async with asyncio.TaskGroup() as directions:
-                directions.create_task(self._direction(reader, far_writer))
-                directions.create_task(self._direction(far_reader, writer))
+                directions.create_task(self._direction(reader, far_writer, is_upload=True))
+                directions.create_task(self._direction(far_reader, writer, is_upload=False))
         except (OSError, ExceptionGroup, asyncio.CancelledError):
             for each in writers:
                 _set_to_reset(each)
@@ -121,12 +132,14 @@ class Relay:
             for each in writers:
                 each.transport.abort()
 
-    async def _direction(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _direction(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_upload: bool
+    ) -> None:
         """Pass on bytes, and at last their end, each at its time."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE)
         async with asyncio.TaskGroup() as halves:
             halves.create_task(self._receive(reader, queue))
-            halves.create_task(self._send(queue, writer))
+            halves.create_task(self._send(queue, writer, is_upload))
 
     async def _receive(
         self, reader: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]]
@@ -138,7 +151,10 @@ class Relay:
             await queue.put((time.monotonic() + late, chunk))
 
     async def _send(
-        self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+        self,
+        queue: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        is_upload: bool,
     ) -> None:
         while True:
             due, chunk = await queue.get()
@@ -146,6 +162,12 @@ class Relay:
             await self._flows.wait()
             if not chunk:
                 break
+            while is_upload and chunk and math.isfinite(self._rate):
+                await asyncio.sleep(_TICK)
+                size = math.ceil(min(self._rate * _TICK, len(chunk)))
+                writer.write(chunk[:size])
+                await writer.drain()
+                chunk = chunk[size:]
             writer.write(chunk)
             await writer.drain()
         writer.write_eof()

@@ -3,12 +3,14 @@
 One setting comes in ``--node-config`` beside the app's: ``hooks``, a directory of the test. There
 ``faults.json`` lists the faults, each with the round of the request that it spoils. ``sent.jsonl``
 has one line per answered message, with all protected words or shares that it holds. The line is on
-the disk before the answer leaves, so nothing that was ever sent is missing from it.
+the disk before the answer leaves, so nothing that was ever sent is missing from it. Each result is
+kept: ``result-RUN.npz``.
 """
 
 import base64
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_kmeans import kmeans_client_app
+from flower_kmeans.client import ClientResult
 from flower_kmeans.data.datasets import Table
 from flower_kmeans.protocol.messages import (
     Added,
     Answer,
     Ask,
+    Enrolled,
     Located,
     Refusal,
     Reply,
@@ -30,7 +34,7 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
     decode_request,
 )
-from flower_kmeans.protocol.wire import from_content
+from flower_kmeans.protocol.wire import encode, from_content, to_content
 
 _POLL = 0.05
 _LONGEST = 600.0
@@ -64,14 +68,16 @@ def _hold(hooks: Path, t: int) -> None:
         time.sleep(_POLL)
 
 
-def _protected(reply: Reply) -> bytes:
+def _protected(reply: Reply | None) -> bytes:
     """Return what a reply holds of the records, all of it encrypted."""
     if isinstance(reply, Answer):
         return reply.words or reply.sealed
     return reply.share if isinstance(reply, Added) else b""
 
 
-def _keep(hooks: Path, message: Message, asked: float, request: Request, reply: Reply) -> None:
+def _keep(
+    hooks: Path, message: Message, asked: float, request: Request, reply: Reply | None
+) -> None:
     t, attempt = (request.t, request.attempt) if isinstance(request, Located) else (0, 0)
     line = {
         "node": message.metadata.dst_node_id,
@@ -86,11 +92,18 @@ def _keep(hooks: Path, message: Message, asked: float, request: Request, reply: 
         "attempt": attempt,
         "code": reply.code if isinstance(reply, Refusal) else 0,
         "words": base64.b64encode(_protected(reply)).decode(),
+        "enrolled": encode(reply).hex() if isinstance(reply, Enrolled) else "",
     }
     with (hooks / "sent.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def _on_result(result: ClientResult, context: Context) -> None:
+    client_app.on_result(result, context)
+    hooks = Path(str(context.node_config["hooks"]))
+    shutil.copy(str(context.node_config["result"]), hooks / f"result-{context.run_id}.npz")
 
 
 class _FaultyApp(ClientApp):
@@ -102,13 +115,17 @@ class _FaultyApp(ClientApp):
         hooks = Path(str(context.node_config["hooks"]))
         request = decode_request(from_content(message.content))
         t = request.t if isinstance(request, Ask) else 0
+        for fault in _faults(hooks, "say", t):
+            _keep(hooks, message, begun, request, None)
+            said = to_content(bytes.fromhex(fault["reply"]))
+            return Message(said, reply_to=message)
 
         def load_data(context: Context) -> Table:
             for fault in _faults(hooks, "raise", t):
                 raise RuntimeError(fault["text"])
             return client_app.load_data(context)
 
-        reply = kmeans_client_app(load_data, on_result=client_app.on_result)(message, context)
+        reply = kmeans_client_app(load_data, on_result=_on_result)(message, context)
         _keep(hooks, message, begun, request, decode_reply(from_content(reply.content)))
         for fault in _faults(hooks, "sleep", t):
             time.sleep(max(0.0, message.metadata.created_at + fault["until"] - time.time()))
