@@ -25,7 +25,7 @@ from loopback import APP, HOST, deployment, example_partitions, fleet_is_grpc
 from numpy.typing import NDArray
 from processes import DeploymentError
 from relay import Relay
-from stage import LET_IN, ROUNDS, VICTIM, VICTIM_NODE, WITNESS, Stage, hold
+from stage import LET_IN, ROUNDS, VICTIM, VICTIM_NODE, WITNESS, Stage, hold, kill_server
 
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.messages import Enrolled, decode_reply
@@ -180,7 +180,7 @@ def superlink_restarted(stage: Stage) -> None:
 def server_killed(stage: Stage) -> None:
     """Kill the server's process in the middle of a round of a run that is kept, and resume it."""
     stage.begin_and_hold(resume=str(stage.kept))
-    stage.kill_server()
+    kill_server(stage.processes)
     stage.let_go(VICTIM, 2)
     stage.end_run()
     stage.begin_run(resume=str(stage.kept))
@@ -418,6 +418,11 @@ def _says_why(stage: Stage) -> list[str]:
     return complaints
 
 
+def end_of_flwr() -> str:
+    """Return the installed Flower's version, and how its nodes reach the SuperLink."""
+    return f"{version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'}"
+
+
 def error_of(log: str) -> str:
     """Return the sentence with which a run ended that did not complete."""
     found = re.findall(r"^(?:\S*\s)*?(?:\w+\.)*(\w+Error: .*)$", log, re.MULTILINE)
@@ -550,8 +555,11 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
         _undisturbed[trust] = stage.runs[1]
     more = sum(stage.runs.values()) - _undisturbed.get(trust, math.nan)
     facts.insert(2, "?" if math.isnan(more) else f"{more:+.0f} s")
-    flwr = f"{version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'}"
-    print("|", " | ".join([name, trust, flwr, *facts, "; ".join(complaints) or "passed"]), "|")
+    print(
+        "|",
+        " | ".join([name, trust, end_of_flwr(), *facts, "; ".join(complaints) or "passed"]),
+        "|",
+    )
     return complaints
 
 

@@ -14,7 +14,6 @@ import checks
 from disks import SmallDisk
 from loopback import (
     BOUNDS,
-    HOST,
     Deployment,
     example_partitions,
     policy_text,
@@ -39,6 +38,19 @@ Faults = Sequence[Mapping[str, Any]]
 def hold(*rounds: int) -> Faults:
     """Return faults that make a node wait in the middle of its answers of these rounds."""
     return [{"action": "hold", "t": t} for t in rounds]
+
+
+def kill_server(processes: Processes) -> None:
+    """Kill the process of the server's app without a warning."""
+    killed = 0
+    for pid in processes.left():
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if any("flwr-serverapp" in word for word in words[:2]):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    if not killed:
+        raise DeploymentError("There is no process of the server's app.")
 
 
 @dataclass
@@ -198,18 +210,6 @@ class Stage:
             return self.processes.log("superlink").count(line) > before
 
         self.wait_until(has_begun, self.timeout, "The upload")
-
-    def kill_server(self) -> None:
-        """Kill the process of the server's app without a warning."""
-        killed = 0
-        for pid in self.processes.left():
-            with suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                if any("flwr-serverapp" in word for word in words[:2]):
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-        if not killed:
-            raise DeploymentError("There is no process of the server's app.")
 
     def kill_superlink(self) -> None:
         """Kill the SuperLink and the processes that it started, as a loss of power does."""

@@ -111,6 +111,23 @@ def test_silence_holds_everything_until_it_heals():
                 assert read(each, 1) == b"b"
 
 
+def test_a_throttled_upload_is_slow_and_one_of_rate_0_never_ends():
+    sent = b"x" * 1_000
+    with echo() as target, Relay(target) as between, connect(between.address) as sock:
+        between.throttle(2_000)
+        begun = time.monotonic()
+        exchange(sock, sent)
+        assert time.monotonic() - begun >= 0.4  # half a second, but for the last piece
+        between.throttle(0)
+        sock.sendall(b"b")
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+        between.heal()
+        sock.settimeout(PATIENCE)
+        assert read(sock, 1) == b"b"
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_reset_ends_all_connections_and_no_later_one(silent):
     with echo() as target, Relay(target) as between:

@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+import time
 import tomllib
 
+import faults
 import loopback
 import numpy as np
 import pytest
 from checks import NEVER_SEEN, leak_complaints, one_result, server_files
 from loopback import ROOT
+from stage import kill_server
 
 from flower_kmeans import ClientPolicy
 from flower_kmeans.metrics import matched_centroid_error
@@ -32,10 +35,11 @@ def columns_of(widths):
     return np.split(table, np.cumsum(widths)[:-1], axis=1)
 
 
-def set_up(directory, widths=(2, 1)):
+def set_up(directory, widths=(2, 1), first_rows=None):
     """Return the deployment of all companies, with the ids of their rows."""
-    ids = directory / "ids.txt"
-    ids.write_text("".join(f"{row}\n" for row in range(N_RECORDS)), "utf-8")
+    for party, first in enumerate(first_rows or [0] * len(widths)):
+        ids = directory / f"ids{party}.txt"
+        ids.write_text("".join(f"{first + row}\n" for row in range(N_RECORDS)), "utf-8")
     return loopback.deployment(
         directory,
         columns_of(widths),
@@ -43,7 +47,7 @@ def set_up(directory, widths=(2, 1)):
         is_vertical=True,
         app=APP,
         policy=POLICY,
-        settings={"ids": str(ids)},
+        settings={"ids": str(directory / "ids{node}.txt")},
         patience=180,
     )
 
@@ -54,6 +58,28 @@ def settings(timeout, widths=(2, 1), **changes):
     bounds = "/".join(",".join(texts[b - w : b]) for w, b in zip(widths, ends, strict=True))
     usual = {"n-clients": None, "n-clusters": 2, "n-records": N_RECORDS, "n-rounds": ROUNDS}
     return {**usual, "bounds": bounds, "timeout": timeout, **changes}
+
+
+def begin_and_wait_for_round_1(running, config):
+    """Start a run, and wait until round 1 has ended and the next one works."""
+    processes = running.processes
+    processes.start("run", running.command(config))
+    processes.wait_until(
+        lambda: "Round 1/2" in processes.log("run") or processes.ended("run"), 900, "Round 1"
+    )
+    assert not processes.ended("run"), processes.log("run")
+
+
+def print_row(name, running, begun):
+    """Print a row of the table of faults (docs/tables/deployments.md)."""
+    seconds = time.monotonic() - begun
+    log = running.processes.log("run")
+    status = running.statuses()[-1].removeprefix("finished:")
+    outcome = f"{status} ({faults.error_of(log)})" if status == "failed" else status
+    states = [path.parent / "state" for path in running.results]
+    charges = "; ".join(f"ε {spent_epsilon(state, DELTA) or 0:.3g}" for state in states)
+    print("|", " | ".join([name, "vertical", faults.end_of_flwr(), outcome]), end=" | ")
+    print(f"{seconds:.0f} s", charges, sep=" | ", end=" |\n")
 
 
 def check_charges(directory, parties=2):
@@ -99,12 +125,7 @@ def test_a_party_that_dies_between_requests_ends_the_run_and_is_named(tmp_path):
     config = settings(120, radius=False)
     with set_up(tmp_path) as running:
         processes = running.processes
-        processes.start("run", running.command(config))
-        begun = "Round 1/2"
-        processes.wait_until(
-            lambda: begun in processes.log("run") or processes.ended("run"), 900, "Round 1"
-        )
-        assert not processes.ended("run"), processes.log("run")
+        begin_and_wait_for_round_1(running, config)
         processes.kill("supernode1")
         processes.wait("run", 900)
         assert running.statuses()[-1] == "finished:failed"
@@ -116,6 +137,63 @@ def test_a_party_that_dies_between_requests_ends_the_run_and_is_named(tmp_path):
     assert {(each["client"], each["round"]) for each in report["incidents"]} == {(1, 2)}
     assert not any(path.exists() for path in running.results)
     check_charges(tmp_path)
+
+
+@pytest.mark.deployment
+def test_an_undisturbed_run_to_compare_with(tmp_path):
+    with set_up(tmp_path) as running:
+        begun = time.monotonic()
+        running.run(settings(120, radius=False), timeout=1_800)
+        print_row("undisturbed", running, begun)
+    check_charges(tmp_path)
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_party_that_is_killed_and_started_again_goes_on(tmp_path, party):
+    with set_up(tmp_path) as running:
+        processes, begun = running.processes, time.monotonic()
+        begin_and_wait_for_round_1(running, settings(120, radius=False))
+        processes.kill(f"supernode{party}")
+        processes.keep(f"supernode{party}")
+        processes.restart(f"supernode{party}")
+        processes.wait("run", 900)
+        print_row(f"party {party} killed", running, begun)
+        assert running.statuses()[-1] == "finished:completed", processes.log("run")
+    assert running.processes.left() == []
+    centroids, _ = one_result(running)
+    assert matched_centroid_error(centroids, CENTERS[:, :3]) < 0.01
+    check_charges(tmp_path)
+
+
+@pytest.mark.deployment
+def test_a_server_that_is_killed_ends_the_run_and_costs_one_charge(tmp_path):
+    with set_up(tmp_path) as running:
+        begun = time.monotonic()
+        begin_and_wait_for_round_1(running, settings(120, radius=False))
+        kill_server(running.processes)
+        running.processes.wait("run", 900)
+        print_row("server killed", running, begun)
+        assert running.statuses()[-1] == "finished:failed"
+    assert running.processes.left() == []
+    assert not any(path.exists() for path in running.results)
+    for slot in range(2):
+        state = tmp_path / f"node{slot}" / "state"
+        assert spent_epsilon(state, DELTA) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.deployment
+def test_rows_that_differ_end_the_run_before_anybody_is_charged(tmp_path):
+    with set_up(tmp_path, first_rows=[0, 1]) as running:
+        begun = time.monotonic()
+        running.processes.start("run", running.command(settings(120)))
+        running.processes.wait("run", 900)
+        print_row("rows differ", running, begun)
+        assert running.statuses()[-1] == "finished:failed"
+    assert "have other rows" in running.processes.log("run")
+    assert not any(path.exists() for path in running.results)
+    for slot in range(2):
+        assert spent_epsilon(tmp_path / f"node{slot}" / "state", DELTA) in (None, 0)
 
 
 # --------------------------------------------------------------------------- the page
