@@ -425,7 +425,7 @@ def end_of_flwr() -> str:
 
 def error_of(log: str) -> str:
     """Return the sentence with which a run ended that did not complete."""
-    found = re.findall(r"^(?:\S*\s)*?(?:\w+\.)*(\w+Error: .*)$", log, re.MULTILINE)
+    found = re.findall(r"^(?:.*\s)?(?:\w+\.)*(\w+Error: .*)$", log, re.MULTILINE)
     return found[-1] if found else ""
 
 

@@ -1,12 +1,14 @@
 """Faults on real deployments, and that the checks which judge them can fail."""
 
 import base64
+import json
 
 import checks
 import faults
 import loopback
 import numpy as np
 import pytest
+import stage as stages
 from disks import SmallDisk
 from ledger_workers import answer_of, charge, gaussian_plan
 
@@ -146,6 +148,112 @@ def test_results_that_differ_lack_or_are_wrong_are_found(tmp_path):
         np.savez(path, centroids=centers + 1, counts=np.ones(3))
     (complaint,) = checks.result_complaints(results, [], partitions)
     assert "away from the non-private solution" in complaint
+
+
+# --------------------------------------------------------------------------- what faults show
+
+
+LEDGER = 10
+
+
+class Logs:
+    """The processes of a deployment, of which nothing is left but their logs."""
+
+    def __init__(self, logs):
+        self.log = logs.__getitem__
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Return three nodes after two runs that all of them answered."""
+    results = tuple(tmp_path / f"node{i}" / "result.npz" for i in range(3))
+    logs = dict.fromkeys(("run1", "run2"), "error: RunError: the disk is full")
+    running = loopback.Deployment(
+        tmp_path, Logs(logs), "", "", results, tmp_path / "report.json", tmp_path, tmp_path
+    )
+    made = stages.Stage(running, 60.0, runs={1: 9.0, 2: 9.0}, _begun={1: 0.0, 2: 0.0})
+    for n in made.runs:
+        report(made, n)
+    for i in range(3):
+        made.hooks(i).mkdir()
+    return made
+
+
+def report(stage, n, answers=(3, 3, 3, 3), finished=True, nodes=()):
+    """Write the report of a run, with incidents of these nodes."""
+    incidents = [{"node_id": node, "reason": ""} for node in nodes]
+    content = {"answers": list(answers), "finished": finished, "incidents": incidents}
+    stage.report(n).write_text(json.dumps(content), "utf-8")
+
+
+def said(stage, node, *lines):
+    """Write what a node was asked, and with which code it refused: pairs of round and code."""
+    made = [
+        {"node": 77, "kind": kind, "t": t, "code": code, "words": ""} for kind, t, code in lines
+    ]
+    stage.hooks(node).mkdir(exist_ok=True)
+    text = "".join(f"{json.dumps(line)}\n" for line in made)
+    (stage.hooks(node) / "sent.jsonl").write_text(text, "utf-8")
+
+
+def test_a_round_that_lacks_an_answer_is_found_in_every_run(stage):
+    assert faults._all_answered(stage) == []
+    report(stage, 1, [3, 2, 3, 3], finished=False)
+    assert faults._all_answered(stage) == []
+    report(stage, 1, [3, 2, 3, 3])
+    assert faults._all_answered(stage) == ["answers [[3, 2, 3, 3], [3, 3, 3, 3]]"]
+    for n in (1, 2):
+        report(stage, n, finished=False)
+    assert faults._all_answered(stage) == ["answers []"]
+
+
+def test_an_outsider_that_took_part_or_was_not_named_is_found(stage):
+    stage.outsiders.append("junk")
+    said(stage, "junk", ("enrol", 0, 0))
+    report(stage, 2, nodes=[77])
+    assert faults._kept_out(stage) == []
+    report(stage, 2, nodes=[78])
+    assert faults._kept_out(stage) == ["the report does not have junk"]
+    said(stage, "junk", ("enrol", 0, 0), ("ask", 1, 0))
+    assert faults._kept_out(stage) == ["junk was asked ['enrol', 'ask']"]
+    said(stage, "junk")
+    assert faults._kept_out(stage) == ["junk was asked []"]
+
+
+def test_an_answer_of_a_node_with_a_full_disk_is_found(stage):
+    said(stage, stages.VICTIM, ("enrol", 0, LEDGER))
+    assert faults._refused_by_ledger(stage) == []
+    said(stage, stages.VICTIM, ("enrol", 0, LEDGER), ("ask", 1, 0))
+    assert faults._refused_by_ledger(stage) != []
+    codes = [("ask", t, code) for t, code in enumerate([0, LEDGER, LEDGER, 0], 1)]
+    said(stage, stages.VICTIM, *codes)
+    assert faults._refused_while_full(stage) == []
+    said(stage, stages.VICTIM, *codes, ("ask", 2, 0))
+    assert faults._refused_while_full(stage) != []
+
+
+def test_a_run_that_does_not_say_that_the_disk_is_full_is_found(stage):
+    assert faults._says_why(stage) == []
+    stage.running.processes.log = {"run1": "a.b.RunError: the disk is full", "run2": "-"}.get
+    assert faults._says_why(stage) == ["run 2 does not say that the disk is full"]
+
+
+def test_the_sentence_of_an_error_is_the_last_one():
+    log = "a\nValueError: one\nINFO: flower_kmeans.errors.RunError: The disk is full. Stop.\nb\n"
+    assert faults.error_of(log) == "RunError: The disk is full. Stop."
+    assert faults.error_of("no error here\n") == ""
+
+
+def test_two_runs_with_other_results_at_a_node_are_found(stage):
+    centers = np.array([[-7.0, -7.0], [7.0, -6.0], [0.0, 8.0]])
+    for i in range(3):
+        for name in ("result-1.npz", "result-2.npz"):
+            np.savez(stage.hooks(i) / name, centroids=centers, counts=np.ones(3))
+    assert faults._both_ran(stage) == []
+    np.savez(stage.hooks(1) / "result-2.npz", centroids=centers + 1e-9, counts=np.ones(3))
+    assert faults._both_ran(stage) == ["nodes have different results"]
+    (stage.hooks(1) / "result-2.npz").unlink()
+    assert faults._both_ran(stage) == ["a node lacks a result of one of two runs"]
 
 
 def test_the_app_under_test_is_the_deployments_own(tmp_path):
