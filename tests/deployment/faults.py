@@ -425,7 +425,9 @@ def end_of_flwr() -> str:
 
 def error_of(log: str) -> str:
     """Return the sentence with which a run ended that did not complete."""
-    found = re.findall(r"^(?:.*\s)?(?:\w+\.)*(\w+Error: .*)$", log, re.MULTILINE)
+    # Flower logs the error itself; before 1.40 a traceback, whose last line has it.
+    said = re.findall(r"ServerApp raised an exception: (.*)$", log, re.MULTILINE)
+    found = said or re.findall(r"^(?:\w+\.)+\w+Error: (.*)$", log, re.MULTILINE)
     return found[-1] if found else ""
 
 

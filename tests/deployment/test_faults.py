@@ -167,7 +167,7 @@ class Logs:
 def stage(tmp_path):
     """Return three nodes after two runs that all of them answered."""
     results = tuple(tmp_path / f"node{i}" / "result.npz" for i in range(3))
-    logs = dict.fromkeys(("run1", "run2"), "error: RunError: the disk is full")
+    logs = dict.fromkeys(("run1", "run2"), "ServerApp raised an exception: the disk is full")
     running = loopback.Deployment(
         tmp_path, Logs(logs), "", "", results, tmp_path / "report.json", tmp_path, tmp_path
     )
@@ -234,13 +234,19 @@ def test_an_answer_of_a_node_with_a_full_disk_is_found(stage):
 
 def test_a_run_that_does_not_say_that_the_disk_is_full_is_found(stage):
     assert faults._says_why(stage) == []
-    stage.running.processes.log = {"run1": "a.b.RunError: the disk is full", "run2": "-"}.get
+    stage.running.processes.log = {
+        "run1": "flower_kmeans.errors.RunError: the disk is full",
+        "run2": "-",
+    }.get
     assert faults._says_why(stage) == ["run 2 does not say that the disk is full"]
 
 
-def test_the_sentence_of_an_error_is_the_last_one():
-    log = "a\nValueError: one\nINFO: flower_kmeans.errors.RunError: The disk is full. Stop.\nb\n"
-    assert faults.error_of(log) == "RunError: The disk is full. Stop."
+def test_the_sentence_of_an_error_is_found_on_both_ends_of_flwr():
+    new = (
+        "a\nERROR : ServerApp raised an exception: The disk is full. Stop.\nERROR: Exit Code: 201\n"
+    )
+    old = "Traceback\nValueError: one\nflower_kmeans.errors.RunError: The disk is full. Stop.\n\nb"
+    assert faults.error_of(new) == faults.error_of(old) == "The disk is full. Stop."
     assert faults.error_of("no error here\n") == ""
 
 
