@@ -105,6 +105,9 @@ def charged(state_dir: Path, delta: float) -> tuple[int, float]:
     if not (state_dir / FILE_NAME).exists():
         return 0, 0.0
     with closing(sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True)) as database:
+        (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if not tables:  # its disk was full before anything could be written
+            return 0, 0.0
         (runs,) = database.execute("SELECT COUNT(round) FROM runs").fetchone()
     with Ledger(state_dir) as ledger:
         return runs, ledger.epsilon(delta)

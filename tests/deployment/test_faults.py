@@ -13,6 +13,7 @@ from disks import SmallDisk
 from ledger_workers import answer_of, charge, gaussian_plan
 
 from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.randomness import token
 
 DELTA = 1e-6
@@ -111,6 +112,11 @@ def test_a_ledger_that_charged_twice_is_found(tmp_path):
         "node 2",
     ]
     assert checks.ledger_complaints(states[1:2], 2, epsilon, DELTA) == []
+    assert checks.charged(states[1], DELTA)[0] == 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / FILE_NAME).touch()
+    assert checks.charged(empty, DELTA) == (0, 0.0)
 
 
 def test_what_must_not_be_in_a_file_is_found(tmp_path):
