@@ -423,6 +423,13 @@ def end_of_flwr() -> str:
     return f"{version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'}"
 
 
+def outcome_of(status: str, log: str) -> str:
+    """Return how a run ended: its status, and the sentence of its error if there is one."""
+    words = status.removeprefix("finished:")
+    error = error_of(log) if status == FAILED else ""
+    return f"{words} ({error})" if error else words
+
+
 def error_of(log: str) -> str:
     """Return the sentence with which a run ended that did not complete."""
     # Flower logs the error itself; before 1.40 a traceback, whose last line has it.
@@ -604,20 +611,16 @@ def _checked(
     complain(fault.also(stage))
     names = [f"node {node}, round {one['round']}: {one['reason']}" for node, one in dropped]
     facts = [
-        ", then ".join(_outcome(stage, n, status) for n, status in enumerate(statuses, 1)),
+        ", then ".join(
+            outcome_of(status, stage.processes.log(f"run{n}"))
+            for n, status in enumerate(statuses, 1)
+        ),
         " + ".join(f"{seconds:.0f} s" for seconds in stage.runs.values()),
         " ".join([*names, *(f"({note})" for note in stage.notes)]) or "nobody",
         "; ".join(dict.fromkeys(f"{runs} (ε {total:.3g})" for runs, total in accounts)),
         "{} made, {} differ".format(*checks.n_ciphertexts(every)),
     ]
     return facts, complaints
-
-
-def _outcome(stage: Stage, n: int, status: str) -> str:
-    """Return how a run ended: its status, and the sentence of its error if there is one."""
-    words = status.removeprefix("finished:")
-    error = error_of(stage.processes.log(f"run{n}")) if status == FAILED else ""
-    return f"{words} ({error})" if error else words
 
 
 def _hooked_app(path: Path) -> Path:

@@ -254,6 +254,9 @@ def test_the_sentence_of_an_error_is_found_on_both_ends_of_flwr():
     old = "Traceback\nValueError: one\nflower_kmeans.errors.RunError: The disk is full. Stop.\n\nb"
     assert faults.error_of(new) == faults.error_of(old) == "The disk is full. Stop."
     assert faults.error_of("no error here\n") == ""
+    assert faults.outcome_of("finished:failed", new) == "failed (The disk is full. Stop.)"
+    assert faults.outcome_of("finished:failed", "") == "failed"
+    assert faults.outcome_of("finished:completed", new) == "completed"
 
 
 def test_two_runs_with_other_results_at_a_node_are_found(stage):

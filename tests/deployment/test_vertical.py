@@ -73,9 +73,7 @@ def begin_and_wait_for_round_1(running, config):
 def print_row(name, running, begun):
     """Print a row of the table of faults (docs/tables/deployments.md)."""
     seconds = time.monotonic() - begun
-    log = running.processes.log("run")
-    status = running.statuses()[-1].removeprefix("finished:")
-    outcome = f"{status} ({faults.error_of(log)})" if status == "failed" else status
+    outcome = faults.outcome_of(running.statuses()[-1], running.processes.log("run"))
     states = [path.parent / "state" for path in running.results]
     charges = "; ".join(f"ε {spent_epsilon(state, DELTA) or 0:.3g}" for state in states)
     print("|", " | ".join([name, "vertical", faults.end_of_flwr(), outcome]), end=" | ")
