@@ -165,19 +165,26 @@ def test_a_party_that_is_killed_and_started_again_goes_on(tmp_path, party):
 
 
 @pytest.mark.deployment
-def test_a_server_that_is_killed_ends_the_run_and_costs_one_charge(tmp_path):
+def test_a_server_that_is_killed_goes_on_and_costs_one_charge(tmp_path):
+    config = settings(120, radius=False, resume=str(tmp_path / "kept"))
     with set_up(tmp_path) as running:
-        begun = time.monotonic()
-        begin_and_wait_for_round_1(running, settings(120, radius=False))
-        kill_server(running.processes)
-        running.processes.wait("run", 900)
+        processes, begun = running.processes, time.monotonic()
+        begin_and_wait_for_round_1(running, config)
+        kill_server(processes)
+        processes.wait("run", 900)
         print_row("server killed", running, begun)
         assert running.statuses()[-1] == "finished:failed"
+        resumed = time.monotonic()
+        processes.start("run2", running.command(config))
+        processes.wait("run2", 900)
+        print_row("and resumed", running, resumed)
+        assert running.statuses()[-1] == "finished:completed", processes.log("run2")
     assert running.processes.left() == []
-    assert not any(path.exists() for path in running.results)
-    for slot in range(2):
-        state = tmp_path / f"node{slot}" / "state"
-        assert spent_epsilon(state, DELTA) == pytest.approx(1, rel=1e-6)
+    report = json.loads(running.report.read_text("utf-8"))
+    assert report["resumptions"] == 1
+    centroids, _ = one_result(running)
+    assert matched_centroid_error(centroids, CENTERS[:, :3]) < 0.01
+    check_charges(tmp_path)
 
 
 @pytest.mark.deployment
