@@ -28,6 +28,8 @@ from flower_kmeans.report.report import Dropped, Proceedings
 _FILE = PrivateFile("run.sqlite3", "the kept run", "resume", ConfigurationError)
 _SETTINGS = (
     "locking_mode = EXCLUSIVE",  # another process that resumes the same run is refused
+    # A file that is held keeps its rollback journal, with all that was erased, if it is not cut.
+    "journal_mode = TRUNCATE",
     "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
     "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
     "secure_delete = ON",  # what is erased is overwritten in the file

@@ -282,6 +282,19 @@ def test_what_a_round_no_longer_needs_is_erased(begin, trust):
                 assert not part or part[:48] not in content
 
 
+def test_what_is_erased_is_not_in_the_files_beside_the_database(tmp_path):
+    """Also while the process has the directory, because it may be killed at any moment."""
+    shares, place = b"sealed shares" * 1000, tmp_path / "run"
+    kept = KeptRun(document=b"document", nodes=None)
+    with Journal(place) as journal:
+        journal.write_parts(kept, [(slot, shares) for slot in range(N)])
+        journal.write_closed(kept, None)
+        others = [file for file in place.iterdir() if file.name != "run.sqlite3"]
+        # The database itself is read at the end: to close it here would let go of its lock.
+        assert not any(shares[:26] in file.read_bytes() for file in others)
+    assert shares[:26] not in (place / "run.sqlite3").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
