@@ -34,7 +34,9 @@ _SETTINGS = (
     "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
     "secure_delete = ON",  # what is erased is overwritten in the file
 )
+_held: set[str] = set()  # directories of this process, as the system names them
 _VERSION = 1
+_HELD = "Got one that another run of this process holds."
 _SCHEMA = """
 CREATE TABLE run (place INTEGER PRIMARY KEY CHECK (place = 1), content BLOB NOT NULL);
 CREATE TABLE entries (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
@@ -155,14 +157,19 @@ class Journal:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
+        self._place = os.path.realpath(self.directory)
+        # Before the file is touched: to close a second descriptor of it would let go of its lock.
+        if self._place in _held:
+            raise ConfigurationError(f"Expected resume {self.directory} to be usable. {_HELD}")
         path = make_private_file(self.directory, _FILE)
         self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        _held.add(self._place)
         try:
             self._open()
         except sqlite3.Error as error:
             self.close()
             raise ConfigurationError(self._sentence(error)) from None
-        except ConfigurationError:
+        except BaseException:
             self.close()
             raise
 
@@ -191,6 +198,7 @@ class Journal:
     def close(self) -> None:
         """Let go of the directory; the run in it can be resumed."""
         self._db.close()
+        _held.discard(self._place)
 
     def __enter__(self) -> "Journal":
         return self

@@ -5,6 +5,8 @@ import dataclasses
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from unittest import mock
 
@@ -242,13 +244,37 @@ def test_58_two_continuations_share_one_answer_and_one_vote_of_a_round(begin, tr
         assert len(replies_of(federation, messages.Added)) == N * 3
 
 
+def _opened_elsewhere(directory):
+    """Return whether another process can use the file of a run."""
+    words = "import sqlite3, sys; file = sqlite3.connect(sys.argv[1], timeout=0);"
+    words += "file.execute('SELECT * FROM run')"
+    command = [sys.executable, "-I", "-c", words, str(directory / "run.sqlite3")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "is locked" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+def test_58_two_runs_do_not_hold_one_directory(tmp_path):
+    """Nor does the second run of a process let another process in."""
+    place, link = tmp_path / "run", tmp_path / "link"
+    link.symlink_to(place)
+    with Journal(place):
+        assert not _opened_elsewhere(place)
+        for name in (place, link):
+            with pytest.raises(ConfigurationError, match="another run of this process holds"):
+                Journal(name)
+        assert not _opened_elsewhere(place)
+    assert _opened_elsewhere(place)
+    Journal(place).close()
+
+
 def test_58_two_processes_do_not_hold_one_directory(tmp_path):
-    Journal(tmp_path / "run").close()  # neither of the two makes the file
-    with (
-        Journal(tmp_path / "run"),
-        pytest.raises(ConfigurationError, match="another process holds"),
-    ):
-        Journal(tmp_path / "run")
+    Journal(tmp_path / "run").close()
+    other = sqlite3.connect(tmp_path / "run" / "run.sqlite3")
+    with contextlib.closing(other):
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigurationError, match="another process holds"):
+            Journal(tmp_path / "run")
     Journal(tmp_path / "run").close()
 
 
