@@ -552,9 +552,15 @@ class Server:
         attempt = self._attempt
         if attempt is None:
             raise RunError("Expected `ask` before the answers to it.")
+        before = self.state, self.head, self.n_opened, self.noise_factor, list(self.findings)
         with self._aborting(trip):
-            self._close_round(attempt, replies, trip)
-            self._keep_closed()
+            try:
+                self._close_round(attempt, replies, trip)
+                self._keep_closed()
+            except BaseException:
+                # A sum that was not kept gets other noise when the run goes on: nobody may see it.
+                self.state, self.head, self.n_opened, self.noise_factor, self.findings = before
+                raise
         self._attempt = self._resumed = self._stale = None
 
     def _close_round(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:

@@ -208,6 +208,26 @@ def test_57_a_client_that_lost_its_memory_meanwhile_renews(begin, trust):
     assert resumed.report.restarts >= 1
 
 
+def test_57_a_sum_that_could_not_be_kept_is_not_seen(begin):
+    """The resumed run adds other noise to it: both would be two releases for one charge."""
+    make, federation, directory = begin("trusted-server")
+    write, seen = Journal.write_closed, []
+
+    def full(self, kept, entry):
+        if kept.head == 2:
+            raise RunError("full")
+        write(self, kept, entry)
+
+    failed = make(on_round=lambda info: seen.append(failed.centroids.copy()))
+    with mock.patch.object(Journal, "write_closed", full), pytest.raises(RunError, match="full"):
+        federation.run(failed, directory)
+    (first,) = seen
+    np.testing.assert_array_equal(failed.centroids, first)
+    assert failed.report.n_rounds == 1
+    assert failed.report.sizes is None
+    assert federation.run(make(), directory)
+
+
 # ------------------------------------------------------------------------------ 58: copies of DIR
 
 
