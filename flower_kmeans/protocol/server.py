@@ -1143,16 +1143,25 @@ class Server:
         Such a node makes a new claim. If its session is that of the node that is gone, it takes
         its place: neither node nor claim stands in a context, so the open attempt stays the same.
         """
-        cohort, active = self._cohort, {}
-        requests = self.join(connected)
-        if requests:
-            self.has_enough = lambda: False
-            list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
+        cohort, least = self._cohort, self.run.document.min_clients
         frame = () if self._resumed is None else self._resumed.frame
         active = dict(frame) or {slot: claims[0].node_id for slot, claims in cohort.claims.items()}
+        present, known, requests = set(connected), set(cohort.known), self.join(connected)
+
+        def has_enough() -> bool:
+            present.update(cohort.known - known)
+            claims = (cohort.claims[slot] for slot in active)
+            n_back = sum(any(one.node_id in present for one in each) for each in claims)
+            has_all_replies = requests.keys() <= cohort.known
+            return n_back == len(active) or (n_back >= least and has_all_replies)
+
+        if requests:
+            self.has_enough = has_enough
+            list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
+            present |= cohort.known - known  # some connected meanwhile
         for slot, node_id in active.items():
-            if node_id not in connected:
-                active[slot] = cohort.stand_in(slot, node_id, connected)
+            if node_id not in present:
+                active[slot] = cohort.stand_in(slot, node_id, present)
         if self._resumed is None:
             self._next_frame()
         else:

@@ -228,6 +228,27 @@ def test_57_a_sum_that_could_not_be_kept_is_not_seen(begin):
     assert federation.run(make(), directory)
 
 
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_57_a_stranger_does_not_hold_up_a_run_that_goes_on(begin, trust):
+    """Once no node of the run is missing, nobody is waited for who may still claim a slot."""
+    make, federation, directory = begin(trust)
+    strange = dataclasses.replace(SIMULATED, max_attempts=3)
+    federation.policies = [*federation.policies, strange]
+    federation.partitions = [*federation.partitions, PARTS[0]]
+    federation.__post_init__()
+    assert not federation.run(make(), directory, 2, "answered")
+    resumed, waited = make(), []
+    trip = resumed._trip
+
+    def watched(kind, requests, has_enough):
+        yield from trip(kind, requests, has_enough)
+        waited.append((kind, has_enough()))
+
+    with mock.patch.object(resumed, "_trip", watched):
+        assert federation.run(resumed, directory)
+    assert waited[0] == ("enrol", True)
+
+
 # ------------------------------------------------------------------------------ 58: copies of DIR
 
 
