@@ -228,6 +228,39 @@ def test_57_a_sum_that_could_not_be_kept_is_not_seen(begin):
     assert federation.run(make(), directory)
 
 
+def rename_nodes(grid, places):
+    """Give nodes other ids, as a SuperLink does that lost its database."""
+    for place in places:
+        old = next(
+            node
+            for node, context in grid._contexts.items()
+            if int(context.node_config["partition-id"]) == place
+        )
+        context = grid._contexts.pop(old)
+        context.node_id = old + 1000
+        grid._contexts[old + 1000] = context
+
+
+@pytest.mark.default_cases("clients-only-two", "oblivious-server-all")
+@pytest.mark.parametrize("places", [range(N), [0], [1, 3]], ids=["all", "first", "two"])
+@pytest.mark.parametrize("trust", [*SHARED, "oblivious-server"])
+def test_57_nodes_that_got_other_ids_take_their_places_again(begin, trust, places):
+    """With a roster: the open attempt stays the same, and nobody is charged again."""
+    waves = n_waves(*begin(trust, n_rounds=3))
+    for at in range(2, waves):  # after the last one the run is over for the clients
+        make, federation, directory = begin(trust, n_rounds=3)
+        assert not federation.run(make(), directory, at, "answered"), at
+        rename_nodes(federation.grid, places)
+        resumed = make()
+        assert federation.run(resumed, directory), at
+        assert sorted(federation.results) == list(range(N)), at
+        report = resumed.report
+        assert (report.attempts, report.answers, report.restarts) == (3, [N] * 3, 0), at
+        for policy in federation.policies:
+            spent = spent_epsilon(policy.state_dir, report.delta)
+            assert spent == pytest.approx(report.epsilon, rel=1e-6)
+
+
 @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
 def test_57_a_stranger_does_not_hold_up_a_run_that_goes_on(begin, trust):
     """Once no node of the run is missing, nobody is waited for who may still claim a slot."""
