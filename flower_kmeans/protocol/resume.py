@@ -18,7 +18,7 @@ import numpy as np
 
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import Finding
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.privacy.ledger_file import PrivateFile, make_private_file
 from flower_kmeans.protocol.messages import Enrolled, Entry, Joined, Wrap
 from flower_kmeans.protocol.run import RunDocument
@@ -233,6 +233,17 @@ class Journal:
 
     # ------------------------------------------------------------------ reading
 
+    @contextmanager
+    def _read(self) -> Iterator[None]:
+        """Name the directory where what is inside cannot be read."""
+        try:
+            yield
+        except (sqlite3.Error, MessageError) as error:
+            raise ConfigurationError(
+                f"Expected resume {self.directory} with a run that this version wrote. Got one "
+                f"that cannot be read: {error} Name another directory."
+            ) from None
+
     def load(self, kind: type[_Kind]) -> _Kind | None:
         """Return the run that is kept, or ``None`` if none has begun here.
 
@@ -248,9 +259,10 @@ class Journal:
         )
 
     def _load(self) -> KeptRun | KeptRelay | None:
-        found = self._db.execute("SELECT content FROM run").fetchone()
         kept: KeptRun | KeptRelay | None
-        kept = None if found is None else decode(found[0], KeptRun | KeptRelay)
+        with self._read():
+            found = self._db.execute("SELECT content FROM run").fetchone()
+            kept = None if found is None else decode(found[0], KeptRun | KeptRelay)
         return kept
 
     def document(self) -> bytes | None:
@@ -265,8 +277,9 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return the sums that were announced, in the order of their rounds."""
-        rows = self._db.execute("SELECT content FROM entries ORDER BY round")
-        return [decode(content, Entry) for (content,) in rows]
+        with self._read():
+            rows = self._db.execute("SELECT content FROM entries ORDER BY round")
+            return [decode(content, Entry) for (content,) in rows]
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
         """Yield the sealed shares of each client of S by slot, or what lies in mailboxes."""

@@ -457,6 +457,18 @@ def test_a_file_that_is_no_kept_run(tmp_path, content):
         Journal(place).close()
 
 
+@pytest.mark.parametrize("table", ["run", "entries"])
+def test_a_kept_run_that_cannot_be_read_is_named(begin, table):
+    make, federation, directory = begin("clients-only")
+    assert not federation.run(make(), directory, 4, "before")  # `ask` of round 2
+    with contextlib.closing(sqlite3.connect(directory / "run.sqlite3")) as file, file:
+        file.execute(f"UPDATE {table} SET content = x'81'")  # noqa: S608 (the test's own names)
+    sent = len(federation.grid.sent)
+    with pytest.raises(ConfigurationError, match=r"Expected resume .* cannot be read"):
+        federation.run(make(), directory)
+    assert len(federation.grid.sent) == sent
+
+
 def test_a_link_in_place_of_the_file_is_refused(tmp_path):
     place, other = tmp_path / "run", tmp_path / "other"
     place.mkdir(mode=0o700)
