@@ -474,10 +474,19 @@ class Cohort:
                     offer.wraps[client] = offer.wraps.pop(gone)
             claims.remove(gone)
             claims.remove(client)
+            self._forget_nodes(slot, connected)
             claims.appendleft(client)
             claims.append(gone)
             return client.node_id
         return node_id
+
+    def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
+        """Make room for further nodes with a slot's key; those that connect again may claim it."""
+        named = {made.leader for made in self.offers}.union(*(made.wraps for made in self.offers))
+        for client in tuple(self.claims[slot]):
+            if client.node_id not in connected and client not in named:
+                self.claims[slot].remove(client)
+                self.known.discard(client.node_id)
 
     def framed_as(self, active: Iterable[tuple[int, int]]) -> Frame:
         """Return the frame in which these nodes are active, by slot, without any later change."""

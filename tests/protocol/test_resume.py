@@ -262,6 +262,19 @@ def test_57_nodes_that_got_other_ids_take_their_places_again(begin, trust, place
 
 
 @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_57_nodes_get_other_ids_as_often_as_the_server_ends(begin, trust):
+    """A slot remembers four nodes, and those that are gone make room."""
+    make, federation, directory = begin(trust, n_rounds=3)
+    assert not federation.run(make(), directory, 3, "answered")  # enrol, ask, add
+    for _ in range(6):
+        rename_nodes(federation.grid, range(N))
+        assert not federation.run(make(), directory, 2, "answered")  # enrol, add
+    rename_nodes(federation.grid, range(N))
+    assert federation.run(make(), directory)
+    assert sorted(federation.results) == list(range(N))
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
 def test_57_a_stranger_does_not_hold_up_a_run_that_goes_on(begin, trust):
     """Once no node of the run is missing, nobody is waited for who may still claim a slot."""
     make, federation, directory = begin(trust)
