@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import sys
 import tempfile
@@ -28,9 +27,10 @@ from flower_kmeans.bench import tables
 
 HERE = Path(__file__).resolve().parent
 HOOKS = HERE / "deployed_round_app"
+STAMPS = 'stamps = ""\n'  # a setting of the hooked app
 sys.path.insert(0, str(HERE.parent / "tests" / "deployment"))
 
-from loopback import APP, deployment, example_partitions, fleet_is_grpc  # noqa: E402
+from loopback import deployment, example_partitions, fleet_is_grpc, hooked_app  # noqa: E402
 
 _PAUSE = 0.01  # between looks at the nodes' logs
 _LONG_PULL = 0.5  # Flower waits about a second where a reply is not complete yet
@@ -80,19 +80,6 @@ class Logs:
             file.close()
 
 
-def hooked_app(path: Path) -> Path:
-    """Make the deployment's app with the hooks around it."""
-    shutil.copytree(APP, path, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in HOOKS.glob("*.py"):
-        shutil.copy(file, path)
-    project = path / "pyproject.toml"
-    text = project.read_text("utf-8")
-    for name in ("server", "client"):
-        text = text.replace(f'"{name}_app:app"', f'"{name}_hooks:app"')
-    project.write_text(text + 'stamps = ""\n', "utf-8")
-    return path
-
-
 def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file of stamps."""
     for line in path.read_text("utf-8").splitlines():
@@ -106,7 +93,7 @@ def run(directory: Path, timeout: float, config: Mapping[str, Any]) -> dict[str,
     # An installed library is compiled. Each process of a checkout would compile it again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     settings = {"stamps": str(directory / "stamps{node}.jsonl")}
-    app, server = hooked_app(directory / "app"), directory / "server.jsonl"
+    app, server = hooked_app(directory / "app", HOOKS, STAMPS), directory / "server.jsonl"
     policy = {"trusts": [config["trust"]]} if "trust" in config else None
     with deployment(
         directory, example_partitions(), app=app, settings=settings, policy=policy

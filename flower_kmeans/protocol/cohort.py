@@ -331,8 +331,8 @@ class Cohort:
 
     # ------------------------------------------------------------------ committee and frame
 
-    def can_add(self, epoch: int | None = None) -> bool:
-        """Return whether a committee of some epoch is whole, or could miss one member more."""
+    def can_add(self, epoch: int | None = None, spare: int = 1) -> bool:
+        """Return whether a committee of some epoch is whole, or can miss ``spare`` more members."""
         document, trust = self._run.document, self._run.trust
         if not trust.has_committee:
             return True
@@ -345,8 +345,10 @@ class Cohort:
         else:
             return True
         f = corrupt_positions(self.n_slots, document.max_colluders)
+        if n_present == n_positions:
+            return True
         try:
-            return n_present == n_positions or bool(trust.sum.set_up(n_positions, f, n_present - 1))
+            return bool(trust.sum.set_up(n_positions, f, n_present - spare))
         except ConfigurationError:
             return False
 

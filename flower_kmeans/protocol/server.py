@@ -284,7 +284,7 @@ class Server:
 
     def _enrol(self, nodes: Iterable[int], trip: Trip) -> None:
         cohort, least = self._cohort, self.run.document.min_clients
-        self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add()
+        self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add(spare=0)
         requests = dict.fromkeys(nodes, messages.Enrol(doc=self.run.data))
         list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
 

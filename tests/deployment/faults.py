@@ -7,7 +7,6 @@ under clients-only, of which four can add. The transport is that of the installe
 import math
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 import checks
 import msgspec
 import numpy as np
-from loopback import APP, HOST, deployment, example_partitions, fleet_is_grpc
+from loopback import HOST, deployment, example_partitions, fleet_is_grpc, hooked_app
 from numpy.typing import NDArray
 from processes import DeploymentError
 from relay import Relay
@@ -32,6 +31,7 @@ from flower_kmeans.protocol.messages import Enrolled, decode_reply
 from flower_kmeans.protocol.wire import encode
 
 HOOKS = Path(__file__).resolve().parent / "fault_app"
+SETTINGS = "replay = 0\nttl = 0.0\n"  # of the hooked app
 # Seconds; an answer takes some 4 where nothing else runs, a return up to a minute.
 TIMEOUT = float(os.environ.get("FAULT_TIMEOUT", "60"))
 # Nodes of a deployment, and the fewest that a round needs: while one is away and one waits, fewer.
@@ -149,9 +149,13 @@ def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
     _finish_with_all(stage, last)
 
 
-def superlink_killed(stage: Stage) -> None:
-    """Kill the SuperLink in the middle of a round, start it on its database, and run again."""
-    stage.begin_and_hold()
+def superlink_killed(stage: Stage, is_kept: bool = False) -> None:
+    """Kill the SuperLink in the middle of a round, start it on its database, and run again.
+
+    A run that is kept is resumed.
+    """
+    config = {"resume": str(stage.kept)} if is_kept else {}
+    stage.begin_and_hold(**config)
     stage.kill_superlink()
     stage.processes.keep(*stage.nodes)
     stage.sleep(3)
@@ -159,21 +163,7 @@ def superlink_killed(stage: Stage) -> None:
     stage.processes.wait_for_port(HOST, int(stage.running.address.rpartition(":")[2]), 60)
     stage.let_go(VICTIM, 2)
     stage.end_run()
-    stage.begin_run()
-    stage.end_run()
-
-
-def superlink_restarted(stage: Stage) -> None:
-    """Kill the SuperLink in the middle of a round of a run that is kept, and resume the run."""
-    stage.begin_and_hold(resume=str(stage.kept))
-    stage.kill_superlink()
-    stage.processes.keep(*stage.nodes)
-    stage.sleep(3)
-    stage.processes.restart("superlink")
-    stage.processes.wait_for_port(HOST, int(stage.running.address.rpartition(":")[2]), 60)
-    stage.let_go(VICTIM, 2)
-    stage.end_run()
-    stage.begin_run(resume=str(stage.kept))
+    stage.begin_run(**config)
     stage.end_run()
 
 
@@ -486,7 +476,7 @@ FAULTS = {
     "stale-messages": Fault(partial(supernode_late, ttl=_LONG), missed=(2, 3, 4), also=_repeated),
     "superlink-killed": Fault(superlink_killed, statuses=(FAILED, COMPLETED), charges=2),
     "superlink-restarted": Fault(
-        superlink_restarted, statuses=(FAILED, COMPLETED), also=_all_answered
+        partial(superlink_killed, is_kept=True), statuses=(FAILED, COMPLETED), also=_all_answered
     ),
     "server-killed": Fault(server_killed, statuses=(FAILED, COMPLETED), also=_all_answered),
     "two-runs": Fault(
@@ -546,7 +536,7 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
                 deployment(
                     directory,
                     partitions,
-                    app=_hooked_app(directory / "app"),
+                    app=hooked_app(directory / "app", HOOKS, SETTINGS),
                     policy={"min_clients": 2, "trusts": [trust], **fault.policy},
                     settings={"hooks": str(directory / "hooks{node}")},
                     route=route,
@@ -621,16 +611,3 @@ def _checked(
         "{} made, {} differ".format(*checks.n_ciphertexts(every)),
     ]
     return facts, complaints
-
-
-def _hooked_app(path: Path) -> Path:
-    """Make the Flower app under test: the deployment's own with hooks around it."""
-    shutil.copytree(APP, path, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in HOOKS.glob("*.py"):
-        shutil.copy(file, path)
-    project = path / "pyproject.toml"
-    text = project.read_text("utf-8")
-    for name in ("server", "client"):
-        text = text.replace(f'"{name}_app:app"', f'"{name}_hooks:app"')
-    project.write_text(text + "replay = 0\nttl = 0.0\n", "utf-8")
-    return path

@@ -148,6 +148,19 @@ def policy_text(
     return "\n".join([*lines, "", "[domain]", f"lower = {lower}", f"upper = {upper}", ""])
 
 
+def hooked_app(path: Path, hooks: Path, settings: str) -> Path:
+    """Make a copy of the deployment's app with hooks around it, and with further settings."""
+    shutil.copytree(APP, path, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in hooks.glob("*.py"):
+        shutil.copy(file, path)
+    project = path / "pyproject.toml"
+    text = project.read_text("utf-8")
+    for name in ("server", "client"):
+        text = text.replace(f'"{name}_app:app"', f'"{name}_hooks:app"')
+    project.write_text(text + settings, "utf-8")
+    return path
+
+
 # ------------------------------------------------------------------------------ a deployment
 
 

@@ -272,7 +272,7 @@ def test_two_runs_with_other_results_at_a_node_are_found(stage):
 
 
 def test_the_app_under_test_is_the_deployments_own(tmp_path):
-    app = faults._hooked_app(tmp_path / "app")
+    app = loopback.hooked_app(tmp_path / "app", faults.HOOKS, faults.SETTINGS)
     for file in (loopback.APP).glob("*.py"):
         assert (app / file.name).read_bytes() == file.read_bytes()
     project = (app / "pyproject.toml").read_text("utf-8")

@@ -301,6 +301,14 @@ def test_the_set_up_waits_for_all_clients_once(seconds, answers, took, tmp_path,
     assert len(world.results) == answers
 
 
+def test_the_set_up_goes_on_without_the_one_member_that_a_committee_can_miss(tmp_path, monkeypatch):
+    """Of five members four can add: the fifth is waited for as long as any other client."""
+    world = World(tmp_path, "clients-only", n=5, n_clients=5, min_clients=4)
+    connected_after(world, (0, 0, 0, 0, np.inf))
+    assert world.start(monkeypatch).strategy.report.answers == [4] * ROUNDS
+    assert CLAIMS_WAIT <= world.clock() <= CLAIMS_WAIT + 15
+
+
 def test_the_set_up_waits_for_the_lines_of_a_roster(tmp_path, monkeypatch):
     world = World(tmp_path, "oblivious-server", n=5, n_clients=None, min_clients=3)
     connected_after(world, (0, 0, 0, 0, 100))
