@@ -9,7 +9,7 @@ missing as long as the patience lasts: a node that comes back is sent the same r
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -53,6 +53,7 @@ _RESEND = 15.0  # seconds between two requests to one node
 _PULLS = 8  # per look; more if the look at all would take longer than the longest turn
 _PROMPT_PLACES, _LATE_PLACES = 56, 8  # of pulls that are under way
 _MOST_ABANDONED = 128  # pulls that gave their place back, and go on
+_MOST_OF_A_NODE = 2  # of these: a reply that never ends must not keep its node out for good
 _LONGEST_TURN = LEAST_GRACE / 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _NODE_POLL = 0.5
@@ -523,8 +524,10 @@ class _Pulls:
         self._give_places_back()
         self._looked = {each: self._looked.get(each, 0) for each in ids}
         self._first_looks = {k: at for k, at in self._first_looks.items() if k in self._looked}
-        busy = {pull.node_id for pull in self._pulls.values()}
-        free = [each for each, node_id in ids.items() if node_id not in busy]
+        busy = self._busy_nodes()
+        free = [
+            each for each, node_id in ids.items() if node_id not in busy and each not in self._pulls
+        ]
         free.sort(key=lambda each: (self._rank(ids[each]), self._looked[each]))
         at_once = max(_PULLS, math.ceil(len(free) * _LONGEST_PAUSE / _LONGEST_TURN))
         places = self._free_places()
@@ -545,6 +548,12 @@ class _Pulls:
             at_once -= 1
             if at_once == 0:
                 break
+
+    def _busy_nodes(self) -> set[int]:
+        """Return the nodes of which no further pull may begin."""
+        abandoned = Counter(pull.node_id for pull in self._pulls.values() if pull.is_abandoned)
+        busy = {pull.node_id for pull in self._pulls.values() if not pull.is_abandoned}
+        return busy | {node for node, n in abandoned.items() if n >= _MOST_OF_A_NODE}
 
     def _rank(self, node_id: int) -> int:
         """Return in which order a node is served: prompt ones first, late ones last."""
