@@ -3,8 +3,6 @@
 import re
 from importlib import metadata
 
-from cryptography.hazmat.backends.openssl import backend
-
 __version__ = "0.2.0"
 
 
@@ -26,6 +24,9 @@ def installed_version(*names: str) -> str:
 
 def openssl_version() -> str:
     """Return name and version of the library that encrypts and signs: ``"OpenSSL 3.5.4"``."""
+    # Imported here: commands that encrypt nothing start without it.
+    from cryptography.hazmat.backends.openssl import backend
+
     return " ".join(backend.openssl_version_text().split()[:2])
 
 

@@ -4,6 +4,7 @@ import re
 
 import msgspec
 import pytest
+from cryptography.hazmat.backends.openssl import backend
 
 from flower_kmeans import version
 from flower_kmeans.protocol.messages import Software
@@ -21,7 +22,7 @@ from flower_kmeans.report import report as reports
     ],
 )
 def test_the_library_that_encrypts_is_stated(text, stated, numbers, monkeypatch):
-    monkeypatch.setattr(version.backend, "openssl_version_text", lambda: text)
+    monkeypatch.setattr(backend, "openssl_version_text", lambda: text)
     found = version.stated_software("TenSEAL 0.3.18")
     if stated is not None:
         assert found == f"flower-kmeans {version.__version__} {stated} TenSEAL 0.3.18"

@@ -269,7 +269,7 @@ class Cohort:
     def sealers(self, frame: Frame) -> list[Client]:
         """Return clients that can seal the group key for those that lack it.
 
-        Before anybody was sent it, these are the distributors, each of its own.
+        Before anybody was sent it, these are the distributors. Each seals the key that it made.
         """
         clients = list(frame.slots.values())
         leaders = [each.leader for each in self.offers if each.leader in clients]

@@ -160,7 +160,7 @@ class Relay:
     def _prepare(self, trip: Trip) -> None:
         """Do all steps of the set-up after the parties have joined."""
         if self._shape.check_ids:
-            # Before keys and columns: whoever has other rows ends the run without a charge.
+            # Before keys and columns: a party with other rows ends the run without a charge.
             self._step("ids", range(1, self._shape.n_parties), trip)
             self._step("ids", (COMPUTING,), trip)
         self._step("keys", self._shape.holders, trip)
