@@ -461,7 +461,7 @@ class Cohort:
         Return the node that is active then.
         """
         claims = self.claims[slot]
-        gone = next(client for client in claims if client.node_id == node_id)
+        gone = self._claim(slot, node_id)
         session = gone.public.public_key, gone.public.commitment
         for client in claims:
             its_session = client.public.public_key, client.public.commitment
@@ -482,6 +482,10 @@ class Cohort:
             return client.node_id
         return node_id
 
+    def _claim(self, slot: int, node_id: int) -> Client:
+        """Return what a node claimed a slot as."""
+        return next(client for client in self.claims[slot] if client.node_id == node_id)
+
     def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
         """Make room for further nodes with a slot's key; those that connect again may claim it."""
         named = {made.leader for made in self.offers}.union(*(made.wraps for made in self.offers))
@@ -492,9 +496,7 @@ class Cohort:
 
     def framed_as(self, active: Iterable[tuple[int, int]]) -> Frame:
         """Return the frame in which these nodes are active, by slot, without any later change."""
-        slots = {}
-        for slot, node_id in active:
-            slots[slot] = next(one for one in self.claims[slot] if one.node_id == node_id)
+        slots = {slot: self._claim(slot, node_id) for slot, node_id in active}
         self.clients = {client.node_id: client for client in slots.values()}
         self._frame = self._framed(slots)
         return self._frame
