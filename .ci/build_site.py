@@ -1,10 +1,10 @@
 """Build the site of the documents: ``python .ci/build_site.py [DIRECTORY]``, by default ``site``.
 
 The documents are written for a code host, where ``../README.md`` is a page and
-``../simulations/...`` a file. The site holds a copy of every file that is linked so, under
-``repository/``, and links are rewritten to it. So a page has one form, and the site needs no
-address of the repository. The pages are prepared here and not by a plugin, so that any generator
-of sites can take them.
+``../simulations/...`` a file. The site holds a copy of every file that is linked so,
+under ``repository/``, and links are rewritten to it. So a page has one form, and the
+site needs no address of the repository. The pages are prepared here and not by a
+plugin, so that any generator of sites can take them.
 """
 
 import posixpath
@@ -47,9 +47,15 @@ def targets(page: str) -> list[str]:
     """Return the files of the repository that a page of it links, as paths from its root."""
     text = (ROOT / page).read_text("utf-8")
     links = [
-        link[2] for piece, open_ in outside_fences(text) if open_ for link in LINK.finditer(piece)
+        link[2]
+        for piece, open_ in outside_fences(text)
+        if open_
+        for link in LINK.finditer(piece)
     ]
-    return [posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) for link in links]
+    return [
+        posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+        for link in links
+    ]
 
 
 def rewritten(page: str, text: str) -> str:
@@ -61,23 +67,30 @@ def rewritten(page: str, text: str) -> str:
         return f"{link[1]}{posixpath.relpath(in_site(target), there)}{link[3]}"
 
     return "".join(
-        LINK.sub(moved, piece) if open_ else piece for piece, open_ in outside_fences(text)
+        LINK.sub(moved, piece) if open_ else piece
+        for piece, open_ in outside_fences(text)
     )
 
 
 def prepare(docs: Path) -> None:
     """Write the site's pages and files: ``docs/``, what it links, and what these link in turn."""
     shutil.copytree(ROOT / "docs", docs)
-    waiting = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
+    waiting = [
+        path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))
+    ]
     waiting.append("README.md")
     seen = set(waiting)
     while waiting:
         file = waiting.pop()
         content, place = (ROOT / file).read_bytes(), docs / in_site(file)
         if file.endswith(".md"):
-            content = site_command.filled(rewritten(file, content.decode("utf-8"))).encode("utf-8")
+            content = site_command.filled(
+                rewritten(file, content.decode("utf-8"))
+            ).encode("utf-8")
             new = [target for target in targets(file) if target not in seen]
-            waiting += dict.fromkeys(target for target in new if (ROOT / target).is_file())
+            waiting += dict.fromkeys(
+                target for target in new if (ROOT / target).is_file()
+            )
             seen.update(waiting)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
@@ -85,7 +98,8 @@ def prepare(docs: Path) -> None:
 
 def copy_package(package: Path) -> None:
     """Copy the package, whose docstrings the site shows, with the folders of an installed one."""
-    leave_out = shutil.ignore_patterns("__pycache__", "strategies.py")  # loads the folder
+    # loads the folder
+    leave_out = shutil.ignore_patterns("__pycache__", "strategies.py")
     shutil.copytree(ROOT / "flower_kmeans", package, ignore=leave_out)
     shutil.copytree(ROOT / "strategies", package / "strategies", ignore=leave_out)
 
@@ -96,7 +110,9 @@ def main(site: str = "site") -> int:
         prepare(Path(work, "docs"))
         shutil.copy(ROOT / "mkdocs.yml", work)
         copy_package(Path(work, "flower_kmeans"))
-        built = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=work)
+        built = subprocess.run(
+            [sys.executable, "-m", "zensical", "build", "--strict"], cwd=work
+        )
         if built.returncode == 0:
             shutil.rmtree(site, ignore_errors=True)
             shutil.copytree(Path(work, "site"), site)

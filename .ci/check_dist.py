@@ -1,7 +1,7 @@
 """Check a source distribution and wheels: they hold what they should, and nothing else.
 
-The first argument is the source distribution, the others are wheels, which must be equal: one made
-from the source distribution, one from the repository.
+The first argument is the source distribution, the others are wheels, which must be
+equal: one made from the source distribution, one from the repository.
 """
 
 import sys
@@ -10,22 +10,41 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (".ci", "benchmarks", "docs", "flower_kmeans", "simulations", "strategies", "tests")
+FOLDERS = (
+    ".ci",
+    "benchmarks",
+    "docs",
+    "flower_kmeans",
+    "simulations",
+    "strategies",
+    "tests",
+)
 FILES = ("*.cff", "*.in", "*.md", "*.toml", "*.yml", "LICENSE")
 MADE = ("PKG-INFO", "setup.cfg")  # by setuptools, beside flower_kmeans.egg-info
 
 
 def in_repository() -> set[str]:
     """Return the repository's files, without what runs leave."""
-    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+    ]
     files += [path for pattern in FILES for path in ROOT.glob(pattern)]
-    return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if "__pycache__" not in path.parts
+    }
 
 
 def in_package(names: set[str]) -> set[str]:
     """Return the files that a wheel holds; there the strategies are a folder of the package."""
     endings = (".py", ".j2", ".css", "/py.typed")
-    inside = {f"flower_kmeans/{name}" for name in names if name.startswith("strategies/")}
+    inside = {
+        f"flower_kmeans/{name}" for name in names if name.startswith("strategies/")
+    }
     inside |= {name for name in names if name.startswith("flower_kmeans/")}
     return {name for name in inside if name.endswith(endings)}
 
@@ -44,9 +63,9 @@ def main(source: str, *wheels: str) -> int:
     """Compare the files of all with the repository's; return the exit code."""
     expected = in_repository()
     with tarfile.open(source) as archive:
-        names = {member.name.partition("/")[2] for member in archive if not member.isdir()} - set(
-            MADE
-        )
+        names = {
+            member.name.partition("/")[2] for member in archive if not member.isdir()
+        } - set(MADE)
     names = {name for name in names if not name.startswith("flower_kmeans.egg-info/")}
     right = compared(Path(source).name, names, expected)
     contents = []

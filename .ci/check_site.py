@@ -1,9 +1,9 @@
 """Check that no page of a built site fetches anything from another host.
 
-Looks at all that a browser loads by itself: scripts, styles, images, fonts, frames and media of
-the pages, and what style sheets load. Links that a reader may follow are not looked at. (The
-theme's script names a host for diagrams in Mermaid's language, and asks it only where a page has
-one: none may.)
+Looks at all that a browser loads by itself: scripts, styles, images, fonts, frames and
+media of the pages, and what style sheets load. Links that a reader may follow are not
+looked at. (The theme's script names a host for diagrams in Mermaid's language, and asks
+it only where a page has one: none may.)
 """
 
 import re
@@ -11,7 +11,17 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-FETCHED = {"audio", "embed", "iframe", "img", "input", "object", "script", "source", "video"}
+FETCHED = {
+    "audio",
+    "embed",
+    "iframe",
+    "img",
+    "input",
+    "object",
+    "script",
+    "source",
+    "video",
+}
 CSS_URL = re.compile(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""")
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 
@@ -29,8 +39,12 @@ class Fetches(HTMLParser):
         values = {name: value or "" for name, value in attrs}
         self.style = tag == "style"
         if tag in FETCHED:
-            self.found += [values[name] for name in ("src", "data", "poster") if name in values]
-            self.found += [part.split()[0] for part in values.get("srcset", "").split(",") if part]
+            self.found += [
+                values[name] for name in ("src", "data", "poster") if name in values
+            ]
+            self.found += [
+                part.split()[0] for part in values.get("srcset", "").split(",") if part
+            ]
         if tag == "link":
             self.found.append(values.get("href", ""))
         if "mermaid" in values.get("class", "").split():

@@ -5,31 +5,37 @@
     python .ci/mutants.py run          # every fault against the tests that reach it (a night)
     python .ci/mutants.py table        # write .ci/mutants.md again from the results
 
-Maps and results are in `build/mutants`. `run --resume` goes on where a run ended; `run --fault NAME
-...` chooses. A change of the library needs a new map, a new test needs one to be counted.
+Maps and results are in `build/mutants`. `run --resume` goes on where a run ended;
+`run --fault NAME ...` chooses. A change of the library needs a new map, a new test
+needs one to be counted.
 
-The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by line.
-`run` plants a fault into a copy of the tree, never into the tree itself. It runs the tests that
-reach the fault's lines, in batches, cheapest first: those of the default suite (`python -m
-pytest`), and then, if none of them fails, those that only the whole suite has (`-m "not slow and
-not deployment"`). A batch ends after a few failures, and the first batch with one is the last: the
-table names some of the tests that kill a fault, not all of them. A killer counts once it has passed
-in the copy without a fault. A test that runs ten times longer than it should, and at least half a
-minute, has failed.
+The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by
+line. `run` plants a fault into a copy of the tree, never into the tree itself. It runs
+the tests that reach the fault's lines, in batches, cheapest first: those of the default
+suite (`python -m pytest`), and then, if none of them fails, those that only the whole
+suite has (`-m "not slow and not deployment"`). A batch ends after a few failures, and
+the first batch with one is the last: the table names some of the tests that kill a
+fault, not all of them. A killer counts once it has passed in the copy without a fault.
+A test that runs ten times longer than it should, and at least half a minute, has
+failed.
 
-The map is made by coverage with one context for each test. Four rules decide what reaches a line:
+The map is made by coverage with one context for each test. Four rules decide what
+reaches a line:
 
-- caches of the library are emptied before each test, so that no test profits from another;
-- what a fixture of a module or session runs is reached by all tests that ask for the fixture, and
-  what a test module runs while it is imported by all of its tests;
-- lines that run when the library is imported (constants, class bodies) are reached by all tests
-  that run any other line of that file;
-- other processes that a test starts are traced where they inherit its environment and end by
-  themselves. Ray's workers do neither for sure, nor do processes that are killed.
+- caches of the library are emptied before each test, so that no test profits from
+  another;
+- what a fixture of a module or session runs is reached by all tests that ask for the
+  fixture, and what a test module runs while it is imported by all of its tests;
+- lines that run when the library is imported (constants, class bodies) are reached by
+  all tests that run any other line of that file;
+- other processes that a test starts are traced where they inherit its environment and
+  end by themselves. Ray's workers do neither for sure, nor do processes that are
+  killed.
 
-The documents of two libraries were read. mutmut 3 and Cosmic Ray make their mutants by operators.
-mutmut knows the tests of a function, and changes no code outside of functions. Cosmic Ray runs one
-test command for all mutants. Neither takes a list of chosen faults with anchors.
+The documents of two libraries were read. mutmut 3 and Cosmic Ray make their mutants by
+operators. mutmut knows the tests of a function, and changes no code outside of
+functions. Cosmic Ray runs one test command for all mutants. Neither takes a list of
+chosen faults with anchors.
 """
 
 import argparse
@@ -86,10 +92,12 @@ class Fault:
 
     name: str
     file: str  # within the package
-    function: str  # as `Ledger.charge`; `<module>` and classes stand for their own statements
+    # as `Ledger.charge`; `<module>` and classes stand for their own statements
+    function: str
     old: str
     new: str
-    nth: int = 0  # of equal places in source order, from 1; 0 where there is one place only
+    # of equal places in source order, from 1; 0 where there is one place only
+    nth: int = 0
     why: str = ""
     planted_in: str = ""  # the test that plants the same by other means
 
@@ -115,8 +123,12 @@ class Planted:
 
 def read_faults(path: Path = FAULTS) -> list[Fault]:
     """Return the faults of the list, in its order."""
-    found = [Fault(**entry) for entry in tomllib.loads(path.read_text("utf-8"))["fault"]]
-    twice = [name for name, n in Counter(fault.name for fault in found).items() if n > 1]
+    found = [
+        Fault(**entry) for entry in tomllib.loads(path.read_text("utf-8"))["fault"]
+    ]
+    twice = [
+        name for name, n in Counter(fault.name for fault in found).items() if n > 1
+    ]
     if twice:
         raise FaultError(f"Expected every name once. Got {twice} twice.")
     return found
@@ -132,7 +144,9 @@ def plant(fault: Fault, source: str) -> Planted:
     replacement = f"({fault.new.strip()})"
     if isinstance(old, ast.stmt):
         indent = " " * node.col_offset
-        replacement = textwrap.indent(textwrap.dedent(fault.new).strip(), indent)[len(indent) :]
+        replacement = textwrap.indent(textwrap.dedent(fault.new).strip(), indent)[
+            len(indent) :
+        ]
     # Columns count bytes.
     before = lines[node.lineno - 1][: node.col_offset]
     after = lines[node.end_lineno - 1][node.end_col_offset :]
@@ -208,7 +222,8 @@ class _Replaced(ast.NodeTransformer):
         old = self._old
         if (
             type(node) is type(old)
-            and (node.col_offset, node.end_col_offset) == (old.col_offset, old.end_col_offset)
+            and (node.col_offset, node.end_col_offset)
+            == (old.col_offset, old.end_col_offset)
             and node.lineno + self._shift == old.lineno
             and node.end_lineno + self._shift == old.end_lineno
         ):
@@ -218,7 +233,9 @@ class _Replaced(ast.NodeTransformer):
 
 def _wrong(fault: Fault, expected: str) -> FaultError:
     where = f"{fault.file}, {fault.function}"
-    return FaultError(f"Fault {fault.name!r} ({where}): expected {expected}. Old: {fault.old!r}")
+    return FaultError(
+        f"Fault {fault.name!r} ({where}): expected {expected}. Old: {fault.old!r}"
+    )
 
 
 def _parsed(fault: Fault, text: str) -> ast.expr | ast.stmt:
@@ -241,7 +258,9 @@ def _place(fault: Fault, tree: ast.Module, old: ast.AST) -> Any:
         if len(inner) != 1:
             raise _wrong(fault, f"one definition of {part!r}, not {len(inner)}")
         (scope,) = inner
-    nodes = _own(scope) if isinstance(scope, ast.Module | ast.ClassDef) else ast.walk(scope)
+    nodes = (
+        _own(scope) if isinstance(scope, ast.Module | ast.ClassDef) else ast.walk(scope)
+    )
     wanted = ast.dump(old)
     places: list[Any] = [
         node for node in nodes if type(node) is type(old) and ast.dump(node) == wanted
@@ -316,7 +335,9 @@ class Map:
             if not note["passed"] or note["id"].startswith(OWN_TEST):
                 continue
             found.seconds[note["id"]] = note["seconds"]
-            found.modules.setdefault(note["id"].partition("::")[0], []).append(note["id"])
+            found.modules.setdefault(note["id"].partition("::")[0], []).append(
+                note["id"]
+            )
             for name in note["fixtures"]:
                 found.fixtures.setdefault(name, []).append(note["id"])
         found._data = coverage.CoverageData(str(path))
@@ -356,7 +377,11 @@ def environment(root: Path, **more: str) -> dict[str, str]:
     """Return the environment of tests in a tree."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    given = {name: value for name, value in os.environ.items() if not name.startswith("MUTANTS_")}
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MUTANTS_")
+    }
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     path = os.pathsep.join((str(root), str(root / ".ci")))
     return {**given, **threads, **quiet, "PYTHONPATH": path, **more}
@@ -371,7 +396,9 @@ def with_plugin(*options: str) -> list[str]:
 def hashes(faults: Iterable[Fault]) -> dict[str, str]:
     """Return the hash of each file with a fault."""
     paths = sorted({fault.path for fault in faults})
-    return {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest() for path in paths}
+    return {
+        path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest() for path in paths
+    }
 
 
 def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
@@ -391,10 +418,13 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
         f"    module-not-imported\ninclude =\n    {files}\n"
     )
     (WORK / "files.json").write_text(json.dumps(hashes(faults)))
-    # Coverage starts itself in every process that has this setting, also in those of tests.
+    # Coverage starts itself in every process that has this setting, also in those of
+    # tests.
     more = {"COVERAGE_PROCESS_START": str(settings), "MUTANTS_MAP": str(parts)}
     command = with_plugin("-m", WHOLE, *(["-n", str(jobs)] if jobs > 1 else []), *tests)
-    code = subprocess.run(command, cwd=ROOT, env=environment(ROOT, **more), check=False).returncode
+    code = subprocess.run(
+        command, cwd=ROOT, env=environment(ROOT, **more), check=False
+    ).returncode
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise FaultError(f"Expected tests that run. pytest ended with {code}.")
     with (WORK / "tests.jsonl").open("w", encoding="utf-8") as file:
@@ -407,11 +437,13 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
     found = Map.read()
     n_tests = len((WORK / "tests.jsonl").read_text("utf-8").splitlines())
     seconds = sum(found.seconds.values())
-    print(f"{len(found.seconds)} of {n_tests} tests passed, in {seconds:.0f} seconds together.")
+    print(
+        f"{len(found.seconds)} of {n_tests} tests passed, in {seconds:.0f} seconds together."
+    )
     return code
 
 
-# ------------------------------------------------------------------------------ the campaign
+# ------------------------------------------------------------------------- the campaign
 
 
 @dataclass
@@ -420,7 +452,8 @@ class Outcome:
 
     fault: str
     definition: str
-    suite: str = ""  # "default" or "thorough": where the killers are; empty if there is none
+    # "default" or "thorough": where the killers are; empty if there is none
+    suite: str = ""
     killers: list[str] = field(default_factory=list)
     n_reaching: int = 0
     n_default: int = 0
@@ -441,23 +474,37 @@ class Copy:
     def __init__(self, directory: Path) -> None:
         self.root = directory / "tree"
         self._directory = directory
-        shutil.copytree(ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        shutil.copytree(
+            ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED)
+        )
         self._stamp = int(time.time())
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the copy."""
-        # Compiled files are valid by whole seconds and length, so no two texts may share a second.
+        # Compiled files are valid by whole seconds and length, so no two texts may
+        # share a second.
         self._stamp += 1
         (self.root / path).write_text(text, "utf-8")
         os.utime(self.root / path, (self._stamp, self._stamp))
 
-    def failures(self, ids: Sequence[str], kills: int, seconds: dict[str, float]) -> list[str]:
+    def failures(
+        self, ids: Sequence[str], kills: int, seconds: dict[str, float]
+    ) -> list[str]:
         """Return which of some tests fail in the copy: at most about ``kills`` of them."""
         events, plan = self._directory / "events.jsonl", self._directory / "plan.json"
         events.write_text("")
         plan.write_text(json.dumps({"ids": list(ids), "events": str(events)}))
         files = list(dict.fromkeys(each.partition("::")[0] for each in ids))
-        options = ("-m", WHOLE, "--maxfail", str(kills), "--tb", "line", "--no-header", "-rN")
+        options = (
+            "-m",
+            WHOLE,
+            "--maxfail",
+            str(kills),
+            "--tb",
+            "line",
+            "--no-header",
+            "-rN",
+        )
         with (self._directory / "output.txt").open("w") as output:
             process = subprocess.Popen(
                 with_plugin(*options, *files),
@@ -472,10 +519,16 @@ class Copy:
         happened = _events(events)
         found = [nodeid for kind, nodeid in happened if kind == "fail"]
         if process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-            raise FaultError(f"Expected the tests {list(ids)[:3]} ... in the tree. Got none.")
-        is_crash = process.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+            raise FaultError(
+                f"Expected the tests {list(ids)[:3]} ... in the tree. Got none."
+            )
+        is_crash = process.returncode not in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.TESTS_FAILED,
+        )
         if is_late or (is_crash and not found):
-            # It was ended, or it crashed, in the test or the import of a module that came last.
+            # It was ended, or it crashed, in the test or the import of a module that
+            # came last.
             found.append(happened[-1][1] if happened else files[0])
         return list(dict.fromkeys(found))
 
@@ -503,7 +556,9 @@ def _events(path: Path) -> list[tuple[str, str]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
 
-def in_batches(tests: Iterable[str], seconds: dict[str, float], module: str) -> Iterator[list[str]]:
+def in_batches(
+    tests: Iterable[str], seconds: dict[str, float], module: str
+) -> Iterator[list[str]]:
     """Yield tests in batches: the module's own and the cheapest first, each file's together."""
 
     def price(nodeid: str) -> float:
@@ -513,7 +568,11 @@ def in_batches(tests: Iterable[str], seconds: dict[str, float], module: str) -> 
     left = sorted(tests, key=lambda nodeid: (price(nodeid), nodeid))
     for most, budget in (*BATCHES, (len(left), float("inf"))):
         batch, spent = list[str](), 0.0
-        while left and len(batch) < most and (not batch or spent + seconds[left[0]] <= budget):
+        while (
+            left
+            and len(batch) < most
+            and (not batch or spent + seconds[left[0]] <= budget)
+        ):
             spent += seconds[left[0]]
             batch.append(left.pop(0))
         if batch:
@@ -526,8 +585,14 @@ class Campaign:
     """Faults against tests."""
 
     def __init__(self, found: Map, default: set[str], kills: int, whole: bool) -> None:
-        self._map, self._default, self._kills, self._whole = found, default, kills, whole
-        self._clean: dict[str, bool] = {}  # whether a test passes in a copy without a fault
+        self._map, self._default, self._kills, self._whole = (
+            found,
+            default,
+            kills,
+            whole,
+        )
+        # whether a test passes in a copy without a fault
+        self._clean: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def judge(self, fault: Fault, copy: Copy) -> Outcome:
@@ -540,7 +605,10 @@ class Campaign:
         outcome = Outcome(fault.name, definition(fault), whole=self._whole)
         outcome.n_reaching, outcome.n_default = len(reaching), len(default)
         module = Path(fault.file).stem
-        suites = {"default": default, "thorough": reaching - default if self._whole else set()}
+        suites = {
+            "default": default,
+            "thorough": reaching - default if self._whole else set(),
+        }
         for suite, tests in suites.items():
             for batch in in_batches(tests, self._map.seconds, module):
                 killers = self._killers(fault, copy, planted.text, source, batch)
@@ -573,8 +641,13 @@ class Campaign:
 
     def _try_clean(self, copy: Copy, failed: list[str]) -> None:
         """Run tests that failed without the fault, once each."""
-        # A module that failed while it was imported stands for its tests, which passed in the map.
-        new = [each for each in failed if each in self._map.seconds and each not in self._clean]
+        # A module that failed while it was imported stands for its tests, which passed
+        # in the map.
+        new = [
+            each
+            for each in failed
+            if each in self._map.seconds and each not in self._clean
+        ]
         if new:
             bad = copy.failures(new, len(new), self._map.seconds)
             with self._lock:
@@ -583,22 +656,41 @@ class Campaign:
 
 def default_tests() -> set[str]:
     """Return what `python -m pytest` runs."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(ROOT), check=False, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env=environment(ROOT),
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
-        raise FaultError(f"Expected tests that can be collected. Got:\n{done.stdout[-2000:]}")
+        raise FaultError(
+            f"Expected tests that can be collected. Got:\n{done.stdout[-2000:]}"
+        )
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: bool) -> int:
+def run(
+    chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: bool
+) -> int:
     """Judge faults, and append each outcome to the results as it is known."""
     found = Map.read()
     known = json.loads((WORK / "files.json").read_text("utf-8"))
     stale = [path for path, value in hashes(chosen).items() if known.get(path) != value]
     if stale:
-        raise FaultError(f"Expected a map of the tree as it is. These files changed: {stale}.")
+        raise FaultError(
+            f"Expected a map of the tree as it is. These files changed: {stale}."
+        )
     if len(chosen) == len(read_faults()) and not resume:
         (WORK / "results.jsonl").unlink(missing_ok=True)
     done = read_outcomes() if resume else {}
@@ -609,7 +701,9 @@ def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: boo
     ]
     default = default_tests()
     new = len(default - found.seconds.keys())
-    print(f"{len(left)} faults. Default tests that failed in the map or are newer: {new}.")
+    print(
+        f"{len(left)} faults. Default tests that failed in the map or are newer: {new}."
+    )
     campaign, lock = Campaign(found, default, kills, whole), threading.Lock()
     queue = iter(left)
 
@@ -623,7 +717,11 @@ def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: boo
             outcome = campaign.judge(fault, copy)
             with lock, (WORK / "results.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
-            what = f"{outcome.suite}: {', '.join(outcome.killers)}" if outcome.suite else "SURVIVES"
+            what = (
+                f"{outcome.suite}: {', '.join(outcome.killers)}"
+                if outcome.suite
+                else "SURVIVES"
+            )
             print(f"{outcome.seconds:7.1f} s  {outcome.fault}  {what}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
@@ -635,7 +733,7 @@ def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: boo
     return 0
 
 
-# ------------------------------------------------------------------------------ the table
+# ---------------------------------------------------------------------------- the table
 
 
 def read_outcomes() -> dict[str, Outcome]:
@@ -651,11 +749,16 @@ def table(faults: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
     done = {
         fault: outcomes[fault.name]
         for fault in faults
-        if fault.name in outcomes and outcomes[fault.name].definition == definition(fault)
+        if fault.name in outcomes
+        and outcomes[fault.name].definition == definition(fault)
     }
 
     def those(suite: str, room: str = "") -> list[str]:
-        return [f.name for f, o in done.items() if o.suite == suite and f.room in (room or f.room)]
+        return [
+            f.name
+            for f, o in done.items()
+            if o.suite == suite and f.room in (room or f.room)
+        ]
 
     rows = []
     for room in ROOMS:
@@ -700,7 +803,7 @@ def _code(text: str) -> str:
     return f"{marks}{shown.replace('|', chr(92) + '|')}{marks}"
 
 
-# ------------------------------------------------------------------------------ the command
+# -------------------------------------------------------------------------- the command
 
 
 def _checked(faults: Sequence[Fault]) -> int:
@@ -709,22 +812,32 @@ def _checked(faults: Sequence[Fault]) -> int:
     counts = Counter(fault.room for fault in faults)
     rooms = ", ".join(f"{counts[room]} in {room}" for room in ROOMS)
     twins = sum(bool(fault.planted_in) for fault in faults)
-    print(f"{len(faults)} faults: {rooms}; {twins} are also planted by tests. {len(wrong)} wrong.")
+    print(
+        f"{len(faults)} faults: {rooms}; {twins} are also planted by tests. {len(wrong)} wrong."
+    )
     return int(bool(wrong))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; return the exit code."""
-    parser = argparse.ArgumentParser(description="Plant small faults, and run tests on them.")
+    parser = argparse.ArgumentParser(
+        description="Plant small faults, and run tests on them."
+    )
     tasks = parser.add_subparsers(dest="task", required=True)
     tasks.add_parser("check", help="see that every fault can be planted")
     mapping = tasks.add_parser("map", help="find which test reaches which line")
-    mapping.add_argument("--tests", nargs="+", default=(), help="not the whole suite, but these")
+    mapping.add_argument(
+        "--tests", nargs="+", default=(), help="not the whole suite, but these"
+    )
     running = tasks.add_parser("run", help="run the tests that reach each fault")
     running.add_argument("--fault", nargs="+", default=(), help="names; all without it")
     running.add_argument("--suite", choices=("default", "whole"), default="whole")
-    running.add_argument("--kills", type=int, default=KILLS, help="failures that end a batch")
-    running.add_argument("--resume", action="store_true", help="leave out what has a result")
+    running.add_argument(
+        "--kills", type=int, default=KILLS, help="failures that end a batch"
+    )
+    running.add_argument(
+        "--resume", action="store_true", help="leave out what has a result"
+    )
     for task in (mapping, running):
         task.add_argument("--jobs", type=int, default=2, help="processes at a time")
     tasks.add_parser("table", help="write the table from the results")
@@ -743,7 +856,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unknown = set(given.fault) - {fault.name for fault in faults}
         if unknown:
             raise FaultError(f"Expected names of faults. Got {sorted(unknown)}.")
-        chosen = [fault for fault in faults if not given.fault or fault.name in given.fault]
+        chosen = [
+            fault for fault in faults if not given.fault or fault.name in given.fault
+        ]
         whole = given.suite == "whole"
         return run(chosen, given.jobs, whole, given.kills, given.resume)
     except FaultError as error:

@@ -22,8 +22,11 @@ ROOMS = ("privacy", "secagg", "protocol", "vertical", "algorithms", "data")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register what a task needs."""
-    # Where xdist starts the processes that run tests, they inherit this one's environment.
-    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    # Where xdist starts the processes that run tests, they inherit this one's
+    # environment.
+    runs_tests = hasattr(config, "workerinput") or not config.getoption(
+        "numprocesses", None
+    )
     if "MUTANTS_MAP" in os.environ and runs_tests:
         config.pluginmanager.register(_Mapping(Path(os.environ["MUTANTS_MAP"])))
     if "MUTANTS_PLAN" in os.environ:
@@ -37,12 +40,16 @@ class _Mapping:
         import coverage
 
         self._coverage = coverage.Coverage.current()
-        self._notes = (directory / f"tests-{os.getpid()}.jsonl").open("a", encoding="utf-8")
+        self._notes = (directory / f"tests-{os.getpid()}.jsonl").open(
+            "a", encoding="utf-8"
+        )
         self._failed = False
         self._context = "import"
         self._switch("import")
         for room in ROOMS:
-            for each in pkgutil.walk_packages([str(ROOT / PACKAGE / room)], f"{PACKAGE}.{room}."):
+            for each in pkgutil.walk_packages(
+                [str(ROOT / PACKAGE / room)], f"{PACKAGE}.{room}."
+            ):
                 if not each.name.endswith(".fused"):  # needs numba, and is compiled
                     importlib.import_module(each.name)
 
@@ -88,9 +95,19 @@ class _Mapping:
         self._context = "between"
         self._switch(self._context)
         info = getattr(item, "_fixtureinfo", None)
-        given = [each for group in info.name2fixturedefs.values() for each in group] if info else []
-        fixtures = sorted({_fixture(each) for each in given if each.scope != "function"})
-        note = {"id": item.nodeid, "seconds": round(seconds, 3), "passed": not self._failed}
+        given = (
+            [each for group in info.name2fixturedefs.values() for each in group]
+            if info
+            else []
+        )
+        fixtures = sorted(
+            {_fixture(each) for each in given if each.scope != "function"}
+        )
+        note = {
+            "id": item.nodeid,
+            "seconds": round(seconds, 3),
+            "passed": not self._failed,
+        }
         self._notes.write(json.dumps({**note, "fixtures": fixtures}) + "\n")
         self._notes.flush()
         return result
@@ -112,7 +129,10 @@ def _empty_caches() -> None:
     for name, module in list(sys.modules.items()):
         if not name.startswith(PACKAGE):
             continue
-        owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
+        owners = [
+            module,
+            *(each for each in vars(module).values() if isinstance(each, type)),
+        ]
         for owner in owners:
             for value in list(vars(owner).values()):
                 function = getattr(value, "__func__", value)
@@ -131,12 +151,15 @@ class _Chosen:
             file.write(json.dumps([kind, nodeid]) + "\n")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[Any]
+    ) -> None:
         """Keep the chosen tests."""
         order = {nodeid: i for i, nodeid in enumerate(self._plan["ids"])}
         others = [item for item in items if item.nodeid not in order]
         items[:] = sorted(
-            (item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid]
+            (item for item in items if item.nodeid in order),
+            key=lambda item: order[item.nodeid],
         )
         config.hook.pytest_deselected(items=others)
 

@@ -15,12 +15,20 @@ def values(parameter: Any) -> str:
     if getattr(parameter, "is_flag", False):
         return "a flag"
     choices = getattr(parameter.type, "choices", None) or ()
-    spelled = parameter.metavar or "|".join(getattr(one, "value", one) for one in choices)
-    kind = ", ".join(f"`{one}`" for one in spelled.split("|")) if "|" in spelled else spelled
+    spelled = parameter.metavar or "|".join(
+        getattr(one, "value", one) for one in choices
+    )
+    kind = (
+        ", ".join(f"`{one}`" for one in spelled.split("|"))
+        if "|" in spelled
+        else spelled
+    )
     kind = kind or parameter.type.name
     if parameter.required:
         return f"{kind}; required"
-    plain = isinstance(parameter.default, int | float | str) or hasattr(parameter.default, "parts")
+    plain = isinstance(parameter.default, int | float | str) or hasattr(
+        parameter.default, "parts"
+    )
     default = getattr(parameter.default, "value", parameter.default)
     return f"{kind}; `{default}` by default" if plain else kind
 
@@ -34,7 +42,9 @@ def commands() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, command in get_command(app).commands.items():
         group = getattr(command, "commands", None)
-        found |= {f"{name} {n}": c for n, c in group.items()} if group else {name: command}
+        found |= (
+            {f"{name} {n}": c for n, c in group.items()} if group else {name: command}
+        )
     return dict(sorted(found.items()))
 
 

@@ -2,14 +2,14 @@
 
     python benchmarks/audit.py --runs 5000 --jobs 2 --output build/audit
 
-Every line is a membership attack on a cell of ``audit_cells.py``: of every run its adversary sees
-the whole transcript, and guesses whether the target was there. Counted guesses give a lower bound
-on epsilon (``audit_bounds.py``), which must stay below the claim. The planted bugs of
-``audit_bugs.py`` must exceed it; the code as it is, attacked in the same way, must not.
-docs/audit.md says what this can show.
+Every line is a membership attack on a cell of ``audit_cells.py``: of every run its
+adversary sees the whole transcript, and guesses whether the target was there. Counted
+guesses give a lower bound on epsilon (``audit_bounds.py``), which must stay below the
+claim. The planted bugs of ``audit_bugs.py`` must exceed it; the code as it is, attacked
+in the same way, must not. docs/audit.md says what this can show.
 
-``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. The command
-ends with status 1 if a line is not as it must be.
+``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both.
+The command ends with status 1 if a line is not as it must be.
 """
 
 import logging
@@ -72,7 +72,10 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(
-    task: Task, options: Options, recorded: int = RECORDED, confidence: float = CONFIDENCE
+    task: Task,
+    options: Options,
+    recorded: int = RECORDED,
+    confidence: float = CONFIDENCE,
 ) -> Mapping[str, Any]:
     """Return what an attack gave."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -113,7 +116,9 @@ def failures(rows: Sequence[Row]) -> list[str]:
         elif row["verdict"] != BELOW:
             wrong.append(f"{place}: {row['verdict']}")
         elif row["attained"] < LEAST_ATTAINED:
-            wrong.append(f"{place}: the neighbours attain {row['attained']:.2f} of the cost")
+            wrong.append(
+                f"{place}: the neighbours attain {row['attained']:.2f} of the cost"
+            )
     return wrong
 
 
@@ -129,9 +134,25 @@ def _rounded(value: float, digits: int) -> str:
 
 def cell_table(rows: Sequence[Row]) -> str:
     """Return the table of cells in markdown, with who attacks below it."""
-    head = ("strategy", "trust", "unit", "ε", "claimed μ", "claimed ε", "whole runs", "repetitions")
+    head = (
+        "strategy",
+        "trust",
+        "unit",
+        "ε",
+        "claimed μ",
+        "claimed ε",
+        "whole runs",
+        "repetitions",
+    )
     head = (*head, "TPR", "FPR", "μ ≥", "ε ≥", "of the claim", "verdict")
-    numbers = {"mu": 3, "claimed_epsilon": 2, "recorded": 0, "repetitions": 0, "tpr": 4, "fpr": 4}
+    numbers = {
+        "mu": 3,
+        "claimed_epsilon": 2,
+        "recorded": 0,
+        "repetitions": 0,
+        "tpr": 4,
+        "fpr": 4,
+    }
     numbers |= {"mu_bound": 3, "epsilon_bound": 2, "ratio": 2}
     lines = [
         (
@@ -155,7 +176,13 @@ def bug_table(rows: Sequence[Row]) -> str:
     for row in rows:
         bug, bound = BUGS[row["bug"]], _rounded(row["epsilon_bound"], 2)
         place = ", ".join((bug.cell.strategy, bug.cell.trust, bug.cell.unit))
-        start = [bug.name, bug.what, place, bug.guess, _rounded(row["claimed_epsilon"], 2)]
+        start = [
+            bug.name,
+            bug.what,
+            place,
+            bug.guess,
+            _rounded(row["claimed_epsilon"], 2),
+        ]
         cells = lines.setdefault((bug.name, row["repetitions"]), [*start, *[""] * 5])
         if row["planted"]:
             right = f"{row['recorded_right']} of {row['recorded']}"
@@ -169,7 +196,9 @@ def summary(rows: Sequence[Row]) -> str:
     """Return the ranges of the cells' ratios, by epsilon and kind of noise."""
     lines = []
     for epsilon in sorted({row["epsilon"] for row in rows}, reverse=True):
-        here = [row for row in rows if row["epsilon"] == epsilon and row["claimed_epsilon"]]
+        here = [
+            row for row in rows if row["epsilon"] == epsilon and row["claimed_epsilon"]
+        ]
         gaussian = [row["ratio"] for row in here if not math.isnan(row["mu"])]
         others = [row["ratio"] for row in here if math.isnan(row["mu"])]
         for kind, ratios in (("all Gaussian", gaussian), ("partly Laplace", others)):
@@ -191,7 +220,11 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     parts = [cell_table(of_cells), summary(of_cells)] if of_cells else []
     parts += [bug_table(of_bugs)] if of_bugs else []
     wrong = "\n".join(f"- {each}." for each in failures(rows))
-    end = f"Not as they must be:\n\n{wrong}" if wrong else "All lines are as they must be."
+    end = (
+        f"Not as they must be:\n\n{wrong}"
+        if wrong
+        else "All lines are as they must be."
+    )
     return "\n\n".join([*parts, end])
 
 
@@ -204,7 +237,9 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     names = tables.unique(map(label_of, shown))
     figure = Figure(figsize=(9.0, 0.24 * len(names) + 1.4), layout="constrained")
     axes = figure.subplots()
-    for epsilon, marker in zip(sorted({row["epsilon"] for row in shown}), "so^v", strict=False):
+    for epsilon, marker in zip(
+        sorted({row["epsilon"] for row in shown}), "so^v", strict=False
+    ):
         here = [row for row in shown if row["epsilon"] == epsilon]
         places = [names.index(label_of(row)) for row in here]
         ratios = [row["ratio"] for row in here]
@@ -249,8 +284,12 @@ def suite_with(recorded: int, confidence: float) -> Suite:
 def main() -> None:
     """Run everything that was asked for, and write it down."""
     parser = script.parser_of(SUITE)
-    parser.add_argument("--recorded", type=int, default=RECORDED, help="whole runs of each side")
-    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="of every bound")
+    parser.add_argument(
+        "--recorded", type=int, default=RECORDED, help="whole runs of each side"
+    )
+    parser.add_argument(
+        "--confidence", type=float, default=CONFIDENCE, help="of every bound"
+    )
     parsed = parser.parse_args()
     outcome = script.run(suite_with(parsed.recorded, parsed.confidence), parsed)
     wrong = failures(outcome.rows)

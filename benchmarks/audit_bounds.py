@@ -1,15 +1,17 @@
 """Lower bounds on what a mechanism reveals, from attacks that were counted.
 
-Whoever guesses from a run's releases whether a record was in the data has a true positive rate TPR
-(runs with the record, guessed so) and a false positive rate FPR (runs without it, guessed the
-same). A mu-GDP run allows no guess with Phi^-1(TPR) - Phi^-1(FPR) above mu (Dong, Roth & Su 2022,
-definition 2.6), and an (epsilon, delta)-private one none with TPR above e^epsilon FPR + delta
-(Kairouz, Oh & Viswanath 2015, theorem 2.1). With confidence limits in the place of the rates, both
-say how much a run reveals at least. The best guess compares the likelihoods of the releases under
+Whoever guesses from a run's releases whether a record was in the data has a true
+positive rate TPR (runs with the record, guessed so) and a false positive rate FPR (runs
+without it, guessed the same). A mu-GDP run allows no guess with Phi^-1(TPR) -
+Phi^-1(FPR) above mu (Dong, Roth & Su 2022, definition 2.6), and an (epsilon,
+delta)-private one none with TPR above e^epsilon FPR + delta (Kairouz, Oh & Viswanath
+2015, theorem 2.1). With confidence limits in the place of the rates, both say how much
+a run reveals at least. The best guess compares the likelihoods of the releases under
 both data sets (Neyman & Pearson), for which the distributions of all noise are here.
 
-Bounds hold whatever the guess is, if its rule, threshold included, is fixed before the runs that
-are counted. They need no independence of the runs with the record from those without.
+Bounds hold whatever the guess is, if its rule, threshold included, is fixed before the
+runs that are counted. They need no independence of the runs with the record from those
+without.
 """
 
 import math
@@ -23,7 +25,9 @@ _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
 
 
-def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+def clopper_pearson(
+    successes: int, trials: int, confidence: float
+) -> tuple[float, float]:
     """Return a lower and an upper limit of a probability, each of the given confidence (1934)."""
     # At 1 - 1e-10 the subtraction keeps six digits, which is plenty.
     missed = 1.0 - confidence
@@ -43,10 +47,13 @@ def mu_lower_bound(
 ) -> float:
     """Return a mu that a mechanism does not stay below: ``Phi^-1(TPR) - Phi^-1(FPR)``, at least 0.
 
-    Positive are the runs with the record, negative those without. If the mechanism is mu-GDP, the
-    bound exceeds mu with a probability of at most ``1 - confidence``, half of it for each rate.
+    Positive are the runs with the record, negative those without. If the mechanism is
+    mu-GDP, the bound exceeds mu with a probability of at most ``1 - confidence``, half
+    of it for each rate.
     """
-    tpr, fpr = _limits(true_positives, n_positive, false_positives, n_negative, confidence)
+    tpr, fpr = _limits(
+        true_positives, n_positive, false_positives, n_negative, confidence
+    )
     if tpr == 0.0 or fpr == 1.0:
         return 0.0
     return max(0.0, float(ndtri(tpr) - ndtri(fpr)))
@@ -62,17 +69,25 @@ def epsilon_lower_bound(
 ) -> float:
     """Return an epsilon that a mechanism does not stay below at a delta, as `mu_lower_bound`.
 
-    For noise that is not Gaussian, where mu says nothing. Both guesses count: that the record is
-    there, and that it is not.
+    For noise that is not Gaussian, where mu says nothing. Both guesses count: that the
+    record is there, and that it is not.
     """
-    tpr, fpr = _limits(true_positives, n_positive, false_positives, n_negative, confidence)
+    tpr, fpr = _limits(
+        true_positives, n_positive, false_positives, n_negative, confidence
+    )
     guesses = ((tpr, fpr), (1.0 - fpr, 1.0 - tpr))
-    bounds = [math.log((yes - delta) / no) for yes, no in guesses if yes > delta and no > 0.0]
+    bounds = [
+        math.log((yes - delta) / no) for yes, no in guesses if yes > delta and no > 0.0
+    ]
     return max([0.0, *bounds])
 
 
 def _limits(
-    true_positives: int, n_positive: int, false_positives: int, n_negative: int, confidence: float
+    true_positives: int,
+    n_positive: int,
+    false_positives: int,
+    n_negative: int,
+    confidence: float,
 ) -> tuple[float, float]:
     """Return the least TPR and the largest FPR."""
     each = (1.0 + confidence) / 2
@@ -114,11 +129,12 @@ def log_likelihood_ratio(
 ) -> _Floats:
     """Return the log-likelihood (...) of noisy words with a record over that without it.
 
-    ``sum_i log P(residual_i - change_i) - log P(residual_i)``, P the distribution of the noise on
-    the integers, of a sampler in ``noise.SAMPLERS`` and of a scale (m,). The sum of shares of
-    distributed noise is a discrete Gaussian up to 7e-17 (docs/guarantees.md, "Distributed noise").
-    ``residual`` (..., m) are the noisy words less the exact ones without the record, which changes
-    these by ``change`` (..., m). A word that it does not change adds nothing, and needs no noise.
+    ``sum_i log P(residual_i - change_i) - log P(residual_i)``, P the distribution of
+    the noise on the integers, of a sampler in ``noise.SAMPLERS`` and of a scale (m,).
+    The sum of shares of distributed noise is a discrete Gaussian up to 7e-17
+    (docs/guarantees.md, "Distributed noise"). ``residual`` (..., m) are the noisy words
+    less the exact ones without the record, which changes these by ``change`` (..., m).
+    A word that it does not change adds nothing, and needs no noise.
     """
     words, moved, width = np.broadcast_arrays(residual, change, scale)
     used = moved != 0

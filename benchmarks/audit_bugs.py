@@ -1,10 +1,11 @@
 """Planted bugs: how each is planted into the code that runs, and the guess that finds it.
 
-A bug replaces one function of the library where it is called, in recorded runs and repetitions
-alike, and never in the package itself. The best guess under the claimed noise, the likelihood
-ratio, finds noise that is too small. Noise of another kind is found by what it cannot do: a score
-that is positive where only one of the neighbours can have given the sums. The same score is taken
-of the code as it is, where it must stay below the claim.
+A bug replaces one function of the library where it is called, in recorded runs and
+repetitions alike, and never in the package itself. The best guess under the claimed
+noise, the likelihood ratio, finds noise that is too small. Noise of another kind is
+found by what it cannot do: a score that is positive where only one of the neighbours
+can have given the sums. The same score is taken of the code as it is, where it must
+stay below the claim.
 """
 
 import itertools
@@ -71,13 +72,16 @@ class Bug:
     guess: str = "likelihood ratio"  # what the score is, for the reader
     score: Score = log_likelihood
     threshold: float = 0.0  # fixed here, before any run
-    at_once: bool = True  # whether one call for each release can draw the noise of all repetitions
+    # whether one call for each release can draw the noise of all repetitions
+    at_once: bool = True
 
 
 BUGS: dict[str, Bug] = {}
 
 
-def planted(name: str, cell: Cell, what: str = "", **guess: Any) -> Callable[[Patch], Patch]:
+def planted(
+    name: str, cell: Cell, what: str = "", **guess: Any
+) -> Callable[[Patch], Patch]:
     """Return a decorator that lists what plants a bug, with what its docstring says it does."""
 
     def listed(patch: Patch) -> Patch:
@@ -127,7 +131,9 @@ def _truncated_likelihood(answers: Answers, views: Views) -> FloatArray:
     total = np.zeros(len(absent))
     for _, words, scale in answers.laws:
         changed = np.broadcast_to(views.change != 0, absent.shape)[:, words]
-        difference = _log_cut(present[:, words], scale) - _log_cut(absent[:, words], scale)
+        difference = _log_cut(present[:, words], scale) - _log_cut(
+            absent[:, words], scale
+        )
         total += np.where(changed, difference, 0.0).sum(axis=1)
     return total
 
@@ -136,7 +142,9 @@ def _log_cut(noise: IntArray, scale: FloatArray) -> FloatArray:
     size = np.abs(noise).astype(np.float64)
     inner, outer = log_ndtr(-size / scale), log_ndtr(-(size + 1) / scale)
     # Zero is what both sides of it are cut to.
-    found: FloatArray = inner + np.log(-np.expm1(outer - inner)) + np.log(2.0) * (size == 0)
+    found: FloatArray = (
+        inner + np.log(-np.expm1(outer - inner)) + np.log(2.0) * (size == 0)
+    )
     return found
 
 
@@ -149,7 +157,9 @@ def _disagreement(answers: Answers, views: Views) -> FloatArray:
             answers.laws[::2], answers.laws[1::2], strict=True
         ):
             n = len(counts)
-            total += np.abs(noise[:, sums[:n]] / wide[:n] - noise[:, counts] / narrow).sum(axis=1)
+            total += np.abs(
+                noise[:, sums[:n]] / wide[:n] - noise[:, counts] / narrow
+            ).sum(axis=1)
         found.append(total)
     return found[0] - found[1]
 
@@ -160,10 +170,14 @@ def _known(patch: Callable[[], Patch]) -> Score:
     def score(answers: Answers, views: Views) -> FloatArray:
         with patch()():
             rounds = range(1, answers.algorithm.n_rounds + 1)
-            made = np.concatenate([answers.noise(Query(number))[0] for number in rounds])
-        # In floats: distances of other noise than the guessed one may overflow integers.
+            made = np.concatenate(
+                [answers.noise(Query(number))[0] for number in rounds]
+            )
+        # In floats: distances of other noise than the guessed one may overflow
+        # integers.
         absent, present = (
-            np.abs((noise - made).astype(np.float64)).sum(axis=1) for noise in _neighbours(views)
+            np.abs((noise - made).astype(np.float64)).sum(axis=1)
+            for noise in _neighbours(views)
         )
         return np.asarray(absent - present)
 
@@ -173,21 +187,28 @@ def _known(patch: Callable[[], Patch]) -> Score:
 # --------------------------------------------------------------------------- plants
 
 _GLLOYD, _FAST = Cell("GLloyd", "trusted-server"), Cell("FastLloyd", "trusted-server")
-_SHARED, _HIDDEN = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
+_SHARED, _HIDDEN = (
+    Cell("GLloyd", "distributed-noise"),
+    Cell("FastLloyd", "oblivious-server"),
+)
 _IN_SHARES = Cell("GLloyd", "clients-only", variant=BELOW)
 
 
 @drawing("noise halved", _GLLOYD)
 def _halved(each: Release, units: FloatArray, stream: Stream) -> IntArray:
     """Half of the planned deviation is drawn by the server."""
-    return draw(replace(each, noise_multiplier=each.noise_multiplier / 2), units, stream)
+    return draw(
+        replace(each, noise_multiplier=each.noise_multiplier / 2), units, stream
+    )
 
 
 @planted("shares of all clients", _SHARED)
 def _too_many_shares() -> Context:
     """Clients divide the noise by their number, colluders included."""
 
-    def drawer(each: Release, units: FloatArray, shares: int, stream: Stream) -> IntArray:
+    def drawer(
+        each: Release, units: FloatArray, shares: int, stream: Stream
+    ) -> IntArray:
         return draw_share(each, units, N_CLIENTS, stream)
 
     return mock.patch.object(round_noise, "draw_share", drawer)
@@ -221,7 +242,9 @@ def _known_share_key() -> Context:
 def _short_polynomials() -> Context:
     """Polynomials hide an answer from f shares, and not from tau."""
 
-    def short(self: SharedSum, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
+    def short(
+        self: SharedSum, n_positions: int, n_corrupt: int, n_present: int
+    ) -> Sharing:
         return Sharing(n_positions, n_corrupt, n_corrupt, 1)
 
     return mock.patch.object(SharedSum, "set_up", short)
@@ -231,7 +254,9 @@ def _short_polynomials() -> Context:
 def _later_radius() -> Context:
     """Noise of round 1 is made for the radius of later rounds."""
     return mock.patch.object(
-        FastLloydAlgorithm, "_sum_sensitivity", lambda self, number: float(self.radius_of(2))
+        FastLloydAlgorithm,
+        "_sum_sensitivity",
+        lambda self, number: float(self.radius_of(2)),
     )
 
 
@@ -239,7 +264,9 @@ def _slacks(of: Callable[[FloatArray], FloatArray]) -> Context:
     """Put a function of the squared length of each offset in place of slacks."""
     sums = Cells.sums
 
-    def unbounded(cells: Cells, records: GridRecords, bits: int, weighted: bool) -> CellSums:
+    def unbounded(
+        cells: Cells, records: GridRecords, bits: int, weighted: bool
+    ) -> CellSums:
         found = sums(cells, records, bits, weighted)
         slacks = np.zeros(len(cells.radii), np.int64)
         for block in records.blocks(2**15):
@@ -274,9 +301,13 @@ def _far_records_twice() -> Context:
     """Each record beyond the radius is also counted at another centroid, to draw it there."""
     statistic = FastLloydAlgorithm.statistic
 
-    def looking(self: FastLloydAlgorithm, query: Query, records: GridRecords) -> Statistic:
+    def looking(
+        self: FastLloydAlgorithm, query: Query, records: GridRecords
+    ) -> Statistic:
         found, centroids = statistic(self, query, records), query.arrays["centroids"]
-        points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
+        points = np.concatenate(
+            [np.empty((0, records.shape[1])), *records.blocks(2**16)]
+        )
         radii = query.arrays["radius"]
         labels, d2 = assign(points, centroids)
         for j in range(self.n_clusters):
@@ -309,7 +340,9 @@ def _one_column() -> Context:
     return mock.patch.object(SuLloydAlgorithm, "_columns", ((1.0, 1),))
 
 
-@planted("free squares without the joint bound", Cell("SynopsisKMeans", "trusted-server"))
+@planted(
+    "free squares without the joint bound", Cell("SynopsisKMeans", "trusted-server")
+)
 def _free_squares() -> Context:
     """Each record adds the square of its offset beside the offset, and not what it lacks of 1."""
     return _slacks(lambda lengths: lengths)
@@ -318,7 +351,9 @@ def _free_squares() -> Context:
 @planted("clip forgotten", replace(_GLLOYD, unit="client"))
 def _unclipped() -> Context:
     """Each client adds all of its records, not `clip` records' worth."""
-    return mock.patch.object(Algorithm, "limited", lambda self, statistic, number: statistic)
+    return mock.patch.object(
+        Algorithm, "limited", lambda self, statistic, number: statistic
+    )
 
 
 @drawing(
@@ -355,7 +390,9 @@ def _whole(each: Release, units: FloatArray, stream: Stream) -> IntArray:
 def _toward_zero(each: Release, units: FloatArray, stream: Stream) -> IntArray:
     """Noise is cut to grid steps toward zero, on a grid of 2^-1."""
     rng = np.random.default_rng(stream.words(4))
-    return np.trunc(rng.normal(size=len(units)) * each.noise_multiplier * units).astype(np.int64)
+    return np.trunc(rng.normal(size=len(units)) * each.noise_multiplier * units).astype(
+        np.int64
+    )
 
 
 @drawing(

@@ -1,12 +1,13 @@
 """What the privacy audit looks at: strategies, trust models, units, data, and who attacks.
 
-A cell is a strategy with a trust model and a unit of privacy. Its two neighbours differ in one
-record, or in all records of one client, that changes every release by as much as the plan allows,
-in every round or nearly: a record in a corner or on the sphere for sums and second moments; a
-record at the radius of the round from a centroid that many others hold in place (FastLloyd), or far
-from the cells that these hold (SynopsisKMeans); a client with so many equal records that it is
-clipped in every release. Relative sums, and a cost beside them, add most where the centroids are
-held a radius away.
+A cell is a strategy with a trust model and a unit of privacy. Its two neighbours differ
+in one record, or in all records of one client, that changes every release by as much as
+the plan allows, in every round or nearly: a record in a corner or on the sphere for
+sums and second moments; a record at the radius of the round from a centroid that many
+others hold in place (FastLloyd), or far from the cells that these hold
+(SynopsisKMeans); a client with so many equal records that it is clipped in every
+release. Relative sums, and a cost beside them, add most where the centroids are held a
+radius away.
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +30,18 @@ MANY = 60
 """Records of the client that is attacked."""
 
 # Variants, beside "" for the usual setting of a strategy:
-BELOW = "below the threshold"  # the server and as many members as may look at one client's shares
-BEYOND = "beyond the threshold"  # so many pool their shares that one client's answers open
+# the server and as many members as may look at one client's shares
+BELOW = "below the threshold"
+# so many pool their shares that one client's answers open
+BEYOND = "beyond the threshold"
 COALITION = "2 of 4 collude"
-COST, RELATIVE, MEANS = "cost", "relative", "means"  # cost, offsets in a radius, clients' means
-COLUMNS = "columns"  # so many that one bound of a record's sums would need far more noise
+# cost, offsets in a radius, clients' means
+COST, RELATIVE, MEANS = "cost", "relative", "means"
+# so many that one bound of a record's sums would need far more noise
+COLUMNS = "columns"
 PAPER = "paper, two rounds"  # no relocation: each round's radius is the noise's unit
-WEIGHTED = "weighted"  # FastLloyd with so few records that near ones weigh more in the sums
+# FastLloyd with so few records that near ones weigh more in the sums
+WEIGHTED = "weighted"
 
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
@@ -56,7 +62,9 @@ SEES = {
 
 SHARED = ("distributed-noise", "clients-only")
 _ALL = ("oblivious-server", *SHARED, "trusted-server")
-TRUSTS = dict.fromkeys(("FastLloyd", "GLloyd", "PEMeans", "HDPEMeans", "SynopsisKMeans"), _ALL) | {
+TRUSTS = dict.fromkeys(
+    ("FastLloyd", "GLloyd", "PEMeans", "HDPEMeans", "SynopsisKMeans"), _ALL
+) | {
     "SuLloyd": ("oblivious-server", "trusted-server"),
     "FedDPKMeans": ("distributed-noise", "trusted-server"),
 }
@@ -83,12 +91,13 @@ class Cell:
 class Setting:
     """A cell's run and its two neighbours.
 
-    The sums are seen, or the first client's own answers in shares, of so few committee members that
-    these say nothing ("below"), or of so many that they open.
+    The sums are seen, or the first client's own answers in shares, of so few committee
+    members that these say nothing ("below"), or of so many that they open.
     """
 
     strategy: KMeansStrategy
-    background: list[FloatArray]  # the clients' records without what is attacked, (n_i, d)
+    # the clients' records without what is attacked, (n_i, d)
+    background: list[FloatArray]
     target: FloatArray  # what the first client holds beside them, or not, (n, d)
     view: Literal["sums", "below", "beyond"] = "sums"
 
@@ -123,7 +132,9 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
     both = ("distributed-noise", "trusted-server")
     found = []
     for epsilon, unit in product(epsilons, ("record", "client")):
-        places = [(strategy, trust, "") for strategy in TRUSTS for trust in TRUSTS[strategy]]
+        places = [
+            (strategy, trust, "") for strategy in TRUSTS for trust in TRUSTS[strategy]
+        ]
         places.append(("FedDPKMeans", "trusted-server", "laplace"))
         if unit == "record":
             places += [("SuLloyd", trust, COLUMNS) for trust in TRUSTS["SuLloyd"]]
@@ -131,10 +142,21 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
             places.append(("GLloyd", "clients-only", variant))
             places.append(("FedDPKMeans", "distributed-noise", variant))
         places.append(("GLloyd", "distributed-noise", COALITION))
-        variants = [(strategy, COST) for strategy in ("FastLloyd", "GLloyd", "FedDPKMeans")]
-        variants += [("FedDPKMeans", each) for each in (RELATIVE, MEANS)[: 1 + (unit == "client")]]
-        places += [(strategy, trust, variant) for strategy, variant in variants for trust in both]
-        found += [Cell(name, trust, unit, epsilon, variant) for name, trust, variant in places]
+        variants = [
+            (strategy, COST) for strategy in ("FastLloyd", "GLloyd", "FedDPKMeans")
+        ]
+        variants += [
+            ("FedDPKMeans", each)
+            for each in (RELATIVE, MEANS)[: 1 + (unit == "client")]
+        ]
+        places += [
+            (strategy, trust, variant)
+            for strategy, variant in variants
+            for trust in both
+        ]
+        found += [
+            Cell(name, trust, unit, epsilon, variant) for name, trust, variant in places
+        ]
     return found
 
 
@@ -193,21 +215,24 @@ def _sphere(d: int) -> FloatArray:
 
 def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     if cell.unit == "client":
-        # A radius as wide as the domain: the client's many records count wherever centroids go.
+        # A radius as wide as the domain: the client's many records count wherever
+        # centroids go.
         options |= {"alpha": 4.0, "n_rounds": 3, "initial": [[0.3, 0.3], [-0.5, -0.5]]}
         strategy = strategies.FastLloyd(2, _box(2), budget, _figure(cell, 0), **options)
         return _setting(cell, strategy, _few(2), np.ones((1, 2)))
     if cell.variant == WEIGHTED:
-        # Wherever a record lies, it uses the whole unit; this one lies where its nearness is most.
+        # Wherever a record lies, it uses the whole unit; this one lies where its
+        # nearness is most.
         places = [[0.5, 0.5], [-0.5, -0.5]]
         held = _held(places, 40)
         options |= {"n_rounds": 3, "initial": places}
         strategy = strategies.FastLloyd(2, _box(2), budget, len(held), **options)
         return _setting(cell, strategy, held, np.full((1, 2), 0.5))
-    # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the first
-    # centroid. From round 2 on that lies among 20,000 records which are almost the paper's later
-    # radius, 0.8, away from it; the noise moves it by less than what is missing. With relocation,
-    # radii are shorter, and a record that is further away adds as much as one at the radius.
+    # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the
+    # first centroid. From round 2 on that lies among 20,000 records which are almost
+    # the paper's later radius, 0.8, away from it; the noise moves it by less than what
+    # is missing. With relocation, radii are shorter, and a record that is further away
+    # adds as much as one at the radius.
     away = 0.8 * (1 - 2e-3) / np.sqrt(2)
     held = _held([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000)
     options |= {"n_rounds": 3, "initial": [[5e-4, 5e-4], [-0.8, -0.8]]}
@@ -218,7 +243,8 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
 
 
 def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
-    # A corner has the largest norm in l1 and l2. Laplace noise: few words, or none is decisive.
+    # A corner has the largest norm in l1 and l2. Laplace noise: few words, or none is
+    # decisive.
     gaussian = cell.strategy == "GLloyd"
     d, n_rounds = (2, 3) if gaussian else (1, 2)
     if cell.variant == "coarse":
@@ -227,7 +253,12 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
         d = 16
     records = _few(d)
     strategy = getattr(strategies, cell.strategy)(
-        2, _box(d), budget, _figure(cell, max(1000, len(records))), n_rounds=n_rounds, **options
+        2,
+        _box(d),
+        budget,
+        _figure(cell, max(1000, len(records))),
+        n_rounds=n_rounds,
+        **options,
     )
     return _setting(cell, strategy, records, np.ones((1, d)))
 
@@ -240,16 +271,19 @@ def _feddp(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
     if cell.variant == "laplace":
         options["mechanisms"] = "laplace"
     options |= {"server_data": _few(3, 6, 0.8), "sums": "absolute", "n_rounds": 2}
-    strategy = strategies.FedDPKMeans(2, _ball(3), budget, _figure(cell, 1000), **options)
+    strategy = strategies.FedDPKMeans(
+        2, _ball(3), budget, _figure(cell, 1000), **options
+    )
     return _setting(cell, strategy, _few(3), _sphere(3))
 
 
 def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     """Hold two centroids where the target changes cost, offsets or means by as much as it can.
 
-    In two columns the projection keeps the server's two points, and weights cannot drop either.
-    Where clients are protected, whose noise hides all other records, sums of the lift have so much
-    noise that none is used, and one Lloyd round asks for these points.
+    In two columns the projection keeps the server's two points, and weights cannot drop
+    either. Where clients are protected, whose noise hides all other records, sums of
+    the lift have so much noise that none is used, and one Lloyd round asks for these
+    points.
     """
     places, target = [[-0.995, 0.02], [-0.995, -0.02]], _sphere(2)
     n_rounds, shares = 2, {}
@@ -259,30 +293,39 @@ def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> S
     if cell.variant == COST:
         shares["cost"] = 1.0  # as much as all else has: of 0.02 nothing would be seen
     elif cell.variant == RELATIVE and cell.unit == "client":
-        options |= {"sums": "relative", "alpha": 3.0}  # the diameter: noise does not move it away
+        # the diameter: noise does not move it away
+        options |= {"sums": "relative", "alpha": 3.0}
     elif cell.variant == RELATIVE:
         alpha = 0.7
         away = 0.995 * alpha / np.sqrt(2)
         places = [[1.0 - away, 0.0], [-0.8, 0.0]]
         options |= {"sums": "relative", "alpha": alpha}
-    else:  # a client with records in both clusters adds two means, each as long as can be
+    else:
+        # a client with records in both clusters adds two means, each as long as can be
         places, target = [[0.8, 0.0], [-0.8, 0.0]], np.concatenate([target, -target])
         options["contribution"] = "means"
     held = _held(places, 10_000)
     options |= {"server_data": places, "n_rounds": n_rounds, "shares": shares}
-    strategy = strategies.FedDPKMeans(2, _ball(2), budget, _figure(cell, len(held)), **options)
+    strategy = strategies.FedDPKMeans(
+        2, _ball(2), budget, _figure(cell, len(held)), **options
+    )
     return _setting(cell, strategy, held, target)
 
 
 def _pe_means(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
-    d, kind = (2, strategies.PEMeans) if cell.strategy == "PEMeans" else (17, strategies.HDPEMeans)
+    d, kind = (
+        (2, strategies.PEMeans)
+        if cell.strategy == "PEMeans"
+        else (17, strategies.HDPEMeans)
+    )
     options |= {"n_rounds": 4, "max_candidates": 16}
     strategy = kind(2, _ball(d), budget, _figure(cell, 1000), **options)
     return _setting(cell, strategy, _few(d), _sphere(d))
 
 
 def _synopsis(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
-    # All others are near one point, and so are the cells: the record is a radius away, or more.
+    # All others are near one point, and so are the cells: the record is a radius away,
+    # or more.
     records = _few(3, 2_000, 0.02)
     if cell.unit == "client":
         options["clip"] = 1.0

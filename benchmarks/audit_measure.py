@@ -24,8 +24,9 @@ LEAST_ATTAINED = 0.8
 class Line:
     """What an attack gave: the columns of runs.csv beside those that say which attack it is.
 
-    What is claimed is so against this adversary. A NaN stands for what cannot be said: mu where not
-    all noise is Gaussian, and sigmas where scores are infinite, always the same, or no ratios.
+    What is claimed is so against this adversary. A NaN stands for what cannot be said:
+    mu where not all noise is Gaussian, and sigmas where scores are infinite, always the
+    same, or no ratios.
     """
 
     delta: float
@@ -34,7 +35,8 @@ class Line:
     recorded: int  # runs through strategy and client code, half of them with the target
     recorded_right: int  # of these, those that were guessed right
     sigmas: float  # how far the recorded scores lie from those of the repetitions
-    attained: float  # part of the plan's cost that the neighbours attain in the recorded runs
+    # part of the plan's cost that the neighbours attain in the recorded runs
+    attained: float
     threshold: float  # a score above it is the guess that the target is there
     tpr: float  # of the repetitions
     fpr: float
@@ -51,7 +53,8 @@ class Line:
 class Effort:
     """How much is run, and how sure a bound is to be."""
 
-    repetitions: int = 5_000  # of answers and noise, each scored with the target and without
+    # of answers and noise, each scored with the target and without
+    repetitions: int = 5_000
     recorded: int = 5  # whole runs of each neighbour
     confidence: float = 0.95
 
@@ -67,9 +70,9 @@ def attack(
 ) -> Line:
     """Run a cell's attack in the context of a patch, and return what it gave.
 
-    Where not all noise is Gaussian the threshold is the best one of as many other repetitions,
-    which are not counted. ``at_once`` draws the noise of all repetitions by one call for each
-    release, and not by what makes a round's noise in a run.
+    Where not all noise is Gaussian the threshold is the best one of as many other
+    repetitions, which are not counted. ``at_once`` draws the noise of all repetitions
+    by one call for each release, and not by what makes a round's noise in a run.
     """
     began = time.monotonic()
     with patch():
@@ -84,9 +87,15 @@ def attack(
             threshold = _chosen(answers, effort, score, pilot)
         absent, present = repeated(answers, queries, effort.repetitions, at_once)
         low, high = score(answers, absent), score(answers, present)
-        marks = [(there, float(score(answers, views)[0])) for there, (_, views) in whole]
+        marks = [
+            (there, float(score(answers, views)[0])) for there, (_, views) in whole
+        ]
         attained = float(np.mean([answers.attained(views) for _, (_, views) in whole]))
-    true, false, n = int((high > threshold).sum()), int((low > threshold).sum()), len(low)
+    true, false, n = (
+        int((high > threshold).sum()),
+        int((low > threshold).sum()),
+        len(low),
+    )
     counts = (true, n, false, n)
     if gaussian:
         mu_bound = mu_lower_bound(*counts, effort.confidence)
@@ -95,7 +104,8 @@ def attack(
         mu_bound = np.nan
         bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
     claimed = answers.epsilon
-    # Other scores may be counts of what is rare, whose spread says nothing of single runs.
+    # Other scores may be counts of what is rare, whose spread says nothing of single
+    # runs.
     sigmas = float(_sigmas(marks, low, high)) if score is log_likelihood else math.nan
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
@@ -119,11 +129,14 @@ def attack(
     )
 
 
-def _chosen(answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]) -> float:
+def _chosen(
+    answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]
+) -> float:
     """Return the threshold that gives the best bound on epsilon."""
     low, high = (score(answers, each) for each in views)
     n = len(low)
-    # Noise that is not Gaussian puts many scores on a few values: thresholds lie just below.
+    # Noise that is not Gaussian puts many scores on a few values: thresholds lie just
+    # below.
     candidates = np.unique(np.quantile(high, np.linspace(0.3, 0.98, 69))) - 1e-6
 
     def bound(threshold: float) -> float:
@@ -133,16 +146,24 @@ def _chosen(answers: Answers, effort: Effort, score: Score, views: tuple[Views, 
     return float(max(candidates, key=bound))
 
 
-def _sigmas(marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray) -> float:
+def _sigmas(
+    marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray
+) -> float:
     """Return by how many standard deviations the scores of recorded runs differ, taken together.
 
-    The larger of two: where both neighbours' scores lie further out, and where both are shifted.
+    The larger of two: where both neighbours' scores lie further out, and where both are
+    shifted.
     """
     if not marks or not np.isfinite([*low, *high, *(mark for _, mark in marks)]).all():
         return math.nan
-    laws = {there: (law.mean(), law.std()) for there, law in ((True, high), (False, low))}
+    laws = {
+        there: (law.mean(), law.std()) for there, law in ((True, high), (False, low))
+    }
     if any(spread == 0 for _, spread in laws.values()):
         return math.nan
     away = [(there, (mark - laws[there][0]) / laws[there][1]) for there, mark in marks]
-    outward, shifted = sum(a if there else -a for there, a in away), sum(a for _, a in away)
+    outward, shifted = (
+        sum(a if there else -a for there, a in away),
+        sum(a for _, a in away),
+    )
     return float(max(abs(outward), abs(shifted)) / math.sqrt(len(marks)))

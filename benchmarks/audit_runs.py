@@ -1,12 +1,14 @@
 """Runs of the privacy audit: recorded whole runs, repetitions of noise alone, and their scores.
 
-A recorded run is one through ``simulate``, strategy and client code, of which the adversary's view
-is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it;
-or the first client's answers, as far as the shares that it holds open them.
+A recorded run is one through ``simulate``, strategy and client code, of which the
+adversary's view is kept: the opened sums of all rounds, less the noise shares of the
+clients that collude with it; or the first client's answers, as far as the shares that
+it holds open them.
 
-A repetition calls answers and noise themselves, and deals answers in shares where these are seen.
-Where updates are cheap, every repetition follows its own queries; otherwise it asks those of a
-recorded run again, which a server may. It has one noise, for both neighbours.
+A repetition calls answers and noise themselves, and deals answers in shares where these
+are seen. Where updates are cheap, every repetition follows its own queries; otherwise
+it asks those of a recorded run again, which a server may. It has one noise, for both
+neighbours.
 """
 
 import math
@@ -44,9 +46,9 @@ IntArray = NDArray[np.int64]
 class Views:
     """What adversaries saw in some runs, of all rounds one after the other.
 
-    ``residual`` (runs, words) is every noisy sum that was seen, less the exact one without the
-    target; ``change`` (runs, words) or (words,) is by how much the target changes the exact sums,
-    at the queries of these runs.
+    ``residual`` (runs, words) is every noisy sum that was seen, less the exact one
+    without the target; ``change`` (runs, words) or (words,) is by how much the target
+    changes the exact sums, at the queries of these runs.
     """
 
     residual: IntArray
@@ -65,19 +67,28 @@ class Answers:
         self.algorithm, self.plan = setting.strategy.algorithm, setting.strategy.plan
         by_client = self.plan.budget.protects_clients
         self._target = self._grid(setting.target)
-        # What is not clipped adds up record by record, so equal records need be asked once.
-        parts = setting.background if by_client else [np.concatenate(setting.background)]
-        self._groups = [group for part in parts for group in self._grouped(part, by_client)]
+        # What is not clipped adds up record by record, so equal records need be asked
+        # once.
+        parts = (
+            setting.background if by_client else [np.concatenate(setting.background)]
+        )
+        self._groups = [
+            group for part in parts for group in self._grouped(part, by_client)
+        ]
         self._own = self._grouped(setting.background[0], by_client)
 
     def _grid(self, records: FloatArray) -> GridRecords:
         return GridRecords(records, self.algorithm.domain, self.algorithm.fraction_bits)
 
-    def _grouped(self, part: FloatArray, by_client: bool) -> list[tuple[int, GridRecords]]:
+    def _grouped(
+        self, part: FloatArray, by_client: bool
+    ) -> list[tuple[int, GridRecords]]:
         if by_client:
             return [(1, self._grid(part))] if len(part) else []
         rows, times = np.unique(part, axis=0, return_counts=True)
-        return [(int(many), self._grid(rows[times == many])) for many in np.unique(times)]
+        return [
+            (int(many), self._grid(rows[times == many])) for many in np.unique(times)
+        ]
 
     def _answer(self, query: Query, records: GridRecords) -> IntArray:
         answer = self.algorithm.answer(query, records)
@@ -114,14 +125,21 @@ class Answers:
             drawn = round_noise.server_noise(*of_round, server.Stream.fresh())
             return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
-        keys = [removal.noise_key(token(32), context) for _ in range(self.setting.n_clients)]
-        drawn = [removal.noise_share(*of_round, shares, Stream.from_key(key)) for key in keys]
+        keys = [
+            removal.noise_key(token(32), context) for _ in range(self.setting.n_clients)
+        ]
+        drawn = [
+            removal.noise_share(*of_round, shares, Stream.from_key(key)) for key in keys
+        ]
         unknown = 1 if self.setting.alone else shares
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
 
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
-        units, words = self.algorithm.sensitivities(query.round), self.algorithm.words(query.round)
+        units, words = (
+            self.algorithm.sensitivities(query.round),
+            self.algorithm.words(query.round),
+        )
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
@@ -138,7 +156,7 @@ class Answers:
         unknown = shares if self.setting.shared and not self.setting.alone else 1
         return drawn[:unknown].sum(axis=0), drawn[unknown:].sum(axis=0)
 
-    # ------------------------------------------------------------------ the claim's noise
+    # ---------------------------------------------------------------- the claim's noise
 
     @property
     def lost(self) -> float:
@@ -171,7 +189,9 @@ class Answers:
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])
                 scale = each.noise_multiplier * units[words] / self.lost
-                found.append((sampler_name(each, self.setting.shared), start + words, scale))
+                found.append(
+                    (sampler_name(each, self.setting.shared), start + words, scale)
+                )
             start += self.algorithm.words(number)
         return found
 
@@ -184,7 +204,10 @@ class Answers:
         costs, power = 0.0, 1 if self.plan.mu is None else 2
         for sampler, words, scale in self.laws:
             order = 1 if sampler.startswith("rounded-laplace") else 2
-            costs = costs + np.linalg.norm(changes[:, words] / scale, order, axis=1) ** power
+            costs = (
+                costs
+                + np.linalg.norm(changes[:, words] / scale, order, axis=1) ** power
+            )
         planned = sum(each.cost**power for each in self.plan.releases)
         return float(np.mean((costs / planned) ** (1 / power))) / self.lost
 
@@ -192,7 +215,9 @@ class Answers:
 def log_likelihood(answers: Answers, views: Views) -> FloatArray:
     """Return the exact log-likelihood ratio of every view under the claimed noise, (runs,)."""
     parts = [
-        log_likelihood_ratio(sampler, views.residual[:, words], views.change[..., words], scale)
+        log_likelihood_ratio(
+            sampler, views.residual[:, words], views.change[..., words], scale
+        )
         for sampler, words, scale in answers.laws
     ]
     return np.asarray(sum(parts))
@@ -207,18 +232,21 @@ _PUBLIC = [key_agreement.public_key(secret) for secret in _SECRETS]
 def held_by(setting: Setting) -> tuple[int, ...]:
     """Return whose shares of the first client's answers are pooled: the last members'.
 
-    tau of them below the threshold, by the formula of docs/protocol.md, section 3; else all.
+    tau of them below the threshold, by the formula of docs/protocol.md, section 3; else
+    all.
     """
     m, f = setting.n_clients, int(setting.strategy.max_colluders)
     tau = f + 2 * (m - f) // 3
     return tuple(range(m))[-tau:] if setting.view == "below" else tuple(range(m))
 
 
-def guessed(sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, bytes]) -> IntArray:
+def guessed(
+    sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, bytes]
+) -> IntArray:
     """Return what an adversary makes of shares that it holds, and of others that are sealed.
 
-    It tries the key that everybody knows. With fewer shares than open a sum it takes the
-    polynomials for shorter than they are.
+    It tries the key that everybody knows. With fewer shares than open a sum it takes
+    the polynomials for shorter than they are.
     """
     shares = dict(held)
     for position, data in sealed.items():
@@ -228,7 +256,11 @@ def guessed(sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, by
             continue
     sharing = sums.sharing
     if sharing is not None and len(shares) < sharing.threshold:
-        n_positions, n_corrupt, packing = sharing.n_positions, sharing.n_corrupt, sharing.packing
+        n_positions, n_corrupt, packing = (
+            sharing.n_positions,
+            sharing.n_corrupt,
+            sharing.packing,
+        )
         fewer = Sharing(n_positions, n_corrupt, len(shares) - packing, packing)
         sums = replace(sums, sharing=fewer)
     alone = np.zeros(sums.n_slots, dtype=np.bool_)
@@ -255,7 +287,8 @@ def dealt(setting: Setting, words: IntArray) -> IntArray:
 def in_shares(answers: Answers, views: Views) -> Views:
     """Return views of the first client's answers as the adversary has them, in shares.
 
-    All repetitions of a round are dealt as one vector: each block has separate polynomials.
+    All repetitions of a round are dealt as one vector: each block has separate
+    polynomials.
     """
     rounds = range(1, answers.algorithm.n_rounds + 1)
     ends = np.cumsum([answers.algorithm.words(number) for number in rounds])[:-1]
@@ -295,7 +328,9 @@ class _Record:
             last["noise"] = client_noise(*given)
             return last["noise"]
 
-        def protecting(run: Any, vector: Any, sums: SumContext, *more: Any) -> tuple[bytes, ...]:
+        def protecting(
+            run: Any, vector: Any, sums: SumContext, *more: Any
+        ) -> tuple[bytes, ...]:
             last["parts"], last["sums"] = protect(run, vector, sums, *more), sums
             return last["parts"]
 
@@ -346,7 +381,9 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
         residuals.append(seen)
         changes.append(answers.change(query))
         state = answers.after(state, total)
-    return queries, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
+    return queries, Views(
+        np.concatenate(residuals)[None], np.concatenate(changes)[None]
+    )
 
 
 def repeated(
@@ -354,8 +391,8 @@ def repeated(
 ) -> tuple[Views, Views]:
     """Repeat answers and noise; return the views without the target, and with it.
 
-    ``queries`` of a recorded run are asked again where updates are not cheap. ``at_once`` draws the
-    noise of all repetitions by one call for each release.
+    ``queries`` of a recorded run are asked again where updates are not cheap.
+    ``at_once`` draws the noise of all repetitions by one call for each release.
     """
     # Units depend on the round alone, so any query of the round has the same noise.
     if at_once:
@@ -377,9 +414,14 @@ def repeated(
     return views
 
 
-def _following(answers: Answers, drawn: list[tuple[IntArray, IntArray]]) -> tuple[Views, Views]:
+def _following(
+    answers: Answers, drawn: list[tuple[IntArray, IntArray]]
+) -> tuple[Views, Views]:
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
-    residual, change = np.empty((2, *noise.shape), np.int64), np.empty((2, *noise.shape), np.int64)
+    residual, change = (
+        np.empty((2, *noise.shape), np.int64),
+        np.empty((2, *noise.shape), np.int64),
+    )
     first = answers.algorithm.query(answers.start())
     exact = answers.without(first), answers.change(first)
     for i in range(len(noise)):

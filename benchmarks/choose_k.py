@@ -2,9 +2,9 @@
 
     python benchmarks/choose_k.py --output build/choose-k
 
-Beside each run that chooses between 2 and 20 clusters is one that is given the true number, and
-spends a part of its budget on Lloyd rounds: where the choice is right, the ratio of their losses is
-what choosing costs.
+Beside each run that chooses between 2 and 20 clusters is one that is given the true
+number, and spends a part of its budget on Lloyd rounds: where the choice is right, the
+ratio of their losses is what choosing costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ DATASETS = tuple(
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the number of clusters that a run found, and its loss.
 
-    With the elbow's cost for it, and half the width of its interval, over the mean squared distance
-    of the records to the same centroids.
+    With the elbow's cost for it, and half the width of its interval, over the mean
+    squared distance of the records to the same centroids.
     """
     data = in_ball(task.data, options)
     algorithm = SynopsisAlgorithm(
@@ -80,7 +80,9 @@ def off(row: Row) -> int:
     return int(row["clusters"] - true)
 
 
-def loss_ratio(given: Mapping[tuple[Any, ...], list[float]]) -> Callable[[list[Row]], str]:
+def loss_ratio(
+    given: Mapping[tuple[Any, ...], list[float]],
+) -> Callable[[list[Row]], str]:
     """Return a column: losses over those of runs with the true number, where that was found."""
 
     def show(rows: list[Row]) -> str:
@@ -125,7 +127,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         ),
         "runs": lambda found: str(len(found)),
     }
-    by_epsilon = sorted(shown, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
+    by_epsilon = sorted(
+        shown, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0)
+    )
     by_family = sorted(by_epsilon, key=lambda row: row["family"])
     by_number = sorted(by_epsilon, key=lambda row: row["true"])
     return "\n\n".join(

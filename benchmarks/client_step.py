@@ -1,11 +1,12 @@
 """A client's step against scikit-learn's: ``python benchmarks/client_step.py``.
 
-One line per size: the time of one fused Lloyd iteration of scikit-learn in float64 (its private
-kernel, so that nothing but the iteration is timed), and over it those of a client's statistics, by
-NumPy and by the compiled kernel (``fast``). These start from the records in the user's units, so
-they clip, scale and quantise them each time, and are exact. All use the same threads on the same
-array and are run in turn, three times each; each time is the best of several turns. Memory is what
-a step with a radius allocates beyond the records.
+One line per size: the time of one fused Lloyd iteration of scikit-learn in float64 (its
+private kernel, so that nothing but the iteration is timed), and over it those of a
+client's statistics, by NumPy and by the compiled kernel (``fast``). These start from
+the records in the user's units, so they clip, scale and quantise them each time, and
+are exact. All use the same threads on the same array and are run in turn, three times
+each; each time is the best of several turns. Memory is what a step with a radius
+allocates beyond the records.
 """
 
 import timeit
@@ -30,7 +31,8 @@ from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.data.domain import Box, GridRecords
 
 FRACTION_BITS = 16
-# Records, clusters, columns. The first two carry the aims: 1.2 and 2 times scikit-learn's time.
+# Records, clusters, columns. The first two carry the aims: 1.2 and 2 times
+# scikit-learn's time.
 SIZES = (
     (1_000_000, 64, 32),
     (1_000_000, 16, 5),
@@ -44,7 +46,8 @@ SIZES = (
     (2_000_000, 16, 5),
 )
 
-_IN_A_ROW = 3  # threads of a library go on turning for a while, and hinder the call after
+# threads of a library go on turning for a while, and hinder the call after
+_IN_A_ROW = 3
 
 TIMES = (
     "scikit_learn", "sums", "with_radius", "cells", "power_cells", "votes", "moments",
@@ -109,8 +112,11 @@ def steps_of(n: int, k: int, d: int) -> Steps:
     threads = max(pool["num_threads"] for pool in blas.info())
 
     def scikit_learn() -> None:
-        with blas.limit(limits=1):  # as KMeans does for a whole fit: its own threads call BLAS
-            lloyd_iter_chunked_dense(records, weights, centers, new, sizes, labels, moves, threads)
+        # as KMeans does for a whole fit: its own threads call BLAS
+        with blas.limit(limits=1):
+            lloyd_iter_chunked_dense(
+                records, weights, centers, new, sizes, labels, moves, threads
+            )
 
     grid = GridRecords(records, Box(-np.ones(d), np.ones(d)), FRACTION_BITS)
     points = np.rint(centers * 2**FRACTION_BITS).astype(np.int64)
@@ -134,7 +140,8 @@ def steps_of(n: int, k: int, d: int) -> Steps:
         call()
     counts = own["sums"]()[1]  # type: ignore[index]
     agreeing = np.abs(counts - np.bincount(labels, minlength=k)).sum()
-    assert agreeing <= 2e-4 * n + 2  # only records that the grid moved across a border differ
+    # only records that the grid moved across a border differ
+    assert agreeing <= 2e-4 * n + 2
     return Steps(calls, peak_bytes(own["with_radius"]))
 
 

@@ -3,25 +3,26 @@
     python benchmarks/counterexamples.py --data-dir DIR --output build/counterexamples
 
 adult            the thesis's constrained clustering with the noise that it needs, beside
-                 unconstrained clustering, in the thesis's protocol: columns in [-1, 1], two clients
-                 with random halves, sizes from N/1.5k to 3N/k, Laplace noise with delta 0. Whole
-                 runs under ``oblivious-server``. ``ConstrainedLloyd:laplace`` and ``:gaussian``
-                 are "Constrained Exclusive" with sums and counts ("MNA"), ``:amn-laplace`` and
+                 unconstrained clustering, in the thesis's protocol: columns in [-1, 1],
+                 two clients with random halves, sizes from N/1.5k to 3N/k, Laplace
+                 noise with delta 0. Whole runs under ``oblivious-server``.
+                 ``ConstrainedLloyd:laplace`` and ``:gaussian`` are "Constrained
+                 Exclusive" with sums and counts ("MNA"), ``:amn-laplace`` and
                  ``:amn-gaussian`` with means ("AMN").
 directions_N_D   `FastLloyd` and `SynopsisKMeans` on N unit vectors of D columns in the unit ball,
-                 delta N^-1.1, two clients under ``trusted-server``. This script draws the vectors:
-                 no file is needed.
+                 delta N^-1.1, two clients under ``trusted-server``. This script draws
+                 the vectors: no file is needed.
 
-``--quick`` has one run on 2,000 vectors of 256 columns, and no file. Two more counterexamples need
-no script of their own:
+``--quick`` has one run on 2,000 vectors of 256 columns, and no file. Two more
+counterexamples need no script of their own:
 
     python benchmarks/loss.py --data-dir DIR --data adult \
         --methods KMeans SynopsisKMeans PEMeans FastLloyd
     python benchmarks/utility.py --data-dir DIR --data unbalance --runs 20 \
         --methods KMeans SynopsisKMeans FastLloyd FastLloyd:paper
 
-Seeds are from 1000 on, and noise is the operating system's. No constant of the library was chosen
-on these runs.
+Seeds are from 1000 on, and noise is the operating system's. No constant of the library
+was chosen on these runs.
 """
 
 import re
@@ -113,14 +114,19 @@ def load(name: str, options: Options) -> Data:
 def bases(name: str, options: Options) -> tuple[float, float]:
     """Return the cost of scikit-learn's KMeans, and that of one cluster.
 
-    KMeans is the best of ten starts, or of unit vectors started at their true directions.
+    KMeans is the best of ten starts, or of unit vectors started at their true
+    directions.
     """
     data, sizes = load(name, options), sizes_of(name)
     if sizes is None:
         kmeans = best_of_ten(data).cluster_centers_
     else:
         _, centres = directions(*sizes)
-        kmeans = KMeans(N_DIRECTIONS, init=centres, n_init=1).fit(data.records).cluster_centers_
+        kmeans = (
+            KMeans(N_DIRECTIONS, init=centres, n_init=1)
+            .fit(data.records)
+            .cluster_centers_
+        )
     one = data.records.mean(axis=0, keepdims=True)
     return cost_of(data.records, kmeans), cost_of(data.records, one)
 
@@ -132,7 +138,9 @@ def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
     for run in range(options.runs):
         for name in options.data:
-            methods = METHODS_OF_ADULT if sizes_of(name) is None else METHODS_OF_DIRECTIONS
+            methods = (
+                METHODS_OF_ADULT if sizes_of(name) is None else METHODS_OF_DIRECTIONS
+            )
             for method in methods:
                 for epsilon in (None,) if method == PLAIN else EPSILONS:
                     yield Task(name, method, epsilon, run)
@@ -146,7 +154,9 @@ def strategy_for(data: Data, task: Task) -> KMeansStrategy:
         trust = {"trust": "trusted-server"}
         return strategy_of(task.method, data, ball_of(data), budget, seed, **trust)
     delta = 0.0 if task.method in WITHOUT_DELTA else None
-    parameters: dict[str, Any] = {} if task.method == PLAIN else {"trust": "oblivious-server"}
+    parameters: dict[str, Any] = (
+        {} if task.method == PLAIN else {"trust": "oblivious-server"}
+    )
     # The bounds of the sizes that the library has by default are the thesis's.
     parameters |= CONSTRAINED.get(task.method, {})
     name = task.method.partition(":")[0]
@@ -160,7 +170,11 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     result = over_parts(strategy_for(data, task), data, FIRST_SEED + task.run)
     cost = cost_of(data.records, result.centroids)
     kmeans, one = bases(task.data, options)
-    return {"cost": cost, "ratio": cost / kmeans, "lost": (cost - kmeans) / (one - kmeans)}
+    return {
+        "cost": cost,
+        "ratio": cost / kmeans,
+        "lost": (cost - kmeans) / (one - kmeans),
+    }
 
 
 def cost_of(records: FloatArray, centroids: FloatArray) -> float:
@@ -211,7 +225,9 @@ SUITE = Suite(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything that was asked for, and write it down."""
     parser = script.parser_of(SUITE)
-    parser.add_argument("--quick", action="store_true", help="one run, on few vectors alone")
+    parser.add_argument(
+        "--quick", action="store_true", help="one run, on few vectors alone"
+    )
     parsed = parser.parse_args(arguments)
     if parsed.quick:
         parsed.runs, parsed.data = 1, list(QUICK)

@@ -2,13 +2,14 @@
 
     python benchmarks/csv_readers.py [--lines 200000]
 
-A small file of text is read, then again with one record replaced by each of `KINDS`, at each of
-three places and with both line ends. A reader `changes` others if any other record has other cells
-than before, `refuses` if it raises, and `loses` if no row is left of the record itself. Two further
-columns tell whether a comma within a quoted cell is read as text, and whether a file whose lines
-end in CR alone has the same cells. Readers of packages that are not installed are left out
-(``pip install polars duckdb``). CPU times are of a file of 10 columns of numbers without anything
-strange, the least of five, over that of Python's csv module on the whole file.
+A small file of text is read, then again with one record replaced by each of `KINDS`, at
+each of three places and with both line ends. A reader `changes` others if any other
+record has other cells than before, `refuses` if it raises, and `loses` if no row is
+left of the record itself. Two further columns tell whether a comma within a quoted cell
+is read as text, and whether a file whose lines end in CR alone has the same cells.
+Readers of packages that are not installed are left out (``pip install polars duckdb``).
+CPU times are of a file of 10 columns of numbers without anything strange, the least of
+five, over that of Python's csv module on the whole file.
 """
 
 import argparse
@@ -59,7 +60,7 @@ KINDS = {
 """What the one record is replaced by."""
 
 
-# ----------------------------------------------------------------------------------- the readers
+# -------------------------------------------------------------------------- the readers
 
 
 def csv_module(strict: bool = False) -> Reader:
@@ -95,7 +96,9 @@ def pyarrow(skip: bool = False, **options: Any) -> Reader:
         handler = (lambda row: "skip") if skip else None
         table = arrow_csv.read_csv(
             path,
-            parse_options=arrow_csv.ParseOptions(invalid_row_handler=handler, **options),
+            parse_options=arrow_csv.ParseOptions(
+                invalid_row_handler=handler, **options
+            ),
             convert_options=arrow_csv.ConvertOptions(
                 check_utf8=False,
                 column_types=dict.fromkeys(names, pa.binary()),
@@ -126,8 +129,15 @@ def duckdb(**options: Any) -> Reader:
         import duckdb as db
 
         columns = ", ".join(f"'{name}': 'VARCHAR'" for name in names)
-        given = {"auto_detect": False, "header": True, "delim": "','", "parallel": False}
-        text = ", ".join(f"{name} = {value}" for name, value in (given | options).items())
+        given = {
+            "auto_detect": False,
+            "header": True,
+            "delim": "','",
+            "parallel": False,
+        }
+        text = ", ".join(
+            f"{name} = {value}" for name, value in (given | options).items()
+        )
         query = f"SELECT * FROM read_csv('{path}', columns = {{{columns}}}, {text})"  # noqa: S608
         with db.connect() as connection:
             return [list(row) for row in connection.execute(query).fetchall()]
@@ -166,10 +176,16 @@ READERS: dict[str, tuple[str, Reader]] = {
     "pyarrow": ("pyarrow", pyarrow()),
     "pyarrow, newlines_in_values": ("pyarrow", pyarrow(newlines_in_values=True)),
     "pyarrow, invalid rows skipped": ("pyarrow", pyarrow(skip=True)),
-    "pyarrow, no quotes, invalid rows skipped": ("pyarrow", pyarrow(skip=True, quote_char=False)),
+    "pyarrow, no quotes, invalid rows skipped": (
+        "pyarrow",
+        pyarrow(skip=True, quote_char=False),
+    ),
     "polars": ("polars", polars()),
     "polars, errors ignored, lossy": ("polars", polars(**LOSSY)),
-    "polars, no quotes, errors ignored, lossy": ("polars", polars(quote_char=None, **LOSSY)),
+    "polars, no quotes, errors ignored, lossy": (
+        "polars",
+        polars(quote_char=None, **LOSSY),
+    ),
     "duckdb": ("duckdb", duckdb(quote="'\"'")),
     "duckdb, errors ignored": ("duckdb", duckdb(quote="'\"'", ignore_errors=True)),
     "duckdb, not strict, padded": (
@@ -182,7 +198,10 @@ READERS: dict[str, tuple[str, Reader]] = {
     ),
     "pandas": ("pandas", pandas()),
     "pandas, bad lines skipped": ("pandas", pandas(on_bad_lines="skip")),
-    "pandas, no quotes, bad lines skipped": ("pandas", pandas(on_bad_lines="skip", quoting=3)),
+    "pandas, no quotes, bad lines skipped": (
+        "pandas",
+        pandas(on_bad_lines="skip", quoting=3),
+    ),
     "pandas, Python's engine, bad lines skipped": (
         "pandas",
         pandas(engine="python", on_bad_lines="skip"),
@@ -190,7 +209,7 @@ READERS: dict[str, tuple[str, Reader]] = {
 }
 
 
-# ------------------------------------------------------------------------------------ measuring
+# ---------------------------------------------------------------------------- measuring
 
 
 def file_of(record: bytes, place: int, line_end: bytes) -> bytes:
@@ -205,7 +224,9 @@ def judged(reader: Reader, kind: bytes, place: int, line_end: bytes, path: Path)
     path.write_bytes(file_of(b"v,1,x,y", place, line_end))
     before = reader(path, COLUMNS)
     others = before[:place] + before[place + 1 :]
-    assert len(before) == len(OTHERS) + 1, "the reader fails on a file without anything strange"
+    assert len(before) == len(OTHERS) + 1, (
+        "the reader fails on a file without anything strange"
+    )
     path.write_bytes(file_of(kind, place, line_end))
     try:
         after = reader(path, COLUMNS)
@@ -280,14 +301,22 @@ def table(lines: int) -> str:
         f"| {' | '.join([*titles, 'quoted commas', 'CR', 'time'])} |",
         "|---|---|---|---|---|---|--:|",
     ]
-    readers = {title: reader for title, (package, reader) in READERS.items() if find_spec(package)}
+    readers = {
+        title: reader
+        for title, (package, reader) in READERS.items()
+        if find_spec(package)
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = write_large(folder / "large.csv", lines)
-        base, *times = seconds([csv_module(), *readers.values()], folder / "large.csv", names)
+        base, *times = seconds(
+            [csv_module(), *readers.values()], folder / "large.csv", names
+        )
         for (title, reader), taken in zip(readers.items(), times, strict=True):
             found = outcomes(reader, folder)
-            cells = [_listed(found[outcome]) for outcome in ("changes", "refuses", "loses")]
+            cells = [
+                _listed(found[outcome]) for outcome in ("changes", "refuses", "loses")
+            ]
             for is_read in (reads_quotes, reads_cr):
                 cells.append("yes" if is_read(reader, folder) else "no")
             rows.append(f"| {title} | {' | '.join(cells)} | {taken / base:.1f} |")
@@ -309,8 +338,12 @@ def versions() -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Readers of csv files, and single records.")
-    parser.add_argument("--lines", type=int, default=200_000, help="of the file for the times")
+    parser = argparse.ArgumentParser(
+        description="Readers of csv files, and single records."
+    )
+    parser.add_argument(
+        "--lines", type=int, default=200_000, help="of the file for the times"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # of single records
     print(table(arguments.lines))

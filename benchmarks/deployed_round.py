@@ -1,10 +1,11 @@
 """Where the seconds of a deployed round go: ``python benchmarks/deployed_round.py`` (Linux).
 
-The deployment of docs/deploy.md is set up on this machine with its defaults: a SuperLink and three
-SuperNodes. A run's messages are stamped on their way: at the server's grid, in the log of each
-SuperNode, and in the client's process. A round trip ends with the reply that comes last, so the
-way of that message, and what the server does before it sends the next ones, add up to the round.
-The installed Flower decides which protocol the nodes speak.
+The deployment of docs/deploy.md is set up on this machine with its defaults: a
+SuperLink and three SuperNodes. A run's messages are stamped on their way: at the
+server's grid, in the log of each SuperNode, and in the client's process. A round trip
+ends with the reply that comes last, so the way of that message, and what the server
+does before it sends the next ones, add up to the round. The installed Flower decides
+which protocol the nodes speak.
 """
 
 import argparse
@@ -34,19 +35,31 @@ from loopback import deployment, example_partitions, fleet_is_grpc, hooked_app  
 
 _PAUSE = 0.01  # between looks at the nodes' logs
 _LONG_PULL = 0.5  # Flower waits about a second where a reply is not complete yet
-_LINE = re.compile(rb"(Receiving|Received|Sending|Sent)(?::.*\(ID: (\w+)\)| successfully)")
+_LINE = re.compile(
+    rb"(Receiving|Received|Sending|Sent)(?::.*\(ID: (\w+)\)| successfully)"
+)
 
 Stamps = Mapping[str, float]
 STAGES = (  # (from, to, what passes, whose)
     ("push", "Receiving", "the SuperNode asks for messages, every 3 s", "flwr"),
-    ("Receiving", "started", "its SuperExec asks for a task, every second, and starts it", "flwr"),
+    (
+        "Receiving",
+        "started",
+        "its SuperExec asks for a task, every second, and starts it",
+        "flwr",
+    ),
     ("started", "connected", "Python and flwr are imported", "flwr"),
     ("connected", "begun", "the process fetches message and app", "flwr"),
     ("begun", "called", "the app and flower_kmeans are imported", "ours"),
     ("called", "returned", "the client answers", "ours"),
     ("returned", "Sending", "the SuperNode looks for the reply, every 0.5 s", "flwr"),
     ("Sending", "Sent", "the SuperNode sends the reply", "flwr"),
-    ("Sent", "pulled", "the server has the reply, for which it looks every 0.25 s", "both"),
+    (
+        "Sent",
+        "pulled",
+        "the server has the reply, for which it looks every 0.25 s",
+        "both",
+    ),
 )
 
 
@@ -86,14 +99,22 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def run(directory: Path, timeout: float, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def run(
+    directory: Path, timeout: float, config: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Run a deployment once, and return the stamps of each message, and the server's as ""."""
-    paths = os.pathsep.join(filter(None, (str(HOOKS / "python"), os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(
+        filter(None, (str(HOOKS / "python"), os.environ.get("PYTHONPATH")))
+    )
     os.environ["PYTHONPATH"] = paths
-    # An installed library is compiled. Each process of a checkout would compile it again.
+    # An installed library is compiled. Each process of a checkout would compile it
+    # again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     settings = {"stamps": str(directory / "stamps{node}.jsonl")}
-    app, server = hooked_app(directory / "app", HOOKS, STAMPS), directory / "server.jsonl"
+    app, server = (
+        hooked_app(directory / "app", HOOKS, STAMPS),
+        directory / "server.jsonl",
+    )
     policy = {"trusts": [config["trust"]]} if "trust" in config else None
     with deployment(
         directory, example_partitions(), app=app, settings=settings, policy=policy
@@ -147,7 +168,9 @@ def row(name: str, whose: str, values: Sequence[float], per_round: float) -> lis
     return [name, whose, *spread(values), f"{per_round:.2f}"]
 
 
-def show_trips(all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]) -> None:
+def show_trips(
+    all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]
+) -> None:
     """Print how long each round trip took, and what the server did before it."""
     rows = []
     for (name, messages), gap in zip(all_trips, gaps, strict=True):
@@ -157,7 +180,9 @@ def show_trips(all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[flo
     print(tables.markdown(["trip", "s", "the server's work before it, s"], rows, 1))
 
 
-def show_stages(all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]) -> None:
+def show_stages(
+    all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]
+) -> None:
     """Print where the seconds of rounds after the first went, which are alike."""
     later = [i for i, (name, _) in enumerate(all_trips) if round_of(name) > 1]
     n_rounds = len({round_of(all_trips[i][0]) for i in later})
@@ -167,16 +192,24 @@ def show_stages(all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[fl
     per_round = [sum(each) / n_rounds for each in zip(*map(seconds, last), strict=True)]
     rows = [
         row(what, whose, values, mean)
-        for (*_, what, whose), values, mean in zip(STAGES, every, per_round, strict=True)
+        for (*_, what, whose), values, mean in zip(
+            STAGES, every, per_round, strict=True
+        )
     ]
     work = [gaps[i] for i in later]
-    rows.append(row("the server works, before it sends", "ours", work, sum(work) / n_rounds))
+    rows.append(
+        row("the server works, before it sends", "ours", work, sum(work) / n_rounds)
+    )
     rows.append(["all", "", "", "", "", f"{sum(per_round) + sum(work) / n_rounds:.2f}"])
     print(
         f"\n{len(messages)} messages of {n_rounds} rounds after the first. The last column adds up "
         f"those messages of a round whose replies came last in its {len(later) / n_rounds:g} trips."
     )
-    print(tables.markdown(["stage", "whose", "median s", "least", "most", "s in a round"], rows, 2))
+    print(
+        tables.markdown(
+            ["stage", "whose", "median s", "least", "most", "s in a round"], rows, 2
+        )
+    )
     waits = [each["pulled"] - each["pull"] for each in messages]
     n_early = sum(each > _LONG_PULL for each in waits)
     pauses = sum(max(0.0, each["pull"] - each["Sent"]) for each in last) / n_rounds
@@ -209,7 +242,14 @@ def show(found: Mapping[str, Mapping[str, Any]]) -> None:
         gaps.append(after[0]["push"] - max(each["pulled"] for each in before))
     show_trips(all_trips, gaps)
     show_stages(all_trips, gaps)
-    show_answers([each for name, messages in all_trips if round_of(name) > 1 for each in messages])
+    show_answers(
+        [
+            each
+            for name, messages in all_trips
+            if round_of(name) > 1
+            for each in messages
+        ]
+    )
     server = found[""]
     first = all_trips[0][1][0]["push"]
     end = max(each["pulled"] for each in all_trips[-1][1])
@@ -221,21 +261,39 @@ def show(found: Mapping[str, Mapping[str, Any]]) -> None:
         ["until flwr run ends", server["ended"] - server["returned"]],
     ]
     print("\nBefore and after the messages:")
-    print(tables.markdown(["what", "s"], [[what, f"{took:.2f}"] for what, took in rows], 1))
+    print(
+        tables.markdown(
+            ["what", "s"], [[what, f"{took:.2f}"] for what, took in rows], 1
+        )
+    )
 
 
 def main() -> None:
     """Run once, and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--directory", type=Path, help="an empty one; default: a temporary one")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for the run")
-    parser.add_argument("--strategy", default="synopsis", help="as in the app's configuration")
-    parser.add_argument("--trust", default="distributed-noise", help="or clients-only, ...")
-    parser.add_argument("--rounds", type=int, default=0, help="default: the strategy's rule")
+    parser.add_argument(
+        "--directory", type=Path, help="an empty one; default: a temporary one"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds for the run"
+    )
+    parser.add_argument(
+        "--strategy", default="synopsis", help="as in the app's configuration"
+    )
+    parser.add_argument(
+        "--trust", default="distributed-noise", help="or clients-only, ..."
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="default: the strategy's rule"
+    )
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-"))
     directory.mkdir(parents=True, exist_ok=True)
-    config = {"strategy": options.strategy, "trust": options.trust, "n-rounds": options.rounds}
+    config = {
+        "strategy": options.strategy,
+        "trust": options.trust,
+        "n-rounds": options.rounds,
+    }
     before = os.getloadavg()[0]
     found = run(directory.resolve(), options.timeout, config)
     after = os.getloadavg()[0]

@@ -1,7 +1,8 @@
 """A private algorithm over records that lie in one place: its queries and noise, no messages.
 
-The result is that of ``trust="trusted-server"`` with everyone answering, without the time that
-clients, masks and messages take. For tables of utility, which need hundreds of runs.
+The result is that of ``trust="trusted-server"`` with everyone answering, without the
+time that clients, masks and messages take. For tables of utility, which need hundreds
+of runs.
 """
 
 from collections.abc import Callable
@@ -24,15 +25,21 @@ def final_state(
 ) -> State:
     """Return the state after all rounds over records (n, d).
 
-    ``seed`` is that of the server's public randomness. ``noise`` makes the noise (words,) of a
-    round; the plan's own if left out.
+    ``seed`` is that of the server's public randomness. ``noise`` makes the noise
+    (words,) of a round; the plan's own if left out.
     """
     plan, stream = algorithm.plan(), Stream.fresh()
     grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
     state = algorithm.initial_state(public_generator(seed, 0))
     for number in range(1, algorithm.n_rounds + 1):
-        own = server_noise(algorithm, plan, number, stream) if noise is None else noise(number)
-        total = own + algorithm.flatten(algorithm.answer(algorithm.query(state), grid), number)
+        own = (
+            server_noise(algorithm, plan, number, stream)
+            if noise is None
+            else noise(number)
+        )
+        total = own + algorithm.flatten(
+            algorithm.answer(algorithm.query(state), grid), number
+        )
         answer = algorithm.unflatten(total, number)
         state = algorithm.update(state, answer, public_generator(seed, number))
     return state

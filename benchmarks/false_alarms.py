@@ -3,17 +3,18 @@
     python benchmarks/false_alarms.py --draws 1000
     python benchmarks/false_alarms.py --draws 300 --chance 0.5
 
-Every strategy's algorithm answers for 2,000 honest records around as many points as there are
-clusters, in ten clients. One run with noise gives the queries. Then every round gets ``--draws``
-independent noises of the planned law, and draw i of all rounds together is one run. A run counts if
-any round has an alarm; notes do not count. The columns of the table are cases at the limit of what
-is no alarm: half of the clients answer; ``n_records`` is a third of the true number, and three
-times it; all records lie in corners of the domain.
+Every strategy's algorithm answers for 2,000 honest records around as many points as
+there are clusters, in ten clients. One run with noise gives the queries. Then every
+round gets ``--draws`` independent noises of the planned law, and draw i of all rounds
+together is one run. A run counts if any round has an alarm; notes do not count. The
+columns of the table are cases at the limit of what is no alarm: half of the clients
+answer; ``n_records`` is a third of the true number, and three times it; all records lie
+in corners of the domain.
 
-The noise is numpy's, not the library's exact sampler: only its law matters here. Errors of the
-encryption of vertical runs are not simulated. ``--chance`` takes the place of `FALSE_ALARMS`: with
-a large one alarms must appear, or the tests would be far too weak. The bound is that of Clopper and
-Pearson at 95%, one-sided.
+The noise is numpy's, not the library's exact sampler: only its law matters here. Errors
+of the encryption of vertical runs are not simulated. ``--chance`` takes the place of
+`FALSE_ALARMS`: with a large one alarms must appear, or the tests would be far too weak.
+The bound is that of Clopper and Pearson at 95%, one-sided.
 """
 
 import argparse
@@ -60,18 +61,30 @@ ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
     "Lloyd, exact": lambda n: LloydAlgorithm(4, BOX, PrivacyBudget(None), n_records=n),
     "GLloyd": lambda n: GLloydAlgorithm(4, BOX, RECORD, n_records=n, cost=True),
     "GLloyd, ball": lambda n: GLloydAlgorithm(4, BALL, RECORD, n_records=n),
-    "GLloyd, clients": lambda n: GLloydAlgorithm(4, BOX, CLIENT, n_records=n, **CLIENTS),
+    "GLloyd, clients": lambda n: GLloydAlgorithm(
+        4, BOX, CLIENT, n_records=n, **CLIENTS
+    ),
     "SuLloyd": lambda n: SuLloydAlgorithm(4, BOX, RECORD, n_records=n),
-    "SuLloyd, delta 0": lambda n: SuLloydAlgorithm(4, BOX, PrivacyBudget(1.0, 0.0), n_records=n),
+    "SuLloyd, delta 0": lambda n: SuLloydAlgorithm(
+        4, BOX, PrivacyBudget(1.0, 0.0), n_records=n
+    ),
     "FastLloyd": lambda n: FastLloydAlgorithm(4, BOX, RECORD, n_records=n, cost=True),
-    "FastLloyd, paper": lambda n: FastLloydAlgorithm(4, BOX, RECORD, n_records=n, relocation=False),
-    "FastLloyd, clients": lambda n: FastLloydAlgorithm(4, BOX, CLIENT, n_records=n, **CLIENTS),
+    "FastLloyd, paper": lambda n: FastLloydAlgorithm(
+        4, BOX, RECORD, n_records=n, relocation=False
+    ),
+    "FastLloyd, clients": lambda n: FastLloydAlgorithm(
+        4, BOX, CLIENT, n_records=n, **CLIENTS
+    ),
     "SynopsisKMeans": lambda n: SynopsisAlgorithm(4, BOX, RECORD, n_records=n),
     "SynopsisKMeans, sizes": lambda n: SynopsisAlgorithm(
         2, BOX, RECORD, n_records=n, min_size=n // 4
     ),
-    "SynopsisKMeans, clients": lambda n: SynopsisAlgorithm(4, BOX, CLIENT, n_records=n, **CLIENTS),
-    "FedDPKMeans": lambda n: FedDPAlgorithm(4, BOX, RECORD, n_records=n, server_data=POINTS),
+    "SynopsisKMeans, clients": lambda n: SynopsisAlgorithm(
+        4, BOX, CLIENT, n_records=n, **CLIENTS
+    ),
+    "FedDPKMeans": lambda n: FedDPAlgorithm(
+        4, BOX, RECORD, n_records=n, server_data=POINTS
+    ),
     "FedDPKMeans, Laplace": lambda n: FedDPAlgorithm(
         4, BOX, RECORD, n_records=n, server_data=POINTS, mechanisms="laplace"
     ),
@@ -85,7 +98,9 @@ ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
     "PEMeans, clients": lambda n: PEMeansAlgorithm(
         4, BOX, CLIENT, n_records=n, n_variations=50, **CLIENTS
     ),
-    "HDPEMeans": lambda n: HDPEMeansAlgorithm(4, WIDE, RECORD, n_records=n, n_variations=50),
+    "HDPEMeans": lambda n: HDPEMeansAlgorithm(
+        4, WIDE, RECORD, n_records=n, n_variations=50
+    ),
     "ConstrainedLloyd": lambda n: ConstrainedLloydAlgorithm(
         4, BOX, RECORD, n_records=n, n_rounds=3, **CLIENTS
     ),
@@ -100,7 +115,9 @@ ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
 """Small algorithms of all strategies, by the number of records that they plan for."""
 
 
-def honest_records(algorithm: Algorithm, n: int = N, corners: bool = False) -> FloatArray:
+def honest_records(
+    algorithm: Algorithm, n: int = N, corners: bool = False
+) -> FloatArray:
     """Return records (n, d) around as many points as there are clusters, or in the corners."""
     rng = np.random.default_rng(1)
     d = algorithm.domain.n_features
@@ -119,7 +136,9 @@ def noise_draws(
     """Return noises of one round, (n_draws, words), of the planned laws."""
     planned = algorithm.noise_of(number)
     laws = {
-        name: release.mechanism for release in algorithm.releases(number) for name in release.blocks
+        name: release.mechanism
+        for release in algorithm.releases(number)
+        for name in release.blocks
     }
     drawn = []
     for block in algorithm.layout(number):
@@ -139,12 +158,18 @@ def exact_sum(
 ) -> NDArray[np.int64]:
     """Return the sum of all answers to the query after a state."""
     query = algorithm.query(state)
-    answers = [algorithm.flatten(algorithm.answer(query, part), query.round) for part in parts]
+    answers = [
+        algorithm.flatten(algorithm.answer(query, part), query.round) for part in parts
+    ]
     return np.sum(answers, axis=0)
 
 
 def alarms_of(
-    algorithm: Algorithm, parts: Sequence[GridRecords], n_slots: int, n_draws: int, seed: int = 0
+    algorithm: Algorithm,
+    parts: Sequence[GridRecords],
+    n_slots: int,
+    n_draws: int,
+    seed: int = 0,
 ) -> NDArray[np.bool_]:
     """Return which of the runs have an alarm, (n_draws,)."""
     rng = np.random.default_rng(seed)
@@ -152,22 +177,32 @@ def alarms_of(
     raised = np.zeros(n_draws, dtype=bool)
     for number in range(1, algorithm.n_rounds + 1):
         total = exact_sum(algorithm, state, parts)
-        noises = np.rint(noise_draws(algorithm, number, n_draws + 1, rng)).astype(np.int64)
+        noises = np.rint(noise_draws(algorithm, number, n_draws + 1, rng)).astype(
+            np.int64
+        )
         for i, noise in enumerate(noises):
-            answer = algorithm.unflatten(total + noise, number, len(parts) / n_slots, len(parts))
+            answer = algorithm.unflatten(
+                total + noise, number, len(parts) / n_slots, len(parts)
+            )
             if i == n_draws:
                 break
             found = plausibility.findings_of(algorithm, state, answer)
             raised[i] |= any(finding.kind.is_alarm for finding in found)
-        state = algorithm.update(state, answer, rng)  # under the last noise, which no run has
+        # under the last noise, which no run has
+        state = algorithm.update(state, answer, rng)
     return raised
 
 
-def parts_of(algorithm: Algorithm, n: int = N, corners: bool = False) -> list[GridRecords]:
+def parts_of(
+    algorithm: Algorithm, n: int = N, corners: bool = False
+) -> list[GridRecords]:
     """Return the records of each client on the grid; all of them together in a vertical run."""
     records = honest_records(algorithm, n, corners)
     pieces = [records] if algorithm.vertical else np.array_split(records, N_CLIENTS)
-    return [GridRecords(piece, algorithm.domain, algorithm.fraction_bits) for piece in pieces]
+    return [
+        GridRecords(piece, algorithm.domain, algorithm.fraction_bits)
+        for piece in pieces
+    ]
 
 
 class Case(NamedTuple):
@@ -216,7 +251,9 @@ def main() -> None:
         for case in CASES:
             algorithm = ALGORITHMS[name](math.ceil(N * case.factor))
             # A vertical run needs all of its parties, and its rows are n_records.
-            if algorithm.vertical and (case.factor != 1.0 or case.n_answers != N_CLIENTS):
+            if algorithm.vertical and (
+                case.factor != 1.0 or case.n_answers != N_CLIENTS
+            ):
                 cells.append("-")
                 continue
             raised = alarms_in(algorithm, case, given.draws)

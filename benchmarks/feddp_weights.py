@@ -2,14 +2,15 @@
 
     python benchmarks/feddp_weights.py --data-dir DIR --output build/feddp-weights
 
-A server point whose noisy weight is below ``min_weight`` is dropped. Rules that differ from 5
-follow the noise of a weight: one, two or three of its standard deviations, the default, and the cut
-that PE-means makes for votes (the heaviest points until their weights exceed the number of records,
-or the sum of all noisy weights).
+A server point whose noisy weight is below ``min_weight`` is dropped. Rules that differ
+from 5 follow the noise of a weight: one, two or three of its standard deviations, the
+default, and the cut that PE-means makes for votes (the heaviest points until their
+weights exceed the number of records, or the sum of all noisy weights).
 
-The rules are compared on `TUNED` with seeds from 0 on. The default and 5 are then compared on
-`OTHERS` with seeds from 1000 on. Runs of one data set, setting, epsilon and seed differ in the rule
-alone: the noise of all rounds is the same. It follows from the seed, which a real run must not do.
+The rules are compared on `TUNED` with seeds from 0 on. The default and 5 are then
+compared on `OTHERS` with seeds from 1000 on. Runs of one data set, setting, epsilon and
+seed differ in the rule alone: the noise of all rounds is the same. It follows from the
+seed, which a real run must not do.
 """
 
 import math
@@ -46,7 +47,14 @@ TUNING_RULES = (PAPER, *DEVIATIONS, VOTES, TOTAL)
 RULES = (*TUNING_RULES, DEFAULT)
 
 TUNED = ("separated_5_2_21", "g2_32_50", "blobs_16_16", "uneven_8_8", "synth_8_4_1")
-OTHERS = ("adult", "separated_8_8_34", "s1", "blobs_4_16", "uneven_16_4", "synth_16_8_2")
+OTHERS = (
+    "adult",
+    "separated_8_8_34",
+    "s1",
+    "blobs_4_16",
+    "uneven_16_4",
+    "synth_16_8_2",
+)
 FIRST_SEED = 1000
 """Of the runs on `OTHERS`."""
 SPECIAL = {"adult": (0.93,)}
@@ -61,8 +69,8 @@ N_CLIENTS = 200
 class Setting(NamedTuple):
     """What is protected and how, and what the server owns.
 
-    ``n_each`` records of each cluster, and uniform points of a domain that is ``width`` times as
-    wide as the range of the records.
+    ``n_each`` records of each cluster, and uniform points of a domain that is ``width``
+    times as wide as the range of the records.
     """
 
     epsilons: tuple[float | None, ...]
@@ -142,7 +150,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def voted_of(name: str, setting: str, epsilon: float | None, run: int, options: Options) -> Voted:
+def voted_of(
+    name: str, setting: str, epsilon: float | None, run: int, options: Options
+) -> Voted:
     """Return what the rules of a run share."""
     _, unit, mechanisms, n_each, width = SETTINGS[setting]
     case = widened(case_of(name, options, n_each), width)
@@ -158,7 +168,9 @@ def voted_of(name: str, setting: str, epsilon: float | None, run: int, options: 
     }
     state = algorithm.initial_state()
     for _ in range(1, WEIGHTS):
-        state = algorithm.update(state, noisy_sum(algorithm, algorithm.query(state), parts, noise))
+        state = algorithm.update(
+            state, noisy_sum(algorithm, algorithm.query(state), parts, noise)
+        )
     answer = noisy_sum(algorithm, algorithm.query(state), parts, noise)
     return Voted(algorithm, given, parts, noise, state, answer)
 
@@ -171,7 +183,12 @@ def widened(case: Case, width: float) -> Case:
 
 
 def options_of(
-    case: Case, width: float, unit: Any, mechanisms: str, epsilon: float | None, run: int
+    case: Case,
+    width: float,
+    unit: Any,
+    mechanisms: str,
+    epsilon: float | None,
+    run: int,
 ) -> dict[str, Any]:
     """Return what makes the algorithm of a run; the rule is left to the library."""
     n, d = case.records.shape
@@ -187,10 +204,13 @@ def options_of(
     }
 
 
-def steps_until_still(data: Any, centers: IntArray, n_steps: int) -> tuple[int, IntArray]:
+def steps_until_still(
+    data: Any, centers: IntArray, n_steps: int
+) -> tuple[int, IntArray]:
     """Return what Lloyd's steps find, without those that would change nothing.
 
-    The library takes every step, so its time reveals nothing. Here they would take most of it.
+    The library takes every step, so its time reveals nothing. Here they would take most
+    of it.
     """
     cost = 0
     for done in range(n_steps):
@@ -207,7 +227,9 @@ def parts_of(
     """Return the records of clients, in random parts of equal size."""
     order = public_generator(seed, 0).permutation(len(case.records))
     parts = np.array_split(case.records[order], n_parts)
-    return tuple(GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts)
+    return tuple(
+        GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts
+    )
 
 
 def noisy_sum(
@@ -234,7 +256,9 @@ def least_of(rule: str, voted: Voted) -> float:
         return max(DEVIATIONS[rule] * noise, SMALLEST)
     weights = scaled(voted.answer.blocks[COUNTS], q)
     n_records = float(voted.options["n_records"])
-    total = n_records if rule == VOTES else min(max(float(weights.sum()), 0.0), n_records)
+    total = (
+        n_records if rule == VOTES else min(max(float(weights.sum()), 0.0), n_records)
+    )
     kept = zero_small(weights, total)
     return float(kept[kept > 0].min(initial=math.inf)) if kept.any() else float(2.0**53)
 
@@ -248,11 +272,17 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     others = whole([row for row in rows if row["data"] not in TUNED], (PAPER, DEFAULT))
     parts = []
     if tuned:
-        parts += ["Chosen on, as geometric means over data sets:", summary(tuned, TUNING_RULES)]
+        parts += [
+            "Chosen on, as geometric means over data sets:",
+            summary(tuned, TUNING_RULES),
+        ]
         parts += ["By data set:", table(tuned, TUNING_RULES)]
     if others:
         parts += ["Others:", table(others, (PAPER, DEFAULT), paired=True)]
-        parts += ["Others, as geometric means over data sets:", summary(others, (PAPER, DEFAULT))]
+        parts += [
+            "Others, as geometric means over data sets:",
+            summary(others, (PAPER, DEFAULT)),
+        ]
     return "\n\n".join(parts)
 
 
@@ -261,7 +291,9 @@ def whole(rows: Sequence[Row], rules: Sequence[str]) -> list[Row]:
     by = ("data", "setting", "epsilon", "run")
     done = tables.grouped(rows, by, "rule")
     named = [row for row in rows if row["rule"] in rules]
-    return [row for row in named if {*rules} <= {*done[tuple(row[name] for name in by)]}]
+    return [
+        row for row in named if {*rules} <= {*done[tuple(row[name] for name in by)]}
+    ]
 
 
 def ratios_of(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -272,7 +304,9 @@ def ratios_of(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {rule: [runs[run] for run in sorted(runs)] for rule, runs in found.items()}
 
 
-def by_place(rows: Sequence[Row], by: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+def by_place(
+    rows: Sequence[Row], by: Sequence[str]
+) -> dict[tuple[Any, ...], list[Row]]:
     """Return rows by some of their columns, in the order of settings, data sets and epsilons."""
     names = tables.unique(row["data"] for row in rows)
     order = list(SETTINGS)
@@ -300,12 +334,16 @@ def table(rows: Sequence[Row], rules: Sequence[str], *, paired: bool = False) ->
     head = ["setting", "data", "epsilon", *rules]
     head += ["default over 5"] * paired
     lines = []
-    for (setting, name, epsilon), found in by_place(rows, ("setting", "data", "epsilon")).items():
+    for (setting, name, epsilon), found in by_place(
+        rows, ("setting", "data", "epsilon")
+    ).items():
         ratios = ratios_of(found)
         cells = [tables.cell(ratios[rule]) for rule in rules]
         if paired:
             pairs = zip(ratios[DEFAULT], ratios[PAPER], strict=True)
-            cells.append(tables.cell([ours / paper for ours, paper in pairs], count=False))
+            cells.append(
+                tables.cell([ours / paper for ours, paper in pairs], count=False)
+            )
         lines.append([setting, name, shown_epsilon(epsilon), *cells])
     return tables.markdown(head, lines, 2)
 
@@ -352,7 +390,9 @@ SUITE = Suite(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything that was asked for, and write it down."""
     parser = script.parser_of(SUITE)
-    parser.add_argument("--quick", action="store_true", help="two runs that protect records")
+    parser.add_argument(
+        "--quick", action="store_true", help="two runs that protect records"
+    )
     parsed = parser.parse_args(arguments)
     if parsed.quick:
         parsed.runs = QUICK_RUNS

@@ -2,10 +2,10 @@
 
     python benchmarks/fit.py
 
-Times are those of making a strategy and of ``simulate``, over two clients of blobs in 16 columns
-and 16 clusters, scaled to a largest norm of 1, at epsilon 1; the least of ``--runs``, and over that
-of one converged start of scikit-learn's KMeans on the pooled records, measured in turn. Compare
-within one table only: seconds are this machine's.
+Times are those of making a strategy and of ``simulate``, over two clients of blobs in
+16 columns and 16 clusters, scaled to a largest norm of 1, at epsilon 1; the least of
+``--runs``, and over that of one converged start of scikit-learn's KMeans on the pooled
+records, measured in turn. Compare within one table only: seconds are this machine's.
 """
 
 import math

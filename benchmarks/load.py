@@ -2,9 +2,10 @@
 
     python benchmarks/load.py [--clients 100 1000] [--rounds 7] [--trusts clients-only]
 
-Each run is in a separate process, in seconds of one processor, which other work on the machine
-disturbs less than those of a clock. A committee member is sent what it adds; the server passes on
-shares. Set-up is what comes before the first round. On Ray: ``ray_round.py``.
+Each run is in a separate process, in seconds of one processor, which other work on the
+machine disturbs less than those of a clock. A committee member is sent what it adds;
+the server passes on shares. Set-up is what comes before the first round. On Ray:
+``ray_round.py``.
 """
 
 import time
@@ -58,7 +59,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the best run of each size, and how much longer its rounds are than with masks."""
     by = ("rounds", "clients", "trust")
     best = {key: min(found) for key, found in tables.grouped(rows, by, "round").items()}
-    rows = [row for row in rows if row["round"] == best[tuple(row[name] for name in by)]]
+    rows = [
+        row for row in rows if row["round"] == best[tuple(row[name] for name in by)]
+    ]
 
     def over_masks(row: Row) -> str:
         masks = best.get((row["rounds"], row["clients"], MASKS))
@@ -68,7 +71,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         "round trips": lambda row: str(row["trips"]),
         "run CPU s": lambda row: f"{row['whole']:.1f}",
         "set-up CPU s": lambda row: f"{row['set_up']:.1f}",
-        "round CPU ms / client": lambda row: f"{1e3 * row['round'] / row['clients']:.2f}",
+        "round CPU ms / client": lambda row: (
+            f"{1e3 * row['round'] / row['clients']:.2f}"
+        ),
         "times that of masks": over_masks,
         "peak MB beyond imports": lambda row: f"{row['peak'] / 2**20:.0f}",
         "a client sends": lambda row: f"{row['client']:,}",
@@ -93,7 +98,9 @@ SUITE = process_suite(
         **dict.fromkeys(("whole", "set_up", "round"), float),
         **dict.fromkeys(("peak", *BYTES), int),
     },
-    lambda options: grid(Task, options, rounds=(7,), clients=(100, 1_000), trust=TRUSTS),
+    lambda options: grid(
+        Task, options, rounds=(7,), clients=(100, 1_000), trust=TRUSTS
+    ),
     measure,
     tables_of,
 )

@@ -2,11 +2,12 @@
 
     python benchmarks/loss.py --data-dir DIR --runs 20 --output build/loss
 
-The protocol is the paper's, and stands in ``SUITE``. Every private clustering is a whole run of a
-strategy through ``simulate``: a server adds all of the noise, as in the paper. Beside the
-strategies stand scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++),
-IBM's diffprivlib where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed
-figures (50 runs on its own copies of the data).
+The protocol is the paper's, and stands in ``SUITE``. Every private clustering is a
+whole run of a strategy through ``simulate``: a server adds all of the noise, as in the
+paper. Beside the strategies stand scikit-learn's KMeans on the pooled records (the best
+of ten starts by k-means++), IBM's diffprivlib where it is installed (pure epsilon,
+bounds as FastLloyd), and the paper's printed figures (50 runs on its own copies of the
+data).
 """
 
 import math
@@ -48,7 +49,14 @@ AT_EPSILON = 1.0
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 DIFFPRIVLIB = "diffprivlib"
 BALL_METHODS = ("SynopsisKMeans", "SynopsisKMeans:oblivious", "PEMeans", "HDPEMeans")
-METHODS = (KMEANS, *BALL_METHODS, "FastLloyd", "FastLloyd:paper", "SuLloyd", DIFFPRIVLIB)
+METHODS = (
+    KMEANS,
+    *BALL_METHODS,
+    "FastLloyd",
+    "FastLloyd:paper",
+    "SuLloyd",
+    DIFFPRIVLIB,
+)
 """``SynopsisKMeans:oblivious`` runs under ``oblivious-server``; the paper's FastLloyd does not
 relocate."""
 COLORS = {method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"}
@@ -132,7 +140,11 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
     if task.method == DIFFPRIVLIB:
         from diffprivlib.models import KMeans as PrivateKMeans
 
-        given = {"epsilon": task.epsilon, "bounds": (-largest, largest), "random_state": task.run}
+        given = {
+            "epsilon": task.epsilon,
+            "bounds": (-largest, largest),
+            "random_state": task.run,
+        }
         model = PrivateKMeans(data.n_clusters, **given).fit(data.records)
         return np.asarray(model.cluster_centers_), False
     oblivious = task.method.endswith(":oblivious")
@@ -145,7 +157,9 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
         **{} if oblivious else {"trust": "trusted-server"},
     )
     result = over_parts(strategy, data, task.run)
-    return result.centroids, any("max_candidates" in note for note in result.report.warnings)
+    return result.centroids, any(
+        "max_candidates" in note for note in result.report.warnings
+    )
 
 
 # --------------------------------------------------------------------------- figures
@@ -161,8 +175,18 @@ def digits(value: float) -> str:
 
 def auc_table(curves: Curves, names: Sequence[str]) -> str:
     """Return areas with their intervals and the printed figures, as a markdown table."""
-    methods = [method for method in METHODS if any(method == found for _, found in curves)]
-    head = ["data", *methods, "printed: PE", "HDPE", "FastLloyd", "DP-Lib", "non-private"]
+    methods = [
+        method for method in METHODS if any(method == found for _, found in curves)
+    ]
+    head = [
+        "data",
+        *methods,
+        "printed: PE",
+        "HDPE",
+        "FastLloyd",
+        "DP-Lib",
+        "non-private",
+    ]
     lines = []
     for name in names:
         cells = [name]
@@ -183,7 +207,13 @@ def auc_table(curves: Curves, names: Sequence[str]) -> str:
 
 def comparison(curves: Curves, names: Sequence[str]) -> str:
     """Return each private-evolution AUC and SynopsisKMeans' over the printed ones, as a table."""
-    head = ["data", "ours, PE or HDPE", "same printed", "ratio", "SynopsisKMeans over best printed"]
+    head = [
+        "data",
+        "ours, PE or HDPE",
+        "same printed",
+        "ratio",
+        "SynopsisKMeans over best printed",
+    ]
     lines, ratios = [], []
     for name in names:
         row = PRINTED.get(name)
@@ -198,7 +228,12 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
             if figure is None or not areas:
                 continue
             mean = float(np.mean(areas))
-            cells = [name, f"{method} {digits(mean)}", f"{figure:.4f}", f"{mean / figure:.2f}"]
+            cells = [
+                name,
+                f"{method} {digits(mean)}",
+                f"{figure:.4f}",
+                f"{mean / figure:.2f}",
+            ]
             cells.append("" if share is None else f"{share:.2f}")
             lines.append(cells)
     table = markdown(head, lines)
@@ -211,12 +246,15 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
 def lift_noise(name: str, epsilon: float) -> float:
     """Return what noise alone adds to the loss in HDPE-means' last round, for equal clusters.
 
-    A centroid is there the quotient of a noisy sum, with noise of sigma in d columns, and N / k.
+    A centroid is there the quotient of a noisy sum, with noise of sigma in d columns,
+    and N / k.
     """
     n, (k, d) = 20_000, map(int, name.split("_")[1:])
     budget = PrivacyBudget(epsilon, n**-1.1)
     made = strategies.HDPEMeans(k, Ball(1.0, np.zeros(d)), budget, n, n_clients=2)
-    (sums,) = (release for release in made.plan.rounds[-1] if release.name == "lift-sums")
+    (sums,) = (
+        release for release in made.plan.rounds[-1] if release.name == "lift-sums"
+    )
     return d * (sums.noise_multiplier * k / n) ** 2
 
 
@@ -225,12 +263,18 @@ def lift_table() -> str:
 
     Where these come near the printed area from 0.25 on, no votes could have reached it.
     """
-    head = ["data", "k-means and the lift's noise, epsilon 0.5 to 4", "printed HDPE, 0.25 to 4"]
+    head = [
+        "data",
+        "k-means and the lift's noise, epsilon 0.5 to 4",
+        "printed HDPE, 0.25 to 4",
+    ]
     lines = []
     for name, row in PRINTED.items():
         if row.hdpe is None:
             continue
-        losses = [row.non_private_loss + lift_noise(name, epsilon) for epsilon in EPSILONS]
+        losses = [
+            row.non_private_loss + lift_noise(name, epsilon) for epsilon in EPSILONS
+        ]
         without_first = trapezoid(losses[1:], EPSILONS[1:])
         lines.append([name, f"{without_first:.4f}", f"{row.hdpe:.4f}"])
     return markdown(head, lines)
@@ -238,7 +282,9 @@ def lift_table() -> str:
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
     """Return rows with losses over the mean loss of `KMEANS`, of data sets that have it."""
-    without = tables.grouped([r for r in rows if r["method"] == KMEANS], ["data"], "loss")
+    without = tables.grouped(
+        [r for r in rows if r["method"] == KMEANS], ["data"], "loss"
+    )
     return [
         {**row, "loss": row["loss"] / float(np.mean(without[row["data"],]))}
         for row in rows
@@ -249,17 +295,23 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Return rows by data set, in the order of `DATASETS` and then of the rows, and by method."""
     names = tables.unique([*DATASETS, *(row["data"] for row in rows)])
-    return sorted(rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"])))
+    return sorted(
+        rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"]))
+    )
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return all tables."""
     rows = ordered(rows)
-    curves, names = tables.curves_of(rows, "loss"), tables.unique(row["data"] for row in rows)
+    curves, names = (
+        tables.curves_of(rows, "loss"),
+        tables.unique(row["data"] for row in rows),
+    )
     capped = sorted({row["data"] for row in rows if row["capped"]})
     parts = [
         auc_table(curves, names),
-        "In brackets: whole runs. The population was capped on: " + ", ".join(capped or ["none"]),
+        "In brackets: whole runs. The population was capped on: "
+        + ", ".join(capped or ["none"]),
         comparison(curves, names),
         lift_table(),
         tables.over_grid(rows, "loss", EPSILONS, form=".3g", count=False),
@@ -272,14 +324,18 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the loss over epsilon with its confidence band, one panel per data set."""
     panels = tables.panels(tables.curves_of(ordered(rows), "loss"))
-    return plots.lines(panels, EPSILONS, colors=COLORS, dashed=(KMEANS,), ylabel="loss", columns=4)
+    return plots.lines(
+        panels, EPSILONS, colors=COLORS, dashed=(KMEANS,), ylabel="loss", columns=4
+    )
 
 
 def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the loss at one epsilon over clusters, a panel for each width (the paper's fig. 4)."""
     at = [row for row in rows if row["epsilon"] in (None, AT_EPSILON)]
     panels: dict[str, dict[str, Curve]] = {}
-    for (name, method), losses in tables.grouped(at, ("data", "method"), "loss").items():
+    for (name, method), losses in tables.grouped(
+        at, ("data", "method"), "loss"
+    ).items():
         family, numbers = family_of(name) or ("", ())
         if family == "blobs":
             k, d = numbers
@@ -287,7 +343,14 @@ def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
             curves.setdefault(method, {})[k] = dict(enumerate(losses))
     return plots.lines(
         panels,
-        sorted({k for curves in panels.values() for curve in curves.values() for k in curve}),
+        sorted(
+            {
+                k
+                for curves in panels.values()
+                for curve in curves.values()
+                for k in curve
+            }
+        ),
         colors=COLORS,
         dashed=(KMEANS,),
         xlabel="clusters",
@@ -318,10 +381,12 @@ SUITE = Suite(
 def main() -> None:
     """Run everything that was asked for, and write it down."""
     parser = script.parser_of(SUITE)
-    parser.add_argument("--every", action="store_true", help="PEMeans beyond 16 columns: hours")
+    parser.add_argument(
+        "--every", action="store_true", help="PEMeans beyond 16 columns: hours"
+    )
     parsed = parser.parse_args()
-    # The suite of this file as a module: in place of that of a script the runner would load it
-    # anew, and lose these tasks.
+    # The suite of this file as a module: in place of that of a script the runner would
+    # load it anew, and lose these tasks.
     suite = load_suite(__file__)
     script.run(replace(suite, tasks=partial(tasks_of, every=parsed.every)), parsed)
 

@@ -76,7 +76,12 @@ SUITE = Suite(
     Task,
     {"seconds": float, "numpy": float},
     lambda options: grid(
-        Task, options, "shape", shape=("100x784",), sampler=SAMPLERS, exponent=(2, 18, 24, 32)
+        Task,
+        options,
+        "shape",
+        shape=("100x784",),
+        sampler=SAMPLERS,
+        exponent=(2, 18, 24, 32),
     ),
     measure,
     tables_of,

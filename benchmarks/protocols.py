@@ -1,9 +1,9 @@
 """Protocols of the papers that several suites share: how records are scaled, and one run.
 
-Scales, and the number of records, are read off the private records, and such deltas (of FastLloyd's
-paper ``1 / (N ln N)``, of PE-means' ``N^-1.1``) let one record leak outright with a probability
-that matters. The papers do so, to compare; an application must not: take public bounds, a public
-``n_records`` and the default delta.
+Scales, and the number of records, are read off the private records, and such deltas (of
+FastLloyd's paper ``1 / (N ln N)``, of PE-means' ``N^-1.1``) let one record leak
+outright with a probability that matters. The papers do so, to compare; an application
+must not: take public bounds, a public ``n_records`` and the default delta.
 """
 
 import math
@@ -34,7 +34,8 @@ N_CLIENTS = 2
 OF_THE_SERVER = ("SynopsisKMeans", "PEMeans", "HDPEMeans")
 """Strategies whose server computes the queries: in FastLloyd's protocol it adds all of the noise.
 
-So it does under ``oblivious-server``, the others' default: the noise is always that of one party.
+So it does under ``oblivious-server``, the others' default: the noise is always that of
+one party.
 """
 _VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"paper": {"relocation": False}, "oblivious": {"trust": "oblivious-server"}}
@@ -96,7 +97,9 @@ def over_parts(strategy: KMeansStrategy, data: Data, seed: int) -> Clustering:
     return simulate(strategy, np.array_split(data.records[order], strategy.n_clients))
 
 
-def as_fastlloyd(data: Data, method: str, epsilon: float | None, seed: int) -> Clustering:
+def as_fastlloyd(
+    data: Data, method: str, epsilon: float | None, seed: int
+) -> Clustering:
     """Run one strategy in FastLloyd's protocol: `in_box`, two random halves; None for Lloyd."""
     n = len(data.records)
     budget = PrivacyBudget(epsilon, None if epsilon is None else 1 / (n * math.log(n)))

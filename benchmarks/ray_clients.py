@@ -2,11 +2,12 @@
 
     python benchmarks/ray_clients.py [--clients 1000 10000] [--shapes 15x2] [--rounds 2]
 
-FastLloyd under an oblivious server by ``simulate(engine="ray")``: seconds of a clock for the whole
-run, and for a client's message in rounds after the first. Then the same run in one process, where
-each message is packed and unpacked as it is for a worker, in milliseconds of the processor, which
-other work on the machine disturbs less: the client itself, what packs and unpacks its message with
-its context on the way there and back, and the rest, which is the server's part and the grid's.
+FastLloyd under an oblivious server by ``simulate(engine="ray")``: seconds of a clock
+for the whole run, and for a client's message in rounds after the first. Then the same
+run in one process, where each message is packed and unpacked as it is for a worker, in
+milliseconds of the processor, which other work on the machine disturbs less: the client
+itself, what packs and unpacks its message with its context on the way there and back,
+and the rest, which is the server's part and the grid's.
 """
 
 import time
@@ -70,7 +71,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     strategy = size.fastlloyd(lambda _: ends.append(time.perf_counter()), TRUST)
     simulate(strategy, [size.records_of(i) for i in range(size.clients)], engine="ray")
     whole = time.perf_counter() - started
-    app = Packed(kmeans_client_app(size.load, ClientPolicy.for_simulation(), lambda *_: None))
+    app = Packed(
+        kmeans_client_app(size.load, ClientPolicy.for_simulation(), lambda *_: None)
+    )
     here = list[tuple[float, float, float]]()
     strategy = size.fastlloyd(
         lambda _: here.append((time.process_time(), *app.seconds.values())), TRUST
@@ -93,7 +96,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the run of each size with the shortest rounds."""
 
     def shown(name: str, factor: float, digits: int) -> Any:
-        return lambda of: f"{factor * min(of, key=lambda row: row['clock'])[name]:.{digits}f}"
+        return lambda of: (
+            f"{factor * min(of, key=lambda row: row['clock'])[name]:.{digits}f}"
+        )
 
     return tables.by_key(
         rows,

@@ -1,12 +1,14 @@
 """A private round on Ray against a FedAvg round that carries the same arrays.
 
-    python benchmarks/ray_round.py [--clients 10 40] [--shapes 15x2 64x32 100x784] [--runs 3]
+    python benchmarks/ray_round.py [--clients 10 40] [--shapes 15x2 64x32 100x784]
+    [--runs 3]
 
-A round's time runs from the end of the round before to its own end at the server, so set-up and
-delivery are not in it. Times are means over all runs, because Flower's simulation looks for
-messages every 0.1 s and single rounds jump by that much. FedAvg runs without its evaluation, and
-its clients compute nothing; for a client's step see ``client_step.py``. The private strategy runs
-beside it in Flower's simulation, and then by ``simulate(engine="ray")``.
+A round's time runs from the end of the round before to its own end at the server, so
+set-up and delivery are not in it. Times are means over all runs, because Flower's
+simulation looks for messages every 0.1 s and single rounds jump by that much. FedAvg
+runs without its evaluation, and its clients compute nothing; for a client's step see
+``client_step.py``. The private strategy runs beside it in Flower's simulation, and then
+by ``simulate(engine="ray")``.
 """
 
 import os
@@ -50,8 +52,9 @@ class Runs:
     Attributes
     ----------
     found : dict of str to float
-        Mean seconds of a strategy's rounds after the first; of FastLloyd also the seconds of the
-        whole run, those that the server's process computed, and the most bytes it ever had.
+        Mean seconds of a strategy's rounds after the first; of FastLloyd also the
+        seconds of the whole run, those that the server's process computed, and the most
+        bytes it ever had.
     """
 
     def __init__(self, size: Size, trust: str) -> None:
@@ -75,8 +78,12 @@ class Runs:
     def simulate(self) -> None:
         """Run the private strategy on Ray without Flower's simulation."""
         size, ends = self.size, list[float]()
-        strategy = size.fastlloyd(lambda _: ends.append(time.perf_counter()), self._trust)
-        simulate(strategy, [size.records_of(i) for i in range(size.clients)], engine="ray")
+        strategy = size.fastlloyd(
+            lambda _: ends.append(time.perf_counter()), self._trust
+        )
+        simulate(
+            strategy, [size.records_of(i) for i in range(size.clients)], engine="ray"
+        )
         self.found[ENGINE] = float(np.mean(np.diff(ends)))
 
     def fedavg(self, grid: Grid, n_rounds: int) -> None:
@@ -118,14 +125,17 @@ def _send_back(size: Size, message: Message, context: Context) -> Message:
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run both in one simulation on Ray; strategies take turns in who is first."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    # Flower would join any cluster that this machine happens to have, and wait for one that ended.
+    # Flower would join any cluster that this machine happens to have, and wait for one
+    # that ended.
     os.environ.setdefault("RAY_ADDRESS", "local")
     from flwr.simulation import run_simulation
     from ray import cloudpickle
 
-    for module in (__name__, Size.__module__):  # workers do not find these files by themselves
+    # workers do not find these files by themselves
+    for module in (__name__, Size.__module__):
         cloudpickle.register_pickle_by_value(sys.modules[module])
-    # Made before Ray forks its processes: a fork while another thread is inside BLAS can hang.
+    # Made before Ray forks its processes: a fork while another thread is inside BLAS
+    # can hang.
     runs = Runs(Size.of(task.shape, task.clients, rounds=task.rounds), task.trust)
     server_app = ServerApp()
 
@@ -165,7 +175,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
             "FastLloyd ms": lambda of: f"{1e3 * mean(of, PRIVATE):.0f}",
             "ratio": lambda of: f"{mean(of, PRIVATE) / mean(of, FEDAVG):.2f}",
             "by simulate ms": lambda of: f"{1e3 * mean(of, ENGINE):.0f}",
-            "by simulate, ratio": lambda of: f"{mean(of, ENGINE) / mean(of, FEDAVG):.2f}",
+            "by simulate, ratio": lambda of: (
+                f"{mean(of, ENGINE) / mean(of, FEDAVG):.2f}"
+            ),
             "run s": lambda of: f"{mean(of, 'whole'):.0f}",
             "CPU s of the server's process": lambda of: f"{mean(of, 'computed'):.0f}",
             "peak MB": lambda of: f"{max(row['peak'] for row in of) / 2**20:.0f}",

@@ -1,9 +1,10 @@
 """A client's pass over records of any size, and over arrays: ``python benchmarks/records.py``.
 
-Time and memory of one round's statistic, by where the records come from. Each task runs in a
-new process. Memory is the largest part of the process that is not shared with a file, less
-what it was before the pass: what a client needs beyond its records. Parquet files are made row
-group by row group in a temporary directory, 32 bytes per record, and removed afterwards.
+Time and memory of one round's statistic, by where the records come from. Each task runs
+in a new process. Memory is the largest part of the process that is not shared with a
+file, less what it was before the pass: what a client needs beyond its records. Parquet
+files are made row group by row group in a temporary directory, 32 bytes per record, and
+removed afterwards.
 """
 
 import tempfile
@@ -82,9 +83,13 @@ def made(source: str, n: int, folder: Path) -> RecordsLike:
     path = folder / "x.parquet"
     with parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:
         for rows in groups(n):
-            table = pyarrow.table(dict(zip(names, np.ascontiguousarray(rows.T), strict=True)))
+            table = pyarrow.table(
+                dict(zip(names, np.ascontiguousarray(rows.T), strict=True))
+            )
             writer.write_table(table, row_group_size=GROUP)
-    return parquet.ParquetFile(path) if source == "ParquetFile" else dataset.dataset(path)
+    return (
+        parquet.ParquetFile(path) if source == "ParquetFile" else dataset.dataset(path)
+    )
 
 
 def algorithm_of(name: str) -> Algorithm:
@@ -171,7 +176,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         {
             "s": lambda of: f"{least(of, 'seconds'):.2f}",
             "over a copy": lambda of: (
-                f"{least(of, 'seconds') / least(of, 'copied'):.2f}" if of[0]["copied"] else "-"
+                f"{least(of, 'seconds') / least(of, 'copied'):.2f}"
+                if of[0]["copied"]
+                else "-"
             ),
             "memory MB": lambda of: f"{max(row['memory'] for row in of) / 2**20:.0f}",
         },

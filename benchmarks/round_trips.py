@@ -1,10 +1,10 @@
 """How long one round trip takes in a deployment: ``python benchmarks/round_trips.py --deployed 5``.
 
-A SuperLink and one SuperNode are set up on this machine, and N round trips of a small message are
-timed in turn by Flower's ``send_and_receive`` and by the strategies' own polling. The installed
-Flower decides which protocol the node speaks. How many round trips a run has: ``load.py``. A node
-starts a process for each message: what it takes of the processor is measured as well (on Linux),
-and what its imports take alone.
+A SuperLink and one SuperNode are set up on this machine, and N round trips of a small
+message are timed in turn by Flower's ``send_and_receive`` and by the strategies' own
+polling. The installed Flower decides which protocol the node speaks. How many round
+trips a run has: ``load.py``. A node starts a process for each message: what it takes of
+the processor is measured as well (on Linux), and what its imports take alone.
 """
 
 import argparse
@@ -44,8 +44,12 @@ def client_processes(ended: threading.Event) -> list[float]:
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if b"flwr-clientapp" in (path / "cmdline").read_bytes():
-                    user, system = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
-                    seen[path.name] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+                    user, system = (
+                        (path / "stat").read_text().rpartition(")")[2].split()[11:13]
+                    )
+                    seen[path.name] = (int(user) + int(system)) / os.sysconf(
+                        "SC_CLK_TCK"
+                    )
     return list(seen.values())
 
 
@@ -77,7 +81,9 @@ def importing(turns: int = 10) -> dict[str, float]:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, "-c", code], check=True)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            seconds = (
+                after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            )
             least[what] = min(least[what], seconds)
     return least
 
@@ -85,7 +91,12 @@ def importing(turns: int = 10) -> dict[str, float]:
 def show(of: str, found: Mapping[str, Sequence[float]]) -> str:
     """Return the seconds as a table."""
     lines = [
-        [way, f"{statistics.median(times):.2f}", f"{min(times):.2f}", f"{max(times):.2f}"]
+        [
+            way,
+            f"{statistics.median(times):.2f}",
+            f"{min(times):.2f}",
+            f"{max(times):.2f}",
+        ]
         for way, times in found.items()
     ]
     return tables.markdown([of, "median s", "least", "most"], lines, 1)

@@ -2,10 +2,11 @@
 
     python benchmarks/scaling.py [--runs 3] [--grows clients]
 
-One process works for all clients in turn, so the last column, a round divided by the number of
-clients, is an upper bound of what one client does. Within a section a single number changes; the
-ratio compares a round with that of the section's first row. "set-up" is all that is not a round:
-enrolment, keys and delivery. The records are uniform.
+One process works for all clients in turn, so the last column, a round divided by the
+number of clients, is an upper bound of what one client does. Within a section a single
+number changes; the ratio compares a round with that of the section's first row.
+"set-up" is all that is not a round: enrolment, keys and delivery. The records are
+uniform.
 """
 
 import time
@@ -28,7 +29,8 @@ SECTIONS = {
     "clusters": [BASE | {"clusters": k} for k in (4, 16, 64, 128)],
     "clients": [BASE | {"clients": m} for m in (2, 10, 100, 1_000)],
     "small clients": [
-        {"records": 20 * m, "columns": 2, "clusters": 15, "clients": m} for m in (1_000, 10_000)
+        {"records": 20 * m, "columns": 2, "clusters": 15, "clients": m}
+        for m in (1_000, 10_000)
     ],
 }
 SIZES = tuple(BASE)
@@ -73,8 +75,12 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the best run of each size."""
     keys = tables.grouped(rows, ("grows", *SIZES), "round")
     ordered = [
-        next(row for row in rows if (row["grows"], row["round"]) == (key[0], min(rounds)))
-        for key, rounds in sorted(keys.items(), key=lambda pair: list(SECTIONS).index(pair[0][0]))
+        next(
+            row for row in rows if (row["grows"], row["round"]) == (key[0], min(rounds))
+        )
+        for key, rounds in sorted(
+            keys.items(), key=lambda pair: list(SECTIONS).index(pair[0][0])
+        )
     ]
     first = {row["grows"]: row["round"] for row in reversed(ordered)}
     lines = [
@@ -89,7 +95,18 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         ]
         for row in ordered
     ]
-    head = ["grows", "N", "d", "k", "M", "run s", "set-up s", "round ms", "ratio", "round ms / M"]
+    head = [
+        "grows",
+        "N",
+        "d",
+        "k",
+        "M",
+        "run s",
+        "set-up s",
+        "round ms",
+        "ratio",
+        "round ms / M",
+    ]
     return tables.markdown(head, lines)
 
 

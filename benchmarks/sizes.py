@@ -2,8 +2,9 @@
 
     python benchmarks/sizes.py --data-dir DIR --output build/sizes
 
-A clustering here is centroids and weights: a record belongs to the cluster with the least
-``|x - c|^2 - w``. ``SUITE`` names scale, delta and bounds (N is the number of records). Methods are
+A clustering here is centroids and weights: a record belongs to the cluster with the
+least ``|x - c|^2 - w``. ``SUITE`` names scale, delta and bounds (N is the number of
+records). Methods are
 
 SynopsisKMeans            with the bounds, and its released weights
 SynopsisKMeans:oblivious  the same through ``simulate`` under ``oblivious-server``
@@ -13,13 +14,14 @@ exact                     not private: constrained k-means by minimum-cost flow 
 k-means-constrained       not private: that package, one start by k-means++; left out where it is
                           not installed (``pip install k-means-constrained``)
 
-Private runs but the second are the algorithm with its plan's noise, without clients and messages.
-``--quick`` has two runs at epsilon 1. Measured are the cost of the released clusters and that of
-the same centroids when a flow assigns the records within the bounds; the violation, which is the
-largest number of records by which a cluster misses its bounds; s, the standard deviation of a
-released size; what the size report says of the bounds; and whether all true sizes lie in its
-intervals. Rows of `TUNED` data are no evidence of how the algorithm does on other data: its
-constants were chosen there, with seeds 0 to 9.
+Private runs but the second are the algorithm with its plan's noise, without clients and
+messages. ``--quick`` has two runs at epsilon 1. Measured are the cost of the released
+clusters and that of the same centroids when a flow assigns the records within the
+bounds; the violation, which is the largest number of records by which a cluster misses
+its bounds; s, the standard deviation of a released size; what the size report says of
+the bounds; and whether all true sizes lie in its intervals. Rows of `TUNED` data are no
+evidence of how the algorithm does on other data: its constants were chosen there, with
+seeds 0 to 9.
 """
 
 import itertools
@@ -102,10 +104,12 @@ def sizes_within(bounds: str, n_records: int, n_clusters: int) -> tuple[int, int
 def flow_labels(costs: FloatArray, low: int, high: int) -> IntArray:
     """Return the cluster (n,) of each record with the least cost in all, by minimum-cost flow.
 
-    ``costs`` (n, k) are at least 0, and rounded to a millionth of the largest. ``low`` and ``high``
-    bound the size of every cluster, ``k low <= n <= k high``.
+    ``costs`` (n, k) are at least 0, and rounded to a millionth of the largest. ``low``
+    and ``high`` bound the size of every cluster, ``k low <= n <= k high``.
     """
-    flows = require("ortools.graph.python.min_cost_flow", "Exact assignment", "constrained")
+    flows = require(
+        "ortools.graph.python.min_cost_flow", "Exact assignment", "constrained"
+    )
     n, k = costs.shape
     flow, sink = flows.SimpleMinCostFlow(), n + k
     records, clusters = np.repeat(np.arange(n), k), np.tile(np.arange(k), n)
@@ -121,7 +125,9 @@ def flow_labels(costs: FloatArray, low: int, high: int) -> IntArray:
         np.full(k, high - low, np.int64),
         np.zeros(k, np.int64),
     )
-    supplies = np.concatenate([np.ones(n), np.full(k, -low), [k * low - n]]).astype(np.int64)
+    supplies = np.concatenate([np.ones(n), np.full(k, -low), [k * low - n]]).astype(
+        np.int64
+    )
     flow.set_nodes_supplies(np.arange(sink + 1, dtype=np.int32), supplies)
     if flow.solve() != flow.OPTIMAL:
         raise ConfigurationError(
@@ -171,7 +177,9 @@ def applies(data: str, bounds: str, method: str) -> bool:
         return False
     if method == OBLIVIOUS:
         return (data, bounds) in REPLAYED
-    return method != PEER or (data not in FEW and find_spec("k_means_constrained") is not None)
+    return method != PEER or (
+        data not in FEW and find_spec("k_means_constrained") is not None
+    )
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
@@ -192,7 +200,10 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     started = time.perf_counter()
     found = cluster(data, task, low, high)
     seconds = round(time.perf_counter() - started, 2)
-    return {**measures_of(data.records, found, low, high, task.method), "seconds": seconds}
+    return {
+        **measures_of(data.records, found, low, high, task.method),
+        "seconds": seconds,
+    }
 
 
 def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
@@ -207,14 +218,23 @@ def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
     bounds = {} if task.method == NEAREST else bounds_of(task.bounds, low, high)
     if task.method == OBLIVIOUS:
         strategy = SynopsisKMeans(
-            k, domain, budget, n, n_clients=2, trust="oblivious-server", seed=seed, **bounds
+            k,
+            domain,
+            budget,
+            n,
+            n_clients=2,
+            trust="oblivious-server",
+            seed=seed,
+            **bounds,
         )
         halves = np.array_split(np.random.default_rng(seed).permutation(records), 2)
         result = simulate(strategy, halves)
         return Clusters(result.centroids, result.weights, result.size_report)
     algorithm = SynopsisAlgorithm(k, domain, budget, n_records=n, seed=seed, **bounds)
     state = final_state(algorithm, records, seed)
-    return Clusters(algorithm.centroids(state), algorithm.weights(state), algorithm.sizes(state))
+    return Clusters(
+        algorithm.centroids(state), algorithm.weights(state), algorithm.sizes(state)
+    )
 
 
 def bounds_of(bounds: str, low: int, high: int) -> dict[str, int]:
@@ -244,7 +264,8 @@ def measures_of(
 ) -> dict[str, Any]:
     """Return costs, sizes against their bounds, and what the size report says of them.
 
-    Clusters of methods that are not private are those that a flow assigns to their centroids.
+    Clusters of methods that are not private are those that a flow assigns to their
+    centroids.
     """
     k = len(found.centroids)
     distances = squared(records, found.centroids)
@@ -292,28 +313,42 @@ def order_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
     known = (*TUNED, *OTHERS)
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     found = {(row["data"], row["bounds"]) for row in rows}
-    return [(name, bounds) for name in names for bounds in BOUNDS if (name, bounds) in found]
+    return [
+        (name, bounds) for name in names for bounds in BOUNDS if (name, bounds) in found
+    ]
 
 
 def percent(share: float) -> str:
     """Return a share of N / k in percent, with one digit behind the point below ten."""
-    return f"{100 * share:.0f}%" if share >= 0.0995 or share == 0 else f"{100 * share:.1f}%"
+    return (
+        f"{100 * share:.0f}%"
+        if share >= 0.0995 or share == 0
+        else f"{100 * share:.1f}%"
+    )
 
 
 def cost_table(rows: Sequence[Row], options: Options) -> str:
     """Return costs over the least exact one, those by flow in brackets, violations and empties.
 
-    The methods that are not private stand once for data and bounds, with their best and their mean.
+    The methods that are not private stand once for data and bounds, with their best and
+    their mean.
     """
     lines = []
     for name, bounds in order_of(rows):
         found: dict[str, dict[float | None, list[Row]]] = {}
         for row in rows:
             if (row["data"], row["bounds"]) == (name, bounds):
-                found.setdefault(row["method"], {}).setdefault(row["epsilon"], []).append(row)
-        exact = [[row["cost"] for row in found.get(m, {}).get(None, [])] for m in NOT_PRIVATE]
+                found.setdefault(row["method"], {}).setdefault(
+                    row["epsilon"], []
+                ).append(row)
+        exact = [
+            [row["cost"] for row in found.get(m, {}).get(None, [])] for m in NOT_PRIVATE
+        ]
         least = min(itertools.chain(*exact), default=math.nan)
-        others = [f"{min(c) / least:.3f}, {np.mean(c) / least:.3f}" if c else "" for c in exact]
+        others = [
+            f"{min(c) / least:.3f}, {np.mean(c) / least:.3f}" if c else ""
+            for c in exact
+        ]
         per = per_cluster(name, options)
         for method in filter(found.get, PRIVATE):
             by_epsilon = [found[method].get(epsilon, []) for epsilon in EPSILONS]
@@ -322,7 +357,14 @@ def cost_table(rows: Sequence[Row], options: Options) -> str:
             cells = [_cell(of, least, per) for of in by_epsilon]
             lines.append([label_of(name), bounds, *others, method, *cells, runs])
             others = [""] * len(NOT_PRIVATE)
-    head = ["data", "bounds", *NOT_PRIVATE, "method", *map("eps {:g}".format, EPSILONS), "runs"]
+    head = [
+        "data",
+        "bounds",
+        *NOT_PRIVATE,
+        "method",
+        *map("eps {:g}".format, EPSILONS),
+        "runs",
+    ]
     return tables.markdown(head, lines, (0, 1, 4))
 
 
@@ -334,7 +376,9 @@ def _cell(runs: Sequence[Row], least: float, per: float) -> str:
     if not runs:
         return ""
     costs = tables.cell([row["cost"] / least for row in runs], ".3f", count=False)
-    flow, missed, empty = (_mean(runs, value) for value in ("flow", "violation", "empty"))
+    flow, missed, empty = (
+        _mean(runs, value) for value in ("flow", "violation", "empty")
+    )
     shown = f"{costs} ({flow / least:.3f}) {percent(missed / per)}"
     return shown + (f", {empty:.2g} empty" if empty else "")
 
@@ -357,7 +401,9 @@ def size_table(rows: Sequence[Row], options: Options) -> str:
     order = order_of(rows)
     reported = [
         {**row, "label": label_of(row["data"])}
-        for row in sorted(rows, key=lambda row: order.index((row["data"], row["bounds"])))
+        for row in sorted(
+            rows, key=lambda row: order.index((row["data"], row["bounds"]))
+        )
         if row["noise"] is not None
     ]
     by = {"data": "label", "bounds": "bounds", "method": "method"}

@@ -2,8 +2,8 @@
 
     python benchmarks/skew.py --runs 5 --output build/skew
 
-``SUITE`` names the settings, each a whole run of a strategy through ``simulate``. All but one are
-under ``trusted-server``, whose noise does not depend on who answers.
+``SUITE`` names the settings, each a whole run of a strategy through ``simulate``. All
+but one are under ``trusted-server``, whose noise does not depend on who answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,10 @@ def parts_of(
     data: Data, labels: NDArray[np.int64], setting: str, rng: np.random.Generator
 ) -> list[FloatArray]:
     """Return the clients' records: every record is some client's."""
-    order, sizes = rng.permutation(len(labels)), np.bincount(labels, minlength=data.n_clusters)
+    order, sizes = (
+        rng.permutation(len(labels)),
+        np.bincount(labels, minlength=data.n_clusters),
+    )
     if setting not in BY_CLUSTER:
         n_clients = N_SMALL if setting in OF_CLIENTS else N_EVEN
         return [data.records[places] for places in np.array_split(order, n_clients)]
@@ -58,7 +61,11 @@ def parts_of(
         return clusters
     # Clients in proportion to the sizes of clusters, so that none has records of two.
     clients = np.maximum(1, np.floor(sizes * N_SMALL / sizes.sum())).astype(int)
-    parts = [part for c, n in zip(clusters, clients, strict=True) for part in np.array_split(c, n)]
+    parts = [
+        part
+        for c, n in zip(clusters, clients, strict=True)
+        for part in np.array_split(c, n)
+    ]
     return parts + [data.records[:0]] * (N_SMALL - len(parts))
 
 
@@ -117,7 +124,12 @@ SUITE = Suite(
     Task,
     {"ratio": float},
     lambda options: grid(
-        Task, options, data=options.data, setting=SETTINGS, method=METHODS, epsilon=EPSILONS
+        Task,
+        options,
+        data=options.data,
+        setting=SETTINGS,
+        method=METHODS,
+        epsilon=EPSILONS,
     ),
     measure,
     tables_of,

@@ -1,8 +1,9 @@
 """What a client of an oblivious server computes between rounds: ``python benchmarks/update.py``.
 
-Where the server must not see the sums, every client makes the next query itself. One line per
-algorithm and size: the longest update of a run and all of them together, on one thread, the best of
-several runs. Records are ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, epsilon 1.
+Where the server must not see the sums, every client makes the next query itself. One
+line per algorithm and size: the longest update of a run and all of them together, on
+one thread, the best of several runs. Records are
+``make_blobs(20000, n_features=D, centers=K, random_state=1)``, epsilon 1.
 """
 
 import time
@@ -14,7 +15,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from flower_kmeans import Ball, PrivacyBudget
-from flower_kmeans.algorithms import FastLloydAlgorithm, PEMeansAlgorithm, SynopsisAlgorithm
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    PEMeansAlgorithm,
+    SynopsisAlgorithm,
+)
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite

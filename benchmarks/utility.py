@@ -2,10 +2,10 @@
 
     python benchmarks/utility.py --data-dir DIR --runs 20 --output build/utility
 
-The protocol stands in ``SUITE``. Every clustering is a whole run of a strategy through ``simulate``
-in this process, masks and noise included (``protocols.py``). Beside the strategies stands
-scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++, run to
-convergence). ``FastLloyd:paper`` is FastLloyd without relocation.
+The protocol stands in ``SUITE``. Every clustering is a whole run of a strategy through
+``simulate`` in this process, masks and noise included (``protocols.py``). Beside the
+strategies stands scikit-learn's KMeans on the pooled records (the best of ten starts by
+k-means++, run to convergence). ``FastLloyd:paper`` is FastLloyd without relocation.
 """
 
 import math
@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from protocols import KMEANS, OF_THE_SERVER, PROJECTED, as_fastlloyd, best_of_ten, in_box
+from protocols import (
+    KMEANS,
+    OF_THE_SERVER,
+    PROJECTED,
+    as_fastlloyd,
+    best_of_ten,
+    in_box,
+)
 
 from flower_kmeans.bench import plots, script, tables
 from flower_kmeans.bench.data import BUNDLED
@@ -26,7 +33,14 @@ if TYPE_CHECKING:
 
 NOT_PRIVATE = (KMEANS, "Lloyd")
 EPSILONS = (0.1, 0.25, 0.5, 0.75, 1.0)
-METHODS = (*NOT_PRIVATE, "SuLloyd", "GLloyd", "FastLloyd", "FastLloyd:paper", *OF_THE_SERVER)
+METHODS = (
+    *NOT_PRIVATE,
+    "SuLloyd",
+    "GLloyd",
+    "FastLloyd",
+    "FastLloyd:paper",
+    *OF_THE_SERVER,
+)
 DATASETS = (
     *("s1", "lsun", "iris", "wine", "breast", "birch2"),
     *(f"g2mg_{d}_30" for d in (4, 16, 128)),
@@ -34,8 +48,19 @@ DATASETS = (
 )
 REFERENCE = {
     "FastLloyd:paper": {
-        **{"s1": "0.0220", "lsun": "0.205", "iris": "0.419", "wine": "2.31", "breast": "1.45"},
-        **{"birch2": "0.00358", "g2mg_4_30": "0.194", "g2mg_16_30": "1.02", "g2mg_128_30": "10.5"},
+        **{
+            "s1": "0.0220",
+            "lsun": "0.205",
+            "iris": "0.419",
+            "wine": "2.31",
+            "breast": "1.45",
+        },
+        **{
+            "birch2": "0.00358",
+            "g2mg_4_30": "0.194",
+            "g2mg_16_30": "1.02",
+            "g2mg_128_30": "10.5",
+        },
     },
     "GLloyd": {"s1": "0.0271", "birch2": "0.0059"},
     "SuLloyd": {"s1": "0.0288", "birch2": "0.0064"},
@@ -47,7 +72,9 @@ REFERENCE = {
 
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second: of what has no epsilon, one for five."""
-    wide = {name for name in options.data if options.load(name).records.shape[1] > PROJECTED}
+    wide = {
+        name for name in options.data if options.load(name).records.shape[1] > PROJECTED
+    }
     for run, name, method in product(range(options.runs), options.data, METHODS):
         if method != "HDPEMeans" or name in wide:
             for epsilon in (None,) if method in NOT_PRIVATE else EPSILONS:
@@ -88,7 +115,15 @@ def verdict(mean: float, half: float, reference: str) -> str:
 
 def auc_table(curves: Curves) -> str:
     """Return areas beside the reference figures, as a markdown table."""
-    head = ["data", "method", "AUC", "95% interval", "reference", "ratio", "against the reference"]
+    head = [
+        "data",
+        "method",
+        "AUC",
+        "95% interval",
+        "reference",
+        "ratio",
+        "against the reference",
+    ]
     lines = []
     for (data, method), curve in curves.items():
         areas = areas_of(curve, EPSILONS)
@@ -108,7 +143,13 @@ def wide_table(curves: Curves) -> str:
     """Return areas with intervals and numbers of runs, a row for each data set, as markdown."""
     methods = tables.unique(method for _, method in curves)
     lines = [
-        [name, *(tables.cell(areas_of(found.get(m, {}), EPSILONS), ".3g") for m in methods)]
+        [
+            name,
+            *(
+                tables.cell(areas_of(found.get(m, {}), EPSILONS), ".3g")
+                for m in methods
+            ),
+        ]
         for name, found in tables.panels(curves).items()
     ]
     return markdown(["data", *methods], lines)
@@ -118,7 +159,8 @@ def data_table(names: Sequence[str], options: Options) -> str:
     """Return what the data sets are, as far as they are there, as a markdown table."""
     found = [(name, options.load(name)) for name in names if name in options.data]
     lines = [
-        [name, *map(str, (*each.records.shape, each.n_clusters)), each.note] for name, each in found
+        [name, *map(str, (*each.records.shape, each.n_clusters)), each.note]
+        for name, each in found
     ]
     return markdown(["data", "records", "columns", "clusters", "note"], lines, (0, 4))
 
@@ -154,7 +196,9 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     curves = tables.curves_of(ordered(rows), "nicv")
     colors = ("0.6", "0.4", "C1", "C2", "C0", "C6", "C3", "C4", "C5")
     return plots.lines(
-        tables.panels({(data, shown[method]): curve for (data, method), curve in curves.items()}),
+        tables.panels(
+            {(data, shown[method]): curve for (data, method), curve in curves.items()}
+        ),
         EPSILONS,
         colors=dict(zip(shown.values(), colors, strict=True)),
         dashed=[shown[method] for method in NOT_PRIVATE],

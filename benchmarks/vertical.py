@@ -1,10 +1,10 @@
 """What vertical k-means takes: CPU time, memory and bytes: ``python benchmarks/vertical.py``.
 
-Each task is a step on chunks of 16,384 made-up records, with the computing party in one process and
-the key holder in another. A step on several workers is also measured on the clock, which is what
-they are for. A calibration loop of NumPy's transforms is measured in the same process, because
-processors differ: ratios to it are what to compare. ``--clusters 2`` takes a minute, 8 clusters
-with a radius a few minutes.
+Each task is a step on chunks of 16,384 made-up records, with the computing party in one
+process and the key holder in another. A step on several workers is also measured on the
+clock, which is what they are for. A calibration loop of NumPy's transforms is measured
+in the same process, because processors differ: ratios to it are what to compare.
+``--clusters 2`` takes a minute, 8 clusters with a radius a few minutes.
 """
 
 import resource
@@ -84,7 +84,10 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     rng = np.random.default_rng(1)
     table = rng.uniform(-1, 1, (task.chunks * SLOTS, 2))
     centroids = rng.uniform(-0.8, 0.8, (task.clusters, 2))
-    with TemporaryDirectory() as name, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with (
+        TemporaryDirectory() as name,
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
+    ):
         folder = Path(name)
         made = pool.submit(make, task, table[:, 1:], folder).result()
         before = calibration()
@@ -99,7 +102,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         del b
         for chunk in range(task.chunks):
             for number in range(1 + task.radius):
-                party.take_column(1, chunk, number, np.load(folder / f"{chunk}-{number}.npy"))
+                party.take_column(
+                    1, chunk, number, np.load(folder / f"{chunk}-{number}.npy")
+                )
         start, others = time.perf_counter(), workers_time()
         c1, step = cpu(lambda: party.step(1, table[:, :1], centroids))
         clock, step = time.perf_counter() - start, step + workers_time() - others
@@ -109,7 +114,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         own = digest, zero, SECRET, DOC_HASH, b"benchmark"
         _, hidden = cpu(lambda: randomise(q, last, *own))
         shares, share = pool.submit(open_words, task, c1).result()
-        _, opened = cpu(lambda: party.open(1, shares[None], lambda stream: no_noise(len(c1))))
+        _, opened = cpu(
+            lambda: party.open(1, shares[None], lambda stream: no_noise(len(c1)))
+        )
         loop = (before + calibration()) / 2
     return {
         **made,
@@ -129,13 +136,20 @@ def make(task: Task, columns: NDArray[np.float64], folder: Path) -> dict[str, An
     """Make keys and encrypt columns, as the key holder does; leave them as files."""
     q = moduli(task.clusters, task.radius)
     holder = KeyHolder(q, SECRET, DOC_HASH)
-    (public, relin), seconds = cpu(lambda: (holder.public_share(), holder.relin_alone()))
+    (public, relin), seconds = cpu(
+        lambda: (holder.public_share(), holder.relin_alone())
+    )
     np.save(folder / "public.npy", public)
     np.save(folder / "relin.npy", relin)
     if task.radius:
         columns = np.column_stack([columns, scaled_squares(columns, HALF_WIDTHS[1:])])
-    values = [values_of(columns, i) for i in range(-(-len(columns) // SLOTS) * columns.shape[1])]
-    made, encrypted = cpu(lambda: [holder.encrypt_alone(x, i) for i, x in enumerate(values)])
+    values = [
+        values_of(columns, i)
+        for i in range(-(-len(columns) // SLOTS) * columns.shape[1])
+    ]
+    made, encrypted = cpu(
+        lambda: [holder.encrypt_alone(x, i) for i, x in enumerate(values)]
+    )
     for i, (nonce, half) in enumerate(made):
         chunk, number = divmod(i, columns.shape[1])
         np.save(folder / f"{chunk}-{number}.npy", expand(q, nonce, half))
@@ -196,7 +210,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     ordered = [best[key] for key in sorted(best)]
     steps = [row for row in ordered if row["chunks"] == row["workers"] == 1]
     several = [row for row in ordered if row["chunks"] > 1]
-    sent = dict(zip(("public key", "relinearisation key", "column chunk"), BYTES, strict=False))
+    sent = dict(
+        zip(("public key", "relinearisation key", "column chunk"), BYTES, strict=False)
+    )
     sent |= {"c1": "c1_bytes", "shares": "share_bytes"}
     times = {
         "keys, s": shown("keys", ".2f"),
@@ -211,7 +227,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     }
     parts = [
         tables.by_key(steps, BY, times) if steps else "",
-        tables.by_key(steps, BY, {head: shown(name, ",") for head, name in sent.items()}),
+        tables.by_key(
+            steps, BY, {head: shown(name, ",") for head, name in sent.items()}
+        ),
         _workers(several) if several else "",
         _beside_the_paper(steps),
     ]
@@ -228,7 +246,10 @@ def _workers(rows: Sequence[Row]) -> str:
 
     def times(name: str) -> Callable[[list[Row]], str]:
         def show(of: list[Row]) -> str:
-            one, factor = alone.get(of[0]["clusters"]), of[0]["workers"] if name == "step" else 1
+            one, factor = (
+                alone.get(of[0]["clusters"]),
+                of[0]["workers"] if name == "step" else 1,
+            )
             return "" if one is None else f"{factor * one[name] / of[0][name]:.2f}"
 
         return show

@@ -1,20 +1,23 @@
 """The loss of vertical k-means against that without privacy, as in its paper (Table 4).
 
-    python benchmarks/vertical_loss.py --data-dir DIR --runs 20 --output build/vertical-loss
+    python benchmarks/vertical_loss.py --data-dir DIR --runs 20 --output
+    build/vertical-loss
 
-Columns are scaled to [0, 1] by the records' own bounds, as in the paper: an application takes
-public bounds and a smaller delta. Statistics are computed in the clear and carry the noise that two
-parties add: ``tests/strategies/test_vertical.py`` shows what encryption changes.
-``radius`` is `VerticalKMeans` as it is by default, ``sums`` is without the radius, ``plain`` is
-exact Lloyd from the same starts. ``described`` is ``sums`` with the noise that the paper's text
-gives: epsilon and delta are divided among the rounds by simple or advanced composition, whichever
-leaves more, a count changes by 1, a column's sum by its width, and one party adds the noise. This
-does not cover a record that changes two clusters and all columns at once. Accuracy is the part of
+Columns are scaled to [0, 1] by the records' own bounds, as in the paper: an application
+takes public bounds and a smaller delta. Statistics are computed in the clear and carry
+the noise that two parties add: ``tests/strategies/test_vertical.py`` shows what
+encryption changes. ``radius`` is `VerticalKMeans` as it is by default, ``sums`` is
+without the radius, ``plain`` is exact Lloyd from the same starts. ``described`` is
+``sums`` with the noise that the paper's text gives: epsilon and delta are divided among
+the rounds by simple or advanced composition, whichever leaves more, a count changes by
+1, a column's sum by its width, and one party adds the noise. This does not cover a
+record that changes two clusters and all columns at once. Accuracy is the part of
 records whose cluster is theirs, under the best matching of clusters and true labels.
 
-``DIR`` holds ``s1.npz``. Of the paper's other data ``synth_N_K_D`` is in its style: scikit-learn's
-``make_blobs(N, n_features=D, centers=K, random_state=1)``. Runs take seeds from 1000 on: the radius
-was chosen with the seeds 0 to 59 of s1 and on other data.
+``DIR`` holds ``s1.npz``. Of the paper's other data ``synth_N_K_D`` is in its style:
+scikit-learn's ``make_blobs(N, n_features=D, centers=K, random_state=1)``. Runs take
+seeds from 1000 on: the radius was chosen with the seeds 0 to 59 of s1 and on other
+data.
 """
 
 import math
@@ -81,10 +84,14 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     domain = Box(np.zeros(d), np.ones(d))
     common = {"n_records": n, "n_rounds": task.rounds, "seed": FIRST_SEED + task.run}
     if task.method == "plain":
-        algorithm: Any = LloydAlgorithm(k, domain, PrivacyBudget(epsilon=None), **common)
+        algorithm: Any = LloydAlgorithm(
+            k, domain, PrivacyBudget(epsilon=None), **common
+        )
     else:
         budget = PrivacyBudget(1.0, 1 / n)
-        algorithm = VerticalAlgorithm(k, domain, budget, radius=task.method == "radius", **common)
+        algorithm = VerticalAlgorithm(
+            k, domain, budget, radius=task.method == "radius", **common
+        )
     plan, stream = algorithm.plan(), Stream.fresh()
     source = np.random.default_rng([FIRST_SEED + task.run, task.rounds])
 
@@ -92,7 +99,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         if task.method == "described":
             return described_noise(algorithm, number, task.rounds, source)
         parties = range(PARTIES if plan.is_private else 0)
-        shares = (noise_share(algorithm, plan, number, PARTIES - 1, stream) for _ in parties)
+        shares = (
+            noise_share(algorithm, plan, number, PARTIES - 1, stream) for _ in parties
+        )
         return sum(shares, np.zeros(algorithm.words(number), np.int64))
 
     centroids = algorithm.centroids(final_state(algorithm, records, noise=noise))
@@ -103,11 +112,15 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 def described_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     """Return the paper's noise over a sensitivity, for one value of one round.
 
-    The classical Gaussian mechanism, with the larger of two epsilons for a round: that of simple
-    composition, and that of advanced composition, which keeps half of delta for itself.
+    The classical Gaussian mechanism, with the larger of two epsilons for a round: that
+    of simple composition, and that of advanced composition, which keeps half of delta
+    for itself.
     """
     simple = epsilon / rounds, delta / rounds
-    advanced = epsilon / (2 * math.sqrt(2 * rounds * math.log(2 / delta))), delta / (2 * rounds)
+    advanced = (
+        epsilon / (2 * math.sqrt(2 * rounds * math.log(2 / delta))),
+        delta / (2 * rounds),
+    )
     part, failure = max(simple, advanced)
     return math.sqrt(2 * math.log(1.25 / failure)) / part
 
@@ -140,12 +153,16 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 
     def shown(method: str) -> Callable[[list[Row]], str]:
         def show(of: list[Row]) -> str:
-            losses = {m: [row["loss"] for row in of if row["method"] == m] for m in METHODS}
+            losses = {
+                m: [row["loss"] for row in of if row["method"] == m] for m in METHODS
+            }
             if not losses[method]:
                 return "-"
             mean, half = tables.interval(losses[method])
             quotient = mean / np.mean(losses["plain"] or [np.nan])
-            right = 100 * np.mean([row["accuracy"] for row in of if row["method"] == method])
+            right = 100 * np.mean(
+                [row["accuracy"] for row in of if row["method"] == method]
+            )
             return f"{mean:.4f} ± {half:.4f} ({quotient:.2f}x, {right:.1f} %)"
 
         return show
@@ -162,7 +179,9 @@ SUITE = Suite(
     "interval, beside exact Lloyd from the same starts and the paper's printed figures.",
     Task,
     {"loss": float, "accuracy": float},
-    lambda options: grid(Task, options, data=options.data, method=METHODS, rounds=(3, 5, 7)),
+    lambda options: grid(
+        Task, options, data=options.data, method=METHODS, rounds=(3, 5, 7)
+    ),
     measure,
     tables_of,
     datasets=("s1", *MADE),

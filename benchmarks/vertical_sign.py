@@ -1,8 +1,8 @@
 """Where the sign polynomial's constants come from: ``python benchmarks/vertical_sign.py``.
 
-Three odd polynomials of degree 15, each the best one in the largest error (Remez exchange) on the
-interval that the one before it gives, the first on [0.0035, 1]. What is printed are the stages of
-`flower_kmeans.vertical.signs`, as hexadecimal reals.
+Three odd polynomials of degree 15, each the best one in the largest error (Remez
+exchange) on the interval that the one before it gives, the first on [0.0035, 1]. What
+is printed are the stages of `flower_kmeans.vertical.signs`, as hexadecimal reals.
 """
 
 import numpy as np
@@ -30,7 +30,9 @@ def remez(degree: int, a: float, b: float) -> tuple[FloatArray, float]:
     n = (degree + 1) // 2
     odd = 2 * np.arange(n) + 1
     ends = a + (b - a) * (1 - np.cos(np.linspace(0, np.pi, 4000))) / 2
-    grid = np.unique(np.concatenate([np.geomspace(a, b, 4000), np.linspace(a, b, 4000), ends]))
+    grid = np.unique(
+        np.concatenate([np.geomspace(a, b, 4000), np.linspace(a, b, 4000), ends])
+    )
 
     def basis(x: FloatArray) -> FloatArray:
         return np.asarray(np.cos(np.outer(np.arccos(np.clip(x / b, -1, 1)), odd)))
@@ -43,14 +45,19 @@ def remez(degree: int, a: float, b: float) -> tuple[FloatArray, float]:
         c = np.linalg.solve(system, np.ones(n + 1))[:n]
         e = on_grid @ c - 1
         # the largest error of every interval in which it has one sign
-        parts = np.split(np.arange(len(grid)), np.flatnonzero(np.diff(np.sign(e) >= 0)) + 1)
+        parts = np.split(
+            np.arange(len(grid)), np.flatnonzero(np.diff(np.sign(e) >= 0)) + 1
+        )
         points = [part[np.argmax(np.abs(e[part]))] for part in parts]
         while len(points) > n + 1:
             points.pop(0 if abs(e[points[0]]) < abs(e[points[-1]]) else -1)
         error = float(np.abs(e).max())
         if error < least:
             best, least = c, error
-        if len(points) < n + 1 or error - np.abs(e[points]).min() < 1e-13 + 1e-9 * error:
+        if (
+            len(points) < n + 1
+            or error - np.abs(e[points]).min() < 1e-13 + 1e-9 * error
+        ):
             break
         x = grid[points]
     return best, least

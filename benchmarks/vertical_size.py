@@ -1,8 +1,8 @@
 """Vertical runs of many records: time, memory and disk: ``python benchmarks/vertical_size.py``.
 
-Two parties with one column each, two clusters, one round. Party 0, the key holder and the server
-are one process, so its peak bounds that of each. A round takes about two seconds of one core for
-every 16,384 records.
+Two parties with one column each, two clusters, one round. Party 0, the key holder and
+the server are one process, so its peak bounds that of each. A round takes about two
+seconds of one core for every 16,384 records.
 """
 
 import tempfile
@@ -36,7 +36,12 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run once; return seconds, and the most memory and disk."""
     records = np.random.default_rng(task.run).uniform(-1, 1, (task.n, 2))
     strategy = VerticalKMeans(
-        CLUSTERS, Box([-1, -1], [1, 1]), PrivacyBudget(1.0), task.n, parties=[1, 1], n_rounds=1
+        CLUSTERS,
+        Box([-1, -1], [1, 1]),
+        PrivacyBudget(1.0),
+        task.n,
+        parties=[1, 1],
+        n_rounds=1,
     )
     most, ended, before = [0], threading.Event(), resident()
 
@@ -74,7 +79,11 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return a line for each number of records."""
-    megabytes = {"memory": "peak beyond imports and records", "disk": "disk", "planned": "planned"}
+    megabytes = {
+        "memory": "peak beyond imports and records",
+        "disk": "disk",
+        "planned": "planned",
+    }
     cells = {
         "CPU s": lambda of: f"{of[0]['cpu']:.0f}",
         "s": lambda of: f"{of[0]['clock']:.0f}",
@@ -84,14 +93,20 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         },
         "sent, MB": lambda of: f"{of[0]['sent'] / 1e6:,.0f}",
     }
-    return tables.by_key(sorted(rows, key=lambda row: row["n"]), {"records": "n"}, cells, (0, 1))
+    return tables.by_key(
+        sorted(rows, key=lambda row: row["n"]), {"records": "n"}, cells, (0, 1)
+    )
 
 
 SUITE = process_suite(
     "vertical-size",
     "One round of vertical k-means of two parties with one column each, k = 2, all in one process.",
     Task,
-    {"cpu": float, "clock": float, **dict.fromkeys(("memory", "disk", "planned", "sent"), int)},
+    {
+        "cpu": float,
+        "clock": float,
+        **dict.fromkeys(("memory", "disk", "planned", "sent"), int),
+    },
     lambda options: grid(Task, options, n=(16_384, 131_072, 1_000_000)),
     measure,
     tables_of,

@@ -65,7 +65,9 @@ class Size:
 
     def over(self, strategy: KMeansStrategy) -> "WeighingGrid":
         """Run a strategy over the clients in this process, and return the grid."""
-        app = kmeans_client_app(self.load, ClientPolicy.for_simulation(), lambda *_: None)
+        app = kmeans_client_app(
+            self.load, ClientPolicy.for_simulation(), lambda *_: None
+        )
         grid = WeighingGrid(app, self.clients)
         with task_identity():
             strategy.start(grid)
@@ -75,10 +77,13 @@ class Size:
 class WeighingGrid(InProcessGrid):
     """An in-process grid that weighs messages by round trip, such as "enrol" and "ask 3".
 
-    ``asked`` and ``answered`` have the bytes of all encoded messages, without what Flower adds.
+    ``asked`` and ``answered`` have the bytes of all encoded messages, without what
+    Flower adds.
     """
 
-    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
+    def __init__(
+        self, client_app: Callable[[Message, Context], Message], n_nodes: int
+    ) -> None:
         def answer(message: Message, context: Context) -> Message:
             reply = client_app(message, context)
             self.answered[message.metadata.group_id].append(payload_of(reply))
@@ -114,5 +119,8 @@ def peak() -> int:
 
 
 def _from_linux(name: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+    )
     return 2**10 * int(lines[name].split()[0])

@@ -1,7 +1,7 @@
 """Private, federated k-means for the Flower framework.
 
-The names below are loaded when they are first used, so importing the package costs nothing and a
-client process that only needs one of them does not pay for the others.
+The names below are loaded when they are first used, so importing the package costs
+nothing and a client process that only needs one of them does not pay for the others.
 """
 
 from importlib import import_module
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from flower_kmeans.simulation.faults import Fault as Fault
     from flower_kmeans.version import __version__ as __version__
 
-# A client starts a process per message, so every import counts (docs/deploy.md, "How long a run
-# takes").
+# A client starts a process per message, so every import counts (docs/deploy.md, "How
+# long a run takes").
 _HOME = {
     "Ball": "data.domain",
     "Box": "data.domain",

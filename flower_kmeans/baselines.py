@@ -18,20 +18,21 @@ FloatArray = NDArray[np.float64]
 class KFed:
     """k-FED, one-shot federated clustering. NOT PRIVATE.
 
-    Every client clusters its own records and sends its exact local centres, which are means of as
-    little as one record: nothing about it is masked or noisy, so it has no strategy here and runs
-    only where one process holds all partitions.
+    Every client clusters its own records and sends its exact local centres, which are
+    means of as little as one record: nothing about it is masked or noisy, so it has no
+    strategy here and runs only where one process holds all partitions.
 
-    Dennis, Li & Smith (2021), "Heterogeneity for the Win: One-Shot Federated Clustering",
-    Algorithm 2. Local clustering is scikit-learn's k-means instead of Awasthi & Sheffet's method.
+    Dennis, Li & Smith (2021), "Heterogeneity for the Win: One-Shot Federated
+    Clustering", Algorithm 2. Local clustering is scikit-learn's k-means instead of
+    Awasthi & Sheffet's method.
 
     Parameters
     ----------
     n_clusters : int
         k.
     n_local : int, optional
-        Centres that each client finds, at most k (the default). The method's theory wants few
-        clusters in each client's records.
+        Centres that each client finds, at most k (the default). The method's theory
+        wants few clusters in each client's records.
     """
 
     n_clusters: int
@@ -42,11 +43,13 @@ class KFed:
         if self.n_local is not None:
             integer("n_local", self.n_local, 1, self.n_clusters)
 
-    def fit(self, partitions: Sequence[ArrayLike], rng: np.random.Generator) -> FloatArray:
+    def fit(
+        self, partitions: Sequence[ArrayLike], rng: np.random.Generator
+    ) -> FloatArray:
         """Return the centroids, (k, d), of each client's records, (n_i, d); a client may have none.
 
-        ``DataError`` is raised if records are malformed or differ in width, or all clients together
-        have fewer than k local centres.
+        ``DataError`` is raised if records are malformed or differ in width, or all
+        clients together have fewer than k local centres.
         """
         parts: list[FloatArray] = []
         for part in partitions:
@@ -62,10 +65,13 @@ class KFed:
         return merged_centers(found, self.n_clusters, rng)
 
 
-def local_centers(records: FloatArray, n_local: int, rng: np.random.Generator) -> FloatArray:
+def local_centers(
+    records: FloatArray, n_local: int, rng: np.random.Generator
+) -> FloatArray:
     """Return one client's centres, at most as many as it has different records."""
     require("sklearn.cluster", "k-FED", "sklearn")
-    from sklearn.cluster import KMeans  # a second of import time that others need not pay
+    # a second of import time that others need not pay
+    from sklearn.cluster import KMeans
 
     # scikit-learn cannot find more centres than there are different records.
     different = np.unique(records, axis=0)
@@ -73,7 +79,9 @@ def local_centers(records: FloatArray, n_local: int, rng: np.random.Generator) -
         return different
     # An int, since scikit-learn takes no `Generator`.
     seed = int(rng.integers(2**31))
-    return np.asarray(KMeans(n_local, n_init=1, random_state=seed).fit(records).cluster_centers_)
+    return np.asarray(
+        KMeans(n_local, n_init=1, random_state=seed).fit(records).cluster_centers_
+    )
 
 
 def merged_centers(

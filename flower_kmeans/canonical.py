@@ -1,7 +1,7 @@
 """Reals and arrays as text in run documents (docs/protocol.md, section 8).
 
-Reals travel as C99 hex strings and arrays as base64 of little-endian float64, so what one side
-hashed is bit for bit what the other side computes with.
+Reals travel as C99 hex strings and arrays as base64 of little-endian float64, so what
+one side hashed is bit for bit what the other side computes with.
 """
 
 import base64
@@ -32,7 +32,9 @@ def real_from_text(text: Any) -> float:
         value = math.nan
     # One text for each real: another spelling would be another hash of the same run.
     if not math.isfinite(value) or real_to_text(value) != text:
-        raise MessageError("A real in a run document must be a canonical hexadecimal string.")
+        raise MessageError(
+            "A real in a run document must be a canonical hexadecimal string."
+        )
     return value
 
 
@@ -51,9 +53,12 @@ def array_from_text(text: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError):
         data = b""
-    # As for reals: bits after the last byte, which the decoder ignores, would be another spelling.
+    # As for reals: bits after the last byte, which the decoder ignores, would be
+    # another spelling.
     whole = len(data) == 8 * math.prod(shape)
     array = np.frombuffer(data if whole else b"", dtype="<f8").astype(np.float64)
     if not whole or array_to_text(array) != text:
-        raise MessageError(f"An array of shape {shape} was expected as base64 of float64.")
+        raise MessageError(
+            f"An array of shape {shape} was expected as base64 of float64."
+        )
     return array.reshape(shape)

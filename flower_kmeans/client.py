@@ -21,11 +21,19 @@ OnResult = Callable[[ClientResult, Context], None]
 
 ACTION = "kmeans"
 POLICY_FILE = "policy-file"
-_TYPES = frozenset(f"{category}.{ACTION}" for category in ("train", "query", "evaluate"))
+_TYPES = frozenset(
+    f"{category}.{ACTION}" for category in ("train", "query", "evaluate")
+)
 
 log = logging.getLogger("flower_kmeans.client")
 
-__all__ = ["ClientPolicy", "ClientResult", "kmeans_client_app", "register_kmeans", "with_kmeans"]
+__all__ = [
+    "ClientPolicy",
+    "ClientResult",
+    "kmeans_client_app",
+    "register_kmeans",
+    "with_kmeans",
+]
 
 
 def kmeans_client_app(
@@ -58,44 +66,52 @@ def register_kmeans(
     app : ClientApp
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
-        ``load_data(context)`` returns the client's records, an array of shape (n, d) in the user's
-        units, with NaN for what is missing, or a table of another type (docs/own-data.md, "What
-        load_data may return"). Other types are refused. It must not raise because of a record,
-        whose presence a refusal would show: read files with `load_records(path)`.
-        It is called once per answer, so it must be cheap. Where clients commit to their records
-        (``oblivious-server``) it is called once per run; if the policy forbids a copy, for every
-        message, and must then return the same records in the same order throughout a run.
+        ``load_data(context)`` returns the client's records, an array of shape (n, d) in
+        the user's units, with NaN for what is missing, or a table of another type
+        (docs/own-data.md, "What load_data may return"). Other types are refused. It
+        must not raise because of a record, whose presence a refusal would show: read
+        files with `load_records(path)`. It is called once per answer, so it must be
+        cheap. Where clients commit to their records (``oblivious-server``) it is called
+        once per run; if the policy forbids a copy, for every message, and must then
+        return the same records in the same order throughout a run.
 
-        More records than memory holds may be a memory map, a ``pyarrow.dataset.Dataset``, a
-        ``pyarrow.parquet.ParquetFile``, a ``ray.data.Dataset``, or a function without arguments
-        that returns an iterable of such tables, anew at each call. They are read in blocks, once
-        per answer, and not copied into memory; with a ``state_dir``, a run that commits to records
-        copies them to a file there, unless the policy forbids it. Of files the columns that the
-        domain names are read, or all where it names none. A `flower_kmeans.data.sql.Query` of a
-        database is made once in a run, which goes on with such a copy.
+        More records than memory holds may be a memory map, a
+        ``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a
+        ``ray.data.Dataset``, or a function without arguments that returns an iterable
+        of such tables, anew at each call. They are read in blocks, once per answer, and
+        not copied into memory; with a ``state_dir``, a run that commits to records
+        copies them to a file there, unless the policy forbids it. Of files the columns
+        that the domain names are read, or all where it names none. A
+        `flower_kmeans.data.sql.Query` of a database is made once in a run, which goes
+        on with such a copy.
     policy : ClientPolicy, optional
-        What this client accepts. The default accepts no private run, because it names no ledger.
-        Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
-        can only tighten that (`tightest`). Any other key that begins with ``policy`` is taken for a
-        misspelling, and every run is refused.
+        What this client accepts. The default accepts no private run, because it names
+        no ledger. Where the node's operator names a policy file
+        (``--node-config 'policy-file="/..."'``), it can only tighten that (`tightest`).
+        Any other key that begins with ``policy`` is taken for a misspelling, and every
+        run is refused.
     on_result : callable, optional
-        ``on_result(result, context)`` is called once per finished run with a `ClientResult`, and
-        again on a repeated ``finish`` if it failed or was interrupted.
+        ``on_result(result, context)`` is called once per finished run with a
+        `ClientResult`, and again on a repeated ``finish`` if it failed or was
+        interrupted.
     load_ids : callable, optional
-        ``load_ids(context)`` returns one id for each record, in order. Only runs over parties that
-        hold different columns (`VerticalKMeans`) use them: party 0 compares digests with its own.
+        ``load_ids(context)`` returns one id for each record, in order. Only runs over
+        parties that hold different columns (`VerticalKMeans`) use them: party 0
+        compares digests with its own.
     mods : sequence of Mod
-        App-level mods of ``app`` that may see the messages of private runs. Any other is refused:
-        it could change or copy them.
+        App-level mods of ``app`` that may see the messages of private runs. Any other
+        is refused: it could change or copy them.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If the app was made from ``client_fn``, has other mods that would see our messages, or has
-        actions of this name already; if an argument has the wrong type.
+        If the app was made from ``client_fn``, has other mods that would see our
+        messages, or has actions of this name already; if an argument has the wrong
+        type.
     """
     require_type("app", app, ClientApp, "a ClientApp")
-    # Flower has no public list of an app's mods. They also wrap actions that are registered later.
+    # Flower has no public list of an app's mods. They also wrap actions that are
+    # registered later.
     unlisted = [mod for mod in getattr(app, "_mods", None) or () if mod not in mods]
     if unlisted:
         raise ConfigurationError(
@@ -105,8 +121,8 @@ def register_kmeans(
         )
     handler = _handler(load_data, policy, on_result, load_ids)
     try:
-        # The server sends rounds as "train", the end as "evaluate" and all else as "query", as
-        # Flower's own loop does (`protocol.exchange`).
+        # The server sends rounds as "train", the end as "evaluate" and all else as
+        # "query", as Flower's own loop does (`protocol.exchange`).
         for register in (app.train, app.query, app.evaluate):
             register(ACTION)(handler)
     except ValueError as error:
@@ -125,11 +141,14 @@ def with_kmeans(
 ) -> ClientApp:
     """Return a ClientApp that clusters privately and routes everything else to another app.
 
-    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient is. ``app``
-    keeps answering all other messages; see `register_kmeans` for the other parameters.
+    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient
+    is. ``app`` keeps answering all other messages; see `register_kmeans` for the other
+    parameters.
     """
     require_type("app", app, ClientApp, "a ClientApp")
-    return _RoutingClientApp(app, kmeans_client_app(load_data, policy, on_result, load_ids))
+    return _RoutingClientApp(
+        app, kmeans_client_app(load_data, policy, on_result, load_ids)
+    )
 
 
 class _RoutingClientApp(ClientApp):
@@ -142,7 +161,8 @@ class _RoutingClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Route one message by its type."""
-        # Routed before the other app's mods, which therefore see no message of a private run.
+        # Routed before the other app's mods, which therefore see no message of a
+        # private run.
         ours = message.metadata.message_type in _TYPES
         return (self._kmeans_app if ours else self._app)(message, context)
 
@@ -178,7 +198,9 @@ def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
     """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
     name = context.node_config.get(POLICY_FILE)
     # A misspelt key must not leave the node with no policy but the app's.
-    begun = sorted(k for k in context.node_config if k.strip().lower().startswith("policy"))
+    begun = sorted(
+        k for k in context.node_config if k.strip().lower().startswith("policy")
+    )
     misspelt = [key for key in begun if key != POLICY_FILE]
     if name is None and not misspelt:
         return ClientPolicy() if own is None else own
@@ -188,11 +210,16 @@ def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
                 f"Expected the policy file under {POLICY_FILE} in --node-config. Got {misspelt}."
             )
         if not isinstance(name, str) or not Path(name).is_absolute():
-            raise ConfigurationError(f"Expected {POLICY_FILE} as an absolute path in text.")
+            raise ConfigurationError(
+                f"Expected {POLICY_FILE} as an absolute path in text."
+            )
         operators = ClientPolicy.from_file(name)
-        # The app came over the network, the file is the operator's: the app may ask for less only.
+        # The app came over the network, the file is the operator's: the app may ask for
+        # less only.
         return operators if own is None else tightest(operators, own)
     # Any error: a policy that cannot be read must not become the default one.
     except Exception as error:
-        log.error("Every run is refused, for the policy file cannot be followed: %s", error)
+        log.error(
+            "Every run is refused, for the policy file cannot be followed: %s", error
+        )
         return ClientPolicy(trusts=())

@@ -1,6 +1,7 @@
 """The errors that this library raises on purpose.
 
-Every message names the parameter, what was expected and what came. None is built from records.
+Every message names the parameter, what was expected and what came. None is built from
+records.
 """
 
 

@@ -8,11 +8,14 @@ from flower_kmeans.errors import ConfigurationError
 _MOST_TEXT = 300  # of the reason why a package cannot be imported
 
 
-def require(module: str, purpose: str, extra: str = "simulation", instead: str = "") -> ModuleType:
+def require(
+    module: str, purpose: str, extra: str = "simulation", instead: str = ""
+) -> ModuleType:
     """Import an optional package, or raise an error that says how to get it.
 
-    The error names the extra that brings a package which is not installed, and quotes the reason
-    why one that is installed cannot be imported. ``instead`` has other words of advice.
+    The error names the extra that brings a package which is not installed, and quotes
+    the reason why one that is installed cannot be imported. ``instead`` has other words
+    of advice.
     """
     name = module.split(".")[0]
     # The modules that have another name than their package.

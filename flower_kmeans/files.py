@@ -45,7 +45,8 @@ _CURES = {
 def reason_and_cure(error: OSError) -> str:
     """Return why the machine refused, and what helps, as ``REASON: CURE``."""
     reason = error.strerror or str(error) or type(error).__name__
-    # Of Python's own error where no temporary directory can be used: its text is the reason.
+    # Of Python's own error where no temporary directory can be used: its text is the
+    # reason.
     if error.errno == errno.ENOENT and "temporary directory" in reason:
         return f"{reason}: make room in one of these, or name another one in TMPDIR"
     cure = _CURES.get(error.errno or 0)
@@ -143,17 +144,23 @@ def _sync(number: int) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # it cannot wait
+        # it cannot wait
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
 
 
-def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
+def read_file(
+    path: str | os.PathLike[str], name: str, *, is_secret: bool = False
+) -> bytes:
     """Return a file's content that others may not write, or, if it is secret, not even read."""
     try:
-        with open(path, "rb") as file:  # mode and content are those of one and the same file
+        # mode and content are those of one and the same file
+        with open(path, "rb") as file:
             facts, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
-        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
+        raise ConfigurationError(
+            f"The {name} {path} cannot be read: {error.strerror}."
+        ) from None
     complaint = access_complaint(path, name, facts, is_secret=is_secret)
     if complaint is not None:
         raise ConfigurationError(complaint)
@@ -221,11 +228,13 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 def is_deep(value: Any) -> bool:
     """Return whether lists and mappings lie in each other deeper than a file of the library has.
 
-    Code that walks through such values later, to compare or to print them, could fail half way.
+    Code that walks through such values later, to compare or to print them, could fail
+    half way.
     """
     level = [value]
     for _ in range(_DEEPEST):
-        # One level after the other: a function that calls itself would fail here already.
+        # One level after the other: a function that calls itself would fail here
+        # already.
         inner: list[Any] = []
         for each in level:
             if isinstance(each, Mapping):
@@ -241,9 +250,9 @@ def is_deep(value: Any) -> bool:
 def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
     """Open a new binary file, its owner's alone to read and write, in place of what was there.
 
-    It has its name from the end of ``with`` on, when all of it is written. After an error, what
-    was there before is still there. A `ConfigurationError` if that cannot be, as where a directory
-    has the name or the disk is full.
+    It has its name from the end of ``with`` on, when all of it is written. After an
+    error, what was there before is still there. A `ConfigurationError` if that cannot
+    be, as where a directory has the name or the disk is full.
     """
     return _PrivateFile(Path(path))
 
@@ -252,8 +261,8 @@ def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
 def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
     """Yield a directory for the files of one run, which take their places in ``output`` at the end.
 
-    Of these names, those that the run did not write are removed there: they are of a run before.
-    After an error nothing in ``output`` is changed.
+    Of these names, those that the run did not write are removed there: they are of a
+    run before. After an error nothing in ``output`` is changed.
     """
     try:
         place = Path(tempfile.mkdtemp(".part", ".run.", output))
@@ -270,7 +279,8 @@ def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
             else:
                 (output / name).unlink(missing_ok=True)
     except ConfigurationError as error:
-        # The user knows the place where the file would be, and not the one where it was written.
+        # The user knows the place where the file would be, and not the one where it was
+        # written.
         raise type(error)(str(error).replace(str(place), str(output))) from None
     except OSError as error:
         raise ConfigurationError(
@@ -284,11 +294,12 @@ def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
 def printable(text: str) -> str:
     r"""Return text in which all that cannot be seen is escaped, as ``\x1b``.
 
-    Names of columns come from data files. A terminal would obey control characters in them, and
-    others change the order of what is read.
+    Names of columns come from data files. A terminal would obey control characters in
+    them, and others change the order of what is read.
     """
     return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+        for c in text
     )
 
 
@@ -308,8 +319,8 @@ def inert(text: str) -> str:
 def _is_formula(text: str) -> bool:
     """Return whether a text begins with =, +, - or @, or with what may be read as one of them.
 
-    Spreadsheets drop what shows nothing, and some of them take full-width and other forms of a
-    character for the character.
+    Spreadsheets drop what shows nothing, and some of them take full-width and other
+    forms of a character for the character.
     """
     for character in text:
         for plain in unicodedata.normalize("NFKD", character):

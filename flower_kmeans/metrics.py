@@ -1,7 +1,7 @@
 """Exact numbers about a clustering, for the holder of the data.
 
-None of these is private: they belong to benchmarks and to a user's own records. What may leave a
-federation is in docs/guarantees.md, "Metrics that may leave".
+None of these is private: they belong to benchmarks and to a user's own records. What
+may leave a federation is in docs/guarantees.md, "Metrics that may leave".
 """
 
 import math
@@ -20,8 +20,9 @@ _BLOCK_NUMBERS = 2**18
 def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
     """Return the sum of squared distances of records, (n, d), to their nearest centroids, (k, d).
 
-    It is in squared units of the records, computed in blocks of a few megabytes. ``DataError`` is
-    raised if there is no centroid, a shape is wrong or a value is not finite.
+    It is in squared units of the records, computed in blocks of a few megabytes.
+    ``DataError`` is raised if there is no centroid, a shape is wrong or a value is not
+    finite.
     """
     centers = check_records(centroids, name="centroids")
     points = check_records(records, centers.shape[1])
@@ -35,7 +36,8 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
     parts = []
     for start in range(0, len(points), step):
         block = points[start : start + step] - shift
-        # The product only chooses the centroid; the distance itself is taken from the difference.
+        # The product only chooses the centroid; the distance itself is taken from the
+        # difference.
         nearest = np.argmin(norms - 2 * (block @ centers.T), axis=1)
         block -= centers[nearest]
         parts.append(float(np.einsum("ij,ij->", block, block)))

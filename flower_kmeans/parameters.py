@@ -1,9 +1,10 @@
 """Parameters of algorithms, each declared once: as an annotated field of the algorithm's dataclass.
 
-``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The constructor,
-the check with its message, both directions of the run document and the command line's option
-follow. A second annotation says when a parameter stands in documents: "given", where it differs
-from its default, or "clients", where the budget protects clients; always without one.
+``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The
+constructor, the check with its message, both directions of the run document and the
+command line's option follow. A second annotation says when a parameter stands in
+documents: "given", where it differs from its default, or "clients", where the budget
+protects clients; always without one.
 """
 
 import inspect
@@ -50,9 +51,13 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool | np.bool_):
-        raise ConfigurationTypeError(f"{name} must be an integer, got {type(value).__name__}.")
+        raise ConfigurationTypeError(
+            f"{name} must be an integer, got {type(value).__name__}."
+        )
     if not low <= number <= high:
-        raise ConfigurationError(f"Expected {name} in [{low}, {high}]. Got {number} instead.")
+        raise ConfigurationError(
+            f"Expected {name} in [{low}, {high}]. Got {number} instead."
+        )
     return number
 
 
@@ -65,8 +70,12 @@ def require_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def _require_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
+        raise ConfigurationTypeError(
+            f"{name} must be a number, got {type(value).__name__}."
+        )
 
 
 def require_positive(name: str, value: Any) -> None:
@@ -82,7 +91,9 @@ def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Ki
 
     def check(name: str, value: Any) -> int:
         if auto and isinstance(value, str):
-            raise ConfigurationError(f"Expected {name} as an integer or 'auto'. Got {value!r}.")
+            raise ConfigurationError(
+                f"Expected {name} as an integer or 'auto'. Got {value!r}."
+            )
         return integer(name, value, low, high)
 
     if high < LARGEST:
@@ -126,7 +137,9 @@ def choice(*options: str) -> Kind:
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in options:
-            raise ConfigurationError(f"Expected {name} in {list(options)}. Got {value!r} instead.")
+            raise ConfigurationError(
+                f"Expected {name} in {list(options)}. Got {value!r} instead."
+            )
         return value
 
     return Kind(check, values="|".join(options))
@@ -154,7 +167,9 @@ def reals(*names: str) -> Kind:
 
     def read(config: Any) -> dict[str, float]:
         if not isinstance(config, dict):
-            raise ConfigurationTypeError("A mapping of a run document has the wrong type.")
+            raise ConfigurationTypeError(
+                "A mapping of a run document has the wrong type."
+            )
         return {key: real_from_text(text) for key, text in config.items()}
 
     def parse(text: str) -> dict[str, float]:
@@ -170,19 +185,25 @@ def reals(*names: str) -> Kind:
 def _positive(name: str, value: Any) -> float:
     _require_number(name, value)
     if not 0 < value < math.inf:
-        raise ConfigurationError(f"Expected {name} positive and finite. Got {value!r} instead.")
+        raise ConfigurationError(
+            f"Expected {name} positive and finite. Got {value!r} instead."
+        )
     return float(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ConfigurationTypeError(f"{name} must be a bool, got {type(value).__name__}.")
+        raise ConfigurationTypeError(
+            f"{name} must be a bool, got {type(value).__name__}."
+        )
     return value
 
 
 POSITIVE = Kind(_positive, real_to_text, real_from_text, "positive number", float)
 """A positive, finite real."""
-FLAG = Kind(_flag, values="true|false", parse={"true": True, "false": False}.__getitem__)
+FLAG = Kind(
+    _flag, values="true|false", parse={"true": True, "false": False}.__getitem__
+)
 """A bool."""
 
 
@@ -202,7 +223,9 @@ def check_parameters(holder: Any) -> None:
             object.__setattr__(holder, name, kind.check(name, value))
 
 
-def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the checked arguments of the parameters that a signature declares; defaults pass."""
     checked = {}
     for name, each in inspect.signature(function).parameters.items():
@@ -222,7 +245,9 @@ def write_parameters(holder: Any, clients: bool) -> dict[str, Any]:
     return config
 
 
-def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> dict[str, Any]:
+def read_parameters(
+    holder: Any, config: Mapping[str, Any], clients: bool
+) -> dict[str, Any]:
     """Return the arguments that `write_parameters` wrote.
 
     Raises
@@ -232,10 +257,14 @@ def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> di
     """
     known, given = declared(holder), set(config) - {"name"}
     optional = {name for name, each in known.items() if each.when == "given"}
-    required = {name for name, each in known.items() if each.when == "always" or clients} - optional
+    required = {
+        name for name, each in known.items() if each.when == "always" or clients
+    } - optional
     # An unknown field would be a parameter that this client ignores.
     if not required <= given <= required | optional:
-        raise ConfigurationError(f"The fields of algorithm {holder.name!r} are not as expected.")
+        raise ConfigurationError(
+            f"The fields of algorithm {holder.name!r} are not as expected."
+        )
     values = {}
     for name in sorted(given):
         kind, when, default = known[name]
@@ -258,8 +287,8 @@ def declared(holder: type[Any]) -> dict[str, Declared]:
     """Return the parameters that a dataclass declares."""
     found = {}
     for each in fields(holder):
-        # Types must be objects here: a module that declares parameters cannot import annotations
-        # from __future__, which turns them into strings.
+        # Types must be objects here: a module that declares parameters cannot import
+        # annotations from __future__, which turns them into strings.
         kind, when = (*getattr(each.type, "__metadata__", ()), "always", None)[:2]
         if isinstance(kind, Kind) and each.init:
             found[each.name] = Declared(kind, when, each.default)

@@ -19,8 +19,9 @@ from flower_kmeans.strategies import RoundInfo
 class ProgressBar:
     """A bar of a run's rounds with the time left, for ``on_round`` of `simulate` or a strategy.
 
-    It is drawn in a terminal, below Flower's log, and in a notebook with ipywidgets, above it. It
-    disappears at the end of ``with``, also after an error, and may then be used again.
+    It is drawn in a terminal, below Flower's log, and in a notebook with ipywidgets,
+    above it. It disappears at the end of ``with``, also after an error, and may then be
+    used again.
 
     Parameters
     ----------
@@ -44,8 +45,11 @@ class ProgressBar:
         require_type("console", console, Console | None, "a rich.console.Console")
         columns = (TextColumn("{task.description}"), BarColumn(), _TimeLeft())
         # Transient, since a bar that is full says nothing beside the result.
-        self._progress = Progress(*columns, console=console, transient=True, get_time=clock)
-        self._task = self._progress.add_task("")  # for rounds outside of ``with``: not drawn
+        self._progress = Progress(
+            *columns, console=console, transient=True, get_time=clock
+        )
+        # for rounds outside of ``with``: not drawn
+        self._task = self._progress.add_task("")
         self._handlers: list[logging.StreamHandler[Any]] = []
 
     def __enter__(self) -> Self:
@@ -58,8 +62,8 @@ class ProgressBar:
         shown = self._progress.console
         if shown.is_interactive or shown.is_jupyter:
             self._progress.start()
-        # In a terminal rich moves what is printed to above the bar. The log's handlers still hold
-        # the old stream; a notebook shows it below.
+        # In a terminal rich moves what is printed to above the bar. The log's handlers
+        # still hold the old stream; a notebook shows it below.
         for handler in () if shown.is_jupyter else logging.getLogger("flwr").handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(sys.stderr)
@@ -77,7 +81,9 @@ class ProgressBar:
         is_last = info.round == info.n_rounds
         self._progress.update(
             self._task,
-            description="delivering" if is_last else f"round {info.round + 1} of {info.n_rounds}",
+            description="delivering"
+            if is_last
+            else f"round {info.round + 1} of {info.n_rounds}",
             total=info.n_rounds,
             completed=info.round,
             ends=self._progress.get_time() + info.seconds_left,

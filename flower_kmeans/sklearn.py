@@ -57,68 +57,76 @@ _FORMS = (
     "bounds as (lower, upper), numbers or one for each column, or as one (low, high) for each "
     "column in a list, or in a dict by the columns' names, or as a Box or Ball, which are public"
 )
-# Squares of distances beyond these leave float64's range, or lose digits at its lower end.
+# Squares of distances beyond these leave float64's range, or lose digits at its lower
+# end.
 _SMALLEST_DISTANCE = 1e-140
 _LARGEST_DISTANCE = 1e150
 
 
-class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateKMeans(  # type: ignore[misc]
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
+):
     """k-means under differential privacy, for one holder of all records.
 
-    It runs a strategy of this library, with the same noise and the same accounting, over a single
-    client that trusts itself. Its centroids and noisy counts may be published. Labels and distances
-    are computed from the records, and are as confidential as these. So a fitted estimator has no
-    ``labels_``, which a pickle would disclose.
+    It runs a strategy of this library, with the same noise and the same accounting,
+    over a single client that trusts itself. Its centroids and noisy counts may be
+    published. Labels and distances are computed from the records, and are as
+    confidential as these. So a fitted estimator has no ``labels_``, which a pickle
+    would disclose.
 
-    **Every call of** ``fit`` **spends its budget again**, and with it every clone that a grid
-    search or a cross-validation fits: their budgets add up. With ``state_dir`` all fits are
-    charged to one ledger, and a fit that would exceed ``max_total_epsilon`` is refused before it
-    reads a record. Without it nothing is refused: `total_privacy_spent_` says what the fits of an
-    estimator and its clones cost together, and a warning says it at the 2nd, 10th, 100th, ... fit.
+    **Every call of** ``fit`` **spends its budget again**, and with it every clone that
+    a grid search or a cross-validation fits: their budgets add up. With ``state_dir``
+    all fits are charged to one ledger, and a fit that would exceed
+    ``max_total_epsilon`` is refused before it reads a record. Without it nothing is
+    refused: `total_privacy_spent_` says what the fits of an estimator and its clones
+    cost together, and a warning says it at the 2nd, 10th, 100th, ... fit.
 
-    A search without ``scoring`` takes `score`, which is exact. So its choice among fits, and the
-    scores that it keeps, are not private. For a choice of the number of clusters within one budget
-    see ``n_clusters``.
+    A search without ``scoring`` takes `score`, which is exact. So its choice among
+    fits, and the scores that it keeps, are not private. For a choice of the number of
+    clusters within one budget see ``n_clusters``.
 
     Parameters
     ----------
     n_clusters : int
-        Number of clusters. With ``strategy="synopsis"`` also a pair (low, high) or ``None``: the
-        fit chooses it.
+        Number of clusters. With ``strategy="synopsis"`` also a pair (low, high) or
+        ``None``: the fit chooses it.
     epsilon : float or None, default: 1.0
-        Of each fit; ``None`` fits without privacy, and is refused beside a ledger (``state_dir``).
+        Of each fit; ``None`` fits without privacy, and is refused beside a ledger
+        (``state_dir``).
     delta : float, optional
         Default: ``min(1e-6, 1 / (100 n_records))``.
     bounds : (lower, upper) or list of (low, high) or dict or Box or Ball
-        Public bounds in the units of ``X``. Records outside are clipped. Bounds that were read from
-        the records are not private. The forms are:
+        Public bounds in the units of ``X``. Records outside are clipped. Bounds that
+        were read from the records are not private. The forms are:
 
-        - ``(lower, upper)``, each a number for all columns or one number for each column,
+        - ``(lower, upper)``, each a number for all columns or one number for each
+          column,
         - ``[(low, high), ...]``, one pair for each column,
-        - a dict from each column of ``X``, by name or by number, to its ``(low, high)``,
-        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` is what its
-          ``encode`` returns.
+        - a dict from each column of ``X``, by name or by number, to its
+          ``(low, high)``,
+        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` is
+          what its ``encode`` returns.
 
-        Two rows for two columns are read as ``(lower, upper)`` or as two pairs, whichever gives
-        bounds. If both do, and they differ, they are refused.
+        Two rows for two columns are read as ``(lower, upper)`` or as two pairs,
+        whichever gives bounds. If both do, and they differ, they are refused.
     n_records : int, optional
-        Approximate public number of records. Required where the fit is private: a count of the
-        records would differ between neighbours, and what is released depends on it. The number
-        need not be that of ``X``; a fold of a cross-validation has fewer. Default, without privacy:
-        ``len(X)``.
+        Approximate public number of records. Required where the fit is private: a count
+        of the records would differ between neighbours, and what is released depends on
+        it. The number need not be that of ``X``; a fold of a cross-validation has
+        fewer. Default, without privacy: ``len(X)``.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
-        Further parameters of the strategy, for example ``{"max_size": 500}``. Those that the
-        estimator sets cannot be among them.
+        Further parameters of the strategy, for example ``{"max_size": 500}``. Those
+        that the estimator sets cannot be among them.
     random_state : int, RandomState instance or None
-        Seed for public randomness only, such as initial centroids. Noise never uses it, so two
-        fits differ.
+        Seed for public randomness only, such as initial centroids. Noise never uses it,
+        so two fits differ.
     state_dir : path, optional
         Private directory of the ledger to which every fit is charged.
     max_total_epsilon, max_total_delta : float, optional
-        Most that all fits in a ledger may cost together, composed. Only with ``state_dir``.
-        Default: 10.0 and 1e-6.
+        Most that all fits in a ledger may cost together, composed. Only with
+        ``state_dir``. Default: 10.0 and 1e-6.
 
     Attributes
     ----------
@@ -148,7 +156,8 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         max_total_epsilon: float | None = None,
         max_total_delta: float | None = None,
     ) -> None:
-        # As given, and checked by `fit`: `clone` requires that attributes are the arguments.
+        # As given, and checked by `fit`: `clone` requires that attributes are the
+        # arguments.
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
@@ -169,21 +178,22 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         X : array-like of shape (n, n_features)
             Finite numbers.
         y : None
-            Ignored. Weights of records are not taken: a record with a weight would count as
-            several, and the budget protects one.
+            Ignored. Weights of records are not taken: a record with a weight would
+            count as several, and the budget protects one.
 
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If a parameter cannot be used, if ``n_records`` is missing for a private fit, or if
-            ``epsilon`` is ``None`` beside a ledger; nothing is spent then.
+            If a parameter cannot be used, if ``n_records`` is missing for a private
+            fit, or if ``epsilon`` is ``None`` beside a ledger; nothing is spent then.
         DataError
-            If ``X`` has other columns than ``bounds``, in number or names; nothing is spent then.
+            If ``X`` has other columns than ``bounds``, in number or names; nothing is
+            spent then.
         LedgerError
             If the ledger in ``state_dir`` cannot be used; nothing is spent then.
         RunError
-            If ``max_total_epsilon`` would be exceeded; nothing is spent then. Or if the fit could
-            not be finished; what was charged before stays charged.
+            If ``max_total_epsilon`` would be exceeded; nothing is spent then. Or if the
+            fit could not be finished; what was charged before stays charged.
         """
         self._require_public_parameters()
         _require_readable(X)
@@ -193,7 +203,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         n_records = len(records) if self.n_records is None else self.n_records
         kind = BY_NAME.get(self.strategy)
         if kind is None or not issubclass(kind, KMeansStrategy):
-            names = [name for name, each in BY_NAME.items() if issubclass(each, KMeansStrategy)]
+            names = [
+                name
+                for name, each in BY_NAME.items()
+                if issubclass(each, KMeansStrategy)
+            ]
             raise ConfigurationError(
                 f"Expected strategy in {names}. Got {self.strategy!r} instead."
             )
@@ -217,7 +231,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         self.clustering_ = self._clustered(strategy, records)
         report = self.clustering_.report
         epsilon, delta = np.inf, 1.0
-        if report.guarantee_holds and report.epsilon is not None and report.delta is not None:
+        if (
+            report.guarantee_holds
+            and report.epsilon is not None
+            and report.delta is not None
+        ):
             epsilon, delta = report.epsilon, report.delta
         self.privacy_spent_ = (epsilon, delta)
         self._own_account().is_fitted = True
@@ -228,15 +246,16 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record, (n,): `Clustering.predict`.
 
-        Distances are computed after scaling by ``bounds``. If the columns' widths differ, this need
-        not be the cluster with the least distance in `transform`.
+        Distances are computed after scaling by ``bounds``. If the columns' widths
+        differ, this need not be the cluster with the least distance in `transform`.
         """
         records = self._checked(X)  # first: before `fit` there is no clustering
         return self.clustering_.predict(records)
 
     def fit_predict(self, X: ArrayLike, y: None = None) -> NDArray[np.int64]:
         """Fit, and return the cluster of each record, (n,), which is not private."""
-        # ClusterMixin's own would read labels_, which does not exist here (see the class).
+        # ClusterMixin's own would read labels_, which does not exist here (see the
+        # class).
         return self.fit(X).predict(X)
 
     def transform(self, X: ArrayLike) -> Floats:
@@ -246,10 +265,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     def score(self, X: ArrayLike, y: None = None) -> float:
         """Return minus the cost of records, which is exact and **not private**.
 
-        The cost is the sum of squared distances of all records to the centroid that `predict` gives
-        them, in squared units of ``X``: minus `Clustering.inertia`, as ``KMeans.score``. It
-        reveals something about ``X`` beyond the budget, and so does a choice that was made by it.
-        The cost falls with further clusters, so it compares fits with one number of clusters.
+        The cost is the sum of squared distances of all records to the centroid that
+        `predict` gives them, in squared units of ``X``: minus `Clustering.inertia`, as
+        ``KMeans.score``. It reveals something about ``X`` beyond the budget, and so
+        does a choice that was made by it. The cost falls with further clusters, so it
+        compares fits with one number of clusters.
 
         Parameters
         ----------
@@ -265,11 +285,12 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     def total_privacy_spent_(self) -> tuple[float, float]:
         """Epsilon and delta of all fits together, by the filter that ledgers use.
 
-        With ``state_dir`` these are all charges of the ledger, at ``max_total_delta``. Without it
-        they are the fits of this estimator and of its clones in this process, at the largest delta
-        of them, also those that failed on their way; fits of other estimators are not counted. It
-        is ``(inf, 1.0)`` if a fit was not private, or if one of them was pickled before it was
-        fitted, as a search with several processes does: those fits are counted by a ledger alone.
+        With ``state_dir`` these are all charges of the ledger, at ``max_total_delta``.
+        Without it they are the fits of this estimator and of its clones in this
+        process, at the largest delta of them, also those that failed on their way; fits
+        of other estimators are not counted. It is ``(inf, 1.0)`` if a fit was not
+        private, or if one of them was pickled before it was fitted, as a search with
+        several processes does: those fits are counted by a ledger alone.
         """
         if self.state_dir is None:
             return self._own_account().sums.total
@@ -344,13 +365,17 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     def _checked(self, X: ArrayLike) -> Floats:
         check_is_fitted(self)
         _require_readable(X)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
+        return np.asarray(
+            validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        )
 
     def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
         if isinstance(self.bounds, Box | Ball):
             found = self.bounds.n_features
             if found != n_features:
-                raise DataError(f"Expected bounds of {n_features} columns. Got {found}.")
+                raise DataError(
+                    f"Expected bounds of {n_features} columns. Got {found}."
+                )
             check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
         return _read_bounds(self.bounds, _names_of(X, n_features))
@@ -362,7 +387,9 @@ def _require_readable(X: object) -> None:
         return
     require_table_type(X)
     is_masked = isinstance(X, np.ma.MaskedArray)
-    is_named = isinstance(X, Mapping) or (isinstance(X, np.ndarray) and X.dtype.names is not None)
+    is_named = isinstance(X, Mapping) or (
+        isinstance(X, np.ndarray) and X.dtype.names is not None
+    )
     is_list = isinstance(X, list | tuple) and any(isinstance(row, Mapping) for row in X)
     # As scikit-learn takes what has rows by numbers.
     is_rows = hasattr(X, "__getitem__") and hasattr(X, "column_names")
@@ -377,7 +404,8 @@ def _require_readable(X: object) -> None:
 class _Sums:
     """What the fits of an estimator and its clones cost together, without a ledger."""
 
-    _is_told_here: ClassVar[bool] = False  # whether this process was warned about copies
+    # whether this process was warned about copies
+    _is_told_here: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -386,7 +414,8 @@ class _Sums:
         self._n_fits = 0
         self._is_private = True
         self._is_complete = True  # no fit takes place where it is not counted
-        self._is_copy = False  # in another process than where it began, or read from a file
+        # in another process than where it began, or read from a file
+        self._is_copy = False
         self._must_tell = False  # that it has become incomplete
 
     @property
@@ -414,7 +443,9 @@ class _Sums:
                 forecast = ""
                 if number < 10:
                     ten = (own * 10).epsilon(delta)
-                    forecast = f", and ten fits like this one would cost epsilon={ten:.3g}"
+                    forecast = (
+                        f", and ten fits like this one would cost epsilon={ten:.3g}"
+                    )
                 warnings.warn(
                     f"This is fit {number} of an estimator and its clones. On the same records "
                     f"they cost epsilon={charge.epsilon(delta):.3g} at delta={delta:.3g} together"
@@ -431,7 +462,8 @@ class _Sums:
         self._must_tell = True
 
     def _tell_of_copies(self) -> None:
-        # Each task of a search has a copy of its own in a worker, which warns once for all.
+        # Each task of a search has a copy of its own in a worker, which warns once for
+        # all.
         if self._must_tell and not (self._is_copy and _Sums._is_told_here):
             warnings.warn(
                 "This estimator was pickled before it was fitted, as for other processes, and the "
@@ -468,7 +500,8 @@ class _Account:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the content for a pickle."""
-        # A fitted estimator is pickled to be kept or used, any other to be fitted elsewhere.
+        # A fitted estimator is pickled to be kept or used, any other to be fitted
+        # elsewhere.
         if not self.is_fitted:
             self.sums.lose_count()
         return dict(vars(self))
@@ -509,12 +542,17 @@ def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
     elif isinstance(bounds, Bounds):
         # These hold a single number as an array of one.
         sides = [
-            np.squeeze(side) if np.size(side) == 1 else side for side in (bounds.lb, bounds.ub)
+            np.squeeze(side) if np.size(side) == 1 else side
+            for side in (bounds.lb, bounds.ub)
         ]
         readings = [_as_sides(sides, n_features)]
-    elif isinstance(bounds, list | tuple) or (isinstance(bounds, np.ndarray) and bounds.ndim):
+    elif isinstance(bounds, list | tuple) or (
+        isinstance(bounds, np.ndarray) and bounds.ndim
+    ):
         # A side may have names too, as a row of a table has.
-        rows = [_in_order(row, names) if hasattr(row, "keys") else row for row in bounds]
+        rows = [
+            _in_order(row, names) if hasattr(row, "keys") else row for row in bounds
+        ]
         readings = [_as_sides(rows, n_features)]
         if not any(hasattr(row, "keys") for row in bounds):
             readings.append(_as_pairs(rows, n_features))
@@ -565,7 +603,9 @@ def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
 
 def _as_text(names: Sequence[Any]) -> list[str] | None:
     """Return the names if a `Box` can have them."""
-    texts = [name for name in names if isinstance(name, str) and name and name.isprintable()]
+    texts = [
+        name for name in names if isinstance(name, str) and name and name.isprintable()
+    ]
     return texts if len(texts) == len(names) else None
 
 
@@ -585,7 +625,9 @@ def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | N
 def _as_pairs(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
     """Return (lower, upper) if the rows are one (low, high) for each column."""
     pairs = [_real_numbers(row) for row in rows]
-    if len(pairs) != n_features or any(pair is None or pair.shape != (2,) for pair in pairs):
+    if len(pairs) != n_features or any(
+        pair is None or pair.shape != (2,) for pair in pairs
+    ):
         return None
     table = np.array(pairs, dtype=np.float64)
     return table[:, 0], table[:, 1]
@@ -617,7 +659,9 @@ def _distances(records: Floats, centroids: Floats) -> Floats:
         differences = np.abs(records[rows] - centroids[j])
         largest = differences.max(axis=1)
         scale = np.where((largest > 0) & (largest < np.inf), largest, 1.0)
-        distances[rows, j] = scale * np.linalg.norm(differences / scale[:, None], axis=1)
+        distances[rows, j] = scale * np.linalg.norm(
+            differences / scale[:, None], axis=1
+        )
     return distances
 
 
@@ -630,7 +674,9 @@ def _starts_privately(options: Mapping[str, Any] | None) -> bool:
     return not isinstance(report, Report) or report.guarantee_holds
 
 
-def _require_room(state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit) -> None:
+def _require_room(
+    state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit
+) -> None:
     """Require room in the ledger, whose refusal during a run does not name the parameter."""
     price = price_of(plan.budget.unit, plan.rounds) if plan.is_private else None
     with Ledger(state_dir) as ledger:

@@ -1,8 +1,8 @@
 """The strategies of a checkout, which are in the folder ``strategies/`` beside this package.
 
-An installed package has that folder inside. Python takes the folder before this file, and so do
-type checkers. In a checkout this module becomes the package ``flower_kmeans.strategies``, with the
-names and the modules of the folder.
+An installed package has that folder inside. Python takes the folder before this file,
+and so do type checkers. In a checkout this module becomes the package
+``flower_kmeans.strategies``, with the names and the modules of the folder.
 """
 
 from typing import TYPE_CHECKING
@@ -36,6 +36,6 @@ else:
     __path__ = [str(_folder)]
     __file__ = str(_folder / "__init__.py")
     __spec__.submodule_search_locations = __path__
-    # The folder's code runs in this module. With a second module in its place, a thread that
-    # imports it meanwhile would not wait, and would find half of the names.
+    # The folder's code runs in this module. With a second module in its place, a thread
+    # that imports it meanwhile would not wait, and would find half of the names.
     SourceFileLoader(__name__, __file__).exec_module(sys.modules[__name__])

@@ -37,8 +37,8 @@ def html_summary(
 ) -> str:
     """Return what a notebook shows for an object, as HTML in which every value is escaped.
 
-    Facts that are ``None`` are left out. Of a large table only the first rows and columns are
-    shown, with a line that says so.
+    Facts that are ``None`` are left out. Of a large table only the first rows and
+    columns are shown, with a line that says so.
     """
     known = {name: value for name, value in facts.items() if value is not None}
     values = {"title": title, "facts": known, "tables": tables, "notes": notes}
@@ -64,7 +64,9 @@ def _printable(value: object) -> object:
     """Replace characters that do not print, such as line breaks and those that turn the text."""
     if hasattr(value, "__html__"):  # markup, whose values were replaced before
         return value
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    return "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
+    )
 
 
 def _inert(value: object) -> object:
@@ -72,7 +74,11 @@ def _inert(value: object) -> object:
 
     People copy tables from pages into spreadsheets. Numbers stay as they are.
     """
-    if hasattr(value, "__html__") or not isinstance(value, str) or _NUMBER.fullmatch(value):
+    if (
+        hasattr(value, "__html__")
+        or not isinstance(value, str)
+        or _NUMBER.fullmatch(value)
+    ):
         return value
     return inert(value)
 
@@ -85,7 +91,9 @@ def environment() -> "jinja2.Environment":
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("flower_kmeans", "report"),
         # Escaping is the default; templates of plain text alone are exempt.
-        autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
+        autoescape=jinja2.select_autoescape(
+            disabled_extensions=["txt.j2"], default=True
+        ),
         # A misspelt name must not become an empty place in a statement about privacy.
         undefined=jinja2.StrictUndefined,
         # Names of columns, clients and software come from others, and people see them.

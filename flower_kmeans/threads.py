@@ -19,37 +19,49 @@ IntArrays = tuple[NDArray[np.int64], ...]
 _Found = TypeVar("_Found")
 
 _MAX_WORKERS = 8
-_WORK_OF_NO_THREAD = 2**17  # so little BLAS (OpenBLAS: 2^18 products) shares out among no threads
+# so little BLAS (OpenBLAS: 2^18 products) shares out among no threads
+_WORK_OF_NO_THREAD = 2**17
 _WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
 # Callers may be threads themselves, so calls may overlap (tests/test_threads.py).
 _lock = threading.Lock()
 _calls = 0
 _limit: Any = None
-# From threadpoolctl 3.8 on, OpenBLAS ignores all threads but the first one that sets a limit.
-_let_any_thread_set: Any = getattr(OpenBLASController, "clear_controlling_thread", lambda force: 0)
+# From threadpoolctl 3.8 on, OpenBLAS ignores all threads but the first one that sets a
+# limit.
+_let_any_thread_set: Any = getattr(
+    OpenBLASController, "clear_controlling_thread", lambda force: 0
+)
 
 
-def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) -> IntArrays:
+def sum_in_parts(
+    n_rows: int, work: int, part: Callable[[int, int], IntArrays]
+) -> IntArrays:
     """Return the sum of what a function gives for ranges of rows, on as many threads as BLAS uses.
 
-    ``part`` returns sums over the rows from a start to a stop, in new arrays. They are of integers,
-    so the result does not depend on how many ranges there are. ``work`` is that of all rows, in
-    products: little is not worth a second thread.
+    ``part`` returns sums over the rows from a start to a stop, in new arrays. They are
+    of integers, so the result does not depend on how many ranges there are. ``work`` is
+    that of all rows, in products: little is not worth a second thread.
     """
-    if work < _WORK_OF_NO_THREAD:  # limiting BLAS would take longer than the sums of few records
+    # limiting BLAS would take longer than the sums of few records
+    if work < _WORK_OF_NO_THREAD:
         return part(0, n_rows)
-    totals, *others = in_parts(n_rows, min(blas_threads(), 1 + work // _WORK_PER_THREAD), part)
+    totals, *others = in_parts(
+        n_rows, min(blas_threads(), 1 + work // _WORK_PER_THREAD), part
+    )
     for arrays in others:
         for total, more in zip(totals, arrays, strict=True):
             total += more
     return totals
 
 
-def in_parts(n_rows: int, parts: int, part: Callable[[int, int], _Found]) -> list[_Found]:
+def in_parts(
+    n_rows: int, parts: int, part: Callable[[int, int], _Found]
+) -> list[_Found]:
     """Return what a function gives for so many ranges of rows; fewer if there are fewer rows.
 
-    NumPy, BLAS and the compiled kernel release the GIL. The first range is the caller's thread's.
+    NumPy, BLAS and the compiled kernel release the GIL. The first range is the caller's
+    thread's.
     """
     parts = max(1, min(parts, n_rows))
     edges = [n_rows * i // parts for i in range(parts + 1)]
@@ -71,8 +83,8 @@ def blas_threads() -> int:
 def single_threaded_blas() -> Iterator[None]:
     """Keep BLAS to one thread per caller while blocks are shared out over our own threads.
 
-    The limit belongs to the process: of calls that overlap, the first sets it, and the last
-    restores what was there before.
+    The limit belongs to the process: of calls that overlap, the first sets it, and the
+    last restores what was there before.
     """
     global _calls, _limit
     with _lock:

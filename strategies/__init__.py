@@ -1,8 +1,8 @@
 """Flower strategies for private, federated k-means.
 
-Each is a ``flwr.serverapp.strategy.Strategy``: build it, then call ``start(grid)`` in a ServerApp,
-or hand it to ``flower_kmeans.simulate``. `KFed` stands beside them to compare with: it is not
-private, and runs only where one process holds all partitions.
+Each is a ``flwr.serverapp.strategy.Strategy``: build it, then call ``start(grid)`` in a
+ServerApp, or hand it to ``flower_kmeans.simulate``. `KFed` stands beside them to
+compare with: it is not private, and runs only where one process holds all partitions.
 """
 
 from flower_kmeans.baselines import KFed

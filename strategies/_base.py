@@ -1,8 +1,9 @@
 """What all strategies share: set-up, rounds, delivery, and the report.
 
-Set-up happens in ``configure_train`` of round 1 and delivery in ``configure_evaluate`` of the last
-round, so Flower's stock ``Strategy.start`` drives a strategy to the same result as our own. Ours
-also takes replies as they arrive, does not wait for silent clients, and invites late ones.
+Set-up happens in ``configure_train`` of round 1 and delivery in ``configure_evaluate``
+of the last round, so Flower's stock ``Strategy.start`` drives a strategy to the same
+result as our own. Ours also takes replies as they arrive, does not wait for silent
+clients, and invites late ones.
 """
 
 import inspect
@@ -37,7 +38,14 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
-from flower_kmeans.parameters import check_arguments, choice, instance, integer, require_type, whole
+from flower_kmeans.parameters import (
+    check_arguments,
+    choice,
+    instance,
+    integer,
+    require_type,
+    whole,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
@@ -76,8 +84,8 @@ from flower_kmeans.templates import html_summary
 from ._declared import describe, own_parameters
 from ._ending import end_in_one_sentence
 
-# With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
-# sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
+# With fewer, the noise of all clients exceeds the planned one by more: its deviation
+# grows by sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _LEAST_TIMEOUT = 300.0  # seconds
@@ -103,14 +111,15 @@ class RoundInfo:
     dropped: int
     seconds: float
     warnings: tuple[str, ...] = ()  # of released values that no records explain
-    epsilon: float | None = None  # of the rounds so far, at the run's delta; None: not private
+    # of the rounds so far, at the run's delta; None: not private
+    epsilon: float | None = None
 
     @property
     def metrics(self) -> MetricRecord:
         """The round, answers, clients and epsilon so far, by these names; no epsilon: not private.
 
-        The server knows all of them without a record: the first three from who answered, and the
-        last from the plan.
+        The server knows all of them without a record: the first three from who
+        answered, and the last from the plan.
         """
         values: dict[str, int | float | list[int] | list[float]] = {
             "round": self.round,
@@ -131,7 +140,9 @@ Privacy = Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")]
 Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
 RosterFile = Annotated[str | PathLike[str] | None, instance(str | PathLike, "a path")]
 Nodes = Annotated[Sequence[int] | None, instance(list | tuple, "a list of node ids")]
-OnRound = Annotated[Callable[[RoundInfo], None] | None, instance(Callable, "a callable")]
+OnRound = Annotated[
+    Callable[[RoundInfo], None] | None, instance(Callable, "a callable")
+]
 S = TypeVar("S", bound=Server | Relay)
 
 
@@ -202,7 +213,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _sent: Sequence[Message] = ()
     _started = 0.0
 
-    # ------------------------------------------------------------------ what a subclass does
+    # ------------------------------------------------------------- what a subclass does
 
     @abstractmethod
     def _begin(self, roster: Roster | None) -> tuple[S, dict[str, Any]]:
@@ -242,7 +253,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
     @property
     def _is_open(self) -> bool:
         """Whether any node that the SuperLink admits can take part."""
-        return self.keys == "relayed" and self.nodes is None and not self._talk.is_simulation
+        return (
+            self.keys == "relayed"
+            and self.nodes is None
+            and not self._talk.is_simulation
+        )
 
     def _require_names(self) -> None:
         """Refuse to begin where a node that nobody named must not take part."""
@@ -273,47 +288,53 @@ class ClusteringStrategy(Strategy, Generic[S]):
         ----------
         grid : Grid
         initial_arrays : ArrayRecord, optional
-            One array (n_clusters, n_features), as ``initial`` of the strategies that take it.
+            One array (n_clusters, n_features), as ``initial`` of the strategies that
+            take it.
         num_rounds : int, optional
-            The planned number of rounds, if given: the plan is fixed before data is seen.
+            The planned number of rounds, if given: the plan is fixed before data is
+            seen.
         timeout : float, optional
-            Seconds in which a client must reply to a request. Default: `default_timeout`. A round
-            trip ends earlier when all clients have replied, or at the end of the grace time after
-            enough of them have.
+            Seconds in which a client must reply to a request. Default:
+            `default_timeout`. A round trip ends earlier when all clients have replied,
+            or at the end of the grace time after enough of them have.
         train_config, evaluate_config : ConfigRecord, optional
             Empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
             Called with the round and the centroids, once the server sees some.
         should_stop : callable, optional
-            Never called, which a warning says: the number of rounds is part of the plan, and
-            clients get the result after the last one.
+            Never called, which a warning says: the number of rounds is part of the
+            plan, and clients get the result after the last one.
         patience : float, optional
-            Seconds for which a round trip with too few replies stays open for clients that are
-            missing. A node that comes back is sent the same request again. Default: 600, and 0 in
-            simulations, where no node comes back.
+            Seconds for which a round trip with too few replies stays open for clients
+            that are missing. A node that comes back is sent the same request again.
+            Default: 600, and 0 in simulations, where no node comes back.
         resume : path, optional
-            The server's own directory, mode 0700, which is made if it is missing. The run is kept
-            there. If this process ends before the run does, a start with the same options and
-            directory goes on after the last released round (docs/deploy.md, "A server that ends").
+            The server's own directory, mode 0700, which is made if it is missing. The
+            run is kept there. If this process ends before the run does, a start with
+            the same options and directory goes on after the last released round
+            (docs/deploy.md, "A server that ends").
 
         Returns
         -------
         Result
-            "centroids", "counts" and, where sizes have bounds, "weights", if the trust model lets
-            the server see them; no arrays otherwise. ``train_metrics_clientapp`` has the `metrics`
-            of each round that this process closed.
+            "centroids", "counts" and, where sizes have bounds, "weights", if the trust
+            model lets the server see them; no arrays otherwise.
+            ``train_metrics_clientapp`` has the `metrics` of each round that this
+            process closed.
 
         Raises
         ------
         ConfigurationError
-            If an argument contradicts the plan, an oblivious server would see centroids, or
-            ``resume`` cannot be used or holds a run of other options.
+            If an argument contradicts the plan, an oblivious server would see
+            centroids, or ``resume`` cannot be used or holds a run of other options.
         TooFewClientsError
             If fewer than ``min_clients`` clients answered a round in all attempts.
         RunError
             If the run ended otherwise.
         """
-        require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
+        require_type(
+            "initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord"
+        )
         require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
         require_type("should_stop", should_stop, Callable | None, "a callable")
         require_type("num_rounds", num_rounds, int | None, "an integer")
@@ -324,10 +345,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
             )
         require_type("timeout", timeout, int | float | None, "a number of seconds")
         if timeout is not None and not timeout > 0:
-            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
+            raise ConfigurationError(
+                f"Expected timeout > 0 seconds. Got {timeout} instead."
+            )
         require_type("patience", patience, int | float | None, "a number of seconds")
         if patience is not None and not patience >= 0:
-            raise ConfigurationError(f"Expected patience >= 0 seconds. Got {patience} instead.")
+            raise ConfigurationError(
+                f"Expected patience >= 0 seconds. Got {patience} instead."
+            )
         _require_empty("train_config", train_config)
         _require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
@@ -336,7 +361,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self._timeout, self._patience = timeout, patience
         self._server, result = None, Result()
         with ExitStack() as stack:
-            self._journal = None if resume is None else stack.enter_context(Journal(resume))
+            self._journal = (
+                None if resume is None else stack.enter_context(Journal(resume))
+            )
             log(INFO, "Starting %s strategy:", type(self).__name__)
             if should_stop is not None:
                 log(WARNING, _NO_STOP)
@@ -425,7 +452,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         )
 
     def _repr_html_(self) -> str:
-        # What was planned, and no result: that of a blind server is not the server's to see.
+        # What was planned, and no result: that of a blind server is not the server's to
+        # see.
         plan, domain = self.plan, self.domain
         private = plan.is_private
         facts = {
@@ -444,12 +472,23 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def summary(self) -> None:
         """Log the configuration of the strategy."""
         self._refuse_wrapper()
-        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self._clusters, self.n_rounds)
+        log(
+            INFO,
+            "\t├──> Clustering: %s clusters, %s rounds",
+            self._clusters,
+            self.n_rounds,
+        )
         log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
         log(INFO, "\t├──> %s", self._crowd())
         if self.plan.is_private:
             epsilon, delta = self.plan.epsilon(), self.plan.budget.delta
-            log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
+            log(
+                INFO,
+                "\t└──> Privacy: (%.4g, %.3g) per %s",
+                epsilon,
+                delta,
+                self.privacy.unit,
+            )
         else:
             log(INFO, "\t└──> Privacy: NOT PRIVATE")
         for caution in self._cautions:
@@ -464,9 +503,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     def _refuse_wrapper(self) -> None:
         """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
-        # They clip arrays that this strategy never sends, and would report a guarantee that nobody
-        # gives. A wrapper calls the hooks of the strategy that it holds, which call this.
-        # Two frames up: the hook that called this, and its caller.
+        # They clip arrays that this strategy never sends, and would report a guarantee
+        # that nobody gives. A wrapper calls the hooks of the strategy that it holds,
+        # which call this. Two frames up: the hook that called this, and its caller.
         caller = sys._getframe(2).f_locals.get("self")
         if caller is not self and isinstance(caller, Strategy):
             raise ConfigurationError(
@@ -542,7 +581,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 "Expected initial_arrays with one array of shape (n_clusters, n_features). "
                 f"Got {len(arrays)} arrays instead."
             )
-        self.algorithm = self._started_with(*(array.numpy() for array in arrays.values()))
+        self.algorithm = self._started_with(
+            *(array.numpy() for array in arrays.values())
+        )
         roster = None
         if self.keys == "roster":
             if self.roster_file is None:
@@ -553,12 +594,15 @@ class ClusteringStrategy(Strategy, Generic[S]):
             roster = Roster.from_file(self.roster_file)
             roster.require_points()
         fewest = max(self.n_clients or 0, self.min_clients)
-        self._n_expected = self.n_clients or len(roster or self.nodes or ()) or self.min_clients
+        self._n_expected = (
+            self.n_clients or len(roster or self.nodes or ()) or self.min_clients
+        )
         self._n_said = 0
         server, details = self._begin(roster)
         self._talk = Exchange(
             grid,
-            self._timeout or self._timeout_for(server.run, max(fewest, self._n_expected)),
+            self._timeout
+            or self._timeout_for(server.run, max(fewest, self._n_expected)),
             limit_of=self._limit_of,
             patience=self._patience,
             awaits_all=self._AWAITS_ALL,
@@ -584,7 +628,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
             **details,
         )
         self.summary()
-        # Others may connect while these enrol, unless all nodes of a simulation are here.
+        # Others may connect while these enrol, unless all nodes of a simulation are
+        # here.
         least = self.min_clients if self._talk.has_newcomers else fewest
         nodes = self._talk.wait_for_nodes(least, self.nodes)
         with self._reporting():
@@ -619,10 +664,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Return a new run; without a roster, one that has the size of the run to come."""
         trust, algorithm = self.trust_model, self.algorithm
         digest = bytes(32) if roster is None else roster.digest
-        checksum = 0 if trust.is_vertical else 1  # a word that counts the vectors in a sum
+        # a word that counts the vectors in a sum
+        checksum = 0 if trust.is_vertical else 1
         document = RunDocument(
             protocol=PROTOCOL,
-            # From the system, not the seed: to clients, equal documents are one and the same run.
+            # From the system, not the seed: to clients, equal documents are one and the
+            # same run.
             run=token(16),
             trust=self.trust,
             keys=self.keys,
@@ -630,7 +677,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
             max_colluders=self.max_colluders,
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
-            words=tuple(algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1)),
+            words=tuple(
+                algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1)
+            ),
             privacy=self.plan.to_config(),
             share_variance=f"1/{noise_shares}" if trust.shares_noise else NONE,
             levels=levels,
@@ -645,10 +694,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _limit_of(self, request: Request) -> int:
         return reply_limit(self._running.run, request)
 
-    def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
+    def _trip(
+        self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough
+    ) -> Replies:
         server, newcomers = self._running, None
         if kind == "enrol" and self._talk.has_newcomers:
-            newcomers = Newcomers(self._join, lambda: server.n_claims >= self._n_expected)
+            newcomers = Newcomers(
+                self._join, lambda: server.n_claims >= self._n_expected
+            )
         return self._talk.trip(kind, requests, has_enough, newcomers)
 
     def _join(self, node_ids: Iterable[int]) -> Mapping[int, Request]:
@@ -656,7 +709,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
         server = self._running
         # The wait may be long, so its reasons are said now.
         for incident in server.incidents[self._n_said :]:
-            log(WARNING, "Node %s does not take part: %s", incident.node_id, incident.reason)
+            log(
+                WARNING,
+                "Node %s does not take part: %s",
+                incident.node_id,
+                incident.reason,
+            )
         self._n_said = len(server.incidents)
         return server.join(node_ids)
 
@@ -681,8 +739,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
             raise
         finally:
             server, report = self._running, self.report
-            report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
-            report.ledger, report.incidents = server.all_keep_ledgers, list(server.incidents)
+            report.seconds, report.n_rounds = (
+                time.monotonic() - self._started,
+                server.head,
+            )
+            report.ledger, report.incidents = (
+                server.all_keep_ledgers,
+                list(server.incidents),
+            )
             # Enrolments may have changed the document, but a run keeps its name.
             report.run = server.run.document.run.hex()
             self._update(report)
@@ -695,9 +759,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
         warnings = self._warnings_of(t)
         missing = clients - answers
         epsilon = _epsilon_after(self.plan, t)
-        info = RoundInfo(t, n_rounds, answers, clients, missing, report.seconds, warnings, epsilon)
+        info = RoundInfo(
+            t, n_rounds, answers, clients, missing, report.seconds, warnings, epsilon
+        )
         left = f", about {info.seconds_left:.0f} s left" if t < n_rounds else ""
-        log(INFO, "Round %s/%s: %s of %s clients%s", t, n_rounds, answers, clients, left)
+        log(
+            INFO, "Round %s/%s: %s of %s clients%s", t, n_rounds, answers, clients, left
+        )
         for words in warnings:
             log(WARNING, words)
         if self.on_round is not None:
@@ -712,11 +780,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
 class KMeansStrategy(ClusteringStrategy[Server]):
     """Base of the library's strategies.
 
-    A strategy names the class of its algorithm (``ALGORITHM``) and its default trust model
-    (``TRUST``); it takes the algorithm's parameters beside those that all strategies share. Under
-    which trust models it runs follows from the algorithm (`TrustModel.objection`). Where the server
-    sees the sums, it computes each query and the result from the sum before, with its own algorithm
-    object: what that holds beside the parameters of its ``to_config`` never leaves the server.
+    A strategy names the class of its algorithm (``ALGORITHM``) and its default trust
+    model (``TRUST``); it takes the algorithm's parameters beside those that all
+    strategies share. Under which trust models it runs follows from the algorithm
+    (`TrustModel.objection`). Where the server sees the sums, it computes each query and
+    the result from the sum before, with its own algorithm object: what that holds
+    beside the parameters of its ``to_config`` never leaves the server.
 
     Parameters
     ----------
@@ -726,51 +795,55 @@ class KMeansStrategy(ClusteringStrategy[Server]):
         Public bounds of the records, in the user's units. Records outside are clipped.
     privacy : PrivacyBudget
         Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy. With
-        ``unit="client"`` each client is protected with all of its records, and ``n_clients`` is
-        required: delta is chosen from it.
+        ``unit="client"`` each client is protected with all of its records, and
+        ``n_clients`` is required: delta is chosen from it.
     n_records : int, optional
-        Planned number of records of all clients together: public, and never counted from the
-        data. Private strategies require it.
+        Planned number of records of all clients together: public, and never counted
+        from the data. Private strategies require it.
     n_clients : int, optional
         Public number of clients; the start waits for them.
     trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
 optional
-        Trust model: who adds the noise and who sees the sums (docs/threat-model.md). Default: the
-        strategy's ``TRUST``, ``"plain"`` without privacy.
+        Trust model: who adds the noise and who sees the sums (docs/threat-model.md).
+        Default: the strategy's ``TRUST``, ``"plain"`` without privacy.
     n_rounds : int or "auto"
         Number of rounds; "auto" derives it from public numbers.
     min_clients : int, optional
-        Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
-        privacy, and 0.8 ``n_clients`` where clients share the noise.
+        Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1
+        without privacy, and 0.8 ``n_clients`` where clients share the noise.
     seed : int
-        Public randomness only (the initial centroids, or what the server draws to compute its
-        queries); noise and keys never depend on it.
+        Public randomness only (the initial centroids, or what the server draws to
+        compute its queries); noise and keys never depend on it.
     fraction_bits : int
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each release;
-        what a record is worth follows from the domain. The noise grows with it. Default:
-        ``n_records / n_clients``; of `SynopsisKMeans`, and of votes, the root of it.
+        With ``unit="client"`` only: how many records' worth of one client count in each
+        release; what a record is worth follows from the domain. The noise grows with
+        it. Default: ``n_records / n_clients``; of `SynopsisKMeans`, and of votes, the
+        root of it.
     initial : array-like of shape (n_clusters, n_features) or a finished run, optional
-        Public initial centroids in the user's units, instead of those that the algorithm makes. Of
-        an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and
-        the report adds what it cost: ``report.together``.
+        Public initial centroids in the user's units, instead of those that the
+        algorithm makes. Of an earlier run (a `Clustering`, or a strategy after its
+        start) they are its centroids, and the report adds what it cost:
+        ``report.together``.
     keys : {"relayed", "roster"}
-        Where the clients' keys come from: relayed by the server, which protects against a passive
-        server only, or pinned in a roster that every client holds.
+        Where the clients' keys come from: relayed by the server, which protects against
+        a passive server only, or pinned in a roster that every client holds.
     roster_file : path, optional
-        The roster, which holds public keys only; required to start with ``keys="roster"``.
+        The roster, which holds public keys only; required to start with
+        ``keys="roster"``.
     nodes : list of int, optional
-        The ids of the only nodes that may take part. Without a roster their order gives the slots,
-        and named clients may come late. Without either, any node that the SuperLink admits can
-        join.
+        The ids of the only nodes that may take part. Without a roster their order gives
+        the slots, and named clients may come late. Without either, any node that the
+        SuperLink admits can join.
     max_attempts : int
-        Most attempts at a round with too few answers, 1 to 3. Only one sum of a round is
-        unmasked or reconstructed, whatever their number.
+        Most attempts at a round with too few answers, 1 to 3. Only one sum of a round
+        is unmasked or reconstructed, whatever their number.
     max_colluders : int, optional
-        How many clients may work together, also with the server, and learn the noisy sums alone.
-        Under ``"oblivious-server"`` the server and one client together see every answer. Default:
-        a tenth of ``n_clients`` where a committee adds the sums, but at least 1; otherwise 1.
+        How many clients may work together, also with the server, and learn the noisy
+        sums alone. Under ``"oblivious-server"`` the server and one client together see
+        every answer. Default: a tenth of ``n_clients`` where a committee adds the sums,
+        but at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -829,7 +902,8 @@ optional
         default = self.TRUST if privacy.is_private else PLAIN.name
         self.trust_model = trust_model(default if trust is None else trust)
         self.n_clients = checked["n_clients"]
-        # As given: defaults follow from a number of clients that may come later (`expecting`).
+        # As given: defaults follow from a number of clients that may come later
+        # (`expecting`).
         self._given_crowd = checked["min_clients"], checked["max_colluders"]
         self.min_clients, self.max_colluders = self._checked_crowd()
         self.keys = keys if self.trust_model.is_protected else "none"
@@ -840,7 +914,10 @@ optional
             self._check_initial("initial")
             initial = parameters["initial"] = self._centroids_of(initial)
         if privacy.protects_clients or clip is not None:
-            if not {"n_clients", "clip"} <= inspect.signature(self.ALGORITHM).parameters.keys():
+            if (
+                not {"n_clients", "clip"}
+                <= inspect.signature(self.ALGORITHM).parameters.keys()
+            ):
                 wanted, got = "clip=None", f"clip={clip!r}"
                 if privacy.protects_clients:
                     wanted, got = "a budget with unit='record'", "unit='client'"
@@ -863,7 +940,8 @@ optional
             **parameters,
         )
         self.algorithm = self._planned = self._make_algorithm()
-        self.n_clusters = self.algorithm.n_clusters  # the most, where the run is to choose
+        # the most, where the run is to choose
+        self.n_clusters = self.algorithm.n_clusters
         self.plan = self.algorithm.plan()
         self._require_trust()
         # Otherwise the release would cost privacy and nobody would report it.
@@ -874,8 +952,11 @@ optional
             )
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self._noise_shares)
-        self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
-        if self.n_clients is not None:  # else the messages' sizes are known at the start
+        self.algorithm.require_capacity(
+            self.added_noise_factor, self.trust_model.sum.limit
+        )
+        # else the messages' sizes are known at the start
+        if self.n_clients is not None:
             require_sizes(self._run(None), self.n_clients)
         self._note()
 
@@ -895,7 +976,8 @@ optional
     def _require_trust(self) -> None:
         """Require that the algorithm runs under the trust model, or name those that would do."""
         objections = {
-            name: model.objection(self.algorithm, self.plan) for name, model in TRUST_MODELS.items()
+            name: model.objection(self.algorithm, self.plan)
+            for name, model in TRUST_MODELS.items()
         }
         objection = objections[self.trust]
         if objection is not None:
@@ -910,7 +992,8 @@ optional
         report = getattr(initial, "report", None)
         if not isinstance(report, Report):
             return initial
-        # Initial centroids are public: with them, a blind server could solve for the noise.
+        # Initial centroids are public: with them, a blind server could solve for the
+        # noise.
         if trust_model(report.trust).is_blind:
             raise ObliviousServerError(
                 "Expected initial centroids that the server may see. Got the result of a run under "
@@ -938,7 +1021,8 @@ optional
             raise ConfigurationError(
                 f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
             )
-        # Masks protect against clients alone, whatever their number: there it is only announced.
+        # Masks protect against clients alone, whatever their number: there it is only
+        # announced.
         clients = (self.n_clients or least) if self.trust_model.has_committee else 1
         default = max(1, clients // _CLIENTS_PER_COLLUDER)
         most = max_colluders or default
@@ -974,15 +1058,18 @@ optional
         """The clip of every release by its name; empty without clipping."""
         if not self.privacy.protects_clients:
             return {}
-        return {release.name: self.algorithm.clip_of(release) for release in self.plan.releases}
+        return {
+            release.name: self.algorithm.clip_of(release)
+            for release in self.plan.releases
+        }
 
     @property
     def noise_factor(self) -> float:
         """Standard deviation of the noise over the planned one, if all clients always answer.
 
-        Above 1 only where clients share the noise. Where the server sees the sums, noise beyond
-        the plan is removed but for the shares of ``max_colluders`` (docs/guarantees.md,
-        "Distributed noise").
+        Above 1 only where clients share the noise. Where the server sees the sums,
+        noise beyond the plan is removed but for the shares of ``max_colluders``
+        (docs/guarantees.md, "Distributed noise").
         """
         if not self._levels:
             return self.added_noise_factor
@@ -1034,7 +1121,9 @@ optional
         self._cautions = self.plan.notes
 
     def _run(self, roster: Roster | None) -> Run:
-        body = Horizontal(algorithm=self.algorithm.to_config(), domain=self.domain.to_config())
+        body = Horizontal(
+            algorithm=self.algorithm.to_config(), domain=self.domain.to_config()
+        )
         return self._described(roster, body, self._noise_shares, self._levels)
 
     def _begin(self, roster: Roster | None) -> tuple[Server, dict[str, Any]]:
@@ -1053,7 +1142,9 @@ optional
         run = self._run(roster)
         crowd = max(self.n_clients or 0, self.min_clients, len(roster or ()), named)
         require_sizes(run, crowd)
-        server = Server(run, seed=self.seed, roster=roster, nodes=self.nodes, journal=self._journal)
+        server = Server(
+            run, seed=self.seed, roster=roster, nodes=self.nodes, journal=self._journal
+        )
         return server, {
             "clip": self.clip,
             "clips": self.clips,
@@ -1108,7 +1199,11 @@ optional
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running
-        if self.trust_model.is_blind or not server.n_opened or t not in (None, server.n_opened):
+        if (
+            self.trust_model.is_blind
+            or not server.n_opened
+            or t not in (None, server.n_opened)
+        ):
             return None
         state = server.state
         arrays = {

@@ -1,7 +1,8 @@
 """What a strategy takes: its signature and documentation, from what its algorithm declares.
 
-`KMeansStrategy` declares and documents what all strategies have, an algorithm's dataclass the rest.
-A strategy can document a parameter again where it means more to the user of a server.
+`KMeansStrategy` declares and documents what all strategies have, an algorithm's
+dataclass the rest. A strategy can document a parameter again where it means more to the
+user of a server.
 """
 
 import re
@@ -53,13 +54,20 @@ def meanings_of(holder: Any) -> dict[str, str]:
     """Return what a docstring says of parameters, each in one paragraph."""
     entries = _ENTRY.findall(_split(holder)[1])
     return {
-        name: " ".join(text.split()) for names, _, text in entries for name in names.split(", ")
+        name: " ".join(text.split())
+        for names, _, text in entries
+        for name in names.split(", ")
     }
 
 
 def own_parameters(strategy: Any) -> dict[str, Parameter]:
     """Return the parameters of a strategy's algorithm that not all algorithms have."""
-    common = {*signature(Algorithm).parameters, "initial", strategy.ROUNDS, *strategy.OMITS}
+    common = {
+        *signature(Algorithm).parameters,
+        "initial",
+        strategy.ROUNDS,
+        *strategy.OMITS,
+    }
     found = signature(strategy.ALGORITHM).parameters
     return {
         name: each.replace(kind=Parameter.KEYWORD_ONLY)
@@ -70,7 +78,9 @@ def own_parameters(strategy: Any) -> dict[str, Parameter]:
 
 def describe(strategy: Any, base: Any) -> None:
     """Give a strategy a signature and a docstring with all of its parameters."""
-    own, common = (dict(signature(each.__init__).parameters) for each in (strategy, base))
+    own, common = (
+        dict(signature(each.__init__).parameters) for each in (strategy, base)
+    )
     del own["self"], common["self"]
     if not own or own.popitem()[1].kind is not Parameter.VAR_KEYWORD:
         # It passes no keywords on, so it takes what it shows.
@@ -84,13 +94,17 @@ def describe(strategy: Any, base: Any) -> None:
         del every[name]
     first = {name: each for name, each in every.items() if each.kind is not keyword}
     chosen = first | own_parameters(strategy) | every
-    # Types are in the docstring: those of declarations are too long to read in a signature.
+    # Types are in the docstring: those of declarations are too long to read in a
+    # signature.
     shown = [each.replace(annotation=Parameter.empty) for each in chosen.values()]
     strategy.__signature__ = Signature(shown)
 
-    # The first that documents a parameter wins: the strategy, its algorithm, then the base.
+    # The first that documents a parameter wins: the strategy, its algorithm, then the
+    # base.
     strategies, algorithms = strategy.__mro__, strategy.ALGORITHM.__mro__
-    before = strategies[: strategies.index(base)] + algorithms[: algorithms.index(Algorithm)]
+    before = (
+        strategies[: strategies.index(base)] + algorithms[: algorithms.index(Algorithm)]
+    )
     meanings: dict[str, Meaning] = {}
     for source in (*before, base):
         for names, kind, text in _ENTRY.findall(_split(source)[1]):
@@ -98,7 +112,9 @@ def describe(strategy: Any, base: Any) -> None:
                 if name == "initial" and source is not base:
                     continue  # a strategy takes a finished run, too
                 known = "n_rounds" if name == strategy.ROUNDS else name
-                meanings.setdefault(known, (names.replace(name, known), kind, text.rstrip()))
+                meanings.setdefault(
+                    known, (names.replace(name, known), kind, text.rstrip())
+                )
     before, _, after = _split(strategy)
     section = "Parameters\n----------\n" + "".join(_entries(chosen, meanings))
     strategy.__doc__ = before + section + after
@@ -118,14 +134,18 @@ def _split(holder: Any) -> tuple[str, str, str]:
     return text[:start], text[first.end() : end], text[end - 1 :]
 
 
-def _entries(chosen: Mapping[str, Parameter], meanings: Mapping[str, Meaning]) -> Iterator[str]:
+def _entries(
+    chosen: Mapping[str, Parameter], meanings: Mapping[str, Meaning]
+) -> Iterator[str]:
     """Yield an entry for each parameter; those that share one stand at the first one's place."""
     done = set()
     for name, each in chosen.items():
         if name in done:
             continue
         meaning = meanings.get(name)
-        together = [other for other in chosen if meaning and meanings.get(other) == meaning]
+        together = [
+            other for other in chosen if meaning and meanings.get(other) == meaning
+        ]
         done.update(together)
         _, kind, text = meaning or (name, "", "")
         if each.default not in (Parameter.empty, None, ()) and "default" not in kind:

@@ -23,8 +23,9 @@ _FILTER = _OneSentence()
 def end_in_one_sentence(error: RunError) -> None:
     """Let Flower log this error by its text.
 
-    Flower's ServerApp and its simulation log what ends them with a traceback. Of a run that clients
-    ended it would show this library's lines alone, and hide the sentence that says why.
+    Flower's ServerApp and its simulation log what ends them with a traceback. Of a run
+    that clients ended it would show this library's lines alone, and hide the sentence
+    that says why.
     """
     error.ended_run = True
     logging.getLogger("flwr").addFilter(_FILTER)  # once, however often

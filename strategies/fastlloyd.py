@@ -8,9 +8,9 @@ from ._base import KMeansStrategy
 class FastLloyd(KMeansStrategy):
     """FastLloyd (Diaa, Humphries & Kerschbaum, 2025, Algorithm 1).
 
-    Every record goes to its nearest centroid and counts by its offset, clipped to a radius; clients
-    send relative sums and counts, masked, and the noise is Gaussian. Unlike the paper's, badly
-    placed centroids are relocated.
+    Every record goes to its nearest centroid and counts by its offset, clipped to a
+    radius; clients send relative sums and counts, masked, and the noise is Gaussian.
+    Unlike the paper's, badly placed centroids are relocated.
 
     Notes
     -----

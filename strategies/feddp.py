@@ -14,13 +14,14 @@ from ._base import KMeansStrategy
 class FedDPKMeans(KMeansStrategy):
     """FedDP-KMeans (ICML 2025, Algorithms 1 and 2).
 
-    The server owns a small set of points, which need not be distributed as the clients' records.
-    Three releases turn them into initial centroids: the second moments of the records give a
-    projection, records vote for the nearest projected server point, and sums and counts of the
-    records by nearest projected centre lift the centres back. Lloyd rounds follow.
+    The server owns a small set of points, which need not be distributed as the clients'
+    records. Three releases turn them into initial centroids: the second moments of the
+    records give a projection, records vote for the nearest projected server point, and
+    sums and counts of the records by nearest projected centre lift the centres back.
+    Lloyd rounds follow.
 
-    With ``n_rounds=0`` it gives the initialisation alone, from which another strategy can start
-    (``initial``).
+    With ``n_rounds=0`` it gives the initialisation alone, from which another strategy
+    can start (``initial``).
 
     Notes
     -----
@@ -47,13 +48,16 @@ class FedDPKMeans(KMeansStrategy):
     ROUNDS = "n_lloyd_rounds"
     OMITS = ("n_server_points",)
 
-    def elbow(self, k_max: int, rng: np.random.Generator | None = None) -> NDArray[np.float64]:
+    def elbow(
+        self, k_max: int, rng: np.random.Generator | None = None
+    ) -> NDArray[np.float64]:
         """Return the cost of k-means on the weighted server points for k = 1 to ``k_max``.
 
-        Made from released values after a run, so it costs no further privacy. The projection has
-        ``n_clusters`` directions: run with the largest k that is possible. ``rng`` is public
-        randomness, by default from the strategy's seed. It is a `ConfigurationError` if the weights
-        are not known yet, none is heavy enough, or ``k_max`` is out of range.
+        Made from released values after a run, so it costs no further privacy. The
+        projection has ``n_clusters`` directions: run with the largest k that is
+        possible. ``rng`` is public randomness, by default from the strategy's seed. It
+        is a `ConfigurationError` if the weights are not known yet, none is heavy
+        enough, or ``k_max`` is out of range.
         """
         algorithm = cast(FedDPAlgorithm, self.algorithm)
         source = public_generator(self.seed, 0) if rng is None else rng

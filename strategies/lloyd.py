@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, SuLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import (
+    GLloydAlgorithm,
+    LloydAlgorithm,
+    SuLloydAlgorithm,
+)
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget

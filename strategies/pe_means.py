@@ -8,12 +8,14 @@ from ._base import KMeansStrategy
 class PEMeans(KMeansStrategy):
     """PE-means (Algorithms 1 and 2): every round is a histogram of votes.
 
-    A population of public candidates is voted on: every record votes for the nearest. Weighted
-    k-means on the noisy votes selects the centroids, and random variations of these are the next
-    population. A record has one vote, whatever the domain's radius is, so a radius that is too wide
-    adds no noise. With more than 16 columns take `HDPEMeans`.
+    A population of public candidates is voted on: every record votes for the nearest.
+    Weighted k-means on the noisy votes selects the centroids, and random variations of
+    these are the next population. A record has one vote, whatever the domain's radius
+    is, so a radius that is too wide adds no noise. With more than 16 columns take
+    `HDPEMeans`.
 
-    ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is meant, cut to the box.
+    ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is meant, cut to the
+    box.
 
     Notes
     -----
@@ -40,11 +42,11 @@ class PEMeans(KMeansStrategy):
 class HDPEMeans(KMeansStrategy):
     """HDPE-means (Algorithm 3): PE-means on a random projection to 16 columns, for more of them.
 
-    The last round adds up the records of each projected centroid, which lifts the centroids to all
-    columns; its noise grows with the domain's radius.
+    The last round adds up the records of each projected centroid, which lifts the
+    centroids to all columns; its noise grows with the domain's radius.
 
-    ``n_rounds`` counts the rounds of votes, without the last round; "auto" takes two less than
-    PE-means would in 16 columns, and their privacy pays for sums and counts.
+    ``n_rounds`` counts the rounds of votes, without the last round; "auto" takes two
+    less than PE-means would in 16 columns, and their privacy pays for sums and counts.
 
     Notes
     -----

@@ -12,25 +12,27 @@ from ._base import KMeansStrategy
 class SynopsisKMeans(KMeansStrategy):
     """k-means from a private synopsis of the records, and a few Lloyd rounds.
 
-    The first query is for second moments. One to three rounds build a synopsis: counts, clipped
-    residuals and their squared lengths, of the records by nearest cell, with cells that are made
-    for what the round before found. Weighted k-means on the cells gives centroids, which four Lloyd
-    rounds refine whose residuals are clipped to a shrinking radius. Nothing has to be tuned.
+    The first query is for second moments. One to three rounds build a synopsis: counts,
+    clipped residuals and their squared lengths, of the records by nearest cell, with
+    cells that are made for what the round before found. Weighted k-means on the cells
+    gives centroids, which four Lloyd rounds refine whose residuals are clipped to a
+    shrinking radius. Nothing has to be tuned.
 
-    A ``Box`` stands for the ball around it, so a `Ball` that fits the records is better.
-    ``n_rounds`` is ``"auto"``: rounds have different tasks, and their number follows from
-    ``n_records``, ``n_clusters``, the columns and the budget.
+    A ``Box`` stands for the ball around it, so a `Ball` that fits the records is
+    better. ``n_rounds`` is ``"auto"``: rounds have different tasks, and their number
+    follows from ``n_records``, ``n_clusters``, the columns and the budget.
 
-    With ``min_size`` or ``max_size`` the result has weights: a record x is in the cluster with the
-    least ``|x - c_j|^2 - w_j``, and ``size_report`` has the noisy sizes of these clusters. The run
-    aims at the bounds and cannot promise them. They take four more rounds and a tenth of mu^2;
-    ``min_size`` is at most ``n_records / n_clusters``, and ``max_size`` at least that.
+    With ``min_size`` or ``max_size`` the result has weights: a record x is in the
+    cluster with the least ``|x - c_j|^2 - w_j``, and ``size_report`` has the noisy
+    sizes of these clusters. The run aims at the bounds and cannot promise them. They
+    take four more rounds and a tenth of mu^2; ``min_size`` is at most
+    ``n_records / n_clusters``, and ``max_size`` at least that.
 
     Parameters
     ----------
     n_clusters : int, (int, int) or None
-        A pair is the fewest and the most. All of the budget is spent on the synopsis, and the
-        result is its k-means with the number of clusters that its costs suggest
+        A pair is the fewest and the most. All of the budget is spent on the synopsis,
+        and the result is its k-means with the number of clusters that its costs suggest
         (docs/choosing.md). ``None`` is (1, 20). Not with bounds on sizes.
 
     Notes

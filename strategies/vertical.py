@@ -14,7 +14,13 @@ from flower_kmeans.algorithms.base import COUNTS
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import check_arguments, instance, integer, require_type, whole
+from flower_kmeans.parameters import (
+    check_arguments,
+    instance,
+    integer,
+    require_type,
+    whole,
+)
 from flower_kmeans.protocol.messages import Request, Step
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
@@ -27,52 +33,68 @@ from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
 
-from ._base import ClusteringStrategy, Keys, Nodes, OnRound, Privacy, RosterFile, checked_nodes
+from ._base import (
+    ClusteringStrategy,
+    Keys,
+    Nodes,
+    OnRound,
+    Privacy,
+    RosterFile,
+    checked_nodes,
+)
 
 LEAST_TIMEOUT = 600.0
 _STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one
-_OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # entropy of a Gaussian, over log2 sigma
+# entropy of a Gaussian, over log2 sigma
+_OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))
 
 
 class VerticalKMeans(ClusteringStrategy[Relay]):
     """k-means between parties that hold different columns of the same records.
 
-    The rows of all parties must be the same records in the same order (`align_rows`). Party 0
-    computes on the columns of the others, which these encrypt; parties 1 to ``key_holders`` hold
-    the key; further parties only encrypt. The server relays sealed messages. What every party
-    learns are noisy centroids and sizes, in all columns. Nobody learns the cluster of a single
-    record, which would be no private release: `Clustering.predict` with ``columns`` gives the
-    nearest centroid in a party's own columns.
+    The rows of all parties must be the same records in the same order (`align_rows`).
+    Party 0 computes on the columns of the others, which these encrypt; parties 1 to
+    ``key_holders`` hold the key; further parties only encrypt. The server relays sealed
+    messages. What every party learns are noisy centroids and sizes, in all columns.
+    Nobody learns the cluster of a single record, which would be no private release:
+    `Clustering.predict` with ``columns`` gives the nearest centroid in a party's own
+    columns.
 
     Parameters
     ----------
     n_clusters : int
         2 to 16.
     domain : Box
-        Public bounds of all columns, those of party 0 first. Values outside are clipped.
+        Public bounds of all columns, those of party 0 first. Values outside are
+        clipped.
     privacy : PrivacyBudget
         Of the whole run, for one record replaced by another.
     n_records : int
         Public number of rows, the same at every party; at most 2^20.
     parties : sequence of sequences of str, or of int
-        The columns of each party, by name in the order of the domain, or how many each has.
+        The columns of each party, by name in the order of the domain, or how many each
+        has.
     n_rounds : int or "auto", default: "auto"
         Number of rounds; "auto" takes 2 to 5 from public numbers.
     initial : array-like of shape (n_clusters, n_features), optional
-        Public initial centroids in the user's units, instead of those of a sphere packing.
+        Public initial centroids in the user's units, instead of those of a sphere
+        packing.
     key_holders : int, optional
-        How many parties hold the key together, 1 to 3 and all but party 0 at most; by default as
-        many as can.
+        How many parties hold the key together, 1 to 3 and all but party 0 at most; by
+        default as many as can.
     max_colluders : int, default: 1
-        How many of party 0 and the key holders may pool their noise, at most ``key_holders``.
+        How many of party 0 and the key holders may pool their noise, at most
+        ``key_holders``.
     keys : {"relayed", "roster"}, default: "relayed"
-        Where the parties' keys come from: relayed by the server, which protects against a passive
-        server only, or pinned in a roster with one line for each party, by slot.
+        Where the parties' keys come from: relayed by the server, which protects against
+        a passive server only, or pinned in a roster with one line for each party, by
+        slot.
     roster_file : path, optional
-        The roster, which holds public keys only; required to start with ``keys="roster"``.
+        The roster, which holds public keys only; required to start with
+        ``keys="roster"``.
     nodes : list of int, optional
-        The ids of the parties' nodes, by slot: no other node can take part. Required to start with
-        relayed keys, but in a simulation.
+        The ids of the parties' nodes, by slot: no other node can take part. Required to
+        start with relayed keys, but in a simulation.
     seed : int, default: 0
         Public randomness of the initial centroids only.
     fraction_bits : int, default: 16
@@ -80,11 +102,11 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
     radius : bool, default: True
-        Whether only records near a centroid count in its cluster: less noise, for one more
-        comparison for each cluster.
+        Whether only records near a centroid count in its cluster: less noise, for one
+        more comparison for each cluster.
     check_ids : bool, default: False
-        Whether party 0 compares row ids before keys and columns travel; every party then needs
-        ``load_ids``. It takes two round trips.
+        Whether party 0 compares row ids before keys and columns travel; every party
+        then needs ``load_ids``. It takes two round trips.
 
     Raises
     ------
@@ -116,7 +138,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     def __init__(
         self,
         n_clusters: int,
-        domain: Annotated[Domain, instance(Box, "a Box, for each party clips its columns alone")],
+        domain: Annotated[
+            Domain, instance(Box, "a Box, for each party clips its columns alone")
+        ],
         privacy: Privacy,
         n_records: int,
         *,
@@ -137,7 +161,11 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         check_arguments(VerticalKMeans.__init__, locals())
         self.trust_model, self.keys, self.n_clusters = VERTICAL, keys, n_clusters
         self.domain, self.privacy, self.n_records = domain, privacy, n_records
-        self.check_ids, self.roster_file, self.on_round = check_ids, roster_file, on_round
+        self.check_ids, self.roster_file, self.on_round = (
+            check_ids,
+            roster_file,
+            on_round,
+        )
         self.widths = _widths(parties, domain)
         self.nodes = checked_nodes(nodes)
         self.n_clients = self.min_clients = len(self.widths)
@@ -146,7 +174,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.key_holders = integer("key_holders", holders, 1, most)
         self.max_colluders = integer("max_colluders", max_colluders, 1, holders)
         self._given_initial = initial
-        kind: Any = VerticalAlgorithm  # its constructor takes more than its attributes hold
+        # its constructor takes more than its attributes hold
+        kind: Any = VerticalAlgorithm
         self._make_algorithm = partial(
             kind,
             n_clusters,
@@ -184,7 +213,12 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         algorithm = self.algorithm
         unit = float(algorithm.sensitivities(1)[algorithm.places(1)[COUNTS]].max())
         multiplier = self.plan.rounds[0][0].noise_multiplier
-        return multiplier * unit * 2.0**-algorithm.fraction_bits / math.sqrt(self._noise_shares)
+        return (
+            multiplier
+            * unit
+            * 2.0**-algorithm.fraction_bits
+            / math.sqrt(self._noise_shares)
+        )
 
     # ------------------------------------------------------------------ results
 
@@ -206,7 +240,10 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         d = self.domain.n_features
         names = self.domain.columns or tuple(f"column {i + 1}" for i in range(d))
         ends = np.cumsum(self.widths).tolist()
-        return tuple(names[end - width : end] for width, end in zip(self.widths, ends, strict=True))
+        return tuple(
+            names[end - width : end]
+            for width, end in zip(self.widths, ends, strict=True)
+        )
 
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
@@ -223,7 +260,10 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         return self.default_timeout
 
     def _run(self, roster: Roster | None) -> Run:
-        config = {"algorithm": self.algorithm.to_config(), "domain": self.domain.to_config()}
+        config = {
+            "algorithm": self.algorithm.to_config(),
+            "domain": self.domain.to_config(),
+        }
         body = Vertical(**config, widths=self.widths, check_ids=self.check_ids)
         return self._described(roster, body, self._noise_shares)
 
@@ -277,7 +317,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:
     """Return how many columns each party has, from their numbers or names."""
-    require_type("parties", parties, list | tuple, "a list with the columns of each party")
+    require_type(
+        "parties", parties, list | tuple, "a list with the columns of each party"
+    )
     if not 2 <= len(parties) <= MAX_PARTIES:
         raise ConfigurationError(
             f"Expected parties as 2 to {MAX_PARTIES} parties. Got {len(parties)} instead."
@@ -286,7 +328,9 @@ def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:
         widths = tuple(int(each) for each in parties)
     else:
         for each in parties:
-            require_type("parties", each, list | tuple, "a list of names for each party")
+            require_type(
+                "parties", each, list | tuple, "a list of names for each party"
+            )
         names = tuple(name for each in parties for name in each)
         if names != domain.columns:
             raise ConfigurationError(

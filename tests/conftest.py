@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 
-# Before NumPy is loaded, and for all processes that tests start: together these use all processors
-# already. Where OpenMP and BLAS start more threads than there are processors, they wait for each
-# other. Tests of threads ask for some.
+# Before NumPy is loaded, and for all processes that tests start: together these use all
+# processors already. Where OpenMP and BLAS start more threads than there are
+# processors, they wait for each other. Tests of threads ask for some.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -30,24 +30,29 @@ from flower_kmeans.privacy import randomness
 settings.register_profile("no stopwatch", deadline=None)
 settings.load_profile("no stopwatch")
 
-# Also for the processes of tests: ray.init() would join a cluster that another test has.
+# Also for the processes of tests: ray.init() would join a cluster that another test
+# has.
 os.environ["RAY_ADDRESS"] = "local"
 
 # NumPy serves all tests but the kernel's own: otherwise what ran before would decide.
 assignment._FUSED_WORK = math.inf
 
-# Tests write their files into memory where there is room: ledgers wait for a disk at each answer.
+# Tests write their files into memory where there is room: ledgers wait for a disk at
+# each answer.
 _MEMORY, _ROOM = "/dev/shm", 4 * 2**30  # noqa: S108
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
-# A run that fails by its noise fails again. Tests pass for any seed: `pytest --noise-seed 2`.
+# A run that fails by its noise fails again. Tests pass for any seed:
+# `pytest --noise-seed 2`.
 _source = NamedSource()
 randomness._os_random = _source
 
 
 def pytest_addoption(parser):
-    parser.addoption("--noise-seed", default="1", help="of the noise and keys in this process")
+    parser.addoption(
+        "--noise-seed", default="1", help="of the noise and keys in this process"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,7 +66,11 @@ def pytest_fixture_setup(fixturedef, request):
     if fixturedef.scope == "function":
         return (yield)
     # The test that is first to use it is by chance, where several processes run tests.
-    parts = request.config.getoption("noise_seed"), fixturedef.baseid, fixturedef.argname
+    parts = (
+        request.config.getoption("noise_seed"),
+        fixturedef.baseid,
+        fixturedef.argname,
+    )
     with _source.named(f"{parts} {request.param_index}"):
         return (yield)
 

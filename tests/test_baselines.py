@@ -8,7 +8,9 @@ MEANS = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
 
 
 def blobs(rng, which, n=30):
-    return np.concatenate([MEANS[j] + rng.normal(scale=0.1, size=(n, 2)) for j in which])
+    return np.concatenate(
+        [MEANS[j] + rng.normal(scale=0.1, size=(n, 2)) for j in which]
+    )
 
 
 def in_order(points):
@@ -17,7 +19,8 @@ def in_order(points):
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
-    ("owned", "n_local"), [([(0, 1), (1, 2), (2, 3), (3, 0), ()], 2), ([range(4)], None)]
+    ("owned", "n_local"),
+    [([(0, 1), (1, 2), (2, 3), (3, 0), ()], 2), ([range(4)], None)],
 )
 def test_clients_that_hold_few_clusters_each_find_all_together(seed, owned, n_local):
     """As many as each holds: the method's own case; and one k-means where one has everything."""
@@ -36,13 +39,18 @@ def test_groups_are_means_of_local_centres():
 
 def test_equal_records_and_centres_leave_no_group_without_a_centre():
     rng = np.random.default_rng(0)
-    assert local_centers(np.array([[1.0], [1.0], [3.0]]), 5, rng).tolist() == [[1.0], [3.0]]
+    assert local_centers(np.array([[1.0], [1.0], [3.0]]), 5, rng).tolist() == [
+        [1.0],
+        [3.0],
+    ]
     assert merged_centers([np.zeros((1, 2))] * 3, 2, rng).tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("options", [(0,), (True,), (2.0,), (3, 0), (3, 4), (3, "2")])
 def test_bad_numbers_are_refused(options):
-    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=r"n_(clusters|local)"):
+    with pytest.raises(
+        (ConfigurationError, ConfigurationTypeError), match=r"n_(clusters|local)"
+    ):
         KFed(*options)
 
 

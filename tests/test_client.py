@@ -22,7 +22,11 @@ from flower_kmeans import (
     simulate,
     with_kmeans,
 )
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    TooFewClientsError,
+)
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol.client import Client
@@ -191,7 +195,9 @@ def test_messages_of_others_get_a_code_and_no_error():
     own = context()
     own.state["secret"] = ConfigRecord({"marker": "MARKER"})
     for content, expected in ((None, Refusal), (enrolment(), Enrolled)):
-        reply = kmeans_client_app(load, SIMULATED)(message("train.kmeans", content), own)
+        reply = kmeans_client_app(load, SIMULATED)(
+            message("train.kmeans", content), own
+        )
         assert not reply.has_error()
         assert isinstance(decoded(reply.content), expected)
         assert list(reply.content) == ["kmeans"]
@@ -214,7 +220,7 @@ def test_the_result_comes_with_the_clients_context():
     assert len({node for _, node in results.values()}) == 4
 
 
-# --------------------------------------------------------------------------- the operator's file
+# ------------------------------------------------------------------ the operator's file
 
 
 def enrol_with(policy=None, run=None, /, **node_config):
@@ -257,11 +263,15 @@ def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1', None]
+    "text",
+    ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1', None],
 )
-def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog, monkeypatch):
+def test_a_file_that_cannot_be_followed_refuses_every_run(
+    text, tmp_path, caplog, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "here.toml").write_text('state_dir = "state"')  # a path must be absolute
+    # a path must be absolute
+    (tmp_path / "here.toml").write_text('state_dir = "state"')
     names = ("here.toml", "/missing/policy.toml", "", 5, True)
     if text is not None:
         names = policy_file(tmp_path, text).values()
@@ -271,7 +281,9 @@ def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog
     assert "policy" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["policy", "policy_file", "Policy-File", " policy-file"])
+@pytest.mark.parametrize(
+    "key", ["policy", "policy_file", "Policy-File", " policy-file"]
+)
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_misspelt_policy_file_refuses_every_run(key, beside, tmp_path, caplog):
     file = policy_file(tmp_path, 'state_dir = "state"')
@@ -300,7 +312,9 @@ class OwnFiles(RecordingGrid):
         for i, node in enumerate(self._contexts.values()):
             own = directory / f"node-{i}"
             own.mkdir()
-            node.node_config |= policy_file(own, 'state_dir = "state"\nmax_total_epsilon = 1.5')
+            node.node_config |= policy_file(
+                own, 'state_dir = "state"\nmax_total_epsilon = 1.5'
+            )
 
 
 def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
@@ -309,7 +323,9 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
         report = run_on(grid).report
         assert report.answers == [4, 4]
         assert report.ledger is True
-        assert any("Every client states that it keeps" in text for text in report.statements)
+        assert any(
+            "Every client states that it keeps" in text for text in report.statements
+        )
     assert not any(len(state) for state in grid.states.values())
     with pytest.raises(TooFewClientsError, match="ledger"):
         run_on(grid)
@@ -320,16 +336,22 @@ def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_pa
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
     points = np.random.default_rng(0).random((20, 2))
     options = {"n_clients": 4, "min_clients": 3, "keys": "relayed"}
-    first = FedDPKMeans(2, BOX, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options)
+    first = FedDPKMeans(
+        2, BOX, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options
+    )
     first.start(grid, timeout=60)
     together = run_on(grid, 0.9, initial=first, **options).report.together
     assert 0.9 < together.epsilon() < 1.5
     for i in range(4):
         with Ledger(tmp_path / f"node-{i}" / "state") as ledger:
-            assert ledger.epsilon(together.budget.delta) == pytest.approx(together.epsilon())
+            assert ledger.epsilon(together.budget.delta) == pytest.approx(
+                together.epsilon()
+            )
 
 
-def test_beside_a_run_for_records_a_run_for_clients_costs_what_one_record_moves(tmp_path):
+def test_beside_a_run_for_records_a_run_for_clients_costs_what_one_record_moves(
+    tmp_path,
+):
     """Of 20 records' worth that count, one is a twentieth."""
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
     first = run_on(grid, PrivacyBudget(0.9, unit="client"), n_clients=4, min_clients=3)
@@ -399,7 +421,8 @@ for policy, state, data, node_id in pickle.loads(Path(sys.argv[1]).read_bytes())
     print(type(decode_reply(client.answer_bytes(data))).__name__)
 print(*{*sys.modules} - before)
 """
-# Packages that take long to load, and parts of the library for other parties of other runs.
+# Packages that take long to load, and parts of the library for other parties of other
+# runs.
 NOT_NEEDED = {
     *("scipy", "jinja2", "sklearn", "openpyxl"),
     *("flower_kmeans.protocol.vertical", "flower_kmeans.vertical.parties"),
@@ -414,16 +437,31 @@ def test_a_process_that_answers_loads_no_more_than_it_needs(tmp_path, monkeypatc
 
     def keep_and_answer(self, data):
         state = pickle.dumps(self.state)  # now, because an answer changes it
-        asked[strategy, type(decode_request(data))] = self.policy, state, data, self.node_id
+        asked[strategy, type(decode_request(data))] = (
+            self.policy,
+            state,
+            data,
+            self.node_id,
+        )
         return answer_bytes(self, data)
 
     monkeypatch.setattr(Client, "answer_bytes", keep_and_answer)
     for strategy in (FastLloyd, SynopsisKMeans):
-        run = strategy(3, Box([0, 0], [1, 1]), PrivacyBudget(1.0), n_records=9_000, n_clients=3)
+        run = strategy(
+            3, Box([0, 0], [1, 1]), PrivacyBudget(1.0), n_records=9_000, n_clients=3
+        )
         simulate(run, [records] * 3)
     (tmp_path / "asked").write_bytes(pickle.dumps([*asked.values()]))
-    np.savetxt(tmp_path / "records.csv", records, delimiter=",", header="a,b", comments="")
-    command = [sys.executable, "-c", ANSWERING, tmp_path / "asked", tmp_path / "records.csv"]
+    np.savetxt(
+        tmp_path / "records.csv", records, delimiter=",", header="a,b", comments=""
+    )
+    command = [
+        sys.executable,
+        "-c",
+        ANSWERING,
+        tmp_path / "asked",
+        tmp_path / "records.csv",
+    ]
     *replies, loaded = subprocess.run(
         command, capture_output=True, text=True, check=True
     ).stdout.splitlines()

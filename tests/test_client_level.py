@@ -25,19 +25,29 @@ TRUSTS = ("oblivious-server", "clients-only", "distributed-noise", "trusted-serv
 CORNER = [np.full((n, 2), 1.0) for n in (1000, 300, 20, 5)] + [np.empty((0, 2))]
 
 
-def strategy(cls=GLloyd, trust="trusted-server", k=K, epsilon=1.0, delta=None, **options):
-    options = {"n_records": 500, "n_clients": 5, "n_rounds": 2, "min_clients": 3, **options}
+def strategy(
+    cls=GLloyd, trust="trusted-server", k=K, epsilon=1.0, delta=None, **options
+):
+    options = {
+        "n_records": 500,
+        "n_clients": 5,
+        "n_rounds": 2,
+        "min_clients": 3,
+        **options,
+    }
     return cls(k, BOX, PrivacyBudget(epsilon, delta, "client"), trust=trust, **options)
 
 
-# --------------------------------------------------------------------------- planned noise
+# ------------------------------------------------------------------------ planned noise
 
 
 def gaussian_scales(clip, rounds, shares_grow_by=1.0):
     """Standard deviations of GLloyd for records (docs/guarantees.md), times clip."""
     spread, root = 2 * 0.225 + math.sqrt(2), math.sqrt(2)
     wide = clip * shares_grow_by * math.sqrt(rounds) / mu_of_budget(1.0, 1e-6) * 2**Q
-    return wide * root * math.sqrt(spread / root), wide * math.sqrt(spread / (2 * 0.225))
+    return wide * root * math.sqrt(spread / root), wide * math.sqrt(
+        spread / (2 * 0.225)
+    )
 
 
 def laplace_scales(clip, rounds):
@@ -58,12 +68,14 @@ def planned_scales(made):
     return found
 
 
-# That finished sums have this noise is tested with all strategies (test_noise_of_sums.py).
+# That finished sums have this noise is tested with all strategies
+# (test_noise_of_sums.py).
 @pytest.mark.parametrize("clip", [None, 7.5])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_for_clients_is_clip_times_the_noise_for_records(trust, clip):
     made = strategy(trust=trust, clip=clip)
-    # Five clients share noise for two; where the server sees the sums, four honest ones keep it.
+    # Five clients share noise for two; where the server sees the sums, four honest ones
+    # keep it.
     shared = {"clients-only": math.sqrt(5 / 2), "distributed-noise": math.sqrt(5 / 4)}
     factor = shared.get(trust, 1.0)
     assert made.noise_factor == factor
@@ -73,16 +85,20 @@ def test_noise_for_clients_is_clip_times_the_noise_for_records(trust, clip):
 
 def test_laplace_noise_for_clients_is_clip_times_that_for_records():
     expected = laplace_scales(100.0, 2)
-    assert planned_scales(strategy(SuLloyd, delta=0.0)) == pytest.approx(expected, rel=1e-6)
+    assert planned_scales(strategy(SuLloyd, delta=0.0)) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
-# --------------------------------------------------------------------------- what a client counts
+# ----------------------------------------------------------------- what a client counts
 
 
 @pytest.mark.parametrize("cls", [FastLloyd, GLloyd, SuLloyd])
 def test_a_client_counts_as_clip_records_at_most(cls):
     """At a huge epsilon the noise is small, and sizes show what each client added."""
-    made = strategy(cls, k=2, epsilon=4000.0, n_rounds=1, initial=[[1.0, 1.0], [-1.0, -1.0]])
+    made = strategy(
+        cls, k=2, epsilon=4000.0, n_rounds=1, initial=[[1.0, 1.0], [-1.0, -1.0]]
+    )
     clustering = simulate(made, CORNER)
     expected = min(100, 1000) + min(100, 300) + 20 + 5
     np.testing.assert_allclose(clustering.counts, [expected, 0], atol=20)
@@ -100,7 +116,9 @@ def test_a_document_must_mean_one_number_of_clients():
     document = run.document
 
     def changed(privacy=None, **algorithm):
-        body = structs.replace(document.body, algorithm=document.body.algorithm | algorithm)
+        body = structs.replace(
+            document.body, algorithm=document.body.algorithm | algorithm
+        )
         privacy = document.privacy | (privacy or {})
         return encode(structs.replace(document, privacy=privacy, body=body))
 
@@ -112,7 +130,8 @@ def test_a_document_must_mean_one_number_of_clients():
     ):
         with pytest.raises(UnacceptableRunError):
             verify_plan(false)
-    # The bound is the server's choice: the noise is made for it, and the client clips to it.
+    # The bound is the server's choice: the noise is made for it, and the client clips
+    # to it.
     wider = changed(clip=real_to_text(250.0))
     verify_plan(wider)
     assert open_run(wider).algorithm.clip == 250.0
@@ -138,14 +157,19 @@ def test_the_report_says_what_one_client_is():
     assert "Not protected: n_records, n_clients," in text
     records = GLloyd(2, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2)
     data = run_recorded(records, CORNER).strategy.report.to_dict()
-    assert (data["unit"], data["clip"], data["planned_clients"]) == ("record", None, None)
+    assert (data["unit"], data["clip"], data["planned_clients"]) == (
+        "record",
+        None,
+        None,
+    )
     assert data["clips"] == {}
     assert "one record" in data["neighbours"]
     assert "counts as" not in " ".join(data["statements"])
 
 
 def test_a_report_shows_nothing_of_how_much_was_clipped():
-    # Names of runs and dates always differ. Warnings follow from released values, noise included.
+    # Names of runs and dates always differ. Warnings follow from released values, noise
+    # included.
     others = {"seconds": 0, "run": "", "date": "", "warnings": []}
     reports = [
         run_recorded(strategy(k=2), parts).strategy.report.to_dict() | others
@@ -154,7 +178,7 @@ def test_a_report_shows_nothing_of_how_much_was_clipped():
     assert reports[0] == reports[1]
 
 
-# --------------------------------------------------------------------------- algorithms without it
+# ---------------------------------------------------------------- algorithms without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +199,21 @@ class CarelessSplit(Split):
 
 
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
-@pytest.mark.parametrize(("cls", "named"), [(Split, "Split"), (CarelessSplit, "Careless")])
-def test_an_algorithm_without_a_clip_is_refused_when_its_strategy_is_made(cls, named, trust):
+@pytest.mark.parametrize(
+    ("cls", "named"), [(Split, "Split"), (CarelessSplit, "Careless")]
+)
+def test_an_algorithm_without_a_clip_is_refused_when_its_strategy_is_made(
+    cls, named, trust
+):
     """Before a plan is made, whose noise would be that for records."""
     options = {"n_records": 500, "n_clients": 5, "trust": trust}
     cls(3, BOX, PrivacyBudget(1.0), **options)
-    with pytest.raises(ConfigurationError, match=f"unit='record' for {named}.*unit='client'"):
+    with pytest.raises(
+        ConfigurationError, match=f"unit='record' for {named}.*unit='client'"
+    ):
         cls(3, BOX, PrivacyBudget(1.0, 1e-6, "client"), **options)
     if cls is Split:
-        with pytest.raises(ConfigurationError, match="clip=None for Split, whose algorithm does"):
+        with pytest.raises(
+            ConfigurationError, match="clip=None for Split, whose algorithm does"
+        ):
             cls(3, BOX, PrivacyBudget(1.0), clip=7.0, **options)

@@ -30,7 +30,12 @@ def test_tensorboard_shows_the_public_metrics_of_every_round(tmp_path, monkeypat
         for each in blocks(ROOT / "docs" / "existing-app.md")
         if each.language == "python" and "SummaryWriter" in each.text
     )
-    names = {"Box": Box, "PrivacyBudget": PrivacyBudget, "SynopsisKMeans": SynopsisKMeans, "np": np}
+    names = {
+        "Box": Box,
+        "PrivacyBudget": PrivacyBudget,
+        "SynopsisKMeans": SynopsisKMeans,
+        "np": np,
+    }
     names |= {"simulate": simulate, "quarters": np.vstack(PARTS)}
     exec(block.text, names)  # noqa: S102
     (path,) = (tmp_path / "runs" / "clusters").iterdir()
@@ -43,5 +48,7 @@ def test_tensorboard_shows_the_public_metrics_of_every_round(tmp_path, monkeypat
     assert shown["answers"] == shown["clients"] == dict.fromkeys(rounds, 10)
     epsilon = [shown["epsilon"][t] for t in rounds]
     assert epsilon == sorted(epsilon)
-    np.testing.assert_allclose(epsilon[-1], names["clustering"].report.epsilon, rtol=1e-6)
+    np.testing.assert_allclose(
+        epsilon[-1], names["clustering"].report.epsilon, rtol=1e-6
+    )
     assert shown.keys() == {"round", "answers", "clients", "epsilon"}

@@ -17,7 +17,9 @@ from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 pytestmark = pytest.mark.usefixtures("quiet")
 
 # Parts of the commands in the table below.
-LOCALLY = 'local --stream --federation-config "num-supernodes={} client-resources-num-cpus=1"'
+LOCALLY = (
+    'local --stream --federation-config "num-supernodes={} client-resources-num-cpus=1"'
+)
 MEMBERS = [f"from-{name}/roster.toml" for name in "abc"]
 NODE_KEY = "--auth-supernode-private-key node/node.key"
 RUN = (
@@ -45,22 +47,28 @@ DIFF = Listed(
     "tests/simulations/test_existing_app.py::test_the_page_shows_what_was_added",
 )
 BENCH = Listed(
-    "takes minutes", "tests/bench/test_quick.py::test_every_method_runs_as_the_protocol_says"
+    "takes minutes",
+    "tests/bench/test_quick.py::test_every_method_runs_as_the_protocol_says",
 )
 VERTICAL = replace(
-    DEPLOYED, shown_by="tests/deployment/test_vertical.py::test_the_pages_words_are_those_that_run"
+    DEPLOYED,
+    shown_by="tests/deployment/test_vertical.py::test_the_pages_words_are_those_that_run",
 )
 RAY = "starts Ray through Flower's command"
 
 # Every block that is not run, by its page and its first line.
 LISTED = {
-    ("README.md", 'python -m pip install ".[simulation]" && flower-kmeans simulate'): Listed(
-        "installs the package", "tests/cli/test_app.py::test_photograph"
-    ),
+    (
+        "README.md",
+        'python -m pip install ".[simulation]" && flower-kmeans simulate',
+    ): Listed("installs the package", "tests/cli/test_app.py::test_photograph"),
     ("README.md", 'python -m pip install ".[test]" && python -m pytest -n 2'): CI,
     ("CONTRIBUTING.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("CONTRIBUTING.md", "ruff check . && ruff format --check ."): CI,
-    ("docs/index.md", 'python -m pip install ".[simulation]" && flower-kmeans simulate'): CI,
+    (
+        "docs/index.md",
+        'python -m pip install ".[simulation]" && flower-kmeans simulate',
+    ): CI,
     ("docs/tutorial.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("docs/benchmarks.md", "flower-kmeans bench --suite quick"): BENCH,
     (
@@ -70,9 +78,14 @@ LISTED = {
     ("docs/tables/csv-readers.md", "pip install polars duckdb"): Listed(
         "installs packages and takes minutes", "tests/benchmarks/test_csv_readers.py"
     ),
-    ("docs/tables/feddp.md", 'python -c "'): Listed("writes the file of a table that takes long"),
+    ("docs/tables/feddp.md", 'python -c "'): Listed(
+        "writes the file of a table that takes long"
+    ),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
-    ("docs/existing-app.md", " from digits_app.output import save_accuracies, save_model"): DIFF,
+    (
+        "docs/existing-app.md",
+        " from digits_app.output import save_accuracies, save_model",
+    ): DIFF,
     ("docs/existing-app.md", " app = ClientApp(client_fn=client_fn)"): DIFF,
     ("docs/existing-app.md", " app = ServerApp(server_fn=server_fn)"): DIFF,
     **{
@@ -104,9 +117,10 @@ LISTED = {
         "simulations/clustered/README.md",
         f"flwr run simulations/clustered {LOCALLY.format(100)}",
     ): Listed(RAY, "tests/simulations/test_clustered_app.py"),
-    ("simulations/photo/README.md", f"flwr run simulations/photo {LOCALLY.format(20)}"): Listed(
-        RAY, "tests/simulations/test_photo_app.py"
-    ),
+    (
+        "simulations/photo/README.md",
+        f"flwr run simulations/photo {LOCALLY.format(20)}",
+    ): Listed(RAY, "tests/simulations/test_photo_app.py"),
     (
         "simulations/vertical/README.md",
         f"flwr run simulations/vertical {LOCALLY.format(2)}",
@@ -128,7 +142,8 @@ RAN = {}  # what run_page returned, by page
 OPEN = {}  # files that others can read after it, by page
 PUBLIC = {  # those that hold neither a record nor a secret
     "docs/deploy.md": {"member/roster.toml"},
-    "docs/existing-app.md": {"runs/clusters"},  # what the server knows without the records
+    # what the server knows without the records
+    "docs/existing-app.md": {"runs/clusters"},
     "docs/own-data.md": {"domain.toml"},
 }
 
@@ -169,10 +184,13 @@ def ran(tmp_path, monkeypatch):
     return run
 
 
-# Real keys and ciphertexts: a quarter of a minute. tests/simulation/test_vertical.py runs the same.
+# Real keys and ciphertexts: a quarter of a minute. tests/simulation/test_vertical.py
+# runs the same.
 SLOW_PAGES = {"docs/vertical.md"}
 RUN_PAGES = [
-    pytest.param(page, marks=[pytest.mark.thorough] if page_id(page) in SLOW_PAGES else [])
+    pytest.param(
+        page, marks=[pytest.mark.thorough] if page_id(page) in SLOW_PAGES else []
+    )
     for page in PAGES
     if blocks(page)
 ]
@@ -191,14 +209,18 @@ def test_the_readmes_app_and_server_make_a_run(ran):
         readme["results"].clear()
         with task_identity():
             readme["main"](InProcessGrid(client_app, 10), None)
-        assert [result.centroids.shape for result in readme["results"]] == [(15, 2)] * 10
+        assert [result.centroids.shape for result in readme["results"]] == [
+            (15, 2)
+        ] * 10
         assert len({result.centroids.tobytes() for result in readme["results"]}) == 1
 
 
 def test_the_result_of_own_data_is_near_the_one_on_the_page(ran):
     """Its noise is new each time: in 20 runs by 1 year, 4 minutes, 16 % and 165 visits at most."""
     namespace, done = ran("docs/own-data.md")
-    (shown,) = (block.text for block, how in done if how == "text" and "visits" in block.text)
+    (shown,) = (
+        block.text for block, how in done if how == "text" and "visits" in block.text
+    )
     pattern = r"(\w+): born (\d+)\S+, (\d+) minutes, (\d+) euros, about (\d+) visits"
     found = {
         max(WARDS, key=lambda ward: float(row[f"Station={ward}"])): row
@@ -224,10 +246,12 @@ def test_what_shows_a_listed_block_exists():
         file, _, name = (listed.shown_by or "").partition("::")
         if file:
             source = (ROOT / file).read_text("utf-8")
-            assert re.search(rf"^ *def {name}\b", source, re.MULTILINE) or not name, listed
+            assert re.search(rf"^ *def {name}\b", source, re.MULTILINE) or not name, (
+                listed
+            )
 
 
-# --------------------------------------------------------------------------- the runner itself
+# -------------------------------------------------------------------- the runner itself
 
 
 @pytest.mark.parametrize(
@@ -235,9 +259,15 @@ def test_what_shows_a_listed_block_exists():
     [
         ("", "python benchmarks/noise.py\n"),
         ("sh", "true\n"),
-        *(("bash", text) for text in ("flwr run app\n", "flower-kmeans plan && true\n")),
+        *(
+            ("bash", text)
+            for text in ("flwr run app\n", "flower-kmeans plan && true\n")
+        ),
         ("bash", "python -m pytest\n"),
-        *(("text", text) for text in ("python benchmarks/noise.py\n", "x = 1\nimport os\n")),
+        *(
+            ("text", text)
+            for text in ("python benchmarks/noise.py\n", "x = 1\nimport os\n")
+        ),
     ],
 )
 def test_blocks_that_nothing_runs_are_reported(language, text):
@@ -263,7 +293,9 @@ def test_commands_run_or_stop_as_the_page_says(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match=r"here\.csv: 1 records"):
         run_text(stops.format("here.csv"), tmp_path, monkeypatch)
     with pytest.raises(AssertionError, match=r"other\.csv does not exist"):
-        run_text(stops.format("other.csv").replace("# stops\n", ""), tmp_path, monkeypatch)
+        run_text(
+            stops.format("other.csv").replace("# stops\n", ""), tmp_path, monkeypatch
+        )
     with pytest.raises(AssertionError, match="the page says"):
         run_text(stops.format("third.csv") + said, tmp_path, monkeypatch)
     with pytest.raises(AssertionError, match="no command follows"):
@@ -273,8 +305,13 @@ def test_commands_run_or_stop_as_the_page_says(tmp_path, monkeypatch):
 def test_files_that_a_page_names_are_written(tmp_path, monkeypatch):
     text = "```toml\n# domain.toml\ncolumns = []\n```\n```toml\nnone = 1\n```\n"
     run_text(text, tmp_path, monkeypatch)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["domain.toml", "page.md"]
-    assert (tmp_path / "domain.toml").read_text("utf-8") == "# domain.toml\ncolumns = []\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "domain.toml",
+        "page.md",
+    ]
+    assert (tmp_path / "domain.toml").read_text(
+        "utf-8"
+    ) == "# domain.toml\ncolumns = []\n"
 
 
 def test_fences_are_understood_or_reported(tmp_path, monkeypatch):
@@ -293,7 +330,11 @@ def test_fences_are_understood_or_reported(tmp_path, monkeypatch):
             blocks(page)
 
 
-PYTHON, BASH, OUTPUT = ("```python\n{}\n```\n", "```bash\n{}\n```\n", "```output\n{}\n```\n")
+PYTHON, BASH, OUTPUT = (
+    "```python\n{}\n```\n",
+    "```bash\n{}\n```\n",
+    "```output\n{}\n```\n",
+)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +353,13 @@ PYTHON, BASH, OUTPUT = ("```python\n{}\n```\n", "```bash\n{}\n```\n", "```output
         (BASH.format("flower-kmeans check --no-such-option"), AssertionError),
         (BASH.format("flower-kmeans new app"), None),  # its options are read, no more
         (BASH.format("flower-kmeans new --no-such-option"), UsageError),
-        (BASH.format("flower-kmeans check --policy-file /srv/a --no-such-option"), UsageError),
+        (
+            BASH.format("flower-kmeans check --policy-file /srv/a --no-such-option"),
+            UsageError,
+        ),
         (BASH.format("flower-kmeans no-such-command"), KeyError),
-        (BASH.format("python benchmarks/noise.py"), None),  # its options are read, no more
+        # its options are read, no more
+        (BASH.format("python benchmarks/noise.py"), None),
         (BASH.format("python benchmarks/noise.py --no-such-option"), SystemExit),
         (BASH.format("python benchmarks/no_such_script.py"), AssertionError),
     ],

@@ -67,7 +67,9 @@ def table(page, first_cell):
     """Return the rows (lists of cells) of the page's table whose heading starts like that."""
     lines = (ROOT / page).read_text("utf-8").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith(f"| {first_cell} |")]
-    assert len(starts) == 1, f"{page} has {len(starts)} tables that start with {first_cell!r}"
+    assert len(starts) == 1, (
+        f"{page} has {len(starts)} tables that start with {first_cell!r}"
+    )
     rows = []
     for line in lines[starts[0] + 2 :]:
         if not line.startswith("|"):
@@ -80,30 +82,39 @@ def code_spans(cell):
     return tuple(re.findall(r"`([^`]+)`", cell))
 
 
-# --------------------------------------------------------------------------- the documents
+# ------------------------------------------------------------------------ the documents
 
 
 def prose(page):
     """Return a page's text without its code blocks."""
-    return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 @cache
 def anchors(page):
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 def test_documents_state_the_version_and_day_of_the_release():
     (version, day), *_ = re.findall(
-        r"^## \[([\d.]+)\] - ([\d-]+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+        r"^## \[([\d.]+)\] - ([\d-]+)$",
+        (ROOT / "CHANGELOG.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     assert version == flower_kmeans.__version__
     citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
     assert f"version: {version}" in citation
     assert f"date-released: {day}" in citation
     for page in ("README.md", "docs/index.md"):
-        assert f"is version {version.rpartition('.')[0]}" in (ROOT / page).read_text("utf-8")
+        assert f"is version {version.rpartition('.')[0]}" in (ROOT / page).read_text(
+            "utf-8"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -125,15 +136,22 @@ def test_tests_that_are_named_as_evidence_exist():
     assert len(named) > 50
     for file, name in named:
         source = (ROOT / file).read_text("utf-8")
-        assert re.search(rf"^ *def {name or 'test_'}", source, re.MULTILINE), (file, name)
+        assert re.search(rf"^ *def {name or 'test_'}", source, re.MULTILINE), (
+            file,
+            name,
+        )
 
 
 # --------------------------------------------------------------------------- README
 
 
 def test_the_commands_of_the_readme_are_installed():
-    shell = [block.text for block in blocks(ROOT / "README.md") if block.language == "bash"]
-    assert shell[0] == 'python -m pip install ".[simulation]" && flower-kmeans simulate\n'
+    shell = [
+        block.text for block in blocks(ROOT / "README.md") if block.language == "bash"
+    ]
+    assert (
+        shell[0] == 'python -m pip install ".[simulation]" && flower-kmeans simulate\n'
+    )
     assert shell[1] == 'python -m pip install ".[test]" && python -m pytest -n 2\n'
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {"simulation", "test"} <= set(project["optional-dependencies"])
@@ -160,10 +178,14 @@ def test_strategies_are_as_in_the_table():
     for name, (_, noise, cell) in rows.items():
         strategy, trusts = build(classes[name]), code_spans(cell)
         assert strategy.trust == trusts[0]
-        assert set(trusts) == {trust for trust in TRUST_MODELS if runs(classes[name], trust)}
+        assert set(trusts) == {
+            trust for trust in TRUST_MODELS if runs(classes[name], trust)
+        }
         mechanisms = {release.mechanism for release in strategy.plan.releases}
         assert mechanisms == (set() if noise == "none" else {noise.lower()})
-    assert {code_spans(row[0])[0] for row in table("README.md", "trust")} == set(TRUST_MODELS)
+    assert {code_spans(row[0])[0] for row in table("README.md", "trust")} == set(
+        TRUST_MODELS
+    )
     horizontal = [cls for cls in classes.values() if cls is not VerticalKMeans]
     assert not any(build(strategy, "plain").plan.is_private for strategy in horizontal)
 
@@ -187,7 +209,8 @@ def test_private_work_needs_in_memory():
     with pytest.raises(TooFewClientsError, match=re.escape(Code.LEDGER.sentence)):
         simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy())
     simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy(in_memory=True))
-    with pytest.raises(ConfigurationError, match="state_dir"):  # simulated clients share no ledger
+    # simulated clients share no ledger
+    with pytest.raises(ConfigurationError, match="state_dir"):
         simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy(state_dir="state"))
 
 
@@ -196,10 +219,14 @@ def test_policies_have_the_documented_defaults():
         code_spans(row[0]): row[1]
         for row in table("docs/threat-model.md", "setting of `ClientPolicy`")
     }
-    assert {name for names in rows for name in names} == {f.name for f in fields(ClientPolicy)}
+    assert {name for names in rows for name in names} == {
+        f.name for f in fields(ClientPolicy)
+    }
     policy = ClientPolicy()
     for name in ("trusts", "units"):
-        assert rows[(name,)] == ", ".join(f"`{value}`" for value in getattr(policy, name))
+        assert rows[(name,)] == ", ".join(
+            f"`{value}`" for value in getattr(policy, name)
+        )
     numbers = ("min_clients", "max_rounds", "max_attempts", "max_colluders")
     for name in (*numbers, "copy_records", "must_hold_key", "in_memory"):
         assert rows[(name,)] == str(getattr(policy, name))
@@ -215,7 +242,11 @@ def test_policies_have_the_documented_defaults():
 
 
 def test_the_documented_policy_file_is_one(tmp_path):
-    files = [block.text for block in blocks(ROOT / "docs/deploy.md") if block.language == "toml"]
+    files = [
+        block.text
+        for block in blocks(ROOT / "docs/deploy.md")
+        if block.language == "toml"
+    ]
     (text,) = (text for text in files if "state_dir" in text)
     columns = next(text for text in files if text.startswith("columns"))
     path = tmp_path / "policy.toml"
@@ -230,9 +261,15 @@ def test_the_documented_policy_file_is_one(tmp_path):
 def test_the_documented_policies_with_a_domain_are_complete(tmp_path):
     """A node with the files that the page shows, and nothing else, could take part."""
     found = [each.text for each in blocks(ROOT / "docs/reference/domains.md")]
-    domain, *policies = [text for text in found if "[[columns]]" in text or "state_dir" in text]
+    domain, *policies = [
+        text for text in found if "[[columns]]" in text or "state_dir" in text
+    ]
     write_members(tmp_path / "member", ("a", "b", "c"))
-    for name, text in (("domain", domain), ("by_path", policies[0]), ("by_table", policies[1])):
+    for name, text in (
+        ("domain", domain),
+        ("by_path", policies[0]),
+        ("by_table", policies[1]),
+    ):
         (tmp_path / f"{name}.toml").write_text(text, "utf-8")
         (tmp_path / f"{name}.toml").chmod(0o600)
     assert len(policies) == 2
@@ -250,12 +287,18 @@ def test_the_documented_policies_with_a_domain_are_complete(tmp_path):
 
 
 def test_errors_point_to_examples_that_are_there():
-    pointer = re.compile(r"(docs/[\w/-]+\.md) has (?:an example|examples) under '([^']+)'")
-    pointers = [pointer.search(text) for text in (DOMAIN_EXAMPLES, HINTS["policy file"])]
+    pointer = re.compile(
+        r"(docs/[\w/-]+\.md) has (?:an example|examples) under '([^']+)'"
+    )
+    pointers = [
+        pointer.search(text) for text in (DOMAIN_EXAMPLES, HINTS["policy file"])
+    ]
     for match in pointers:
         page, heading = match.groups()
         text = (ROOT / page).read_text("utf-8")
-        section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+        section = re.search(
+            rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL
+        )
         assert "state_dir" in section[1]
     assert HINTS["domain"].endswith(DOMAIN_EXAMPLES)
 
@@ -265,7 +308,7 @@ def test_the_documented_number_of_runs_fits_into_the_total():
     assert epsilon_of_mu(mu * 60**0.5, 1e-6) < 10 < epsilon_of_mu(mu * 61**0.5, 1e-6)
 
 
-# --------------------------------------------------------------------------- how a run works
+# ---------------------------------------------------------------------- how a run works
 
 
 class CountingGrid(InProcessGrid):
@@ -325,12 +368,20 @@ def test_a_masked_answer_is_k_times_d_plus_2_plus_1_words():
 
 
 def test_the_report_lists_who_was_missing():
-    faults = [Fault(client=3, round=1, kind="drop"), Fault(client=5, round=2, kind="crash")]
+    faults = [
+        Fault(client=3, round=1, kind="drop"),
+        Fault(client=5, round=2, kind="crash"),
+    ]
     report = simulate(build(FastLloyd), PARTITIONS, faults=faults).report
-    assert [(missed.client, missed.round) for missed in report.dropped] == [(3, 1), (5, 2)]
+    assert [(missed.client, missed.round) for missed in report.dropped] == [
+        (3, 1),
+        (5, 2),
+    ]
     assert report.answers == [5, 5]
     everyone = [Fault(client=i, round=1, kind="crash") for i in range(4)]
-    with pytest.raises(TooFewClientsError, match="min_clients=3 answers to one query in round 1"):
+    with pytest.raises(
+        TooFewClientsError, match="min_clients=3 answers to one query in round 1"
+    ):
         simulate(build(FastLloyd), PARTITIONS, faults=everyone)
 
 
@@ -341,23 +392,33 @@ def unit_box(d):
     return Box([-1.0] * d, [1.0] * d)
 
 
-@pytest.mark.parametrize(("k", "d", "n"), [(15, 2, 5000), (16, 3, 273_280), (3, 10, 20_000)])
+@pytest.mark.parametrize(
+    ("k", "d", "n"), [(15, 2, 5000), (16, 3, 273_280), (3, 10, 20_000)]
+)
 def test_formulas_of_the_lloyd_family(k, d, n):
     """Those of FastLloyd with relocation; tests of the algorithms have the papers'."""
     mu, root = mu_of_budget(1.0, 1e-6), math.sqrt(d)
     eta = 0.8 * root / k ** (1 / d)
-    algorithm = FastLloydAlgorithm(k, unit_box(d), PrivacyBudget(1.0, 1e-6), n_records=n)
+    algorithm = FastLloydAlgorithm(
+        k, unit_box(d), PrivacyBudget(1.0, 1e-6), n_records=n
+    )
     assert algorithm.radius_of(1) == pytest.approx(math.sqrt(root * eta) * 2**16, abs=1)
     assert algorithm.radius_of(2) == pytest.approx(eta * 2**16, abs=1)
     assert algorithm.n_rounds == int(min(max(mu * n / (k * root), 2), 8))
     m = math.sqrt(algorithm.n_rounds * (1 + 1 / math.sqrt(4 * d))) / mu
-    found = [[each.noise_multiplier for each in group] for group in algorithm.plan().rounds]
-    np.testing.assert_allclose(found, [[m, m * (4 * d) ** 0.25]] * algorithm.n_rounds, rtol=1e-9)
+    found = [
+        [each.noise_multiplier for each in group] for group in algorithm.plan().rounds
+    ]
+    np.testing.assert_allclose(
+        found, [[m, m * (4 * d) ** 0.25]] * algorithm.n_rounds, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize(("k", "documented"), [(15, "1.93"), (100, "4.81")])
 def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
-    algorithm = FastLloydAlgorithm(k, unit_box(2), BUDGET, n_records=50_000, relocation=False)
+    algorithm = FastLloydAlgorithm(
+        k, unit_box(2), BUDGET, n_records=50_000, relocation=False
+    )
     wider = algorithm.radius_of(1) / algorithm.radius_of(2)
     round_mu2 = mu_of_budget(1.0, 1e-6) ** 2 / 7
     counts_mu2 = round_mu2 / (1 + math.sqrt(4 * 2))
@@ -370,7 +431,9 @@ def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
 def test_a_counted_n_changes_the_rounds_at_one_record():
     def rounds(n):
         budget = PrivacyBudget(1.0, 1 / (n * math.log(n)))
-        algorithm = FastLloydAlgorithm(15, unit_box(2), budget, n_records=n, relocation=False)
+        algorithm = FastLloydAlgorithm(
+            15, unit_box(2), budget, n_records=n, relocation=False
+        )
         return algorithm.n_rounds
 
     assert (rounds(3026), rounds(3027)) == (2, 3)
@@ -385,7 +448,9 @@ def test_sums_that_do_not_fit_are_refused():
 
 def test_distributed_noise_is_as_documented():
     photo = Box([0] * 3, [255] * 3)
-    strategy = FastLloyd(16, photo, BUDGET, 273_280, n_clients=20, trust="distributed-noise")
+    strategy = FastLloyd(
+        16, photo, BUDGET, 273_280, n_clients=20, trust="distributed-noise"
+    )
     assert (strategy.min_clients, strategy.max_colluders) == (16, 2)
     assert f"{strategy.added_noise_factor:.2g}" == "1.2"
     assert f"{strategy.noise_factor:.2f}" == f"{math.sqrt(20 / 18):.2f}" == "1.05"
@@ -393,13 +458,17 @@ def test_distributed_noise_is_as_documented():
     smallest = min(
         release.noise_multiplier * unit
         for t, releases in enumerate(strategy.plan.rounds, 1)
-        for release, unit in zip(releases, (algorithm.sensitivities(t)[[0, -1]]), strict=True)
+        for release, unit in zip(
+            releases, (algorithm.sensitivities(t)[[0, -1]]), strict=True
+        )
     )
     assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance
 
     report = simulate(build(FastLloyd, "clients-only"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
-    assert any(f"mu = {report.mu * 2:.4g}" in statement for statement in report.statements)
+    assert any(
+        f"mu = {report.mu * 2:.4g}" in statement for statement in report.statements
+    )
     report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
     assert report.added_noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
     assert report.noise_factor == pytest.approx(math.sqrt(6 / 5))
@@ -414,19 +483,30 @@ def names_of(kind):
 
 
 def test_tables_of_the_protocol():
-    codes = {int(number): (name, text) for number, name, text in table("docs/protocol.md", "code")}
+    codes = {
+        int(number): (name, text)
+        for number, name, text in table("docs/protocol.md", "code")
+    }
     assert codes == {int(code): (code.name, code.sentence) for code in Code}
 
     documented = [code_spans(row[0])[0] for row in table("docs/protocol.md", "field")]
     assert documented == names_of(RunDocument)
     assert PROTOCOL == "flower-kmeans/3"
 
-    body = [code_spans(row[0])[0] for row in table("docs/protocol.md", "field of `Vertical`")]
+    body = [
+        code_spans(row[0])[0]
+        for row in table("docs/protocol.md", "field of `Vertical`")
+    ]
     assert body == names_of(Vertical)
     for heading, kinds in STRUCTS.items():
-        rows = {code_spans(name)[0]: text for name, text in table("docs/protocol.md", heading)}
+        rows = {
+            code_spans(name)[0]: text
+            for name, text in table("docs/protocol.md", heading)
+        }
         structs = [getattr(messages, name) for name in kinds.split()]
-        assert set(rows) == {kind.__struct_config__.tag or kind.__name__ for kind in structs}
+        assert set(rows) == {
+            kind.__struct_config__.tag or kind.__name__ for kind in structs
+        }
         for kind in structs:
             text = rows[kind.__struct_config__.tag or kind.__name__]
             assert list(code_spans(text)) == names_of(kind), kind
@@ -451,14 +531,22 @@ def test_sizes_and_moduli_of_vertical_runs():
         made = moduli(int(k))
         public, data = packed_bytes(made.key), packed_bytes(made.data)
         run = costs(int(k), (1, 1), 16_384, 1, 1)
-        found = [public, len(made.data) * public, 2 * data, run.key_bytes, run.round_bytes]
+        found = [
+            public,
+            len(made.data) * public,
+            2 * data,
+            run.key_bytes,
+            run.round_bytes,
+        ]
         assert made.levels == n_levels == 14 + math.ceil(math.log2(k - 1))
         np.testing.assert_allclose(np.array(found) / 1e6, sizes, rtol=0.03)
 
 
 def test_committees_of_the_protocol():
     text = (ROOT / "docs/protocol.md").read_text("utf-8").replace(",", "")
-    columns = re.findall(r"(\d+) \((\d+)\)", re.search(r"^\| M \(c\) \|.*", text, re.MULTILINE)[0])
+    columns = re.findall(
+        r"(\d+) \((\d+)\)", re.search(r"^\| M \(c\) \|.*", text, re.MULTILINE)[0]
+    )
     rows = table("docs/protocol.md", "M (c)")[:4]
     assert [name for name, *_ in rows] == ["f", "tau", "k", "R"]
     for (n_slots, c), *found in zip(columns, *(row[1:] for row in rows), strict=True):
@@ -469,7 +557,11 @@ def test_committees_of_the_protocol():
 
 
 MODES = [
-    *((trust, keys) for trust in (*SHARED, "oblivious-server") for keys in ("relayed", "roster")),
+    *(
+        (trust, keys)
+        for trust in (*SHARED, "oblivious-server")
+        for keys in ("relayed", "roster")
+    ),
     ("trusted-server", "none"),
     ("plain", "none"),
 ]
@@ -479,21 +571,36 @@ def report_of(trust, keys, **facts):
     """Return the report of a run in this mode."""
     model = trust_model(trust)
     plan = build(Lloyd if trust == "plain" else FastLloyd, trust).plan
-    committee = CommitteeReport(tuple(range(6)), 6, 1, 4, 1) if model.has_committee else None
-    facts = {"min_clients": 5, "max_colluders": 1, "committee": committee, "n_slots": 6} | facts
+    committee = (
+        CommitteeReport(tuple(range(6)), 6, 1, 4, 1) if model.has_committee else None
+    )
+    facts = {
+        "min_clients": 5,
+        "max_colluders": 1,
+        "committee": committee,
+        "n_slots": 6,
+    } | facts
     return Report("FastLloyd", plan, model, keys, **facts)
 
 
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_the_report_says_what_section_11_requires(trust, keys):
-    section = (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
-    together, relayed, noise, one, blind = re.findall(r'"([^"]+)"', " ".join(section.split()))
+    section = (
+        (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
+    )
+    together, relayed, noise, one, blind = re.findall(
+        r'"([^"]+)"', " ".join(section.split())
+    )
     text = "\n".join(report_of(trust, keys).statements)
     assert f"Trust model: {trust}. Keys: {keys}." in text
     assert (together.replace("c clients", "1 client") in text) == (trust in SHARED)
     assert (relayed in text) == (keys == "relayed")
     assert ("passive" in text) == (keys == "relayed")
-    assert (noise in text) == (one.lower() in text.lower()) == (trust == "oblivious-server")
+    assert (
+        (noise in text)
+        == (one.lower() in text.lower())
+        == (trust == "oblivious-server")
+    )
     assert (blind in text) == (trust in BLIND)
     assert "TLS is required" in text
     assert "Results are not protected against hostile clients." in text
@@ -528,7 +635,9 @@ def test_who_a_run_protects_against_is_as_in_the_threat_model(trust, keys):
     assert tuple(answers)[:4] == PARTIES[:4]
     for party, cell in zip(PARTIES[:4], row[1:], strict=True):
         assert answers[party].startswith("No") == ("**" in cell), party
-        assert ("own noise share" in answers[party]) == ("own noise share" in cell), party
+        assert ("own noise share" in answers[party]) == ("own noise share" in cell), (
+            party
+        )
         if "own noise share" in cell:
             assert f"mu = {report.mu * 2:.4g}" in answers[party]
     partly = "if the server is passive" in row[3]

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from flower_kmeans import Box, PrivacyBudget, simulate, strategies
-from flower_kmeans.algorithms.numerics.initialization import server_kmeans_plus_plus, server_lloyd
+from flower_kmeans.algorithms.numerics.initialization import (
+    server_kmeans_plus_plus,
+    server_lloyd,
+)
 from flower_kmeans.baselines import local_centers
 from flower_kmeans.data.datasets import load_photo
 from flower_kmeans.errors import ConfigurationError
@@ -49,9 +52,18 @@ def test_what_is_not_installed_names_its_extra(package):
     ("text", "reason"),
     [
         (f"raise ImportError({ABI!r})", f"ImportError: {' '.join(ABI.split())[:-1]}"),
-        ("import no_such_dependency", "ModuleNotFoundError: No module named 'no_such_dependency'"),
-        ("raise OSError('libx.so: wrong ELF class')", "OSError: libx.so: wrong ELF class"),
-        ("import sys; sys.no_such_name", "AttributeError: module 'sys' has no attribute"),
+        (
+            "import no_such_dependency",
+            "ModuleNotFoundError: No module named 'no_such_dependency'",
+        ),
+        (
+            "raise OSError('libx.so: wrong ELF class')",
+            "OSError: libx.so: wrong ELF class",
+        ),
+        (
+            "import sys; sys.no_such_name",
+            "AttributeError: module 'sys' has no attribute",
+        ),
         ("import", "SyntaxError: "),
         ("raise RuntimeError('x' * 10_000)", "RuntimeError: xxx"),
     ],
@@ -98,7 +110,9 @@ def test_a_federation_runs_without_scikit_learn(no_sklearn, name):
     if name != "Lloyd":
         options |= {"privacy": PrivacyBudget(8.0), "n_records": 400}
     trust = "plain" if name == "Lloyd" else "trusted-server"
-    found = simulate(getattr(strategies, name)(n_clusters=2, trust=trust, **options), parts)
+    found = simulate(
+        getattr(strategies, name)(n_clusters=2, trust=trust, **options), parts
+    )
     assert found.centroids.shape == (2, width)
 
 
@@ -115,7 +129,9 @@ def estimator():
 
 USES = {
     "PrivateKMeans": estimator,
-    "k-FED": lambda: local_centers(np.arange(9.0)[:, None], 2, np.random.default_rng(0)),
+    "k-FED": lambda: local_centers(
+        np.arange(9.0)[:, None], 2, np.random.default_rng(0)
+    ),
     "k-means++ on the server's points": lambda: server_kmeans_plus_plus(
         [[0.0], [1.0]], 2, np.random.default_rng(0)
     ),
@@ -162,5 +178,11 @@ for words in (
 
 def test_a_csv_is_read_by_the_base_install(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n8,7.5\n" * 30, "utf-8")
-    subprocess.run([sys.executable, "-c", BASE_INSTALL], cwd=tmp_path, check=True, timeout=600)
-    assert (tmp_path / "assigned.csv").read_text("utf-8").startswith("x,y,cluster,distance")
+    subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL], cwd=tmp_path, check=True, timeout=600
+    )
+    assert (
+        (tmp_path / "assigned.csv")
+        .read_text("utf-8")
+        .startswith("x,y,cluster,distance")
+    )

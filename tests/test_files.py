@@ -58,7 +58,9 @@ def test_what_is_no_file_is_left_and_one_sentence(tmp_path):
     with pytest.raises(ConfigurationError, match=r"pipe: It is not an ordinary file\."):
         open_private(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    with pytest.raises(ConfigurationError, match="No such file or directory: make its directory"):
+    with pytest.raises(
+        ConfigurationError, match="No such file or directory: make its directory"
+    ):
         open_private(tmp_path / "none" / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
@@ -165,7 +167,8 @@ def test_files_of_one_run_take_their_places_together(tmp_path):
     (tmp_path / "notes.txt").touch()
     write(b"1", names)
     assert names_in(tmp_path) == sorted([*names, "notes.txt"])
-    write(b"2", names[:2])  # a run without a picture: that of the run before is no longer right
+    # a run without a picture: that of the run before is no longer right
+    write(b"2", names[:2])
     assert names_in(tmp_path) == sorted([*names[:2], "notes.txt"])
     for at in ("write", "fsync"):
         with failing(at) as words, pytest.raises(ConfigurationError) as caught:
@@ -181,13 +184,24 @@ def test_files_of_one_run_take_their_places_together(tmp_path):
     ("error", "words"),
     [
         (FULL, FULL_WORDS),
-        (PermissionError(errno.EACCES, "Permission denied"), "let this user write there"),
-        (OSError(errno.EROFS, "Read-only file system"), "name a place that is not read-only"),
         (
-            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            PermissionError(errno.EACCES, "Permission denied"),
+            "let this user write there",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system"),
+            "name a place that is not read-only",
+        ),
+        (
+            FileNotFoundError(
+                errno.ENOENT, "No usable temporary directory found in ['/tmp']"
+            ),
             r"found in \['/tmp'\]: make room in one of these, or name another one in TMPDIR",
         ),
-        (OSError(errno.EXDEV, "Invalid cross-device link"), "^Invalid cross-device link$"),
+        (
+            OSError(errno.EXDEV, "Invalid cross-device link"),
+            "^Invalid cross-device link$",
+        ),
         (OSError("in words alone"), "^in words alone$"),
         (OSError(), "^OSError$"),
     ],
@@ -227,15 +241,30 @@ def test_no_name_is_a_formula(text):
 SIGNS = [
     chr(code)
     for code in range(0x110000)
-    if chr(code) == "\u2212" or unicodedata.normalize("NFKC", chr(code)) in ("=", "+", "-", "@")
+    if chr(code) == "\u2212"
+    or unicodedata.normalize("NFKC", chr(code)) in ("=", "+", "-", "@")
 ]
-HIDDEN = ["\t", "\r", "\n", "\0", " ", "\xa0", "\u200b", "\u2060", "\ufeff", "\u034f", "\u3164"]
+HIDDEN = [
+    "\t",
+    "\r",
+    "\n",
+    "\0",
+    " ",
+    "\xa0",
+    "\u200b",
+    "\u2060",
+    "\ufeff",
+    "\u034f",
+    "\u3164",
+]
 
 
 @pytest.mark.parametrize("hidden", ["", *HIDDEN])
 def test_no_other_form_of_a_sign_begins_a_cell(hidden):
     """A cell begins with a sign after what shows nothing, or at a semicolon."""
-    assert {"=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66"} < {*SIGNS}
+    assert {"=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66"} < {
+        *SIGNS
+    }
     for sign in SIGNS:
         text = f"{hidden}{sign}1+1"
         for name in (csv_name(text), csv_name(f"a;{text}").removeprefix("a;")):
@@ -284,6 +313,10 @@ def test_what_lies_too_deep_is_a_value_error(parse, text, depth):
 
 
 def test_what_lies_less_deep_is_read():
-    assert parsed_json("[" * 30 + "]" * 30) == parsed_toml(f"x={'[' * 30}{']' * 30}")["x"]
-    with pytest.raises(ConfigurationError, match="The file of x is not TOML: lists or tables"):
+    assert (
+        parsed_json("[" * 30 + "]" * 30) == parsed_toml(f"x={'[' * 30}{']' * 30}")["x"]
+    )
+    with pytest.raises(
+        ConfigurationError, match="The file of x is not TOML: lists or tables"
+    ):
         read_toml(b"x=" + b"[" * 5_000, "file of x")

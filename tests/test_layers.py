@@ -14,7 +14,8 @@ import flower_kmeans
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "flower_kmeans"
 
-# A room may import rooms of lower numbers, and its own. Within a number, only what is listed.
+# A room may import rooms of lower numbers, and its own. Within a number, only what is
+# listed.
 LEVELS = {
     name: level
     for level, names in enumerate(
@@ -32,8 +33,11 @@ LEVELS = {
     for name in names.split()
 }
 STRATEGIES = ROOT / "strategies"
-SHIM = PACKAGE / "strategies.py"  # what is imported in a checkout, in place of the folder
-MODULES = sorted(path for folder in (PACKAGE, STRATEGIES) for path in folder.rglob("*.py"))
+# what is imported in a checkout, in place of the folder
+SHIM = PACKAGE / "strategies.py"
+MODULES = sorted(
+    path for folder in (PACKAGE, STRATEGIES) for path in folder.rglob("*.py")
+)
 
 
 def name_of(path):
@@ -132,14 +136,24 @@ def test_rooms_know_nothing_of_these(name, forbidden):
     for path in of(name):
         assert not {room(module) for module in imports(path)} & forbidden
     knowing = {name.split(".")[1] for name in importing("flwr.")}
-    assert not knowing & {"algorithms", "privacy", "secagg", "vertical", "data", "report"}
+    assert not knowing & {
+        "algorithms",
+        "privacy",
+        "secagg",
+        "vertical",
+        "data",
+        "report",
+    }
 
 
 @pytest.mark.parametrize(
     ("prefixes", "module"),
     [
         (
-            [f"flwr.{x}." for x in ("supercore", "superlink", "supernode", "server", "proto")],
+            [
+                f"flwr.{x}."
+                for x in ("supercore", "superlink", "supernode", "server", "proto")
+            ],
             "simulation.in_process",
         ),
         (["tenseal."], "vertical.engine"),
@@ -160,7 +174,10 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
         # What `plan --simulate` takes from there needs no extra.
         ("cli.preview", {"pandas", "joblib", "filelock", "matplotlib"}),
         # A client's process starts for every message: these take a second of it.
-        ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2", "openpyxl"}),
+        (
+            "client",
+            {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2", "openpyxl"},
+        ),
     ],
 )
 def test_large_packages_are_imported_when_they_are_used(modules, absent):
@@ -183,12 +200,22 @@ def test_only_one_module_reads_the_operating_systems_randomness():
 
 def test_no_generator_of_numpy_makes_keys_or_noise_and_no_assertion_checks_input():
     """Seeded generators are for public randomness only; assertions vanish under python -O."""
-    allowed = {"algorithms.numerics.initialization", "data.datasets", "metrics", "cli.inputs"}
+    allowed = {
+        "algorithms.numerics.initialization",
+        "data.datasets",
+        "metrics",
+        "cli.inputs",
+    }
     for path in MODULES:
-        nodes, name = list(ast.walk(tree(path))), name_of(path).removeprefix("flower_kmeans.")
+        nodes, name = (
+            list(ast.walk(tree(path))),
+            name_of(path).removeprefix("flower_kmeans."),
+        )
         assert not any(isinstance(node, ast.Assert) for node in nodes), path
         if name not in allowed and room(name_of(path)) != "bench":
-            calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+            calls = [
+                ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)
+            ]
             assert not [call for call in calls if "np.random." in call], name
 
 
@@ -219,21 +246,26 @@ def public_names(path):
 
 def test_type_checkers_find_all_public_names_of_the_strategies():
     expected = public_names(STRATEGIES / "__init__.py")
-    assert {*importlib.import_module("flower_kmeans.strategies").__all__, "BY_NAME"} <= expected
+    assert {
+        *importlib.import_module("flower_kmeans.strategies").__all__,
+        "BY_NAME",
+    } <= expected
     (for_checkers,) = [node for node in tree(SHIM).body if isinstance(node, ast.If)]
     assert ast.unparse(for_checkers.test) == "TYPE_CHECKING"
     assert all(node.module == "strategies" for node in for_checkers.body)
     aliases = [alias for node in for_checkers.body for alias in node.names]
     assert all(alias.asname == alias.name for alias in aliases)  # or it is not exported
     assert {alias.name for alias in aliases} == expected
-    # Without it a checkout that is installed as editable has no types for other projects.
+    # Without it a checkout that is installed as editable has no types for other
+    # projects.
     assert (STRATEGIES / "py.typed").exists()
 
 
 def test_strategies_have_one_name_everywhere():
     """Type checkers know modules of the folder by other names, so they import each other by dots.
 
-    A class that Python knew by two names would not be the class that workers of Ray load.
+    A class that Python knew by two names would not be the class that workers of Ray
+    load.
     """
     for path in STRATEGIES.glob("*.py"):
         absolute = {
@@ -287,13 +319,28 @@ def test_a_thread_that_imports_the_strategies_too_waits_for_all_names():
 
 def test_no_file_is_a_symbolic_link():
     """A checkout without symbolic links holds a text file in place of each."""
-    folders = ("flower_kmeans", "strategies", "tests", "docs", "simulations", "benchmarks", ".ci")
-    paths = [*ROOT.glob("*.*"), *(path for each in folders for path in (ROOT / each).rglob("*"))]
+    folders = (
+        "flower_kmeans",
+        "strategies",
+        "tests",
+        "docs",
+        "simulations",
+        "benchmarks",
+        ".ci",
+    )
+    paths = [
+        *ROOT.glob("*.*"),
+        *(path for each in folders for path in (ROOT / each).rglob("*")),
+    ]
     assert STRATEGIES / "__init__.py" in paths
     assert not [path for path in paths if path.is_symlink()]
     if (ROOT / ".git").exists():  # not in a source distribution
         listed = subprocess.run(
-            ["git", "ls-files", "--stage"], cwd=ROOT, check=True, capture_output=True, text=True
+            ["git", "ls-files", "--stage"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout.splitlines()
         assert any(line.endswith("\tstrategies/__init__.py") for line in listed)
         assert not [line for line in listed if line.startswith("120000 ")]
@@ -314,7 +361,9 @@ SERVER_SIDE = {"exchange"}
 def test_no_rule_of_a_client_reads_a_clock():
     rooms = ("protocol", "algorithms", "secagg")
     own = [path for name in rooms for path in of(name) if path.stem not in SERVER_SIDE]
-    assert {"client", "session", "checks", "server", "committee"} <= {path.stem for path in own}
+    assert {"client", "session", "checks", "server", "committee"} <= {
+        path.stem for path in own
+    }
     for path in [*own, *of("client")]:
         found = {name.split(".")[0] for name in imports(path)}
         assert not found & CLOCKS, f"{path} reads a clock"

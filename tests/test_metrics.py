@@ -32,7 +32,11 @@ def test_inertia_takes_little_memory():
     finally:
         tracemalloc.stop()
     assert_within(
-        "the inertia of 1,000,000 records takes", peak / 2**20, most=16, unit="MiB", strict=True
+        "the inertia of 1,000,000 records takes",
+        peak / 2**20,
+        most=16,
+        unit="MiB",
+        strict=True,
     )
 
 

@@ -14,7 +14,9 @@ def mutants():
     """Load the tool, which is in no package."""
     folder = str(ROOT / ".ci")
     sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / ".ci" / "mutants.py")
+    spec = importlib.util.spec_from_file_location(
+        "mutants", ROOT / ".ci" / "mutants.py"
+    )
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
@@ -25,10 +27,19 @@ def mutants():
 def test_every_fault_can_be_planted_and_all_rooms_have_some(mutants):
     faults = mutants.read_faults()
     assert mutants.check(faults) == []
-    assert len({(each.file, each.function, each.old, each.new, each.nth) for each in faults}) >= 200
+    assert (
+        len(
+            {
+                (each.file, each.function, each.old, each.new, each.nth)
+                for each in faults
+            }
+        )
+        >= 200
+    )
     counts = Counter(each.room for each in faults)
     assert set(counts) - set(mutants.ROOMS) <= {"files.py"}  # which all rooms use
-    least = dict.fromkeys(mutants.ROOMS, 20) | {"vertical": 5}  # its tests plant others themselves
+    # its tests plant others themselves
+    least = dict.fromkeys(mutants.ROOMS, 20) | {"vertical": 5}
     assert all(counts[room] >= n for room, n in least.items())
     for each in faults:
         assert not each.planted_in or (ROOT / each.planted_in).is_file(), each.name
@@ -57,7 +68,9 @@ def fault(mutants):
 
 def test_a_fault_is_planted_whatever_the_format_of_its_place(mutants, fault):
     found = mutants.plant(fault, SOURCE)
-    assert found.text == SOURCE.replace("(number >\n                self.size)", "((False))")
+    assert found.text == SOURCE.replace(
+        "(number >\n                self.size)", "((False))"
+    )
     assert (found.lines, found.at_import) == (range(9, 11), False)
     found = mutants.plant(replace(fault, old="self.size += number", new="pass"), SOURCE)
     assert found.text == SOURCE.replace("self.size += number", "pass")
@@ -68,7 +81,9 @@ def test_a_fault_is_planted_whatever_the_format_of_its_place(mutants, fault):
     assert "step=(5)" in found.text
     assert found.at_import
     for function, old in (("Counter", "LIMIT + 1"), ("<module>", "3")):
-        found = mutants.plant(replace(fault, function=function, old=old, new="4"), SOURCE)
+        found = mutants.plant(
+            replace(fault, function=function, old=old, new="4"), SOURCE
+        )
         assert found.at_import
         assert found.text == SOURCE.replace(f"= {old}\n", "= (4)\n")
 
@@ -100,15 +115,26 @@ def test_batches_have_the_modules_own_tests_and_cheap_ones_first(mutants):
         for i in range(30)
     }
     first, *others = mutants.in_batches(seconds, seconds, "own")
-    assert {each.split("::")[0] for each in first} == {"tests/test_cheap.py", "tests/test_own.py"}
+    assert {each.split("::")[0] for each in first} == {
+        "tests/test_cheap.py",
+        "tests/test_own.py",
+    }
     assert sum(map(seconds.__getitem__, first)) <= mutants.BATCHES[0][1]
-    assert sorted([*first, *(each for batch in others for each in batch)]) == sorted(seconds)
+    assert sorted([*first, *(each for batch in others for each in batch)]) == sorted(
+        seconds
+    )
 
 
 def test_the_table_says_who_kills_what(mutants, fault):
-    faults = [fault, replace(fault, name="g"), replace(fault, name="h", file="privacy/x.py")]
+    faults = [
+        fault,
+        replace(fault, name="g"),
+        replace(fault, name="h", file="privacy/x.py"),
+    ]
     outcomes = {
-        "f": mutants.Outcome("f", mutants.definition(fault), "default", ["tests/a.py::b[1|2]"]),
+        "f": mutants.Outcome(
+            "f", mutants.definition(fault), "default", ["tests/a.py::b[1|2]"]
+        ),
         "h": mutants.Outcome("h", "another definition", "default", ["tests/a.py::b"]),
     }
     text = mutants.table(faults, outcomes)

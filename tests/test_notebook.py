@@ -15,7 +15,12 @@ HOSTILE = '<script>alert("x")</script>'
 def texts_of(numbers):
     """Return the ways in which a repr may write numbers."""
     values = [float(value) for value in np.ravel(numbers)]
-    return {text for x in values for text in (repr(x), f"{x:.4g}", f"{x:.6g}") if len(text) > 4}
+    return {
+        text
+        for x in values
+        for text in (repr(x), f"{x:.4g}", f"{x:.6g}")
+        if len(text) > 4
+    }
 
 
 def shown_by(*objects):
@@ -26,7 +31,11 @@ def shown_by(*objects):
 def test_the_guarantee_and_every_release_are_shown(name, trust):
     strategy, clustering = strategy_of(name, trust), finished(name, trust)
     plan = strategy.plan
-    for page in (strategy._repr_html_(), plan._repr_html_(), clustering.report._repr_html_()):
+    for page in (
+        strategy._repr_html_(),
+        plan._repr_html_(),
+        clustering.report._repr_html_(),
+    ):
         if not plan.is_private:
             assert "NOT PRIVATE" in page
             assert "Releases" not in page
@@ -50,8 +59,11 @@ def test_a_strategy_shows_no_result_and_a_report_no_released_number(name, trust)
     secret = texts_of(found.centroids) | texts_of(found.counts)
     page = shown_by(strategy, strategy.plan, found.report)
     assert not [text for text in secret if f">{text}<" in page or f" {text}," in page]
-    # Who holds the result sees it in HTML. Its repr, which may go to a log, has none of it.
-    result = ClientResult(found.centroids, found.counts, found.domain, "00", found.weights)
+    # Who holds the result sees it in HTML. Its repr, which may go to a log, has none of
+    # it.
+    result = ClientResult(
+        found.centroids, found.counts, found.domain, "00", found.weights
+    )
     for holder in (found, result):
         assert not [text for text in secret if text in repr(holder)]
         assert f"<td>{found.counts[0]:.1f}</td>" in holder._repr_html_()
@@ -95,7 +107,9 @@ def test_a_run_that_failed_has_a_report_to_look_at():
 
 
 def test_parties_with_columns_are_shown_with_what_a_run_takes():
-    strategy = VerticalKMeans(5, Box([0] * 3, [1] * 3), PrivacyBudget(1.0), 30_000, parties=[2, 1])
+    strategy = VerticalKMeans(
+        5, Box([0] * 3, [1] * 3), PrivacyBudget(1.0), 30_000, parties=[2, 1]
+    )
     page = strategy._repr_html_()
     assert "Parties: 2" in page
     assert all(note in page for note in strategy.plan.notes)
@@ -114,7 +128,10 @@ def test_a_synopsis_and_its_clusters_are_tables_in_a_notebook_and_one_line_in_a_
     assert repr(found) == "SynopsisClustering(n_clusters=2, n_features=2)"
     m = len(synopsis.weights)
     assert repr(synopsis) == f"Synopsis(n_parts={m}, n_features=2)"
-    shown = (synopsis, synopsis.means, synopsis.weights), (found, found.centroids, found.counts)
+    shown = (
+        (synopsis, synopsis.means, synopsis.weights),
+        (found, found.centroids, found.counts),
+    )
     for holder, centers, sizes in shown:
         page = holder._repr_html_()
         assert page.count("<tr><td>") == min(len(centers), 50)

@@ -40,7 +40,10 @@ ON_THE_PATH = (
 OTHERS = {
     "docs/vertical.md": ({"VerticalKMeans"}, "Parties hold different **columns**"),
     "docs/deploy-vertical.md": ({"vertical"}, "no other strategy joins columns"),
-    "simulations/vertical/README.md": ({"VerticalKMeans"}, "no other strategy joins columns"),
+    "simulations/vertical/README.md": (
+        {"VerticalKMeans"},
+        "no other strategy joins columns",
+    ),
     "docs/reference/strategies.md": (
         {"FedDPKMeans", "FastLloyd"},
         "can release the inertia of the clustering with their last round",
@@ -100,7 +103,9 @@ def test_a_page_takes_the_defaults_or_says_why_not(page):
     code, said = SOURCES[page]
     expected, words = OTHERS.get(page, (set(), ""))
     others = taken(code) - STRATEGY - {TRUST}
-    assert others == expected, f"{page} takes {others}: take the defaults, or say why not"
+    assert others == expected, (
+        f"{page} takes {others}: take the defaults, or say why not"
+    )
     assert words in said
 
 

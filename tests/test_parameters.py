@@ -14,7 +14,11 @@ from flower_kmeans.canonical import (
     real_from_text,
     real_to_text,
 )
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.parameters import (
     AUTO,
     DERIVED,
@@ -61,17 +65,37 @@ class Declared:
         ({"k": True}, ConfigurationTypeError, "k must be an integer, got bool"),
         ({"k": None}, ConfigurationTypeError, "k must be an integer, got NoneType"),
         ({"k": "auto"}, ConfigurationTypeError, "k must be an integer, got str"),
-        ({"rounds": "many"}, ConfigurationError, "rounds as an integer or 'auto'. Got 'many'"),
+        (
+            {"rounds": "many"},
+            ConfigurationError,
+            "rounds as an integer or 'auto'. Got 'many'",
+        ),
         ({"rounds": 8}, ConfigurationError, "rounds in"),
         ({"any": LARGEST + 1}, ConfigurationError, "any in"),
-        ({"bounded": 2.1}, ConfigurationError, r"Expected bounded in \[0.5, 2\]. Got 2.1 instead"),
+        (
+            {"bounded": 2.1},
+            ConfigurationError,
+            r"Expected bounded in \[0.5, 2\]. Got 2.1 instead",
+        ),
         ({"bounded": math.nan}, ConfigurationError, "bounded in"),
         ({"bounded": 10**400}, ConfigurationError, "bounded in"),
         ({"bounded": "1"}, ConfigurationTypeError, "bounded must be a number, got str"),
-        ({"bounded": True}, ConfigurationTypeError, "bounded must be a number, got bool"),
+        (
+            {"bounded": True},
+            ConfigurationTypeError,
+            "bounded must be a number, got bool",
+        ),
         ({"chosen": 0.4}, ConfigurationError, r"chosen in \[0.5, 2\]. Got 0.4 instead"),
-        ({"chosen": "1"}, ConfigurationError, r"chosen in \[0.5, 2\], or 'auto'. Got '1' instead"),
-        ({"chosen": None}, ConfigurationTypeError, "chosen must be a number, got NoneType"),
+        (
+            {"chosen": "1"},
+            ConfigurationError,
+            r"chosen in \[0.5, 2\], or 'auto'. Got '1' instead",
+        ),
+        (
+            {"chosen": None},
+            ConfigurationTypeError,
+            "chosen must be a number, got NoneType",
+        ),
         ({"clip": 0}, ConfigurationError, "clip positive and finite. Got 0 instead"),
         ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
         ({"clip": math.nan}, ConfigurationError, "clip positive and finite"),
@@ -79,38 +103,76 @@ class Declared:
         ({"clip": "5"}, ConfigurationTypeError, "clip must be a number, got str"),
         ({"clip": True}, ConfigurationTypeError, "clip must be a number, got bool"),
         ({"cost": 1}, ConfigurationTypeError, "cost must be a bool, got int"),
-        ({"how": "c"}, ConfigurationError, r"how in \['auto', 'a', 'b'\]. Got 'c' instead"),
+        (
+            {"how": "c"},
+            ConfigurationError,
+            r"how in \['auto', 'a', 'b'\]. Got 'c' instead",
+        ),
         ({"how": 1}, ConfigurationError, "how in"),
         ({"clips": [1]}, ConfigurationTypeError, "clips must be a mapping"),
-        ({"clips": {"z": 1}}, ConfigurationError, r"releases in \['x', 'y'\]. Got 'z' instead"),
-        ({"clips": {"x": "1"}}, ConfigurationTypeError, "clips for 'x' must be a number, got str"),
-        ({"clips": {"x": 0}}, ConfigurationError, r"'x' in \[1e-12, 1e\+12\]. Got 0 instead"),
+        (
+            {"clips": {"z": 1}},
+            ConfigurationError,
+            r"releases in \['x', 'y'\]. Got 'z' instead",
+        ),
+        (
+            {"clips": {"x": "1"}},
+            ConfigurationTypeError,
+            "clips for 'x' must be a number, got str",
+        ),
+        (
+            {"clips": {"x": 0}},
+            ConfigurationError,
+            r"'x' in \[1e-12, 1e\+12\]. Got 0 instead",
+        ),
         ({"clips": {"x": math.nan}}, ConfigurationError, "clips for 'x' in .* Got nan"),
     ],
 )
-def test_errors_hold_the_parameter_what_is_expected_and_what_was_given(options, error, match):
+def test_errors_hold_the_parameter_what_is_expected_and_what_was_given(
+    options, error, match
+):
     with pytest.raises(error, match=match):
         Declared(**{"k": 1, **options})
 
 
 def test_attributes_are_plain_values():
-    made = Declared(np.int64(3), clip=np.float32(0.5), clips={"y": 2, "x": np.int64(1)}, rounds=7)
+    made = Declared(
+        np.int64(3), clip=np.float32(0.5), clips={"y": 2, "x": np.int64(1)}, rounds=7
+    )
     assert (made.k, made.clip, made.clips) == (3, 0.5, (("x", 1.0), ("y", 2.0)))
-    assert (type(made.k), type(made.clip), type(made.clips[0][1])) == (int, float, float)
+    assert (type(made.k), type(made.clip), type(made.clips[0][1])) == (
+        int,
+        float,
+        float,
+    )
     assert type(Declared(1, bounded=1).bounded) is float
 
 
 def test_what_is_left_to_the_library_passes():
     made = Declared(1, clips=None)
     assert made.chosen == AUTO
-    assert (made.rounds, made.how, made.any, made.clip, made.clips) == (AUTO, AUTO, None, None, ())
+    assert (made.rounds, made.how, made.any, made.clip, made.clips) == (
+        AUTO,
+        AUTO,
+        None,
+        None,
+        (),
+    )
 
 
-FULL = Declared(2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2})
+FULL = Declared(
+    2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2}
+)
 
 
 def test_a_document_has_what_is_declared():
-    always = {"k": 2, "rounds": 3, "any": 4, "bounded": "0x1.0000000000000p+0", "how": "b"}
+    always = {
+        "k": 2,
+        "rounds": 3,
+        "any": 4,
+        "bounded": "0x1.0000000000000p+0",
+        "how": "b",
+    }
     always |= {"chosen": "0x1.0000000000000p+1"}
     given = {"size": 0, "cost": True}
     clients = {"clip": "0x1.0000000000000p-1", "clips": {"x": "0x1.0000000000000p+1"}}
@@ -144,7 +206,9 @@ def test_a_document_has_one_encoding(change, error):
         read_parameters(Declared, write_parameters(FULL, True) | change, True)
 
 
-@pytest.mark.parametrize("lacking", ["k", "rounds", "bounded", "chosen", "clip", "clips"])
+@pytest.mark.parametrize(
+    "lacking", ["k", "rounds", "bounded", "chosen", "clip", "clips"]
+)
 def test_a_document_lacks_no_field(lacking):
     config = write_parameters(FULL, True)
     del config[lacking]
@@ -167,7 +231,11 @@ def test_a_document_for_records_has_no_field_of_clients():
         (POSITIVE, "positive number", {"1e3": 1000.0}),
         (FLAG, "true|false", {"true": True, "false": False, "1": LookupError}),
         (choice("a", "b"), "a|b", {"b": "b"}),
-        (reals("x", "y"), "NAME=NUMBER,...", {"x=1,y=2.5": {"x": 1, "y": 2.5}, "x": ValueError}),
+        (
+            reals("x", "y"),
+            "NAME=NUMBER,...",
+            {"x=1,y=2.5": {"x": 1, "y": 2.5}, "x": ValueError},
+        ),
     ],
 )
 def test_a_declaration_says_what_a_user_writes(kind, values, texts):

@@ -18,7 +18,9 @@ PARTS = np.array_split(np.random.default_rng(0).random((90, 2)), 3)
 
 def strategy_of(**options):
     domain = Box([0, 0], [1, 1])
-    return FastLloyd(2, domain, PrivacyBudget(1.0), 90, n_rounds=3, n_clients=3, **options)
+    return FastLloyd(
+        2, domain, PrivacyBudget(1.0), 90, n_rounds=3, n_clients=3, **options
+    )
 
 
 def terminal(is_one=True):
@@ -67,7 +69,8 @@ def test_the_time_left_follows_from_the_rounds_so_far_and_comes_nearer():
 
 
 @pytest.mark.parametrize(
-    ("t", "seconds", "left"), [(1, 10.0, 30.0), (2, 10.0, 10.0), (3, 30.0, 10.0), (4, 7.0, 0.0)]
+    ("t", "seconds", "left"),
+    [(1, 10.0, 30.0), (2, 10.0, 10.0), (3, 30.0, 10.0), (4, 7.0, 0.0)],
 )
 def test_the_estimate_takes_the_mean_of_the_rounds(t, seconds, left):
     assert info(t, seconds).seconds_left == pytest.approx(left)
@@ -97,7 +100,8 @@ def test_nothing_is_drawn_where_there_is_no_terminal():
         simulate(strategy_of(), PARTS, on_round=bar)
     assert console.file.getvalue() == ""
     console = terminal()
-    simulate(strategy_of(), PARTS, on_round=ProgressBar(console))  # a run goes on without ``with``
+    # a run goes on without ``with``
+    simulate(strategy_of(), PARTS, on_round=ProgressBar(console))
     assert console.file.getvalue() == ""
 
 
@@ -129,7 +133,8 @@ def test_in_a_notebook_the_log_keeps_its_stream(handler, monkeypatch):
     console, before = terminal(is_one=False), handler.stream
     monkeypatch.setattr(console, "is_jupyter", True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rich's, where ipywidgets is missing
+        # rich's, where ipywidgets is missing
+        warnings.simplefilter("ignore", UserWarning)
         with ProgressBar(console):
             assert handler.stream is before
 

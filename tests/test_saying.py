@@ -19,12 +19,20 @@ from saying import assert_within
         (1, {"least": 1, "strict": True}, "it has 1, more than 1 is allowed"),
         (1 + 1e-9, {"most": 1}, "it has 1.000000001, at most 1 is allowed"),
         ([1, 5, 3], {"most": 2}, "it has 5, at most 2 is allowed (number 1 of 3)"),
-        ([[1, 2], [3, 9]], {"most": [[1, 2], [3, 8]]}, "it has 9, at most 8 is allowed"),
+        (
+            [[1, 2], [3, 9]],
+            {"most": [[1, 2], [3, 8]]},
+            "it has 9, at most 8 is allowed",
+        ),
         (2**62 + 1, {"most": 2**62}, f"it has {2**62 + 1}, at most {2**62} is allowed"),
         (np.int64(2**62 + 1), {"most": np.int64(2**62)}, "at most"),
         (Fraction(10**20 + 1, 10**20), {"most": 1}, "at most 1 is allowed"),
         (math.nan, {"most": 1}, "it has nan, at most 1 is allowed"),
-        ([0.5, math.nan], {"least": 0}, "it has nan, at least 0 is allowed (number 1 of 2)"),
+        (
+            [0.5, math.nan],
+            {"least": 0},
+            "it has nan, at least 0 is allowed (number 1 of 2)",
+        ),
     ],
 )
 def test_what_is_out_of_bounds_is_said_with_both_numbers(found, bounds, said):

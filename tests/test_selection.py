@@ -11,7 +11,8 @@ import pytest
 import selection
 from selection import ONLY_THOROUGH, covering, left_out_lines
 
-# Tests of which no case runs by default, and what does instead. A new one needs a reason here.
+# Tests of which no case runs by default, and what does instead. A new one needs a
+# reason here.
 NOT_BY_DEFAULT = {
     "test_replay: one older processor, three algorithms": [
         "algorithms/numerics/test_fused.py::test_a_processor_without_wide_instructions_gives_the_same",
@@ -136,13 +137,18 @@ NOT_BY_DEFAULT = {
 def test_no_behaviour_is_left_out_but_by_name(request):
     named = {f"tests/{name}" for names in NOT_BY_DEFAULT.values() for name in names}
     unnamed = request.config.stash[ONLY_THOROUGH] - named
-    assert not unnamed, f"no case runs by default, and NOT_BY_DEFAULT gives no reason: {unnamed}"
+    assert not unnamed, (
+        f"no case runs by default, and NOT_BY_DEFAULT gives no reason: {unnamed}"
+    )
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
 def test_chosen_cases_hold_every_combination_of_values(strength):
     values = {"a": [1, 2, 3], "b": [{}, {"x": 1}], "c": ["p", "q"]}
-    cases = [dict(zip(values, case, strict=True)) for case in itertools.product(*values.values())]
+    cases = [
+        dict(zip(values, case, strict=True))
+        for case in itertools.product(*values.values())
+    ]
     chosen = [cases[i] for i in covering(cases, strength)]
 
     def combinations(found):
@@ -211,10 +217,23 @@ def outcome(tmp_path):
     support = str(Path(selection.__file__).parent)
 
     def run(*options):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-v",
+            *options,
+        ]
         environment = {**os.environ, "PYTHONPATH": support}
         found = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
@@ -226,9 +245,17 @@ def outcome(tmp_path):
 def test_a_session_runs_the_chosen_cases_and_says_what_it_left_out(outcome, processes):
     output = outcome(*processes)
     named = set(re.findall(r"test_suite\.py::(\S+)", output))
-    assert named == {"test_values[1-1]", "test_values[3-2]", "test_names[x]", "test_names[z]"}
+    assert named == {
+        "test_values[1-1]",
+        "test_values[3-2]",
+        "test_names[x]",
+        "test_names[z]",
+    }
     assert "4 passed" in output
-    assert "Left out: 4 thorough cases. Run them with: python -m pytest -n 2 -m thorough" in output
+    assert (
+        "Left out: 4 thorough cases. Run them with: python -m pytest -n 2 -m thorough"
+        in output
+    )
     assert "Left out: 2 slow cases. Run them with: python -m pytest -m slow" in output
     assert "deployment" not in output
 
@@ -243,7 +270,9 @@ def test_thorough_runs_all_others(outcome):
 def test_a_marker_that_chooses_nothing_is_an_error(tmp_path, outcome):
     text = SUITE.replace('"x", "z"', '"w"')
     (tmp_path / "test_suite.py").write_text(text)
-    with pytest.raises(AssertionError, match=r"default_cases of .*test_names.* chooses no case"):
+    with pytest.raises(
+        AssertionError, match=r"default_cases of .*test_names.* chooses no case"
+    ):
         outcome()
 
 

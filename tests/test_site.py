@@ -52,26 +52,33 @@ def test_lists_are_lists_in_the_site_too(page):
     lines = ["", *FENCE.sub("", text).splitlines()]
     item = re.compile(r"(?:[-*+]|\d+\.) ")
     for before, line in pairwise(lines):
-        assert not item.match(line) or not before or before[0] == " " or item.match(before), line
+        assert (
+            not item.match(line) or not before or before[0] == " " or item.match(before)
+        ), line
 
 
 def test_the_reference_has_all_public_names():
     named = set()
     for page in ROOT.glob("docs/reference/*.md"):
-        named |= set(re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE))
+        named |= set(
+            re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)
+        )
     short = {name.rpartition(".")[2] for name in named}
     assert set(flower_kmeans.__all__) - {"__version__"} <= short
     assert {f"flower_kmeans.strategies.{name}" for name in strategies.__all__} <= named
     own = {
         name
         for name, value in vars(metrics).items()
-        if getattr(value, "__module__", None) == metrics.__name__ and not name.startswith("_")
+        if getattr(value, "__module__", None) == metrics.__name__
+        and not name.startswith("_")
     }
     assert own == {name.rpartition(".")[2] for name in named if ".metrics." in name}
 
 
 def row_of(text, option):
-    return next(line for line in text.splitlines() if line.startswith(f"| `{option}` |"))
+    return next(
+        line for line in text.splitlines() if line.startswith(f"| `{option}` |")
+    )
 
 
 def test_the_reference_has_all_commands_and_options():
@@ -86,7 +93,9 @@ def test_the_reference_has_all_commands_and_options():
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == sorted(commands)
     for command in commands.values():
         for parameter in command.params:
-            spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
+            spelled = (
+                ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
+            )
             assert text.count(f"| `{spelled}` |") >= 1, parameter
     row = "| `--clusters` | `integer in [1, 10000]`, `LOW-HIGH`, `any`; `16` by default | Number of"
     assert row in text
@@ -135,7 +144,9 @@ def test_links_that_leave_the_documents_lead_to_copies():
     assert "simulations/existing-app/digits_app/clusters.py" in linked
     assert "docs/deploy.md" in linked
     text = "[a](../README.md#limits) [b](tutorial.md)\n```\n[c](../README.md)\n```\n"
-    assert hook.rewritten("docs/deploy.md", text) == text.replace("../", "repository/", 1)
+    assert hook.rewritten("docs/deploy.md", text) == text.replace(
+        "../", "repository/", 1
+    )
     assert hook.rewritten("README.md", "[a](docs/deploy.md)") == "[a](../deploy.md)"
 
 
@@ -148,7 +159,9 @@ def test_the_site_holds_all_that_its_pages_link(tmp_path):
         for piece, open_ in hook.outside_fences(page.read_text("utf-8")):
             for link in hook.LINK.finditer(piece) if open_ else ():
                 assert (page.parent / link[2]).exists(), f"{page}: {link[2]}"
-    assert (tmp_path / "docs/repository/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (tmp_path / "docs/repository/LICENSE").read_bytes() == (
+        ROOT / "LICENSE"
+    ).read_bytes()
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -158,7 +171,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.mark.thorough
 @pytest.mark.browser
-@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)")
+@pytest.mark.skipif(
+    chromium() is None, reason="no Chromium on this machine (apt: chromium)"
+)
 def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
     for needed in ("mkdocstrings", "zensical"):
         pytest.importorskip(needed)
@@ -169,13 +184,19 @@ def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here, log = f"http://127.0.0.1:{server.server_port}", tmp_path / "net.json"
     try:
-        for page in ("/index.html?q=centroid", "/reference/strategies.html", "/deploy.html"):
+        for page in (
+            "/index.html?q=centroid",
+            "/reference/strategies.html",
+            "/deploy.html",
+        ):
             dom = run_browser(here + page, "--dump-dom", f"--log-net-log={log}")
             assert "What ε means here" in dom
             asked = requests_of(log, here)
             assert any(address.endswith(".css") for address in asked)
             assert any(address.endswith(".js") for address in asked)
-            assert [address for address in asked if not address.startswith(here + "/")] == []
+            assert [
+                address for address in asked if not address.startswith(here + "/")
+            ] == []
     finally:
         server.shutdown()
         server.server_close()

@@ -55,13 +55,21 @@ LABELS = np.repeat(np.arange(3), 400)
 
 
 def estimator(**changes):
-    given = {"n_clusters": 3, "bounds": (-10, 10), "n_records": 1200, "random_state": 0, **changes}
+    given = {
+        "n_clusters": 3,
+        "bounds": (-10, 10),
+        "n_records": 1200,
+        "random_state": 0,
+        **changes,
+    }
     return PrivateKMeans(**given)
 
 
 def box_of(bounds, X):
     """Return the lower and upper bounds that a fit without privacy used."""
-    fitted = estimator(n_clusters=2, bounds=bounds, epsilon=None, strategy="lloyd").fit(X)
+    fitted = estimator(n_clusters=2, bounds=bounds, epsilon=None, strategy="lloyd").fit(
+        X
+    )
     domain = fitted.clustering_.domain
     return list(domain.lower), list(domain.upper)
 
@@ -75,7 +83,8 @@ def test_scikit_learns_checks(estimator, check):
 
 @pytest.mark.parametrize("strategy", ["synopsis", "fastlloyd"])
 @pytest.mark.parametrize(
-    "bounds", [(-10, 10), ([-10, -9], [10, 9]), Box([-10] * 2, [10] * 2), Ball(15, [0, 0])]
+    "bounds",
+    [(-10, 10), ([-10, -9], [10, 9]), Box([-10] * 2, [10] * 2), Ball(15, [0, 0])],
 )
 def test_clusters_that_stand_apart_are_found(bounds, strategy):
     fitted = estimator(bounds=bounds, strategy=strategy, epsilon=5.0).fit(RECORDS)
@@ -103,7 +112,9 @@ def test_without_privacy_it_is_lloyds_algorithm():
     fitted = estimator(epsilon=None, strategy="lloyd").fit(RECORDS)
     assert fitted.privacy_spent_ == (np.inf, 1.0)
     exact = KMeans(3, n_init=10, random_state=0).fit(RECORDS)
-    assert -exact.score(RECORDS) == pytest.approx(fitted.clustering_.inertia(RECORDS), rel=1e-3)
+    assert -exact.score(RECORDS) == pytest.approx(
+        fitted.clustering_.inertia(RECORDS), rel=1e-3
+    )
 
 
 def test_noise_does_not_follow_from_the_random_state():
@@ -121,7 +132,9 @@ def test_a_pickle_holds_no_label_and_predicts_the_same():
 
 
 def test_it_is_a_step_of_a_pipeline_and_names_its_columns():
-    pipeline = make_pipeline(FunctionTransformer(lambda X: X / 10), estimator(bounds=(-1, 1)))
+    pipeline = make_pipeline(
+        FunctionTransformer(lambda X: X / 10), estimator(bounds=(-1, 1))
+    )
     found = pipeline.set_output(transform="pandas").fit(RECORDS).transform(RECORDS[:5])
     assert list(found.columns) == [f"privatekmeans{i}" for i in range(3)]
     assert found.shape == (5, 3)
@@ -130,7 +143,9 @@ def test_it_is_a_step_of_a_pipeline_and_names_its_columns():
 def test_options_reach_the_strategy():
     bounded = estimator(options={"max_size": 500}, epsilon=10.0).fit(RECORDS)
     assert bounded.clustering_.sizes is not None
-    with pytest.raises(ConfigurationError, match=r"'max_size'.*Got .'no_such', 'trust'."):
+    with pytest.raises(
+        ConfigurationError, match=r"'max_size'.*Got .'no_such', 'trust'."
+    ):
         estimator(options={"no_such": 1, "trust": "plain"}).fit(RECORDS)
     with pytest.raises(ConfigurationTypeError, match="options as a mapping"):
         estimator(options=5).fit(RECORDS)
@@ -143,12 +158,18 @@ def test_options_reach_the_strategy():
         ({"bounds": ([0, 0, 0], [1, 1, 1])}, "for 2 columns"),
         ({"n_records": None}, r"Expected n_records.*Got None with epsilon=1\.0"),
         ({"n_records": 0}, "n_records"),
-        ({"epsilon": None, "state_dir": "ledger"}, "Expected a private epsilon.*Got None"),
+        (
+            {"epsilon": None, "state_dir": "ledger"},
+            "Expected a private epsilon.*Got None",
+        ),
         ({"strategy": "vertical"}, "Expected strategy in"),
         ({"strategy": "kmeans"}, "Got 'kmeans'"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"n_clusters": 0}, "n_clusters"),
-        ({"max_total_epsilon": 0.5}, r"Expected state_dir.*Got None with max_total_epsilon=0\.5"),
+        (
+            {"max_total_epsilon": 0.5},
+            r"Expected state_dir.*Got None with max_total_epsilon=0\.5",
+        ),
         ({"max_total_delta": 1e-9, "epsilon": None}, "with max_total_delta=1e-09"),
     ],
 )
@@ -170,7 +191,9 @@ def test_what_cannot_be_fitted_is_refused(changes, message):
         ("a name of a file", "got str"),
     ],
 )
-def test_what_is_no_array_and_no_table_is_refused_by_its_type(habit, message, monkeypatch):
+def test_what_is_no_array_and_no_table_is_refused_by_its_type(
+    habit, message, monkeypatch
+):
     """Nothing is spent, and no cell is in the text. A mask would be ignored."""
     monkeypatch.setattr("flower_kmeans.sklearn.simulate", None)
     make = READ[habit] if habit in READ else REFUSED[habit][0]
@@ -180,17 +203,22 @@ def test_what_is_no_array_and_no_table_is_refused_by_its_type(habit, message, mo
     assert model.total_privacy_spent_ == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("habit", ["pandas Int64", "pandas pyarrow", "polars", "pyarrow"])
+@pytest.mark.parametrize(
+    "habit", ["pandas Int64", "pandas pyarrow", "polars", "pyarrow"]
+)
 def test_tables_of_other_libraries_are_fitted(habit):
     model = PrivateKMeans(1, epsilon=None, bounds=(0, 8))
-    np.testing.assert_allclose(model.fit(READ[habit]()).cluster_centers_, [X.mean(axis=0)])
+    np.testing.assert_allclose(
+        model.fit(READ[habit]()).cluster_centers_, [X.mean(axis=0)]
+    )
 
 
 def test_columns_are_those_of_the_bounds():
     frame = pd.DataFrame(RECORDS, columns=["a", "b"])
     named = estimator(bounds=Box([-10] * 2, [10] * 2, columns=["a", "b"]))
     assert sorted(named.fit(frame).predict(frame.iloc[[0, 400, 800]])) == [0, 1, 2]
-    logs = TableDomain([Number(name, 1, 10, "log") for name in "ab"])  # of encoded records
+    # of encoded records
+    logs = TableDomain([Number(name, 1, 10, "log") for name in "ab"])
     for bounds, records in (
         (named.bounds, frame[["b", "a"]]),
         (logs, frame),
@@ -200,7 +228,9 @@ def test_columns_are_those_of_the_bounds():
             estimator(bounds=bounds).fit(records)
 
 
-FRAME = pd.DataFrame({"a": [0.0, 1.0, 2.0], "b": [10.0, 20.0, 30.0], "c": [-1.0, 0.0, 1.0]})
+FRAME = pd.DataFrame(
+    {"a": [0.0, 1.0, 2.0], "b": [10.0, 20.0, 30.0], "c": [-1.0, 0.0, 1.0]}
+)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +273,14 @@ def test_bounds_of_two_columns(bounds, expected):
     assert box_of(bounds, FRAME[["a", "b"]]) == expected
 
 
-@pytest.mark.parametrize("bounds", [([0, 10], [2, 30]), [(0, 10), (2, 30)], [[0, 10], [2, 30]]])
+@pytest.mark.parametrize(
+    "bounds", [([0, 10], [2, 30]), [(0, 10), (2, 30)], [[0, 10], [2, 30]]]
+)
 def test_two_rows_that_are_other_bounds_when_read_the_other_way_are_refused(bounds):
     for given in (bounds, np.array(bounds)):
-        with pytest.raises(ConfigurationError, match=r"read in one way, such as Box.*Got .*0"):
+        with pytest.raises(
+            ConfigurationError, match=r"read in one way, such as Box.*Got .*0"
+        ):
             box_of(given, FRAME[["a", "b"]])
     box = Box(*bounds)
     assert box_of(box, FRAME[["a", "b"]]) == (list(box.lower), list(box.upper))
@@ -264,7 +298,10 @@ def test_two_rows_that_are_other_bounds_when_read_the_other_way_are_refused(boun
         ([(None, 2)] * 3, "for 3 columns"),
         ((0, np.nan), "finite.*nan in column 0"),
         ([(0, 2), (10, np.inf), (-1, 1)], "finite.*inf in column 1"),
-        ([(0, 2), (30, 10), (-1, 1)], r"low below high.*lower=30\.0 and upper=10\.0 in column 1"),
+        (
+            [(0, 2), (30, 10), (-1, 1)],
+            r"low below high.*lower=30\.0 and upper=10\.0 in column 1",
+        ),
         ((2, 2), "low below high"),
         ("02", "Got '02'"),
         (("0", "2"), "for 3 columns"),
@@ -274,7 +311,10 @@ def test_two_rows_that_are_other_bounds_when_read_the_other_way_are_refused(boun
         (5, "Got 5"),
         (np.array(5), "for 3 columns"),
         (np.ma.masked_array([[0, 2]] * 3, [[True, False]] * 3), "for 3 columns"),
-        ({"a": (0, 2), "b": (10, 30)}, r"columns \['a', 'b', 'c'\] of X. Got \['a', 'b'\]"),
+        (
+            {"a": (0, 2), "b": (10, 30)},
+            r"columns \['a', 'b', 'c'\] of X. Got \['a', 'b'\]",
+        ),
         ({"a": (0, 2), "b": (10, 30), "d": (-1, 1)}, "Got .*'d'"),
         ({"a": 0, "b": 10, "c": -1}, "for 3 columns"),
         ({"lower": [0, 10, -1], "upper": [2, 30, 1]}, "Got .'lower', 'upper'."),
@@ -292,7 +332,9 @@ def test_numbers_that_name_columns_are_their_names_before_their_places():
     twice = pd.Series([0, 10, -1], index=["a", "b", "b"])
     with pytest.raises(ConfigurationError, match=r"of X. Got \['a', 'b', 'b'\]"):
         box_of((twice, [2, 30]), FRAME[["a", "b"]])
-    with pytest.raises(ConfigurationError, match=r"columns \[0, 1\] of X. Got \['a', 'b'\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"columns \[0, 1\] of X. Got \['a', 'b'\]"
+    ):
         box_of({"a": (0, 2), "b": (10, 30)}, frame.to_numpy())
 
 
@@ -383,7 +425,10 @@ def test_a_search_without_scoring_says_what_its_fits_cost_together():
         search.fit(RECORDS)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     texts = [str(warning.message) for warning in told]
-    assert [text.split(" of ")[0] for text in texts] == ["This is fit 2", "This is fit 10"]
+    assert [text.split(" of ")[0] for text in texts] == [
+        "This is fit 2",
+        "This is fit 10",
+    ]
     assert f"they cost epsilon={composed(2):.3g} at delta=1e-06 together" in texts[0]
     assert f"ten fits like this one would cost epsilon={composed(10):.3g}" in texts[0]
     assert f"they cost epsilon={composed(10):.3g} at delta=1e-06 together. " in texts[1]
@@ -470,7 +515,10 @@ def test_fits_in_other_processes_have_no_total_without_a_ledger(monkeypatch):
             assert each.total_privacy_spent_ == (np.inf, 1.0)
             assert each.privacy_spent_[0] == pytest.approx(1.0)
     # Once for all tasks of a worker, and once in the process of the search.
-    assert ["pickled before it was fitted" in str(each.message) for each in told] == [True, True]
+    assert ["pickled before it was fitted" in str(each.message) for each in told] == [
+        True,
+        True,
+    ]
 
 
 def test_with_a_ledger_the_total_is_that_of_the_ledger(tmp_path):
@@ -494,7 +542,9 @@ def test_a_start_from_a_fit_without_privacy_is_not_private(tmp_path):
     with pytest.raises(ConfigurationError, match="Expected initial from a private run"):
         estimator(**given, state_dir=tmp_path / "own").fit(RECORDS)
     private = {"initial": estimator(strategy="fastlloyd").fit(RECORDS).clustering_}
-    fitted = estimator(strategy="fastlloyd", options=private, state_dir=tmp_path / "own")
+    fitted = estimator(
+        strategy="fastlloyd", options=private, state_dir=tmp_path / "own"
+    )
     assert fitted.fit(RECORDS).privacy_spent_[0] == pytest.approx(1.0)
 
 
@@ -502,7 +552,9 @@ def test_no_fit_passes_a_ledger_for_free(tmp_path):
     spent = estimator(state_dir=tmp_path / "own", max_total_epsilon=1.0).fit(RECORDS)
     before = spent.total_privacy_spent_
     for strategy in ("synopsis", "lloyd", "fastlloyd"):
-        with pytest.raises(ConfigurationError, match="Expected a private epsilon beside"):
+        with pytest.raises(
+            ConfigurationError, match="Expected a private epsilon beside"
+        ):
             clone(spent).set_params(epsilon=None, strategy=strategy).fit(RECORDS)
     with pytest.raises(ConfigurationError, match="Lloyd, which is not private"):
         clone(spent).set_params(strategy="lloyd").fit(RECORDS)
@@ -522,9 +574,14 @@ def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_pat
     )
     with pytest.warns(FitFailedWarning), pytest.warns(UserWarning, match="non-finite"):
         search.fit(RECORDS)
-    scores = [*search.cv_results_["split0_test_score"], *search.cv_results_["split1_test_score"]]
+    scores = [
+        *search.cv_results_["split0_test_score"],
+        *search.cv_results_["split1_test_score"],
+    ]
     assert np.isnan(scores).sum() == 2
-    with pytest.raises(RunError, match=r"at most max_total_epsilon=1\.5 at max_total_delta=1e-06"):
+    with pytest.raises(
+        RunError, match=r"at most max_total_epsilon=1\.5 at max_total_delta=1e-06"
+    ):
         clone(charged).fit(RECORDS)
 
 
@@ -550,5 +607,6 @@ def test_a_fit_that_fails_on_its_way_is_not_said_to_be_refused(tmp_path, monkeyp
     with pytest.raises(TooFewClientsError, match=r"in round 3 of") as error:
         estimator(epsilon=0.5, state_dir=tmp_path / "own").fit(RECORDS)
     assert "max_total_epsilon" not in str(error.value)
-    # What the answered rounds cost; the run's end gives back what it reserved for the others.
+    # What the answered rounds cost; the run's end gives back what it reserved for the
+    # others.
     assert 0.1 < spent_epsilon(tmp_path / "own", 1e-6) < 0.4

@@ -17,7 +17,15 @@ from harness import SIMULATED, run_recorded
 
 from flower_kmeans import Box, PrivacyBudget, kmeans_client_app, simulate
 from flower_kmeans.protocol.exchange import WAVE
-from flower_kmeans.protocol.messages import Added, Answer, Ask, Enrolled, Finished, Refusal, Wrapped
+from flower_kmeans.protocol.messages import (
+    Added,
+    Answer,
+    Ask,
+    Enrolled,
+    Finished,
+    Refusal,
+    Wrapped,
+)
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd
 
@@ -34,7 +42,12 @@ def parts(m, d=2, each=3):
 
 def private(m, *, k=2, d=2, trust="oblivious-server", **options):
     kind = GLloyd if trust == "distributed-noise" else FastLloyd
-    options = {"max_colluders": 1, "n_clients": m, "n_rounds": 2, "trust": trust} | options
+    options = {
+        "max_colluders": 1,
+        "n_clients": m,
+        "n_rounds": 2,
+        "trust": trust,
+    } | options
     return kind(k, box(d), PrivacyBudget(1.0), 1000 * m, **options)
 
 
@@ -42,7 +55,8 @@ def private(m, *, k=2, d=2, trust="oblivious-server", **options):
 def caches():
     """Let collections see what a test makes alone; return the caches that were there before.
 
-    A process that has run thousands of tests has millions of objects: a collection looks at all.
+    A process that has run thousands of tests has millions of objects: a collection
+    looks at all.
     """
     gc.collect()
     found = [thing for thing in gc.get_objects() if is_cache(thing)]
@@ -66,7 +80,8 @@ def replies_read():
 class ListGrid(InProcessGrid):
     """A grid that gives all replies that are asked for as a list, as Flower's own do.
 
-    It watches how many replies are alive, as messages and as what the server reads from them.
+    It watches how many replies are alive, as messages and as what the server reads from
+    them.
     """
 
     def __init__(self, client_app, n_nodes):
@@ -129,7 +144,8 @@ def test_memory_does_not_grow_with_rounds_times_clients(trust):
         simulate(strategy, partitions, on_round=weigh)
     finally:
         tracemalloc.stop()
-    # One entry of the transcript a round is far below one reply per client, but not with shares.
+    # One entry of the transcript a round is far below one reply per client, but not
+    # with shares.
     entry = reply if trust == "oblivious-server" else m * reply // 9
     assert held[many - 1] - held[few - 1] < (many - few) * (4 * entry + m * reply / 8)
 
@@ -144,8 +160,12 @@ def asks_of(m, trust):
     for sent in outcome.grid.sent:
         if isinstance(sent.message, Ask):
             asks.setdefault(sent.message.t, []).append(sent.data)
-    enrolled = [item.message for item in outcome.grid.received if item.kind == "enrolled"]
-    keys = {reply.public_key for reply in enrolled} | {reply.commitment for reply in enrolled}
+    enrolled = [
+        item.message for item in outcome.grid.received if item.kind == "enrolled"
+    ]
+    keys = {reply.public_key for reply in enrolled} | {
+        reply.commitment for reply in enrolled
+    }
     return asks, keys - {bytes(32)}
 
 
@@ -193,7 +213,10 @@ def kinds():
 @pytest.fixture
 def quiet(caplog):
     """Pytest keeps what is logged until a test ends."""
-    with caplog.at_level(logging.ERROR, "flwr"), caplog.at_level(logging.ERROR, "flower_kmeans"):
+    with (
+        caplog.at_level(logging.ERROR, "flwr"),
+        caplog.at_level(logging.ERROR, "flower_kmeans"),
+    ):
         yield
 
 
@@ -206,7 +229,9 @@ def objects(caches):
     for thing in (*caches, *filter(is_cache, gc.get_objects())):
         thing.cache_clear()  # of at most so many entries, which 140 runs do not fill
     gc.collect()
-    return Counter(f"{type(thing).__module__}.{type(thing).__name__}" for thing in gc.get_objects())
+    return Counter(
+        f"{type(thing).__module__}.{type(thing).__name__}" for thing in gc.get_objects()
+    )
 
 
 @pytest.mark.thorough
@@ -214,7 +239,8 @@ def objects(caches):
 def test_two_hundred_runs_leave_nothing_behind(caches):
     """Beside bounded caches, a run may not leave a single object."""
     strategies, partitions = kinds(), parts(3)
-    objects(caches)  # once before: counting makes entries in the caches of abstract classes itself
+    # once before: counting makes entries in the caches of abstract classes itself
+    objects(caches)
     for _ in range(50):
         simulate(next(strategies), partitions)
     tracemalloc.start()
@@ -236,7 +262,8 @@ def test_two_hundred_runs_leave_nothing_behind(caches):
 
 def test_runs_with_ledgers_close_their_files(tmp_path):
     policies = [
-        replace(SIMULATED, in_memory=False, state_dir=str(tmp_path / f"{i}")) for i in range(3)
+        replace(SIMULATED, in_memory=False, state_dir=str(tmp_path / f"{i}"))
+        for i in range(3)
     ]
     for policy in policies:
         os.mkdir(policy.state_dir, 0o700)

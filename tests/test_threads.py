@@ -14,7 +14,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cells import cell_sums
-from flower_kmeans.algorithms.numerics.projection import Projection, lifted_sums, second_moments
+from flower_kmeans.algorithms.numerics.projection import (
+    Projection,
+    lifted_sums,
+    second_moments,
+)
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.threads import sum_in_parts
 
@@ -28,7 +32,9 @@ def three_threads(monkeypatch):
 def blas_of_all():
     """Return how many threads BLAS has, of all libraries."""
     return {
-        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        library["num_threads"]
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
     }
 
 
@@ -54,7 +60,9 @@ def record_parts(n_rows, work):
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 10])
-def test_every_row_is_in_one_part_and_little_work_takes_no_second_thread(three_threads, n_rows):
+def test_every_row_is_in_one_part_and_little_work_takes_no_second_thread(
+    three_threads, n_rows
+):
     own = {threading.get_ident()}
     assert record_parts(n_rows, 1_000) == ([(0, n_rows)], own, [1] * n_rows)
     three_threads()
@@ -75,7 +83,9 @@ def test_an_error_of_one_part_is_the_callers(three_threads):
         sum_in_parts(9, 9, part)
 
 
-def test_an_error_waits_for_the_other_parts_and_blas_has_one_thread_until_then(three_threads):
+def test_an_error_waits_for_the_other_parts_and_blas_has_one_thread_until_then(
+    three_threads,
+):
     """Nothing reads the records of a caller, who may close them, after the call."""
     three_threads()
     failed, found = threading.Event(), []

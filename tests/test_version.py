@@ -17,7 +17,11 @@ from flower_kmeans.report import report as reports
         ("OpenSSL 3.5.4 30 Sep 2025", "OpenSSL 3.5.4", {"OpenSSL": "3.5.4"}),
         ("LibreSSL 4.2.1", "LibreSSL 4.2.1", {"LibreSSL": "4.2.1"}),
         ("BoringSSL", "BoringSSL", {"BoringSSL": "unknown"}),
-        ("OpenSSL 3.0.0~beta(x) now", "OpenSSL 3.0.0betax", {"OpenSSL": "3.0.0~beta(x)"}),
+        (
+            "OpenSSL 3.0.0~beta(x) now",
+            "OpenSSL 3.0.0betax",
+            {"OpenSSL": "3.0.0~beta(x)"},
+        ),
         ("AWS-LC " + "9" * 80, None, {"AWS-LC": "9" * 80}),
     ],
 )

@@ -67,11 +67,15 @@ class Parts:
 
 
 PARTS = Parts()
-PUBLIC = [name for name, each in vars(Ledger).items() if callable(each) and name[0] != "_"]
+PUBLIC = [
+    name for name, each in vars(Ledger).items() if callable(each) and name[0] != "_"
+]
 PARTS.time("ledger", Ledger, "__init__", *PUBLIC)
 PARTS.time("records", client_app, "load_data")
 PARTS.time("records", Algorithm, "words_of")
-PARTS.time("keys", key_agreement, "agree", "claim", "is_claim", "lasting_key", "exchange_key")
+PARTS.time(
+    "keys", key_agreement, "agree", "claim", "is_claim", "lasting_key", "exchange_key"
+)
 PARTS.time("keys", key_agreement, "seal", "unseal")
 for module in (calibration, plan):
     PARTS.time("budget", module, "mu_of_budget", "epsilon_of_mu")
@@ -95,7 +99,9 @@ class _StampingApp(ClientApp):
             "returned": time.time(),
             "parts": PARTS.seconds,
         }
-        with Path(str(context.node_config["stamps"])).open("a", encoding="utf-8") as file:
+        with Path(str(context.node_config["stamps"])).open(
+            "a", encoding="utf-8"
+        ) as file:
             file.write(json.dumps(line) + "\n")
         return reply
 

@@ -31,7 +31,8 @@ class _StampingGrid:
 
     def write(self, **line: Any) -> None:
         """Write one line."""
-        with self._path.open("a", encoding="utf-8") as file:  # one write, also from threads
+        # one write, also from threads
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -41,7 +42,9 @@ class _StampingGrid:
         ended = time.time()
         for message_id, message in zip(ids, listed, strict=True):
             node, group = message.metadata.dst_node_id, message.metadata.group_id
-            self.write(message=message_id, node=node, group=group, push=begun, pushed=ended)
+            self.write(
+                message=message_id, node=node, group=group, push=begun, pushed=ended
+            )
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -50,7 +53,9 @@ class _StampingGrid:
         replies = list(self._grid.pull_messages(message_ids))
         ended = time.time()
         for reply in replies:
-            self.write(reply_to=reply.metadata.reply_to_message_id, pull=begun, pulled=ended)
+            self.write(
+                reply_to=reply.metadata.reply_to_message_id, pull=begun, pulled=ended
+            )
         return replies
 
 

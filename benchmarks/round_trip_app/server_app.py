@@ -25,7 +25,9 @@ def main(grid: Grid, context: Context) -> None:
     for number in range(1 + int(context.run_config["round-trips"])):
         started = time.perf_counter()
         replies = list(
-            grid.send_and_receive(exchange.messages("finish", requests), timeout=TIMEOUT)
+            grid.send_and_receive(
+                exchange.messages("finish", requests), timeout=TIMEOUT
+            )
         )
         middle = time.perf_counter()
         polled = list(exchange.trip("finish", requests, lambda: False))
@@ -35,4 +37,6 @@ def main(grid: Grid, context: Context) -> None:
         if number:  # the first ones start processes
             seconds["send_and_receive"].append(middle - started)
             seconds["own polling"].append(ended - middle)
-    Path(str(context.run_config["report"])).write_text(json.dumps(seconds), encoding="utf-8")
+    Path(str(context.run_config["report"])).write_text(
+        json.dumps(seconds), encoding="utf-8"
+    )

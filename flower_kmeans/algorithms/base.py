@@ -1,8 +1,9 @@
 """What every algorithm is: additive queries to clients, and updates from noisy sums.
 
-A frozen set of public parameters: it holds no records, adds no noise and sends nothing. A client
-computes ``answer``, in integers, whose sums are exact in any order, and ``update`` the next state
-from the noisy sum of all answers (docs/guarantees.md, "Fixed point, rounding, sampling").
+A frozen set of public parameters: it holds no records, adds no noise and sends nothing.
+A client computes ``answer``, in integers, whose sums are exact in any order, and
+``update`` the next state from the noisy sum of all answers (docs/guarantees.md, "Fixed
+point, rounding, sampling").
 """
 
 import math
@@ -37,12 +38,15 @@ _INT64 = np.dtype(np.int64)
 LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
-MAX_WORDS = 2**22  # of a round: 32 MiB of a message, and a few times that of a client's memory
+# of a round: 32 MiB of a message, and a few times that of a client's memory
+MAX_WORDS = 2**22
 MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
-_SIZES = "n_clusters", "n_server_points", "n_rounds"  # parameters on which numbers of words depend
+# parameters on which numbers of words depend
+_SIZES = "n_clusters", "n_server_points", "n_rounds"
 SUMS, COUNTS = "sums", "counts"
-MIN_COUNT = 1.0  # fewest noisy records of a cluster whose sum is divided by them; public
+# fewest noisy records of a cluster whose sum is divided by them; public
+MIN_COUNT = 1.0
 
 
 class Block(NamedTuple):
@@ -63,7 +67,8 @@ class Statistic:
     """What one client answers, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
-    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if known.
+    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if
+    # known.
     answered: float = 1.0
     n_answers: int | None = None
 
@@ -72,7 +77,8 @@ class Statistic:
 class State:
     """All that an algorithm knows after ``round`` rounds.
 
-    Arrays are of dtype int64 if the algorithm is replayable: clients keep them between messages.
+    Arrays are of dtype int64 if the algorithm is replayable: clients keep them between
+    messages.
     """
 
     round: int
@@ -83,7 +89,8 @@ class State:
 class Query:
     """All that a client must know to answer a round; rounds count from 1.
 
-    Clients of one process share it, and what is computed from it (`lru_cache` takes identities).
+    Clients of one process share it, and what is computed from it (`lru_cache` takes
+    identities).
     """
 
     round: int
@@ -94,18 +101,19 @@ class Query:
 class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
-    Implementations are frozen, hashable dataclasses of public parameters. The constructor checks
-    every parameter, before anything is sent or spent.
+    Implementations are frozen, hashable dataclasses of public parameters. The
+    constructor checks every parameter, before anything is sent or spent.
 
-    ``n_records`` and ``n_clients`` are public planning numbers. The former is required with a
-    private budget; the latter with one of ``unit="client"``, and refused otherwise. There ``clip``
-    is how many records' worth of one client count in each release. The grid's step is
-    ``2**-fraction_bits`` of the scaled domain.
+    ``n_records`` and ``n_clients`` are public planning numbers. The former is required
+    with a private budget; the latter with one of ``unit="client"``, and refused
+    otherwise. There ``clip`` is how many records' worth of one client count in each
+    release. The grid's step is ``2**-fraction_bits`` of the scaled domain.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+        If a parameter is out of range, parameters contradict each other, or sums could
+        overflow.
     """
 
     name: ClassVar[str]
@@ -113,9 +121,9 @@ class Algorithm(ABC):
     replayable: ClassVar[bool]
     """Whether clients can compute the next query themselves, which a blind server needs.
 
-    The only randomness of ``update`` and ``initial_state`` are then Philox words of the seed and
-    the round (`initialization.round_words`), and their results are the same integers on every
-    processor.
+    The only randomness of ``update`` and ``initial_state`` are then Philox words of the
+    seed and the round (`initialization.round_words`), and their results are the same
+    integers on every processor.
     """
     vertical: ClassVar[bool] = False
     """Whether its records are split by columns among parties (trust model "vertical")."""
@@ -149,7 +157,11 @@ class Algorithm(ABC):
                 "from which noise and rounds are planned. Got None."
             )
         domain = self.domain
-        if isinstance(domain, TableDomain) and domain.from_records and budget.is_private:
+        if (
+            isinstance(domain, TableDomain)
+            and domain.from_records
+            and budget.is_private
+        ):
             raise ConfigurationError(
                 "Expected a domain from public knowledge with a private budget. Got one that was "
                 "read off records (from_records): no epsilon holds with it."
@@ -160,7 +172,9 @@ class Algorithm(ABC):
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
-        self._put(clip=client_clipping.client_clip(budget, n_records, n_clients, self.clip))
+        self._put(
+            clip=client_clipping.client_clip(budget, n_records, n_clients, self.clip)
+        )
         # A default delta depends on the number of units: of what the budget protects.
         n_units = self.n_clients if budget.protects_clients else n_records
         self._put(budget=budget if n_units is None else budget.resolved(n_units))
@@ -191,9 +205,10 @@ class Algorithm(ABC):
     def block_sensitivities(self, round_number: int) -> Mapping[str, float]:
         """Return by how much one record changes each of a round's blocks, in grid units.
 
-        Of second moments, that of the diagonal. For data sets that differ in one record, the
-        difference of the statistics divided by these has norm at most 1, jointly over the blocks of
-        each release and in its norm. They are public before the run: adding noise needs no query.
+        Of second moments, that of the diagonal. For data sets that differ in one
+        record, the difference of the statistics divided by these has norm at most 1,
+        jointly over the blocks of each release and in its norm. They are public before
+        the run: adding noise needs no query.
         """
 
     def plan(self) -> PrivacyPlan:
@@ -205,9 +220,9 @@ class Algorithm(ABC):
     def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
         """Require that no word of a sum can reach the limit, but with probability 1e-9.
 
-        ``noise_factor`` is by how much the noise may exceed the plan's, where more clients add
-        noise shares than had to (docs/guarantees.md, "Fixed point" and "Distributed noise"). Below
-        the limit the secure sum is exact.
+        ``noise_factor`` is by how much the noise may exceed the plan's, where more
+        clients add noise shares than had to (docs/guarantees.md, "Fixed point" and
+        "Distributed noise"). Below the limit the secure sum is exact.
         """
         if self.n_records is None:
             return
@@ -215,17 +230,21 @@ class Algorithm(ABC):
         n_words = sum(map(self.words, range(1, self.n_rounds + 1)))
         logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
-        # Where clients add means, each adds as much as a record, and there may be more of them.
+        # Where clients add means, each adds as much as a record, and there may be more
+        # of them.
         most = max(self.n_records, self.n_clients or 0)
         for number, releases in enumerate(self.plan().rounds, start=1):
             sensitivities = self.block_sensitivities(number)
             # Without noise a word is a sum of records alone.
             found = [] if releases else [("sums", max(sensitivities.values()), 0.0)]
             for release in releases:
-                # No word of a record exceeds its unit, which all words of a release have together.
+                # No word of a record exceeds its unit, which all words of a release
+                # have together.
                 unit = max(sensitivities[name] for name in release.blocks)
                 noise = release.noise_multiplier * unit * tails[release.mechanism]
-                found.append((release.name, unit, noise * noise_factor * self.clip_of(release)))
+                found.append(
+                    (release.name, unit, noise * noise_factor * self.clip_of(release))
+                )
             for name, unit, noise in found:
                 require_capacity(
                     most * unit + noise,
@@ -241,7 +260,9 @@ class Algorithm(ABC):
         That of second moments is of their diagonal.
         """
         if not self.budget.is_private:
-            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
+            return dict.fromkeys(
+                (block.name for block in self.layout(round_number)), 0.0
+            )
         sensitivities, found = self.block_sensitivities(round_number), {}
         for release in self.plan().rounds[round_number - 1]:
             spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
@@ -258,10 +279,16 @@ class Algorithm(ABC):
         total = 0
         for number in range(1, self.n_rounds + 1):
             # A query may be longer than the answers to it.
-            asked = sum(math.prod(shape) for shape, *_ in self.query_ranges(number).values())
+            asked = sum(
+                math.prod(shape) for shape, *_ in self.query_ranges(number).values()
+            )
             words, total = max(self.words(number), asked), total + self.words(number)
             if words > MAX_WORDS or total > MAX_RUN_WORDS:
-                sizes = [f"{name}={getattr(self, name)}" for name in _SIZES if hasattr(self, name)]
+                sizes = [
+                    f"{name}={getattr(self, name)}"
+                    for name in _SIZES
+                    if hasattr(self, name)
+                ]
                 raise ConfigurationError(
                     f"Expected at most {MAX_WORDS} words in a message, and {MAX_RUN_WORDS} in all "
                     f"answers of a client. Got {words} in round {number}, and {total} up to it, "
@@ -292,8 +319,9 @@ class Algorithm(ABC):
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the shape, the least and the largest value of every array of a round's query.
 
-        All arrays are of dtype int64. Within these ranges the units hold and the work of
-        ``statistic`` is bounded, whatever a server sent. By default there are no arrays.
+        All arrays are of dtype int64. Within these ranges the units hold and the work
+        of ``statistic`` is bounded, whatever a server sent. By default there are no
+        arrays.
         """
         return {}
 
@@ -302,25 +330,32 @@ class Algorithm(ABC):
 
         A client's own query is so never refused.
         """
-        # Noise may lead anywhere, and a client must be able to answer what follows from it.
+        # Noise may lead anywhere, and a client must be able to answer what follows from
+        # it.
         ranges = self.query_ranges(state.round + 1).items()
-        arrays = {name: np.clip(state.arrays[name], low, high) for name, (_, low, high) in ranges}
+        arrays = {
+            name: np.clip(state.arrays[name], low, high)
+            for name, (_, low, high) in ranges
+        }
         return Query(state.round + 1, arrays)
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivity of every word of a round, (words,) float64, for one record.
 
-        In grid units, in layout order: `block_sensitivities`, unless words of a block differ.
+        In grid units, in layout order: `block_sensitivities`, unless words of a block
+        differ.
         """
         sensitivities = self.block_sensitivities(round_number)
         blocks = self.layout(round_number)
-        return np.repeat([sensitivities[b.name] for b in blocks], [b.size for b in blocks])
+        return np.repeat(
+            [sensitivities[b.name] for b in blocks], [b.size for b in blocks]
+        )
 
     def sensitivities(self, round_number: int) -> FloatArray:
         """Return the noise scale of every word of a round, (words,) float64.
 
-        As `record_sensitivities`, times the clips: for answers, and for data sets that differ in
-        what the budget protects, one record or all records of one client.
+        As `record_sensitivities`, times the clips: for answers, and for data sets that
+        differ in what the budget protects, one record or all records of one client.
         """
         sensitivities = self.record_sensitivities(round_number)
         if self._clip() is not None:
@@ -336,7 +371,8 @@ class Algorithm(ABC):
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
         """Return by how much one record of a protected client moves each of a round's releases.
 
-        Over the noise scale and in the norm of each (docs/guarantees.md, "Client-level privacy").
+        Over the noise scale and in the norm of each (docs/guarantees.md, "Client-level
+        privacy").
         """
         sensitivities = self.sensitivities(round_number)
         parts = [
@@ -346,15 +382,16 @@ class Algorithm(ABC):
         joint = self.has_joint_clipping and len(parts) > 1
         shared = max(step for *_, step in parts) if joint else None
         return tuple(
-            client_clipping.move_of_a_record(part, norm, step, shared) for part, norm, step in parts
+            client_clipping.move_of_a_record(part, norm, step, shared)
+            for part, norm, step in parts
         )
 
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
 
-        Those of several parts of a client's records add up to those of all of them, unless the
-        algorithm ``needs_all_records``.
+        Those of several parts of a client's records add up to those of all of them,
+        unless the algorithm ``needs_all_records``.
         """
 
     def words_of(self, query: Query, records: NDArray[Any]) -> IntArray:
@@ -369,7 +406,8 @@ class Algorithm(ABC):
     def limited(self, statistic: Statistic, round_number: int) -> Statistic:
         """Return what a client adds, from its statistic: it is clipped for ``unit="client"``.
 
-        See docs/guarantees.md, "Client-level privacy". A word that no release covers is then 0.
+        See docs/guarantees.md, "Client-level privacy". A word that no release covers is
+        then 0.
         """
         if self._clip() is None:
             return statistic
@@ -377,14 +415,22 @@ class Algorithm(ABC):
         vector = self.flatten(statistic, round_number)
         clipped = np.zeros_like(vector)
         parts = [
-            (words, client_clipping.clip_factor(vector[words], sensitivities[words], release.norm))
+            (
+                words,
+                client_clipping.clip_factor(
+                    vector[words], sensitivities[words], release.norm
+                ),
+            )
             for release, words in self.release_words(round_number)
         ]
-        # A joint factor keeps a client's means where they are: sums and counts shrink alike.
+        # A joint factor keeps a client's means where they are: sums and counts shrink
+        # alike.
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
             kept = least if self.has_joint_clipping else factor
-            clipped[words] = client_clipping.shortened(vector[words], sensitivities[words], kept)
+            clipped[words] = client_clipping.shortened(
+                vector[words], sensitivities[words], kept
+            )
         return self.unflatten(clipped, round_number)
 
     def _clip(self) -> float | None:
@@ -407,7 +453,8 @@ class Algorithm(ABC):
             Otherwise, without a word about values.
         """
         number, arrays = query.round, query.arrays
-        # Not isinstance: True is an int too, and would name a round that nobody planned.
+        # Not isinstance: True is an int too, and would name a round that nobody
+        # planned.
         if type(number) is not int or not 1 <= number <= self.n_rounds:
             raise MessageError(UNUSABLE)
         ranges = self.query_ranges(number)
@@ -429,19 +476,22 @@ class Algorithm(ABC):
         pairs = zip(self.possible_warnings, flags, strict=True)
         return tuple(text for text, holds in pairs if holds)
 
-    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+    def cost_estimate(
+        self, state: State, noise_factor: float = 1.0
+    ) -> CostEstimate | None:
         """Return the inertia at the centroids after the last round, from released values.
 
-        ``None`` unless the algorithm has ``cost=True``. ``noise_factor`` is by how much the noise's
-        standard deviation exceeded the plan's (distributed noise).
+        ``None`` unless the algorithm has ``cost=True``. ``noise_factor`` is by how much
+        the noise's standard deviation exceeded the plan's (distributed noise).
         """
         return None
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return what the sums of the round after ``state`` keep to without noise.
 
-        ``answer`` is that round's noisy sum, of which only the number of answers counts. By default
-        nothing but the signs and the total of counts is known, where there are some.
+        ``answer`` is that round's noisy sum, of which only the number of answers
+        counts. By default nothing but the signs and the total of counts is known, where
+        there are some.
         """
         names = {block.name for block in self.layout(state.round + 1)}
         return Meaning(counts=COUNTS if COUNTS in names else None, are_clusters=False)
@@ -452,8 +502,8 @@ class Algorithm(ABC):
     ) -> State:
         """Return the state after the noisy sum of all answers, which may be any integers.
 
-        Noise makes every word possible, and an error would reveal something about words that nobody
-        may see. ``rng`` is for algorithms that are not replayable.
+        Noise makes every word possible, and an error would reveal something about words
+        that nobody may see. ``rng`` is for algorithms that are not replayable.
         """
 
     def without_sum(self, state: State) -> State | None:
@@ -464,7 +514,9 @@ class Algorithm(ABC):
         """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""
         if "centroids" not in state.arrays:
             return None
-        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+        return self.domain.from_unit(
+            scaled(state.arrays["centroids"], self.fraction_bits)
+        )
 
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes of the last round, (k,), or ``None`` before any."""
@@ -490,8 +542,8 @@ class Algorithm(ABC):
     def weights(self, state: State) -> FloatArray | None:
         """Return the weights (k,) of the power diagram whose cells are the clusters.
 
-        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``; ``None`` where that
-        is the nearest centroid. In the squared units of `cost_estimate`.
+        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``; ``None``
+        where that is the nearest centroid. In the squared units of `cost_estimate`.
         """
         return None
 
@@ -504,16 +556,23 @@ class Algorithm(ABC):
         """Most parts, directions and planned noise of `mixture`; ``None`` if there is none."""
         return None
 
-    def mixture(self, state: State, noise_factor: float = 1.0) -> ReleasedMixture | None:
+    def mixture(
+        self, state: State, noise_factor: float = 1.0
+    ) -> ReleasedMixture | None:
         """Return the mixture that the run learned of the records; ``None`` if it learns none."""
         return None
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document, without domain and budget."""
-        return {"name": self.name, **parameters.write_parameters(self, self.clip is not None)}
+        return {
+            "name": self.name,
+            **parameters.write_parameters(self, self.clip is not None),
+        }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    ) -> Self:
         """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
         values = parameters.read_parameters(cls, config, budget.protects_clients)
         return cls(domain=domain, budget=budget, **values)
@@ -530,7 +589,9 @@ class Algorithm(ABC):
             start += block.size
         return places
 
-    def release_words(self, round_number: int) -> list[tuple[Release, NDArray[np.intp]]]:
+    def release_words(
+        self, round_number: int
+    ) -> list[tuple[Release, NDArray[np.intp]]]:
         """Return a round's releases, each with where its words are in the round's vector."""
         places = self.places(round_number)
         return [
@@ -567,7 +628,9 @@ class Algorithm(ABC):
             )
         layout = self.layout(round_number)
         parts = np.split(vector, np.cumsum([block.size for block in layout])[:-1])
-        blocks = {b.name: part.reshape(b.shape) for b, part in zip(layout, parts, strict=True)}
+        blocks = {
+            b.name: part.reshape(b.shape) for b, part in zip(layout, parts, strict=True)
+        }
         return Statistic(blocks, answered, n_answers)
 
 
@@ -603,5 +666,7 @@ def algorithm_from_config(
     """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise ConfigurationError(f"Expected the name of an algorithm in {sorted(_REGISTRY)}.")
+        raise ConfigurationError(
+            f"Expected the name of an algorithm in {sorted(_REGISTRY)}."
+        )
     return _REGISTRY[name].from_config(config, domain, budget)

@@ -1,7 +1,8 @@
 """Client-level privacy: how much one client may count, and the clipping that holds it to that.
 
-One client, with all of its records, changes a release by 1 at most in units of the noise, which are
-``clip`` times those of one record (docs/guarantees.md, "Client-level privacy").
+One client, with all of its records, changes a release by 1 at most in units of the
+noise, which are ``clip`` times those of one record (docs/guarantees.md, "Client-level
+privacy").
 """
 
 import math
@@ -18,11 +19,15 @@ _ROUNDINGS = 16
 
 
 def client_clip(
-    budget: PrivacyBudget, n_records: int | None, n_clients: int | None, clip: float | None
+    budget: PrivacyBudget,
+    n_records: int | None,
+    n_clients: int | None,
+    clip: float | None,
 ) -> float | None:
     """Return how many records' worth of one client count; ``None`` where nothing is clipped.
 
-    ``n_records / n_clients`` where the user gave no ``clip``. Ranges are checked before.
+    ``n_records / n_clients`` where the user gave no ``clip``. Ranges are checked
+    before.
     """
     if not budget.protects_clients:
         for name, value in (("clip", clip), ("n_clients", n_clients)):
@@ -41,17 +46,19 @@ def client_clip(
     return (n_records or 0) / n_clients if clip is None else clip
 
 
-def clip_factor(values: NDArray[np.int64], sensitivities: NDArray[np.float64], norm: Norm) -> float:
+def clip_factor(
+    values: NDArray[np.int64], sensitivities: NDArray[np.float64], norm: Norm
+) -> float:
     """Return what a client's part of a release is multiplied by: ``min(1, 1 / norm)``.
 
-    `shortened` by it, integers ``w`` have ``||w / s|| <= 1`` in real arithmetic, not only in
-    floats. Where rounding leaves open whether the norm exceeds 1, it is taken to be larger: by
-    ``m + 16`` times 2^-52 for ``m`` values, which is more than all roundings below add up to, in
-    whatever order a sum is made.
+    `shortened` by it, integers ``w`` have ``||w / s|| <= 1`` in real arithmetic, not
+    only in floats. Where rounding leaves open whether the norm exceeds 1, it is taken
+    to be larger: by ``m + 16`` times 2^-52 for ``m`` values, which is more than all
+    roundings below add up to, in whatever order a sum is made.
 
-    ``values`` (m,) and the finite ``sensitivities`` s (m,) are those of the release; a word of
-    sensitivity 0 has no noise and does not count. 0 if they are so small that no integer but 0
-    fits.
+    ``values`` (m,) and the finite ``sensitivities`` s (m,) are those of the release; a
+    word of sensitivity 0 has no noise and does not count. 0 if they are so small that
+    no integer but 0 fits.
     """
     sizes = _sizes(values)
     used = sensitivities > 0
@@ -73,28 +80,35 @@ def clip_factor(values: NDArray[np.int64], sensitivities: NDArray[np.float64], n
 
 
 def move_of_a_record(
-    sensitivities: NDArray[np.float64], norm: Norm, step: float, shared: float | None = None
+    sensitivities: NDArray[np.float64],
+    norm: Norm,
+    step: float,
+    shared: float | None = None,
 ) -> float:
     """Return by how much one record of a client at most moves a release after clipping.
 
-    In units of the noise (docs/guarantees.md, "Client-level privacy"). Clipped by itself in l2, a
-    release moves no more than before, since that is a projection. Else the factor changes too,
-    which adds as much as the release that sets it can move.
+    In units of the noise (docs/guarantees.md, "Client-level privacy"). Clipped by
+    itself in l2, a release moves no more than before, since that is a projection. Else
+    the factor changes too, which adds as much as the release that sets it can move.
 
-    ``step`` is the reciprocal of the clip: how far one record moves the release before clipping;
-    ``shared`` the largest step among releases that one factor shortens together. At most 2, the
-    way from one end of the clip to the other.
+    ``step`` is the reciprocal of the clip: how far one record moves the release before
+    clipping; ``shared`` the largest step among releases that one factor shortens
+    together. At most 2, the way from one end of the clip to the other.
     """
     move = step
     if shared is not None:
         move += shared
     elif norm == "l1":
         move += step
-    # Truncation moves every word by less than one step of the grid, and the factor itself is
-    # within four margins of the exact one.
+    # Truncation moves every word by less than one step of the grid, and the factor
+    # itself is within four margins of the exact one.
     with np.errstate(over="ignore"):
         grid = 1.0 / sensitivities[sensitivities > 0]
-        truncated = math.sqrt(float(np.sum(grid * grid))) if norm == "l2" else float(np.sum(grid))
+        truncated = (
+            math.sqrt(float(np.sum(grid * grid)))
+            if norm == "l2"
+            else float(np.sum(grid))
+        )
     margin = (sensitivities.size + _ROUNDINGS) * 2.0**-52
     return min(2.0, (move + truncated + 8.0 * margin) * (1.0 + margin))
 
@@ -104,7 +118,8 @@ def shortened(
 ) -> NDArray[np.int64]:
     """Return values times a factor of at most 1, truncated toward zero; 0 where the unit is 0.
 
-    With a smaller factor no value is larger, so a bound that one factor keeps holds for all below.
+    With a smaller factor no value is larger, so a bound that one factor keeps holds for
+    all below.
     """
     used = sensitivities > 0
     if factor == 1.0:

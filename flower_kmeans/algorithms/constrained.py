@@ -1,8 +1,9 @@
 """Lloyd's algorithm with bounds on the sizes of every client's clusters, and the noise it needs.
 
-Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4 to 8. One record in place
-of another moves others along a path, through every cluster once at most. The noise covers all of
-them, the thesis's one record of one cluster (docs/guarantees.md, "Constrained assignment").
+Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4 to 8. One
+record in place of another moves others along a path, through every cluster once at
+most. The noise covers all of them, the thesis's one record of one cluster
+(docs/guarantees.md, "Constrained assignment").
 """
 
 import hashlib
@@ -14,8 +15,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, IntArray, Query, State, Statistic
-from flower_kmeans.algorithms.lloyd import MOST_AUTO_ROUNDS, LloydFamily, count_share, limited
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    SUMS,
+    Block,
+    IntArray,
+    Query,
+    State,
+    Statistic,
+)
+from flower_kmeans.algorithms.lloyd import (
+    MOST_AUTO_ROUNDS,
+    LloydFamily,
+    count_share,
+    limited,
+)
 from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -33,7 +47,8 @@ ASSIGNMENTS = ("exclusive", "non-exclusive", "e-exclusive")
 AGGREGATIONS = ("mna", "amn")
 MECHANISMS = ("gaussian", "laplace")
 MEANS = "means"  # block of the clients' means, of "amn"
-MAX_ARCS = 2**22  # pairs of a slot and a cluster: some minutes and gigabytes of the solver
+# pairs of a slot and a cluster: some minutes and gigabytes of the solver
+MAX_ARCS = 2**22
 
 _TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less than 2^62
 # More than any path costs, and twice it still fits int64.
@@ -45,26 +60,29 @@ _FAR = 2**62
 class ConstrainedLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with constrained assignment at every client.
 
-    Every client works on ``n_slots`` points, whatever its records are. It fills empty slots with
-    the box's centre, and leaves out the records that exceed them, those of the largest public
-    hashes. The size of a client's clusters is bounded from ``ceil(min_size / n_clients)`` to
-    ``floor(max_size / n_clients)``, from public figures alone.
+    Every client works on ``n_slots`` points, whatever its records are. It fills empty
+    slots with the box's centre, and leaves out the records that exceed them, those of
+    the largest public hashes. The size of a client's clusters is bounded from
+    ``ceil(min_size / n_clients)`` to ``floor(max_size / n_clients)``, from public
+    figures alone.
 
-    Formal guarantee: one record that comes or goes replaces what stands in one slot, and changes a
-    round's releases by their units at most (docs/guarantees.md, "Constrained assignment").
+    Formal guarantee: one record that comes or goes replaces what stands in one slot,
+    and changes a round's releases by their units at most (docs/guarantees.md,
+    "Constrained assignment").
 
     Parameters
     ----------
     assignment : {"exclusive", "non-exclusive", "e-exclusive"}
-        Every record in one cluster; every cluster with its nearest records, so that a record may be
-        in several clusters or in none; every record in one to ``max_contribution`` clusters.
+        Every record in one cluster; every cluster with its nearest records, so that a
+        record may be in several clusters or in none; every record in one to
+        ``max_contribution`` clusters.
     aggregation : {"mna", "amn"}
-        Clients send sums and counts ("mask, noise, average"), or their means ("average, mask,
-        noise").
+        Clients send sums and counts ("mask, noise, average"), or their means ("average,
+        mask, noise").
     min_size, max_size : int, optional
         Records per cluster, of all clients together. Default: ``ceil(N / 1.5 k)`` and
-        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as many
-        records as it must.
+        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as
+        many records as it must.
     max_contribution : int
         E of ``"e-exclusive"``, from 1 to k; 1 for the others.
     mechanism : {"gaussian", "laplace"}
@@ -72,8 +90,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     n_records, n_clients : int
         Public figures. Both are required, also without privacy.
     n_clusters, domain, budget, n_rounds, seed, fraction_bits, initial
-        As for all Lloyd algorithms. ``n_rounds="auto"`` is the thesis's rule for one contribution
-        (sections 6.2.4 and 6.3.3).
+        As for all Lloyd algorithms. ``n_rounds="auto"`` is the thesis's rule for one
+        contribution (sections 6.2.4 and 6.3.3).
     """
 
     name: ClassVar[str] = "constrained-lloyd"
@@ -107,19 +125,22 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                 )
         super().__post_init__()
 
-    # ------------------------------------------------------------------ bounds, all public
+    # --------------------------------------------------------------- bounds, all public
 
     @property
     def n_slots(self) -> int:
         """Points that every client works on: ``ceil(n_records / n_clients)``."""
-        return -(-(self.n_records or 0) // (self.n_clients or 1))  # both are always given
+        # both are always given
+        return -(-(self.n_records or 0) // (self.n_clients or 1))
 
     @property
     def client_bounds(self) -> tuple[int, int]:
         """Fewest and most records in a cluster of one client."""
         m = self.n_clients or 1
         low = -(-self.min_size // m)
-        return low, low if self.max_size is None else min(self.max_size // m, self.n_slots)
+        return low, low if self.max_size is None else min(
+            self.max_size // m, self.n_slots
+        )
 
     def require_packages(self) -> None:
         """Require the solver, which every client needs for all but ``"non-exclusive"``."""
@@ -147,17 +168,23 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         centroids = query.arrays["centroids"]
         points, sizes = self._slots(records)
         held = self._assigned(points, sizes, centroids)
-        sums = (held.T.astype(np.float64) @ points.astype(np.float64)).astype(np.int64)  # exact
+        # exact
+        sums = (held.T.astype(np.float64) @ points.astype(np.float64)).astype(np.int64)
         counts = held.sum(axis=0)
         if self.aggregation == "amn":
-            # Rounded down, by less than a step in each coordinate, which the sensitivity includes.
+            # Rounded down, by less than a step in each coordinate, which the
+            # sensitivity includes.
             return Statistic({MEANS: sums // counts[:, None]})
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
-        return Statistic({block.name: blocks[block.name] for block in self.layout(query.round)})
+        return Statistic(
+            {block.name: blocks[block.name] for block in self.layout(query.round)}
+        )
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return what sums and counts of slots keep to, or the means of the clients."""
-        found = replace(super().meaning(state, answer), times=float(self.max_contribution))
+        found = replace(
+            super().meaning(state, answer), times=float(self.max_contribution)
+        )
         if self.aggregation == "mna" and self._has_counts:
             return found
         by_client = self.aggregation == "amn"
@@ -182,14 +209,20 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         number, old = state.round + 1, state.arrays["centroids"]
         if self.aggregation == "mna" and self._has_counts:
             return super().update(state, answer, rng)
-        n_answers, q, low = self._answers_of(answer), self.fraction_bits, self.client_bounds[0]
-        by_client = self.aggregation == "amn"  # the clients' means, or sums of as many records each
+        n_answers, q, low = (
+            self._answers_of(answer),
+            self.fraction_bits,
+            self.client_bounds[0],
+        )
+        # the clients' means, or sums of as many records each
+        by_client = self.aggregation == "amn"
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
         sums = answer.blocks[MEANS if by_client else SUMS]
         means, usable = quotients(sums, sizes, q, base.MIN_COUNT)
         centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
-        # No sizes are released: those of "non-exclusive" are public, and so is the mean of others.
+        # No sizes are released: those of "non-exclusive" are public, and so is the mean
+        # of others.
         held = self.n_clusters * low
         if self._has_counts:
             held = max(self.n_slots, held)
@@ -200,15 +233,21 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Return that sizes are public figures, where none are released."""
         if self.aggregation == "mna" and self._has_counts:
             return ()
-        return ("The run released no sizes: those shown are public averages, not of the records.",)
+        return (
+            "The run released no sizes: those shown are public averages, not of the records.",
+        )
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    ) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        # A field that the assignment does not have would be a second encoding of the same
-        # algorithm.
+        # A field that the assignment does not have would be a second encoding of the
+        # same algorithm.
         if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):
-            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
+            raise ConfigurationError(
+                f"The fields of algorithm {cls.name!r} are not as expected."
+            )
         return super().from_config(config, domain, budget)
 
     # ------------------------------------------------------------------ parameters
@@ -230,7 +269,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                 f"as many records as it must. Got max_size={self.max_size!r} instead."
             )
         least = -(-2 * n // (3 * k)) if self.min_size is None else self.min_size
-        # An empty cluster has no mean, and one of "non-exclusive" holds exactly the least size.
+        # An empty cluster has no mean, and one of "non-exclusive" holds exactly the
+        # least size.
         needs_one = is_free or self.aggregation == "amn"
         self._put(min_size=integer("min_size", least, int(needs_one), n))
         if not is_free:
@@ -245,7 +285,9 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         slots, high_name = self.n_slots, f"max_size={self.max_size}"
         if is_free:
             fits = low <= slots
-            needed = f"ceil(min_size / n_clients) of at most {slots}, the slots of a client"
+            needed = (
+                f"ceil(min_size / n_clients) of at most {slots}, the slots of a client"
+            )
         else:
             fits = low <= high and k * low <= most * slots and slots <= k * high
             fits &= k * self.min_size <= most * n <= most * k * (self.max_size or 0)
@@ -267,10 +309,14 @@ class ConstrainedLloydAlgorithm(LloydFamily):
             return MOST_AUTO_ROUNDS
         k, d = self.n_clusters, self.domain.n_features
         if self.aggregation == "amn":
-            return limited(self.budget.epsilon * self.min_size / math.sqrt(500 * k * d**3))
+            return limited(
+                self.budget.epsilon * self.min_size / math.sqrt(500 * k * d**3)
+            )
         spread = d + count_share(d)
         return limited(
-            self.budget.epsilon * self.n_records / math.sqrt(500 * k**3 * spread * spread * spread)
+            self.budget.epsilon
+            * self.n_records
+            / math.sqrt(500 * k**3 * spread * spread * spread)
         )
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
@@ -288,7 +334,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Return the bound of all sums: each of E paths changes every cluster by two records."""
         k, most, q = self.n_clusters, self.max_contribution, self.fraction_bits
         if self.mechanism == "gaussian":
-            # The root is rounded, and the bound is made larger by more than it can lack.
+            # The root is rounded, and the bound is made larger by more than it can
+            # lack.
             return 2 * most * math.sqrt(k) * (1 + 2.0**-50) * self.domain.l2_bound(q)
         return 2 * most * k * self.domain.l1_bound(q)
 
@@ -296,9 +343,17 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Return by how much one record changes each block at most."""
         if self.aggregation == "amn":
             words = self.n_clusters * self.domain.n_features
-            rounding = words if self.mechanism == "laplace" else math.sqrt(words) * (1 + 2.0**-50)
+            rounding = (
+                words
+                if self.mechanism == "laplace"
+                else math.sqrt(words) * (1 + 2.0**-50)
+            )
             # Of the means of one client, each of which is rounded down.
-            shared = self._sum_sensitivity(round_number) / self.client_bounds[0] * (1 + 2.0**-50)
+            shared = (
+                self._sum_sensitivity(round_number)
+                / self.client_bounds[0]
+                * (1 + 2.0**-50)
+            )
             return {MEANS: shared + rounding}
         ends = 2.0 if self.mechanism == "laplace" else math.sqrt(2) * (1 + 2.0**-50)
         counts = ends * self.max_contribution * 2**self.fraction_bits
@@ -309,14 +364,14 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     def _has_counts(self) -> bool:
         return self.assignment != "non-exclusive"
 
-    # ------------------------------------------------------------------ one client's slots
+    # --------------------------------------------------------------- one client's slots
 
     def _slots(self, records: GridRecords) -> tuple[IntArray, IntArray]:
         """Return the different points of a client's slots (g, d), and how many slots each has.
 
-        Points are in ascending order, so nothing depends on the order of records. Records beyond
-        the slots are left out by a public order of all points: a record more replaces one of the
-        others, or is left out itself.
+        Points are in ascending order, so nothing depends on the order of records.
+        Records beyond the slots are left out by a public order of all points: a record
+        more replaces one of the others, or is left out itself.
         """
         n, d = records.shape
         grid = np.zeros((max(n, self.n_slots), d), dtype=np.int64)
@@ -345,7 +400,9 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         words = np.frombuffer(data, "<u8").reshape(len(points), n_words)
         return (words >> np.uint64(64 - _TIE_BITS)).astype(np.int64)
 
-    def _assigned(self, points: IntArray, sizes: IntArray, centroids: IntArray) -> IntArray:
+    def _assigned(
+        self, points: IntArray, sizes: IntArray, centroids: IntArray
+    ) -> IntArray:
         """Return how many slots of each point are in each cluster, (g, k)."""
         k = self.n_clusters
         # Integers below 2^53 (`check_exactness`), so the product is exact.
@@ -353,7 +410,9 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         squares = (x * x).sum(axis=1)[:, None] - 2 * (x @ c.T) + (c * c).sum(axis=1)
         costs = squares.astype(np.int64)
         low, high = self.client_bounds
-        ties = self._hashes(b"tie", points, (_TIE_LEVELS + 1) * k).reshape(len(points), -1, k)
+        ties = self._hashes(b"tie", points, (_TIE_LEVELS + 1) * k).reshape(
+            len(points), -1, k
+        )
         if self.assignment == "non-exclusive":
             return nearest_slots(costs, sizes, low, ties[:, 0])
         largest = self.domain.n_features * 4 ** (self.fraction_bits + 1)
@@ -368,8 +427,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> IntArray:
     """Return how many slots of each point are among the ``n`` nearest of each cluster, (g, k).
 
-    Equal costs (g, k) go in the order of ``ties``, equal ties in that of the points. ``sizes`` (g,)
-    are slots of each point, together at least ``n``.
+    Equal costs (g, k) go in the order of ``ties``, equal ties in that of the points.
+    ``sizes`` (g,) are slots of each point, together at least ``n``.
     """
     held = np.zeros_like(costs)
     for j in range(costs.shape[1]):
@@ -382,13 +441,14 @@ def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> I
 def blended(costs: IntArray, ties: IntArray, largest: int, n_nodes: int) -> IntArray:
     """Return costs that no solver can overflow, with bits of ``ties`` below them.
 
-    The solver multiplies costs by ``n_nodes + 1``. A node's price falls by at most ``n_nodes``
-    times the old and the new error bound in each phase (Goldberg and Tarjan 1990), and the error
-    bounds, of which the first is the largest scaled cost, fall to a fifth each time: by 1.5
-    ``n_nodes`` scaled costs in all. So costs below ``2^63 / (4 (n_nodes + 2)^2)`` are safe.
+    The solver multiplies costs by ``n_nodes + 1``. A node's price falls by at most
+    ``n_nodes`` times the old and the new error bound in each phase (Goldberg and Tarjan
+    1990), and the error bounds, of which the first is the largest scaled cost, fall to
+    a fifth each time: by 1.5 ``n_nodes`` scaled costs in all. So costs below
+    ``2^63 / (4 (n_nodes + 2)^2)`` are safe.
 
-    Costs (g, k) are in [0, ``largest``] and ties in [0, 2^48). ``largest`` and ``n_nodes`` are
-    public bounds.
+    Costs (g, k) are in [0, ``largest``] and ties in [0, 2^48). ``largest`` and
+    ``n_nodes`` are public bounds.
     """
     bits = ((2**63) // (4 * (n_nodes + 2) ** 2)).bit_length() - 1
     low = bits // 3
@@ -401,10 +461,11 @@ def bounded_assignment(
 ) -> IntArray:
     """Return how many slots of each point are in each cluster, (g, k), at least cost.
 
-    A slot is in 1 to ``most`` clusters, in each of them once, and a cluster has ``low`` to ``high``
-    slots: bounds that can be kept. Of equal sums of the first level's costs, the second level's sum
-    decides, and so on: the result is the only one, but for sums that are equal on all levels. Costs
-    (g, k) of the first level are in the range of `blended`, the others in [0, 2^48).
+    A slot is in 1 to ``most`` clusters, in each of them once, and a cluster has ``low``
+    to ``high`` slots: bounds that can be kept. Of equal sums of the first level's
+    costs, the second level's sum decides, and so on: the result is the only one, but
+    for sums that are equal on all levels. Costs (g, k) of the first level are in the
+    range of `blended`, the others in [0, 2^48).
     """
     flow = _Flow(levels, sizes, low, high, most)
     flow.solve()
@@ -416,14 +477,20 @@ def bounded_assignment(
 class _Flow:
     """Slots in clusters, and in a last column all further clusters that they could be in.
 
-    A row has ``most`` units of each slot; the last column takes all but one. Where a cycle of moves
-    from column to column changes no size, or a path of moves two sizes within their bounds, it
-    leads to another assignment: the assignment is optimal if no cycle costs less than nothing. The
-    ends of paths are joined in one more node, so that paths are cycles too.
+    A row has ``most`` units of each slot; the last column takes all but one. Where a
+    cycle of moves from column to column changes no size, or a path of moves two sizes
+    within their bounds, it leads to another assignment: the assignment is optimal if no
+    cycle costs less than nothing. The ends of paths are joined in one more node, so
+    that paths are cycles too.
     """
 
     def __init__(
-        self, levels: Sequence[IntArray], sizes: IntArray, low: int, high: int, most: int
+        self,
+        levels: Sequence[IntArray],
+        sizes: IntArray,
+        low: int,
+        high: int,
+        most: int,
     ) -> None:
         g, k = levels[0].shape
         free = np.zeros((g, 1), dtype=np.int64)
@@ -458,11 +525,15 @@ class _Flow:
         )
         rest = np.array([int(self.low.sum()) - int(supply.sum())])
         solver.set_nodes_supplies(
-            np.arange(sink + 1, dtype=np.int32), np.concatenate([supply, -self.low, rest])
+            np.arange(sink + 1, dtype=np.int32),
+            np.concatenate([supply, -self.low, rest]),
         )
         status = solver.solve()
-        if status != solver.OPTIMAL:  # no bounds and no costs that are checked lead here
-            raise ConfigurationError("Expected ortools to solve every assignment. It does not.")
+        # no bounds and no costs that are checked lead here
+        if status != solver.OPTIMAL:
+            raise ConfigurationError(
+                "Expected ortools to solve every assignment. It does not."
+            )
         self.held[rows, columns] = solver.flows(arcs)
 
     def settle(self, level: int) -> None:
@@ -479,7 +550,8 @@ class _Flow:
     def _moves(self, level: int) -> tuple[IntArray, IntArray]:
         """Return the least cost of a slot's move between columns, and the point of that slot.
 
-        Of those moves that are part of an optimum of the levels before. The last node joins ends.
+        Of those moves that are part of an optimum of the levels before. The last node
+        joins ends.
         """
         n_columns = self.held.shape[1]
         weights = np.full((n_columns + 1, n_columns + 1), _FAR)
@@ -527,7 +599,10 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
         shorter = found < prices
         if not shorter.any():
             return prices, None
-        prices, before = np.where(shorter, found, prices), np.where(shorter, best, before)
+        prices, before = (
+            np.where(shorter, found, prices),
+            np.where(shorter, best, before),
+        )
     # After n passes it lies behind a cycle: n steps back lead into it.
     node = int(np.flatnonzero(shorter)[0])
     for _ in range(n):
@@ -541,5 +616,7 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
 def _solver() -> Any:
     """Return the module of the exact integer solver: the one import of ortools."""
     return require(
-        "ortools.graph.python.min_cost_flow", "Constrained assignment at a client", "constrained"
+        "ortools.graph.python.min_cost_flow",
+        "Constrained assignment at a client",
+        "constrained",
     )

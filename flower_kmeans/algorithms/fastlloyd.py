@@ -1,9 +1,9 @@
 """FastLloyd: Lloyd's algorithm over relative sums within a radius (FastLloyd, section 5).
 
-A record adds its offset from the centroid, no longer than the radius (theorem 5.1). Records further
-away do not count in the paper; with ``relocation``, the default, their offsets are clipped, and the
-sums also hold how near records are, which costs nothing (docs/guarantees.md, "FastLloyd's
-relocation").
+A record adds its offset from the centroid, no longer than the radius (theorem 5.1).
+Records further away do not count in the paper; with ``relocation``, the default, their
+offsets are clipped, and the sums also hold how near records are, which costs nothing
+(docs/guarantees.md, "FastLloyd's relocation").
 """
 
 import math
@@ -16,11 +16,24 @@ import mpmath
 import numpy as np
 
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    SUMS,
+    Block,
+    FloatArray,
+    IntArray,
+    Query,
+    State,
+)
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
-from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    into_domain,
+    quotients,
+    to_grid,
+)
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
@@ -32,8 +45,8 @@ from flower_kmeans.privacy.plan import Release
 NEARNESS = "nearness"  # the block of 1 - |u|^2, u an offset over the radius
 MOST_ROUNDS = 8  # of the automatic number with relocation
 RADIUS_FACTOR = 1.25  # a round's radius over the root mean square of the offsets before
-# Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little noise to save,
-# and means of near records are not those of all.
+# Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little
+# noise to save, and means of near records are not those of all.
 WEIGHTED_BELOW = 32.0
 
 
@@ -42,30 +55,32 @@ WEIGHTED_BELOW = 32.0
 class FastLloydAlgorithm(lloyd.LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
 
-    Formal guarantee: without relocation, one record changes all sums of round t by at most
-    ``radius_of(t)`` in l2 and all counts by one; the plan, with the radius of each round as its
-    unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one round"). With relocation, sums
-    are in units of the round's radius, and one record changes sums and nearness by at most 1
-    together (the same, "FastLloyd's relocation").
+    Formal guarantee: without relocation, one record changes all sums of round t by at
+    most ``radius_of(t)`` in l2 and all counts by one; the plan, with the radius of each
+    round as its unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one
+    round"). With relocation, sums are in units of the round's radius, and one record
+    changes sums and nearness by at most 1 together (the same, "FastLloyd's
+    relocation").
 
     Parameters
     ----------
     alpha : float
-        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section 5.6). With
-        relocation the largest one from round 2 on.
+        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
+        5.6). With relocation the largest one from round 2 on.
     radius : {"step", "constant"}
-        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2 on. With
-        relocation, round 1 has the geometric mean of the two.
+        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2
+        on. With relocation, round 1 has the geometric mean of the two.
     postprocess : {"fold", "truncate", "none"}
-        What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
-        left there (up to twice the half widths, as far as distances are exact).
+        What happens to a centroid outside the bounds: reflected at the wall, moved to
+        the wall, or left there (up to twice the half widths, as far as distances are
+        exact).
     relocation : bool
-        Move centroids that have no records or share a cluster, clip offsets to a radius that
-        follows from the released numbers, and take ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near
-        records weigh more in the sums where ``mu N / (k sqrt d)`` is below 32.
-        ``False`` is the paper's algorithm.
-    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial,
-    cost
+        Move centroids that have no records or share a cluster, clip offsets to a radius
+        that follows from the released numbers, and take
+        ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near records weigh more in the sums
+        where ``mu N / (k sqrt d)`` is below 32. ``False`` is the paper's algorithm.
+    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed,
+    fraction_bits, initial, cost
         As for all Lloyd algorithms.
     """
 
@@ -108,11 +123,12 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
         """Return sums of offsets from the centroids, and counts.
 
-        Without relocation, of records within the radius. With relocation, of all records: offsets
-        over the radius, clipped to length 1, and what their squares leave of 1; with weights, each
-        offset times the root of 1 plus its nearness.
+        Without relocation, of records within the radius. With relocation, of all
+        records: offsets over the radius, clipped to length 1, and what their squares
+        leave of 1; with weights, each offset times the root of 1 plus its nearness.
         """
-        if self.postprocess == "none":  # distances to centroids outside of the box stay exact
+        # distances to centroids outside of the box stay exact
+        if self.postprocess == "none":
             records = _WiderGrid(records)
         if not self.relocation:
             return super().statistic(query, records)
@@ -120,7 +136,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         found = _cells(query).sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
-            blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
+            # 1 - (1 - |u|^2)
+            blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])
         return base.Statistic(blocks)
 
     def meaning(self, state: State, answer: base.Statistic) -> Meaning:
@@ -128,7 +145,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         found = super().meaning(state, answer)
         if not self.relocation:
             return found
-        # In radii, on the grid. A weighted offset is no longer: |u| sqrt(2 - |u|^2) <= 1.
+        # In radii, on the grid. A weighted offset is no longer: |u| sqrt(2 - |u|^2) <=
+        # 1.
         return replace(
             found,
             length=2.0**self.fraction_bits,
@@ -138,14 +156,19 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
 
     def update(
-        self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None
+        self,
+        state: State,
+        answer: base.Statistic,
+        rng: np.random.Generator | None = None,
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
 
         A cluster whose noisy count is too small to divide by keeps its centroid.
         """
         counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
-        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT)
+        moves, _ = quotients(
+            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
+        )
         number = state.round + 1
         radius = self.radius_of(number)
         if self.relocation:
@@ -153,15 +176,21 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             # Sums are in radii there, and centroids in grid units.
             moves *= radius * 2.0**-self.fraction_bits
             if self._is_weighted(number):
-                mean = answer.blocks[NEARNESS] / np.maximum(counts, 2**self.fraction_bits)
-                moves /= np.sqrt(1 + np.clip(mean, 0.0, 1.0))[:, None]  # the mean record's weight
+                mean = answer.blocks[NEARNESS] / np.maximum(
+                    counts, 2**self.fraction_bits
+                )
+                # the mean record's weight
+                moves /= np.sqrt(1 + np.clip(mean, 0.0, 1.0))[:, None]
         clipped = clip_rows(moves, float(radius))
         centroids = self._into_domain(old + to_grid(clipped))
         arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
         if self.relocation:
-            # Not after the last round: sizes and cost are of the centroids that are released.
+            # Not after the last round: sizes and cost are of the centroids that are
+            # released.
             if number < self.n_rounds:
-                centroids, radius = self._relocated(number, centroids, clipped, radius, answer)
+                centroids, radius = self._relocated(
+                    number, centroids, clipped, radius, answer
+                )
             arrays["radius"] = np.array([radius])
         return State(number, {"centroids": centroids, **arrays})
 
@@ -181,24 +210,35 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         if self.budget.is_private:
             scale = self._clip() or 1.0
             releases = self.plan().rounds[number - 1]
-            noise = {release.name: release.noise_multiplier * scale for release in releases}
+            noise = {
+                release.name: release.noise_multiplier * scale for release in releases
+            }
         held = np.maximum(sizes, 0.0)
         # A centroid that moves by its mean offset comes nearer by |move|^2 on average.
         scatter = square * (held - nearness) - held * row_sums(moves * moves)
-        both = square * math.sqrt(noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS])
+        both = square * math.sqrt(
+            noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS]
+        )
         shape = 2 * n_steps(self.n_clusters), self.domain.n_features
         directions = public_directions(self.seed, number, shape)
-        inside = partial(into_domain, domain=self.domain, fraction_bits=self.fraction_bits)
+        inside = partial(
+            into_domain, domain=self.domain, fraction_bits=self.fraction_bits
+        )
         errors = noise[COUNTS], both
         following = relocated(centroids, sizes, scatter, errors, directions, inside)
         return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
 
     def _next_radius(
-        self, radius: int, nearness: FloatArray, sizes: FloatArray, nearness_noise: float
+        self,
+        radius: int,
+        nearness: FloatArray,
+        sizes: FloatArray,
+        nearness_noise: float,
     ) -> int:
         """Return the radius that follows from the mean square of a round's clipped offsets."""
-        # Clipped clients make up fewer records than there are, and only counts show how many.
-        # Records that are missing otherwise look far away, which makes the radius a little longer.
+        # Clipped clients make up fewer records than there are, and only counts show how
+        # many. Records that are missing otherwise look far away, which makes the radius
+        # a little longer.
         if self.n_records is None or self.clip is not None:
             total = math.fsum(sizes)
         else:
@@ -206,11 +246,13 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         total = max(total, 1.0)
         part = max(
             1 - math.fsum(nearness) / total,
-            math.sqrt(self.n_clusters) * nearness_noise / total,  # what noise alone may look like
+            # what noise alone may look like
+            math.sqrt(self.n_clusters) * nearness_noise / total,
             0.0,
         )
         wanted = RADIUS_FACTOR * radius * math.sqrt(min(part, 1.0))
-        # At least 1: a radius of 0 would divide by nothing, and be outside of the query's range.
+        # At least 1: a radius of 0 would divide by nothing, and be outside of the
+        # query's range.
         return max(min(math.floor(wanted), self._radius), 1)
 
     def _check_parameters(self) -> None:
@@ -238,7 +280,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
-        return lloyd.auto_rounds(self._mu, self._planning_records, work, 4 * lloyd.TARGET_ERROR)
+        return lloyd.auto_rounds(
+            self._mu, self._planning_records, work, 4 * lloyd.TARGET_ERROR
+        )
 
     def _is_weighted(self, round_number: int) -> bool:
         """Return whether a round's sums are weighted: not with the cost, which is of plain sums."""
@@ -254,15 +298,15 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         return self._mu * self._planning_records / (self.n_clusters * root)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        # Units are the round's own radius, so equal multipliers give every round an equal share of
-        # mu^2. Multipliers that go with 1 / sqrt(radius) minimise the sum of all squared errors of
-        # the centroids; the 2 says that those of round 1, which later rounds repair, weigh a
-        # quarter.
+        # Units are the round's own radius, so equal multipliers give every round an
+        # equal share of mu^2. Multipliers that go with 1 / sqrt(radius) minimise the
+        # sum of all squared errors of the centroids; the 2 says that those of round 1,
+        # which later rounds repair, weigh a quarter.
         share = 1.0
         if round_number == 1 and self.radius == "step" and not self.relocation:
             share = math.sqrt(2 * self._radius / self._first_radius)
-        # (4 d)^(1/4) of the paper, by roots, which IEEE 754 rounds alike everywhere, unlike a
-        # power.
+        # (4 d)^(1/4) of the paper, by roots, which IEEE 754 rounds alike everywhere,
+        # unlike a power.
         ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
         covered = (SUMS, NEARNESS) if self.relocation else (SUMS,)
         return (
@@ -281,7 +325,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             sensitivities[NEARNESS] = float(2**self.fraction_bits)
         return sensitivities
 
-    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+    def cost_estimate(
+        self, state: State, noise_factor: float = 1.0
+    ) -> CostEstimate | None:
         """Return what `Algorithm` says, from the integers of the last round."""
         if not self.relocation:
             return super().cost_estimate(state, noise_factor)
@@ -315,14 +361,20 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     @cached_property
     def _radius(self) -> int:
         """Equation 25, rounded to the grid; at most the domain's diameter."""
-        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
+        return packing_radius(
+            self.alpha, self.n_clusters, self.domain, self.fraction_bits
+        )
 
     @cached_property
     def _first_radius(self) -> int:
         if self.radius == "constant":
             return self._radius
         half_diameter = math.floor(self.domain.l2_bound(self.fraction_bits))
-        return math.isqrt(half_diameter * self._radius) if self.relocation else half_diameter
+        return (
+            math.isqrt(half_diameter * self._radius)
+            if self.relocation
+            else half_diameter
+        )
 
 
 @lru_cache(maxsize=4)  # clients of one process are in one round
@@ -332,7 +384,9 @@ def _cells(query: Query) -> Cells:
     return Cells(centroids, np.full(len(centroids), query.arrays["radius"][0]))
 
 
-def packing_radius(alpha: float, n_clusters: int, domain: Domain, fraction_bits: int) -> int:
+def packing_radius(
+    alpha: float, n_clusters: int, domain: Domain, fraction_bits: int
+) -> int:
     """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, beta the domain's diameter.
 
     FastLloyd, equation 25; at most the diameter itself.
@@ -355,5 +409,7 @@ class _WiderGrid(GridRecords):
     def shape(self) -> tuple[int, int]:
         return self._inner.shape
 
-    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+    def read(
+        self, start: int, out: FloatArray, scratch: FloatArray | None = None
+    ) -> None:
         self._inner.read(start, out, scratch)

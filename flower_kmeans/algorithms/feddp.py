@@ -1,9 +1,9 @@
 """FedDP-KMeans: an initialisation from points of the server, then private Lloyd rounds.
 
-Three rounds find centroids (Algorithm 1): second moments give a projection, records vote for the
-nearest of the server's projected points, which weighted k-means turns into projected centres, and
-sums and counts by nearest centre lift these back. Lloyd rounds follow (Algorithm 2). The server
-computes every query from the sum before.
+Three rounds find centroids (Algorithm 1): second moments give a projection, records
+vote for the nearest of the server's projected points, which weighted k-means turns into
+projected centres, and sums and counts by nearest centre lift these back. Lloyd rounds
+follow (Algorithm 2). The server computes every query from the sum before.
 """
 
 import math
@@ -17,20 +17,42 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    SUMS,
+    Block,
+    FloatArray,
+    IntArray,
+    Query,
+    State,
+)
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.numerics import initialization
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST, COST_SHARE, user_scale
 from flower_kmeans.algorithms.numerics.grid_kmeans import GridCenters, grid_kmeans
-from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    into_domain,
+    quotients,
+    to_grid,
+)
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import AUTO, DERIVED, FLAG, choice, is_auto, real, reals, whole
+from flower_kmeans.parameters import (
+    AUTO,
+    DERIVED,
+    FLAG,
+    choice,
+    is_auto,
+    real,
+    reals,
+    whole,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import Norm
@@ -50,19 +72,27 @@ LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "spread", "cost")
 _SHARES = {"projection": 0.30, "weights": 0.10, "spread": 0.02, "cost": COST_SHARE}
 _STAGE_SHARE = 0.30  # of the lift, and of all Lloyd rounds together
 
-FINENESS, MOST_FACTOR = 4, 64  # a radius narrows to FINENESS / factor, for whole factors
-NARROW_RADIUS = 2.0  # in root mean square distances after the first Lloyd round; measured
+# a radius narrows to FINENESS / factor, for whole factors
+FINENESS, MOST_FACTOR = 4, 64
+# in root mean square distances after the first Lloyd round; measured
+NARROW_RADIUS = 2.0
 MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add noise
-AUTO_NOISE = 0.1  # of a mean over the domain's radius: beyond it a second Lloyd round does harm
-AUTO_NOISE_OF_CLIENTS = 0.05  # the same for clients, measured with clips from the server's points
+# of a mean over the domain's radius: beyond it a second Lloyd round does harm
+AUTO_NOISE = 0.1
+# the same for clients, measured with clips from the server's points
+AUTO_NOISE_OF_CLIENTS = 0.05
 DEFAULT_ALPHA = 0.8
-AUTO_WEIGHT = 2.0  # standard deviations of a weight's noise; measured (docs/tables/feddp.md)
-AUTO_RADIUS = 0.6  # over the domain's: a wider one saves little noise, and misses records
+# standard deviations of a weight's noise; measured (docs/tables/feddp.md)
+AUTO_WEIGHT = 2.0
+# over the domain's: a wider one saves little noise, and misses records
+AUTO_RADIUS = 0.6
 WIDE_ALPHA = 2.7  # makes the domain's diameter of any radius above `AUTO_RADIUS`
 
 N_PSEUDO_CLIENTS = 40
-LEAST_CLIP = 0.01  # with norms below it, the server's points say nothing about records' lengths
-MOST_DRAWN = 1000  # records of a pseudo-client; a larger one is taken to add in proportion
+# with norms below it, the server's points say nothing about records' lengths
+LEAST_CLIP = 0.01
+# records of a pseudo-client; a larger one is taken to add in proportion
+MOST_DRAWN = 1000
 
 WARNINGS = (
     "The noisy second moments do not exceed their noise in as many directions as they were "
@@ -92,63 +122,68 @@ Flags = NDArray[np.bool_]
 class FedDPAlgorithm(base.Algorithm):
     """Private k-means that starts from a server's points.
 
-    Source: *Differentially Private Federated k-Means Clustering with Server-Side Data*, ICML 2025.
-    Formal guarantee and the rules of ``"auto"``: docs/guarantees.md, "FedDP-KMeans".
+    Source: *Differentially Private Federated k-Means Clustering with Server-Side Data*,
+    ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees.md,
+    "FedDP-KMeans".
 
     Only the server has ``server_data``; a client makes the algorithm with their number,
-    ``n_server_points``. ``n_lloyd_rounds`` are those after the initialisation. All other parameters
-    are documented by `strategies.FedDPKMeans`.
+    ``n_server_points``. ``n_lloyd_rounds`` are those after the initialisation. All
+    other parameters are documented by `strategies.FedDPKMeans`.
 
     Parameters
     ----------
     server_data : array-like of shape (m, d)
-        Points that the server holds, in the user's units, at least k of them different; clipped to
-        the domain. Clients see their projections to ``min(n_clusters, d)`` directions: with d
-        directions, the points.
+        Points that the server holds, in the user's units, at least k of them different;
+        clipped to the domain. Clients see their projections to ``min(n_clusters, d)``
+        directions: with d directions, the points.
     n_server_points : int, optional
         m, where there is no ``server_data``.
     clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each release.
-        By default each release has a clip from ``server_data``: the median norm of what clients
-        would add that hold ``n_records / n_clients`` points drawn from it, and no more than that
-        number. Clients see the clips, so they learn that much about ``server_data``.
+        With ``unit="client"`` only: how many records' worth of one client count in each
+        release. By default each release has a clip from ``server_data``: the median
+        norm of what clients would add that hold ``n_records / n_clients`` points drawn
+        from it, and no more than that number. Clients see the clips, so they learn that
+        much about ``server_data``.
     clips : mapping of str to float, optional
         Clips of single releases, in place of ``clip`` or the default.
     contribution : {"sums", "means"}
-        What a client adds in the lift and in Lloyd rounds: sums and counts of its records, or, with
-        ``unit="client"`` only, the mean of its records in each cluster and which clusters it holds.
-        Where ``clip`` is given, the latter are clipped to ``sqrt(k)`` clusters' worth, which clips
-        nobody.
+        What a client adds in the lift and in Lloyd rounds: sums and counts of its
+        records, or, with ``unit="client"`` only, the mean of its records in each
+        cluster and which clusters it holds. Where ``clip`` is given, the latter are
+        clipped to ``sqrt(k)`` clusters' worth, which clips nobody.
     n_lloyd_rounds : int or "auto"
         T, Lloyd rounds after the initialisation; ``n_rounds`` is ``3 + T``. 0 gives the
         initialisation alone, ``"auto"`` two rounds, or one where there is much noise.
     margin : float
-        A record takes part in the lift if its nearest projected centre is at most ``margin`` times
-        as far as the second; in (0, 1]. The paper's theory has 1/3.
+        A record takes part in the lift if its nearest projected centre is at most
+        ``margin`` times as far as the second; in (0, 1]. The paper's theory has 1/3.
     min_weight : float or "auto"
-        Server points of a smaller noisy weight, in records, are dropped. ``"auto"`` is two standard
-        deviations of a weight's planned noise, so that few points without records stay; without
-        noise it drops those without records alone.
+        Server points of a smaller noisy weight, in records, are dropped. ``"auto"`` is
+        two standard deviations of a weight's planned noise, so that few points without
+        records stay; without noise it drops those without records alone.
     sums : {"auto", "absolute", "relative", "narrowing"}
-        What a Lloyd round adds up: records, as in the paper, or their offsets within a radius, as
-        in FastLloyd. ``"narrowing"`` also releases the sum of squared distances in the first round,
-        and narrows the radius of later ones to twice the root mean square distance; it is for
-        records, and two rounds or more. ``"auto"`` takes relative sums where the radius is at most
-        0.6 D, or where the clip of Lloyd sums comes from ``server_data``; narrowing ones if they
-        are possible, the budget is private and ``alpha`` is not given.
+        What a Lloyd round adds up: records, as in the paper, or their offsets within a
+        radius, as in FastLloyd. ``"narrowing"`` also releases the sum of squared
+        distances in the first round, and narrows the radius of later ones to twice the
+        root mean square distance; it is for records, and two rounds or more. ``"auto"``
+        takes relative sums where the radius is at most 0.6 D, or where the clip of
+        Lloyd sums comes from ``server_data``; narrowing ones if they are possible, the
+        budget is private and ``alpha`` is not given.
     alpha : float or "auto"
-        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the clip of Lloyd
-        sums comes from ``server_data`` and that radius is more than 0.6 D, the domain's diameter:
-        noise then follows the clip, and not the radius.
+        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the
+        clip of Lloyd sums comes from ``server_data`` and that radius is more than 0.6
+        D, the domain's diameter: noise then follows the clip, and not the radius.
     cost : bool
         Whether the last Lloyd round also releases what `cost_estimate` needs.
     shares : mapping of str to float, optional
-        Shares of mu^2 by release, in place of the default ones; only their ratios matter.
+        Shares of mu^2 by release, in place of the default ones; only their ratios
+        matter.
     mechanisms : {"gaussian", "laplace"} or mapping of str to str
-        Noise of counts and cost, for all or by release. Laplace noise needs a server that adds it.
+        Noise of counts and cost, for all or by release. Laplace noise needs a server
+        that adds it.
     n_clusters, domain, budget, n_records, n_clients, seed, fraction_bits
-        As for all algorithms. D is the largest norm around the domain's centre: a ball that fits
-        the data has a smaller one than their box.
+        As for all algorithms. D is the largest norm around the domain's centre: a ball
+        that fits the data has a smaller one than their box.
     """
 
     name: ClassVar[str] = "feddp"
@@ -195,17 +230,21 @@ class FedDPAlgorithm(base.Algorithm):
                 )
         self._require_clipping(self.clips)
         self._put_server_points(server_data)
-        suggests = given_clip is None and self.clip is not None and server_data is not None
+        suggests = (
+            given_clip is None and self.clip is not None and server_data is not None
+        )
         self._put_sums(clips_offsets=suggests and "lloyd-sums" not in dict(self.clips))
         self._put(laplace=laplace_releases(mechanisms))
         if suggests:
             self._put(clips=with_suggested_clips(self, server_data))
-        # Clips and rounds follow from the sums, and narrowing from the rounds: the order matters.
+        # Clips and rounds follow from the sums, and narrowing from the rounds: the
+        # order matters.
         if is_auto(self.n_lloyd_rounds):
             self._put(n_lloyd_rounds=self._auto_rounds())
         self._put(n_rounds=N_INITIAL + self.n_lloyd_rounds)
         self._put_narrowing(sums, alpha)
-        # Last, since a weight's noise follows from the plan, and so from all that is chosen above.
+        # Last, since a weight's noise follows from the plan, and so from all that is
+        # chosen above.
         if is_auto(self.min_weight):
             self._put(min_weight=self._auto_min_weight())
         if self.cost and not self.n_lloyd_rounds:
@@ -223,9 +262,10 @@ class FedDPAlgorithm(base.Algorithm):
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round.
 
-        Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point, (m,). Later:
-        sums (k, d) and counts (k,); also the spread, (1,), in the first Lloyd round where the
-        radius narrows, and the cost, (1,), in the last one if it was asked for.
+        Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point,
+        (m,). Later: sums (k, d) and counts (k,); also the spread, (1,), in the first
+        Lloyd round where the radius narrows, and the cost, (1,), in the last one if it
+        was asked for.
         """
         return tuple(self._released(round_number).values())
 
@@ -274,15 +314,20 @@ class FedDPAlgorithm(base.Algorithm):
         """Return how many records' worth of one client count in a release; 1 without clipping."""
         if self.clip is None:
             return 1.0
-        return dict(self.clips).get(release.name) or self.plain_clip(release.name, release.norm)
+        return dict(self.clips).get(release.name) or self.plain_clip(
+            release.name, release.norm
+        )
 
     def plain_clip(self, name: str, norm: Norm) -> float:
         """Return a release's clip from the public numbers alone, where none is given for it.
 
-        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 clip nobody.
+        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 clip
+        nobody.
         """
         if self.adds_means(name):
-            return float(self.n_clusters) if norm == "l1" else math.sqrt(self.n_clusters)
+            return (
+                float(self.n_clusters) if norm == "l1" else math.sqrt(self.n_clusters)
+            )
         return self.clip or 1.0
 
     def adds_means(self, name: str) -> bool:
@@ -311,15 +356,18 @@ class FedDPAlgorithm(base.Algorithm):
         if query.round > LIFT and isinstance(self.domain, Ball):
             # Squares of integers below 2**53 are exact.
             centroids = query.arrays["centroids"].astype(np.float64)
-            if (np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits).any():
+            if (
+                np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits
+            ).any():
                 raise MessageError(base.UNUSABLE)
 
     def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
         """Return the arrays of a round's query.
 
-        Round 1: none. Round 2: ``projection`` (d, r) and the server's projected ``points`` (m, r),
-        r = min(k, d). Round 3: ``projection`` and projected ``centers`` (k, r). Later:
-        ``centroids`` (k, d), and where the radius was narrowed ``factor`` (1,).
+        Round 1: none. Round 2: ``projection`` (d, r) and the server's projected
+        ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected
+        ``centers`` (k, r). Later: ``centroids`` (k, d), and where the radius was
+        narrowed ``factor`` (1,).
         """
         k, d, r = self.n_clusters, self.domain.n_features, self.projection.n_directions
         one, limit = 2**self.fraction_bits, self.projection.limit
@@ -342,13 +390,19 @@ class FedDPAlgorithm(base.Algorithm):
         if number == PROJECTION:
             return base.Statistic({MOMENTS: projections.second_moments(records)})
         if number == WEIGHTS:
-            projected = projections.ProjectedRecords(records, self.projection, arrays["projection"])
+            projected = projections.ProjectedRecords(
+                records, self.projection, arrays["projection"]
+            )
             _, counts = cluster_sums(projected, arrays["points"])
             return base.Statistic({COUNTS: counts << self.fraction_bits})
         factor, more = 1, dict[str, IntArray]()
         if number == LIFT:
             sums, counts = projections.lifted_sums(
-                records, self.projection, arrays["projection"], arrays["centers"], self.margin
+                records,
+                self.projection,
+                arrays["projection"],
+                arrays["centers"],
+                self.margin,
             )
         else:
             factor = self.factor_of(arrays)
@@ -362,13 +416,17 @@ class FedDPAlgorithm(base.Algorithm):
             if squared:
                 name = SPREAD if self._has_spread(number) else COST
                 more[name] = squares if name == SPREAD else factor**2 * squares
-        return base.Statistic({SUMS: factor * sums, COUNTS: counts << self.fraction_bits, **more})
+        return base.Statistic(
+            {SUMS: factor * sums, COUNTS: counts << self.fraction_bits, **more}
+        )
 
     def meaning(self, state: State, answer: base.Statistic) -> Meaning:
         """Return what moments, weights, and sums and counts of records or of means keep to."""
         number, most = state.round + 1, self.block_sensitivities(state.round + 1)
         if number == PROJECTION:
-            return Meaning(counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False)
+            return Meaning(
+                counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
+            )
         if number == WEIGHTS:
             return Meaning(are_clusters=False)
         relative = number > LIFT and self.radius is not None
@@ -379,7 +437,9 @@ class FedDPAlgorithm(base.Algorithm):
             sums=SUMS,
             length=most[SUMS],
             # Sums of a factor are as much longer, and the length of offsets has it.
-            widths=None if relative else factor * self.domain.grid_half_widths(self.fraction_bits),
+            widths=None
+            if relative
+            else factor * self.domain.grid_half_widths(self.fraction_bits),
             unit=1 / factor,
             offsets=relative,
             are_records=self.contribution == "sums",
@@ -390,7 +450,10 @@ class FedDPAlgorithm(base.Algorithm):
     def limited(self, statistic: base.Statistic, round_number: int) -> base.Statistic:
         """Return what a client adds: means instead of sums if they are asked for, then clipped."""
         if self.contribution == "means" and round_number >= LIFT:
-            sums, counts = statistic.blocks[SUMS], statistic.blocks[COUNTS] >> self.fraction_bits
+            sums, counts = (
+                statistic.blocks[SUMS],
+                statistic.blocks[COUNTS] >> self.fraction_bits,
+            )
             # Toward zero, so that no mean is longer than the records.
             sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
             means = {SUMS: np.sign(sums) * sizes, COUNTS: np.minimum(counts, 1)}
@@ -403,7 +466,10 @@ class FedDPAlgorithm(base.Algorithm):
         return None if self.radius is None else self.fineness * self.radius // factor
 
     def update(
-        self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None
+        self,
+        state: State,
+        answer: base.Statistic,
+        rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum; without ``rng``, from the seed."""
         number, before = state.round + 1, dict(state.arrays)
@@ -411,7 +477,11 @@ class FedDPAlgorithm(base.Algorithm):
         if number == PROJECTION:
             arrays = self._project(before, answer, flags)
         elif number == WEIGHTS:
-            rng = initialization.public_generator(self.seed, number) if rng is None else rng
+            rng = (
+                initialization.public_generator(self.seed, number)
+                if rng is None
+                else rng
+            )
             arrays = self._weigh(before, answer, flags, rng)
         elif number == LIFT:
             arrays = self._lift(before, answer, flags)
@@ -421,9 +491,11 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _project(self, before: Arrays, answer: base.Statistic, flags: Flags) -> Arrays:
         d, r = self.domain.n_features, self.projection.n_directions
-        directions, values = projections.leading_directions(answer.blocks[MOMENTS], d, r)
-        # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of its
-        # diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
+        directions, values = projections.leading_directions(
+            answer.blocks[MOMENTS], d, r
+        )
+        # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of
+        # its diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
         edge = math.sqrt(2 * d) * self.noise_of(PROJECTION)[MOMENTS]
         flags[NO_EIGEN] = not np.isfinite(values).all()
         # Without noise the edge is 0, and eigenvalues of rounding size are no signal.
@@ -435,7 +507,11 @@ class FedDPAlgorithm(base.Algorithm):
         return {"projection": matrix, "points": points.astype(np.int64)}
 
     def _weigh(
-        self, before: Arrays, answer: base.Statistic, flags: Flags, rng: np.random.Generator
+        self,
+        before: Arrays,
+        answer: base.Statistic,
+        flags: Flags,
+        rng: np.random.Generator,
     ) -> Arrays:
         points, weights, k = before["points"], answer.blocks[COUNTS], self.n_clusters
         kept = weights >= self.least_weight
@@ -461,10 +537,13 @@ class FedDPAlgorithm(base.Algorithm):
             "counts": answer.blocks[COUNTS].copy(),
         }
 
-    def _move(self, number: int, before: Arrays, answer: base.Statistic, flags: Flags) -> Arrays:
+    def _move(
+        self, number: int, before: Arrays, answer: base.Statistic, flags: Flags
+    ) -> Arrays:
         old, factor, blocks = before["centroids"], self.factor_of(before), answer.blocks
         means, usable = self._means(number, answer, factor)
-        flags[KEPT] |= not usable.all()  # what happened in one round is reported at the end
+        # what happened in one round is reported at the end
+        flags[KEPT] |= not usable.all()
         radius = self._radius_at(factor)
         if radius is None:
             wanted = to_grid(means)
@@ -476,12 +555,17 @@ class FedDPAlgorithm(base.Algorithm):
         if self._has_spread(number):
             arrays[FACTOR] = self._narrowed(number, answer)
         if self._has_cost(number):
-            arrays |= {SUMS: blocks[SUMS].copy(), COST: blocks[COST].copy(), "before": old}
+            arrays |= {
+                SUMS: blocks[SUMS].copy(),
+                COST: blocks[COST].copy(),
+                "before": old,
+            }
         return arrays
 
     def _narrowed(self, number: int, answer: base.Statistic) -> IntArray:
         """Return the factor, (1,), of a radius of twice the records' root mean square distance."""
-        # Larger by the noise: too wide a radius costs some noise, too narrow a one misses records.
+        # Larger by the noise: too wide a radius costs some noise, too narrow a one
+        # misses records.
         total = float(answer.blocks[SPREAD][0]) + self.noise_of(number)[SPREAD]
         step = 2.0**-self.fraction_bits
         n_records = max(base.MIN_COUNT, float(answer.blocks[COUNTS].sum()) * step)
@@ -501,18 +585,22 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _least_count(self, number: int, factor: int) -> float:
         """Return the fewest noisy records of a cluster whose sum is divided by them."""
-        # With fewer, the noise of a mean is longer than the domain's radius, or the count is noise.
+        # With fewer, the noise of a mean is longer than the domain's radius, or the
+        # count is noise.
         noise, q = self.noise_of(number), self.fraction_bits
         longest = noise[SUMS] * (math.sqrt(self.domain.n_features) / factor)
-        return max(base.MIN_COUNT, longest / self.domain.l2_bound(q), noise[COUNTS] * 2.0**-q)
+        return max(
+            base.MIN_COUNT, longest / self.domain.l2_bound(q), noise[COUNTS] * 2.0**-q
+        )
 
     def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
         """Return the inertia of k-means on the weighted projected server points, by k.
 
-        (k_max,) float64, in squared units as those of `cost_estimate`; 0 from where there are no
-        more points than centres. Post-processing of a state after round 2 or later: the weighted
-        points stand for the records, so where the inertia stops falling quickly, more clusters find
-        no more structure. For k beyond ``n_clusters`` the projection may lack directions.
+        (k_max,) float64, in squared units as those of `cost_estimate`; 0 from where
+        there are no more points than centres. Post-processing of a state after round 2
+        or later: the weighted points stand for the records, so where the inertia stops
+        falling quickly, more clusters find no more structure. For k beyond
+        ``n_clusters`` the projection may lack directions.
         """
         k_max = parameters.integer("k_max", k_max, 1, base.MAX_CLUSTERS)
         if "weights" not in state.arrays:
@@ -531,7 +619,9 @@ class FedDPAlgorithm(base.Algorithm):
         step = 2.0**-self.projection.exponent * user_scale(self.domain)[0]
         return costs * (step * step * 2.0**-self.fraction_bits)
 
-    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+    def cost_estimate(
+        self, state: State, noise_factor: float = 1.0
+    ) -> CostEstimate | None:
         """Return what `Algorithm` says, from the integers of the last round."""
         if COST not in state.arrays:
             return None
@@ -551,14 +641,20 @@ class FedDPAlgorithm(base.Algorithm):
         return {**super().to_config(), "laplace": list(self.laplace)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    ) -> Self:
         """Return the algorithm that ``to_config`` described; it has no server points."""
         # Documents name the releases with Laplace noise, not how they were chosen.
         fields = {name: value for name, value in config.items() if name != "laplace"}
         values = parameters.read_parameters(cls, fields, budget.protects_clients)
         laplace = config.get("laplace")
-        if not isinstance(laplace, list) or not all(name in LAPLACE_RELEASES for name in laplace):
-            raise ConfigurationError("The releases with Laplace noise are not as expected.")
+        if not isinstance(laplace, list) or not all(
+            name in LAPLACE_RELEASES for name in laplace
+        ):
+            raise ConfigurationError(
+                "The releases with Laplace noise are not as expected."
+            )
         mechanisms = dict.fromkeys(laplace, "laplace")
         return cls(domain=domain, budget=budget, mechanisms=mechanisms, **values)
 
@@ -580,13 +676,16 @@ class FedDPAlgorithm(base.Algorithm):
 
     @cached_property
     def _packing_radius(self) -> int:
-        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
+        return packing_radius(
+            self.alpha, self.n_clusters, self.domain, self.fraction_bits
+        )
 
     @property
     def fineness(self) -> int:
         """Factor of the sums of a Lloyd round whose radius is not narrowed."""
-        # Where it is, to ``fineness * radius // factor``, the sums have a larger factor: what one
-        # record adds is no longer, so that sensitivities do not depend on the query.
+        # Where it is, to ``fineness * radius // factor``, the sums have a larger
+        # factor: what one record adds is no longer, so that sensitivities do not depend
+        # on the query.
         return FINENESS if self.sums == "narrowing" else 1
 
     def factor_of(self, arrays: Mapping[str, Any]) -> int:
@@ -622,8 +721,8 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _put_sums(self, clips_offsets: bool) -> None:
         """Choose what is added up, and within which radius, where that is left to the library."""
-        # A clip from the server's points is as long as offsets are, not as the radius allows, so
-        # that a wide radius costs nothing.
+        # A clip from the server's points is as long as offsets are, not as the radius
+        # allows, so that a wide radius costs nothing.
         chooses, domain, q = is_auto(self.alpha), self.domain, self.fraction_bits
         alpha = DEFAULT_ALPHA if chooses else self.alpha
         radius = packing_radius(alpha, self.n_clusters, domain, q)
@@ -678,7 +777,9 @@ class FedDPAlgorithm(base.Algorithm):
                 "there are clusters or more. Got None."
             )
         if server_data is None:
-            m = parameters.integer("n_server_points", given, self.n_clusters, base.MAX_WORDS)
+            m = parameters.integer(
+                "n_server_points", given, self.n_clusters, base.MAX_WORDS
+            )
         else:
             points = initialization.check_server_data(server_data, self.n_clusters, d)
             grid = self.domain.quantise(self.domain.to_unit(points), self.fraction_bits)
@@ -694,12 +795,16 @@ class FedDPAlgorithm(base.Algorithm):
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:
     """Return the fraction of mu^2 of every release, of the Lloyd rounds for all together."""
-    # The errors of a centroid from sums and from counts add up to d D^2 / mu_S^2 + r^2 / mu_C^2, r
-    # the typical norm of what is averaged, which is least for mu_S^2 : mu_C^2 = sqrt(d) D : r. As
-    # elsewhere r is 2 rho D (Su et al.), and half of the radius where sums are relative
-    # (FastLloyd, section 5.5). For Laplace noise the scale takes the standard deviation's place.
+    # The errors of a centroid from sums and from counts add up to d D^2 / mu_S^2 + r^2
+    # / mu_C^2, r the typical norm of what is averaged, which is least for mu_S^2 :
+    # mu_C^2 = sqrt(d) D : r. As elsewhere r is 2 rho D (Su et al.), and half of the
+    # radius where sums are relative (FastLloyd, section 5.5). For Laplace noise the
+    # scale takes the standard deviation's place.
     root, shares = math.sqrt(n_features), dict(_SHARES)
-    for stage, norm in (("lift", 2 * lloyd.RHO), ("lloyd", 0.5 if relative else 2 * lloyd.RHO)):
+    for stage, norm in (
+        ("lift", 2 * lloyd.RHO),
+        ("lloyd", 0.5 if relative else 2 * lloyd.RHO),
+    ):
         of_sums = root / (root + norm)
         shares[f"{stage}-sums"] = _STAGE_SHARE * of_sums
         shares[f"{stage}-counts"] = _STAGE_SHARE * (1 - of_sums)
@@ -708,7 +813,9 @@ def default_shares(n_features: int, relative: bool) -> dict[str, float]:
 
 def laplace_releases(value: Any) -> tuple[str, ...]:
     """Return the releases with Laplace noise, sorted, of what `FedDPAlgorithm` was given."""
-    given = value if isinstance(value, Mapping) else dict.fromkeys(LAPLACE_RELEASES, value)
+    given = (
+        value if isinstance(value, Mapping) else dict.fromkeys(LAPLACE_RELEASES, value)
+    )
     for release, mechanism in given.items():
         if mechanism not in ("gaussian", "laplace"):
             raise ConfigurationError(
@@ -719,15 +826,20 @@ def laplace_releases(value: Any) -> tuple[str, ...]:
                 f"Expected mechanisms of Laplace noise for releases in {list(LAPLACE_RELEASES)}. "
                 f"Got {release!r} instead."
             )
-    return tuple(sorted(release for release, mechanism in given.items() if mechanism == "laplace"))
+    return tuple(
+        sorted(
+            release for release, mechanism in given.items() if mechanism == "laplace"
+        )
+    )
 
 
 def with_suggested_clips(
     algorithm: FedDPAlgorithm, server_data: ArrayLike | None
 ) -> tuple[tuple[str, float], ...]:
     """Return every release's clip: given, or from server points (guarantees, "FedDP-KMeans")."""
-    # A clip far above what clients add buys noise and nothing else, and one below it shortens them.
-    # What they add is private, but the server has points: run without noise on draws from these.
+    # A clip far above what clients add buys noise and nothing else, and one below it
+    # shortens them. What they add is private, but the server has points: run without
+    # noise on draws from these.
     twin = replace(
         algorithm,
         budget=PrivacyBudget(None, unit="client"),
@@ -750,7 +862,8 @@ def with_suggested_clips(
             used = sensitivities[words][sensitivities[words] > 0]
             found = float(f"{np.median(norms[release.name]):.2g}")
             most = algorithm.plain_clip(release.name, release.norm)
-            # So much that a client can change every word of the release by a step of the grid.
+            # So much that a client can change every word of the release by a step of
+            # the grid.
             least = (1 + 1e-9) / float(used.min(initial=math.inf))
             clips[release.name] = max(min(found, most), LEAST_CLIP, least)
     return tuple(sorted((clips | dict(algorithm.clips)).items()))
@@ -763,7 +876,9 @@ def pseudo_clients(
     points = twin.initial_state().arrays["server"]
     size = min(max(1, math.ceil(records_each)), MOST_DRAWN)
     places = rng.integers(len(points), size=(N_PSEUDO_CLIENTS, size))
-    return [GridRecords.from_grid(points[place], twin.fraction_bits) for place in places]
+    return [
+        GridRecords.from_grid(points[place], twin.fraction_bits) for place in places
+    ]
 
 
 def answer_norms(
@@ -775,13 +890,17 @@ def answer_norms(
     norms, state = {}, twin.initial_state()
     for number in range(1, twin.n_rounds + 1):
         query = twin.query(state)
-        answers = np.stack([twin.flatten(twin.answer(query, each), number) for each in clients])
+        answers = np.stack(
+            [twin.flatten(twin.answer(query, each), number) for each in clients]
+        )
         sensitivities = twin.record_sensitivities(number)
         for release, words in twin.release_words(number):
             used = words[sensitivities[words] > 0]
             ratios = answers[:, used] / sensitivities[used]
             found = np.linalg.norm(ratios, 2 if release.norm == "l2" else 1, axis=1)
-            norms[release.name] = found * (1.0 if twin.adds_means(release.name) else growth)
+            norms[release.name] = found * (
+                1.0 if twin.adds_means(release.name) else growth
+            )
         state = twin.update(state, twin.unflatten(answers.sum(axis=0), number))
     return norms
 
@@ -790,4 +909,6 @@ def _kmeans(
     points: IntArray, weights: IntArray, n_clusters: int, rng: np.random.Generator
 ) -> GridCenters:
     source = initialization.public_words(int.from_bytes(rng.bytes(16), "little"))
-    return grid_kmeans(points, weights, n_clusters, source, initialization.STARTS, _STEPS)
+    return grid_kmeans(
+        points, weights, n_clusters, source, initialization.STARTS, _STEPS
+    )

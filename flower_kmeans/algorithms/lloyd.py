@@ -1,7 +1,7 @@
 """Lloyd's algorithm over absolute sums: exact, with Laplace noise, with Gaussian noise.
 
-A record adds to one cluster's sum and count only, so all sums together change by its norm at most
-and all counts by one (docs/guarantees.md, "Lloyd family, one round").
+A record adds to one cluster's sum and count only, so all sums together change by its
+norm at most and all counts by one (docs/guarantees.md, "Lloyd family, one round").
 """
 
 import math
@@ -15,12 +15,25 @@ import mpmath
 import numpy as np
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, IntArray, Query, State, Statistic
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    SUMS,
+    Block,
+    IntArray,
+    Query,
+    State,
+    Statistic,
+)
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
-from flower_kmeans.algorithms.numerics.postprocess import fold, into_domain, quotients, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import (
+    fold,
+    into_domain,
+    quotients,
+    to_grid,
+)
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
@@ -34,13 +47,17 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import MAX_PARTS
 
-MAX_PACKING = 2**33  # k^2 d of a sphere packing, which compares all pairs: a quarter of a minute
+# k^2 d of a sphere packing, which compares all pairs: a quarter of a minute
+MAX_PACKING = 2**33
 FEWEST_AUTO_ROUNDS, MOST_AUTO_ROUNDS = 2, 7
-MAX_WIDTHS = 16  # different half widths of the columns that SuLloyd accounts for one by one
-RHO = 0.225  # typical share of the half width at which a centroid's coordinate lies (Su et al.)
+# different half widths of the columns that SuLloyd accounts for one by one
+MAX_WIDTHS = 16
+# typical share of the half width at which a centroid's coordinate lies (Su et al.)
+RHO = 0.225
 TARGET_ERROR = 0.004  # squared error per round that automatic rounds accept (Su et al.)
 
-_POINTS = Kind(lambda _, value: value, array_to_text)  # what is checked depends on k and d
+# what is checked depends on k and d
+_POINTS = Kind(lambda _, value: value, array_to_text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +67,15 @@ class LloydFamily(base.Algorithm):
     Parameters
     ----------
     n_rounds : int or "auto"
-        T; ``"auto"`` is the papers' rule. N enters it only over the noise's standard deviation,
-        which with ``unit="client"`` is ``clip`` times that of one record: ``n_records / clip``
-        takes the place of N there.
+        T; ``"auto"`` is the papers' rule. N enters it only over the noise's standard
+        deviation, which with ``unit="client"`` is ``clip`` times that of one record:
+        ``n_records / clip`` takes the place of N there.
     initial : array-like of shape (k, d), optional
         Public initial centroids in the user's units; sphere packing otherwise.
     cost : bool
-        Whether the last round also releases the cost, for ``report.cost``; Gaussian noise only, and
-        where the server sees the sums (docs/guarantees.md, "Metrics that may leave").
+        Whether the last round also releases the cost, for ``report.cost``; Gaussian
+        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
+        that may leave").
     n_clusters, domain, budget, n_records, n_clients, clip, seed, fraction_bits
         As for all algorithms.
     """
@@ -72,7 +90,9 @@ class LloydFamily(base.Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter, and choose the number of rounds where that is left to it."""
         super().__post_init__()
-        self._put(initial=_initial(self.initial, self.n_clusters, self.domain.n_features))
+        self._put(
+            initial=_initial(self.initial, self.n_clusters, self.domain.n_features)
+        )
         if self.cost and not self.HAS_COST:
             raise ConfigurationError(
                 f"Expected cost=False for {self.name!r}, which does not release the cost. "
@@ -121,17 +141,21 @@ class LloydFamily(base.Algorithm):
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
-        # One grid for all: noise shares of counts too need a deviation of some grid units.
+        # One grid for all: noise shares of counts too need a deviation of some grid
+        # units.
         k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
-        return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
+        return (
+            (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
+        )
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""
         found = self._releases(round_number)
         if not self._has_cost(round_number):
             return found
-        # fsum: clients compare the plan that they compute with the server's, bit by bit.
+        # fsum: clients compare the plan that they compute with the server's, bit by
+        # bit.
         others = math.fsum(
             1 / release.noise_multiplier**2
             for t in range(1, self.n_rounds + 1)
@@ -163,7 +187,9 @@ class LloydFamily(base.Algorithm):
         """Return each cluster's sum and number of records; zeros for clusters without records."""
         radius = self._reach(query.round)
         largest = self.largest_cost if self._has_cost(query.round) else None
-        sums, counts, squares = summed(records, query.arrays["centroids"], radius, largest)
+        sums, counts, squares = summed(
+            records, query.arrays["centroids"], radius, largest
+        )
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         return Statistic(blocks if largest is None else {**blocks, COST: squares})
 
@@ -174,7 +200,9 @@ class LloydFamily(base.Algorithm):
         most = float(self.largest_cost >> self.fraction_bits)
         return Meaning(
             sums=SUMS,
-            length=self.domain.l2_bound(self.fraction_bits) if radius is None else float(radius),
+            length=self.domain.l2_bound(self.fraction_bits)
+            if radius is None
+            else float(radius),
             widths=self._half_widths if radius is None else None,
             offsets=radius is not None,
             all_count=radius is None,
@@ -186,7 +214,9 @@ class LloydFamily(base.Algorithm):
     ) -> State:
         """Return the means; a cluster whose count is too small keeps its centroid."""
         counts = answer.blocks[COUNTS]
-        means, usable = quotients(answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT)
+        means, usable = quotients(
+            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
+        )
         moved = self._into_domain(to_grid(means))
         old, number = state.arrays["centroids"], state.round + 1
         centroids = np.where(usable[:, None], moved, old)
@@ -197,18 +227,24 @@ class LloydFamily(base.Algorithm):
         """Return the same centroids: a lost round is an iteration less."""
         return State(state.round + 1, state.arrays)
 
-    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+    def cost_estimate(
+        self, state: State, noise_factor: float = 1.0
+    ) -> CostEstimate | None:
         """Return what `Algorithm` says, from the integers of the last round."""
         is_relative = self._reach(self.n_rounds) is not None
         return estimated_cost(self, state, noise_factor, is_relative=is_relative)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    ) -> Self:
         """Return the algorithm that ``to_config`` described."""
         values = read_parameters(cls, config, budget.protects_clients)
         if "initial" in values:
             k = integer("n_clusters", values["n_clusters"], 1, base.MAX_CLUSTERS)
-            values["initial"] = array_from_text(values["initial"], (k, domain.n_features))
+            values["initial"] = array_from_text(
+                values["initial"], (k, domain.n_features)
+            )
         return cls(domain=domain, budget=budget, **values)
 
     def _has_cost(self, round_number: int) -> bool:
@@ -220,15 +256,25 @@ class LloydFamily(base.Algorithm):
         """Return what `cost_estimate` needs of the last round beside its result."""
         if not self._has_cost(round_number):
             return {}
-        # Copies: the answer's blocks are parts of a vector that its owner may use again.
+        # Copies: the answer's blocks are parts of a vector that its owner may use
+        # again.
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
-        return kept if self._reach(round_number) is None else {**kept, "before": before.copy()}
+        return (
+            kept
+            if self._reach(round_number) is None
+            else {**kept, "before": before.copy()}
+        )
 
     @property
     def _planning_records(self) -> float | None:
         """N of the papers' rules for T."""
-        # N enters them only over the noise's standard deviation, which has the clip as a factor.
-        return self.n_records if self.n_records is None else self.n_records / (self.clip or 1)
+        # N enters them only over the noise's standard deviation, which has the clip as
+        # a factor.
+        return (
+            self.n_records
+            if self.n_records is None
+            else self.n_records / (self.clip or 1)
+        )
 
     @property
     def largest_cost(self) -> int:
@@ -249,7 +295,8 @@ class LloydFamily(base.Algorithm):
         if self.initial is not None:
             unit = self.domain.to_unit(np.array(self.initial))
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
-        # A packing takes seconds, and simulated clients of a process all need the same one.
+        # A packing takes seconds, and simulated clients of a process all need the same
+        # one.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)
         return into_domain(packed, self.domain, self.fraction_bits)
 
@@ -287,8 +334,9 @@ class LloydAlgorithm(LloydFamily):
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
 
-    Formal guarantee: one record changes all sums by at most ``domain.l2_bound`` in l2 and all
-    counts by one; the plan is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one round").
+    Formal guarantee: one record changes all sums by at most ``domain.l2_bound`` in l2
+    and all counts by one; the plan is exactly mu-GDP (docs/guarantees.md, "Lloyd
+    family, one round").
 
     References
     ----------
@@ -318,10 +366,10 @@ class GLloydAlgorithm(LloydFamily):
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
 
-    Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1 and all
-    counts by one; purely private with ``delta=0``. With a positive delta, a box and
-    ``unit="record"``, each column of the sums is accounted for itself: less noise, the more columns
-    there are (docs/guarantees.md, "Lloyd family, one round").
+    Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1
+    and all counts by one; purely private with ``delta=0``. With a positive delta, a box
+    and ``unit="record"``, each column of the sums is accounted for itself: less noise,
+    the more columns there are (docs/guarantees.md, "Lloyd family, one round").
     """
 
     name: ClassVar[str] = "sulloyd"
@@ -338,7 +386,9 @@ class SuLloydAlgorithm(LloydFamily):
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         d, parts = self.domain.n_features, self._columns
         # Su et al.'s ratio of the epsilons, whichever unit the sums have.
-        sums = self.domain.l1_bound(self.fraction_bits) / (d * self._sum_sensitivity(round_number))
+        sums = self.domain.l1_bound(self.fraction_bits) / (
+            d * self._sum_sensitivity(round_number)
+        )
         return (
             Release(SUMS, "laplace", "linf" if parts else "l1", sums, (SUMS,), parts),
             Release(COUNTS, "laplace", "l1", 1 / count_share(d), (COUNTS,)),
@@ -355,8 +405,8 @@ class SuLloydAlgorithm(LloydFamily):
 
         Empty where the sums have one joint bound in l1.
         """
-        # A pure epsilon adds up however the sums are divided, and a ball or a clip bounds all
-        # columns together, not each.
+        # A pure epsilon adds up however the sums are divided, and a ball or a clip
+        # bounds all columns together, not each.
         pure = not self.budget.is_private or self.budget.delta == 0
         if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
             return ()
@@ -364,7 +414,10 @@ class SuLloydAlgorithm(LloydFamily):
         pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)
         columns = tuple((width, number) for width, number in pairs if width > 0)
         # Where half widths differ in too many columns, the composition would take long.
-        if len(columns) > MAX_WIDTHS or self.domain.n_features * self.n_rounds > MAX_PARTS:
+        if (
+            len(columns) > MAX_WIDTHS
+            or self.domain.n_features * self.n_rounds > MAX_PARTS
+        ):
             return ()
         return columns
 
@@ -374,16 +427,20 @@ def summed(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return sums (k, d), counts (k,) and squares (1,) of the records by nearest centroid.
 
-    With a radius, in grid units, of their offsets from the centroids, of records within it: the
-    test is exact, so no offset is longer. Squares, of which one record adds ``largest`` at most,
-    are 0 without it.
+    With a radius, in grid units, of their offsets from the centroids, of records within
+    it: the test is exact, so no offset is longer. Squares, of which one record adds
+    ``largest`` at most, are 0 without it.
     """
     radius2 = None if radius is None else radius * radius
     sums, counts = cluster_sums(records, centroids, radius2)
     references = np.zeros_like(centroids[:1])  # the origin
     if radius is not None:
         references, sums = centroids, sums - counts[:, None] * centroids
-    total = 0 if largest is None else costs.squared_distances(records, references, largest, radius2)
+    total = (
+        0
+        if largest is None
+        else costs.squared_distances(records, references, largest, radius2)
+    )
     return sums, counts, np.array([total], dtype=np.int64)
 
 
@@ -399,16 +456,21 @@ def estimated_cost(
 ) -> CostEstimate | None:
     """Return what `Algorithm.cost_estimate` says, from the last round's integers in its state.
 
-    Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids before where
-    they are relative. What a record adds to the cost is rounded downward to ``rounding`` steps of
-    the grid, or upward if that is negative.
+    Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids
+    before where they are relative. What a record adds to the cost is rounded downward
+    to ``rounding`` steps of the grid, or upward if that is negative.
     """
-    arrays, q, step = state.arrays, algorithm.fraction_bits, 2.0**-algorithm.fraction_bits
+    arrays, q, step = (
+        state.arrays,
+        algorithm.fraction_bits,
+        2.0**-algorithm.fraction_bits,
+    )
     if COST not in arrays:
         return None
     means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
     counts, square = arrays[COUNTS] * step, unit * unit
-    lost = rounding * 0.5 * float(counts.sum()) * step  # half a step a record on average
+    # half a step a record on average
+    lost = rounding * 0.5 * float(counts.sum()) * step
     noise = algorithm.noise_of(algorithm.n_rounds)
     value, bias, error = costs.last_cost(
         q=(float(arrays[COST][0]) * step + lost) * square,
@@ -418,7 +480,11 @@ def estimated_cost(
         after=arrays["centroids"] * step,
         quotients=means * (step * unit),
         usable=usable,
-        noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
+        noise=(
+            noise[COST] * step * square,
+            noise[SUMS] * step * unit,
+            noise[COUNTS] * step,
+        ),
         step=step,
     )
     scale, users_units = costs.user_scale(algorithm.domain)
@@ -438,7 +504,9 @@ def limited(rounds: float) -> int:
     return int(min(max(rounds, FEWEST_AUTO_ROUNDS), MOST_AUTO_ROUNDS))
 
 
-def _initial(value: Any, n_clusters: int, n_features: int) -> tuple[tuple[float, ...], ...] | None:
+def _initial(
+    value: Any, n_clusters: int, n_features: int
+) -> tuple[tuple[float, ...], ...] | None:
     if value is None:
         return None
     points = check_records(value, n_features, name="initial")

@@ -1,10 +1,11 @@
 """PE-means and HDPE-means: clustering by private evolution.
 
-A population of public candidates is voted on: every record votes for the nearest one. Weighted
-k-means on the noisy votes selects the centroids, and variations of these are the next population
-(PE-means, Algorithm 1). Each round asks for a histogram of votes and for nothing else, so its noise
-depends on no radius. In many columns HDPE-means votes on a projection, and a last round of sums and
-counts lifts the centroids out of it (Algorithm 3).
+A population of public candidates is voted on: every record votes for the nearest one.
+Weighted k-means on the noisy votes selects the centroids, and variations of these are
+the next population (PE-means, Algorithm 1). Each round asks for a histogram of votes
+and for nothing else, so its noise depends on no radius. In many columns HDPE-means
+votes on a projection, and a last round of sums and counts lifts the centroids out of it
+(Algorithm 3).
 """
 
 import math
@@ -36,7 +37,11 @@ from flower_kmeans.algorithms.base import (
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
-from flower_kmeans.algorithms.numerics.initialization import public_words, random_words, round_words
+from flower_kmeans.algorithms.numerics.initialization import (
+    public_words,
+    random_words,
+    round_words,
+)
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import (
     expected_total,
@@ -46,8 +51,17 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
     zero_small,
 )
-from flower_kmeans.algorithms.numerics.projection import ProjectedRecords, Projection, lifted_sums
-from flower_kmeans.algorithms.pe_means_population import Space, gather, packed, variations
+from flower_kmeans.algorithms.numerics.projection import (
+    ProjectedRecords,
+    Projection,
+    lifted_sums,
+)
+from flower_kmeans.algorithms.pe_means_population import (
+    Space,
+    gather,
+    packed,
+    variations,
+)
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
@@ -55,8 +69,10 @@ from flower_kmeans.parameters import AUTO, LARGEST, integer, is_auto, reals, who
 from flower_kmeans.privacy.plan import Release
 
 DIRECTIONS = 16  # columns to which HDPE-means projects (PE-means, Section IV-D)
-MAX_CANDIDATES = 2**13  # default cap: where it binds, more candidates rarely help and cost time
-SPREAD = 1.5  # radius of projected candidates, in radii of the domain: a projection lengthens some
+# default cap: where it binds, more candidates rarely help and cost time
+MAX_CANDIDATES = 2**13
+# radius of projected candidates, in radii of the domain: a projection lengthens some
+SPREAD = 1.5
 
 VOTES, LIFT_SUMS, LIFT_COUNTS = "votes", "lift-sums", "lift-counts"
 
@@ -80,33 +96,35 @@ _PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
 class PEMeansAlgorithm(Algorithm):
     """Private evolution of centroids by votes.
 
-    Source: *PE-means: Improved Differentially Private k-means Clustering through Private
-    Evolution*, Algorithms 1 and 2.
+    Source: *PE-means: Improved Differentially Private k-means Clustering through
+    Private Evolution*, Algorithms 1 and 2.
 
-    Formal guarantee: a record has one vote, so one record changes the votes of a round by 1 in l1
-    and in l2, whatever the candidates are; all rounds have the same noise, and the plan composes
-    them (docs/guarantees.md, "PE-means").
+    Formal guarantee: a record has one vote, so one record changes the votes of a round
+    by 1 in l1 and in l2, whatever the candidates are; all rounds have the same noise,
+    and the plan composes them (docs/guarantees.md, "PE-means").
 
-    ``clip`` is ``n_records / n_clients`` by default, and for votes the square root of that;
-    ``clips`` take its place in single releases. L variations of each centroid are halved whenever
-    the noise of a round exceeds its signal. Every candidate is one word of a client's answer. Of a
-    box the enclosing ball is meant, cut to the box.
+    ``clip`` is ``n_records / n_clients`` by default, and for votes the square root of
+    that; ``clips`` take its place in single releases. L variations of each centroid are
+    halved whenever the noise of a round exceeds its signal. Every candidate is one word
+    of a client's answer. Of a box the enclosing ball is meant, cut to the box.
 
     Parameters
     ----------
     clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each release.
-        Default: ``n_records / n_clients``, and the square root of that for votes.
+        With ``unit="client"`` only: how many records' worth of one client count in each
+        release. Default: ``n_records / n_clients``, and the square root of that for
+        votes.
     clips : mapping of str to float, optional
         Clips of single releases ("votes"; HDPE-means also "lift-sums", "lift-counts").
     n_vote_rounds : int or "auto"
         Rounds of votes. "auto" follows the paper: ``4 max(1, epsilon) sqrt d`` of them.
     n_variations : int or "auto"
-        L, variations of each centroid in the first rounds. "auto" follows the paper: a fifth of
-        ``n_records``, at least 4. They are halved whenever the noise of a round exceeds its signal.
+        L, variations of each centroid in the first rounds. "auto" follows the paper: a
+        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
+        round exceeds its signal.
     max_candidates : int
-        The largest population, from 2 k up to 2^22, the words of a message: every candidate is one
-        word of a client's answer.
+        The largest population, from 2 k up to 2^22, the words of a message: every
+        candidate is one word of a client's answer.
     seed : int
         Public randomness of the first population, of the projection, and of ``update``.
     n_clusters, domain, budget, n_records, n_clients, fraction_bits
@@ -117,7 +135,8 @@ class PEMeansAlgorithm(Algorithm):
     replayable: ClassVar[bool] = True
     has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
-    projects: ClassVar[bool] = False  # votes in a projection, and a last round that lifts centroids
+    # votes in a projection, and a last round that lifts centroids
+    projects: ClassVar[bool] = False
 
     clips: Annotated[tuple[tuple[str, float], ...], reals(VOTES), "clients"] = ()
     n_vote_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)] = AUTO
@@ -137,7 +156,8 @@ class PEMeansAlgorithm(Algorithm):
             )
         integer("max_candidates", self.max_candidates, 2 * self.n_clusters, MAX_WORDS)
         if is_auto(self.n_variations):
-            # PE-means, Section IV-C; without a figure for N, what the cap leaves room for.
+            # PE-means, Section IV-C; without a figure for N, what the cap leaves room
+            # for.
             room = self.max_candidates // self.n_clusters - 1
             found = room if self.n_records is None else max(self.n_records // 5, 4)
             self._put(n_variations=found)
@@ -153,9 +173,9 @@ class PEMeansAlgorithm(Algorithm):
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round.
 
-        Votes: counts by candidate, as many in every round as there can be at most, so that a
-        population that was halved leaves words of noise alone. The last round of HDPE-means: sums
-        (k, d) and counts (k,).
+        Votes: counts by candidate, as many in every round as there can be at most, so
+        that a population that was halved leaves words of noise alone. The last round of
+        HDPE-means: sums (k, d) and counts (k,).
         """
         k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
         if round_number > self.n_vote_rounds:
@@ -189,20 +209,24 @@ class PEMeansAlgorithm(Algorithm):
     def check_query(self, query: Query) -> None:
         """Require arrays of the round within their ranges, and centres within the space.
 
-        There every distance is exact, every unit holds and no population exceeds the cap.
+        There every distance is exact, every unit holds and no population exceeds the
+        cap.
         """
         super().check_query(query)
         if query.round > 1:
-            centers = query.arrays["centers"].astype(np.float64)  # squares below 2**53: exact
-            if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
+            # squares below 2**53: exact
+            centers = query.arrays["centers"].astype(np.float64)
+            if (
+                np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)
+            ).any():
                 raise MessageError(UNUSABLE)
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query; its size does not grow with L.
 
-        Round 1 has none, its population follows from the run's seed. Later: selected ``centers``
-        (k, p), and for votes the number of ``variations`` (1,) and their ``seed`` (2,), of 16
-        bytes.
+        Round 1 has none, its population follows from the run's seed. Later: selected
+        ``centers`` (k, p), and for votes the number of ``variations`` (1,) and their
+        ``seed`` (2,), of 16 bytes.
         """
         if round_number == 1:
             return {}
@@ -223,7 +247,9 @@ class PEMeansAlgorithm(Algorithm):
             return iter([packed(self.n_start, self.space, self.seed)])
         low, high = (int(word) % 2**64 for word in arrays["seed"])
         key = low | high << 64
-        return variations(arrays["centers"], int(arrays["variations"][0]), key, self.space)
+        return variations(
+            arrays["centers"], int(arrays["variations"][0]), key, self.space
+        )
 
     def _n_candidates(self, query: Query) -> int:
         if query.round == 1:
@@ -234,7 +260,9 @@ class PEMeansAlgorithm(Algorithm):
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return how many of the client's records are nearest to each candidate."""
-        votes = vote_counts(self._seen(records), self._population(query), self.words(query.round))
+        votes = vote_counts(
+            self._seen(records), self._population(query), self.words(query.round)
+        )
         return Statistic({COUNTS: votes << self.fraction_bits})
 
     def _seen(self, records: GridRecords) -> GridRecords:
@@ -263,21 +291,27 @@ class PEMeansAlgorithm(Algorithm):
         votes[size:] = 0  # of candidates that were halved away
         noise = self.noise_of(query.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
-        of_sum = noise * math.sqrt(size / len(votes))  # by bin, where only some have noise
+        # by bin, where only some have noise
+        of_sum = noise * math.sqrt(size / len(votes))
         total = expected_total(scaled(votes, q), of_sum, planned, answer.answered)
         kept = zero_small(scaled(votes, q), total)
         whole = query.arrays
-        if query.round > 1:  # as if nothing was ever halved: the same candidates, then others
+        # as if nothing was ever halved: the same candidates, then others
+        if query.round > 1:
             whole = {**whole, "variations": np.array([self.most_variations])}
         votes = np.where(kept > 0, votes, 0)
         arrays = self._centers(Query(query.round, whole), votes, flags, source)
         n_variations = int(state.arrays["variations"][0])
-        # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
-        # (docs/guarantees.md, "PE-means").
+        # Signal to noise by Algorithm 1, line 8, where the noise is that of all
+        # candidates (docs/guarantees.md, "PE-means").
         weak = math.fsum((kept * kept).tolist()) < size * noise * noise
         if weak and n_variations > 1:
             n_variations, flags[HALVED] = n_variations // 2, True
-        return {**arrays, "variations": np.array([n_variations], dtype=np.int64), "seed": seed}
+        return {
+            **arrays,
+            "variations": np.array([n_variations], dtype=np.int64),
+            "seed": seed,
+        }
 
     def _centers(
         self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
@@ -291,7 +325,9 @@ class PEMeansAlgorithm(Algorithm):
         chosen = np.sort(order[: self.most_chosen(query.round)])
         points = gather(self._population(query), chosen)
         weights, n_voted = votes[chosen], int(np.count_nonzero(votes))
-        found = grid_kmeans(points, weights, k, source, n_steps=_STEPS).points.astype(np.float64)
+        found = grid_kmeans(points, weights, k, source, n_steps=_STEPS).points.astype(
+            np.float64
+        )
         # The first candidates are the centroids before, or the most spread of all.
         first = points[np.searchsorted(chosen, np.sort(order[:k]))]
         if n_voted < k:
@@ -317,7 +353,7 @@ class PEMeansAlgorithm(Algorithm):
             return None
         return self.domain.from_unit(scaled(state.arrays[name], self.fraction_bits))
 
-    # ------------------------------------------------------------------ what follows from them
+    # ----------------------------------------------------------- what follows from them
 
     @property
     def most_variations(self) -> int:
@@ -327,15 +363,19 @@ class PEMeansAlgorithm(Algorithm):
     @property
     def n_start(self) -> int:
         """Candidates of the first round, fewer in many columns: packing compares all pairs."""
-        room = min(self.max_candidates, math.isqrt(MAX_PACKING // len(self.space.half_widths)))
+        room = min(
+            self.max_candidates, math.isqrt(MAX_PACKING // len(self.space.half_widths))
+        )
         return max(min(self.n_clusters * self.n_variations, room), self.n_clusters)
 
     @cached_property
     def projection(self) -> Projection:
         """The grids of the projection, where there is one."""
-        # A projected record is rarely longer than twice the domain's radius, and few bits leave
-        # room for the search of the nearest candidate.
-        return Projection(self.domain, self.fraction_bits, DIRECTIONS, self.fraction_bits + 1)
+        # A projected record is rarely longer than twice the domain's radius, and few
+        # bits leave room for the search of the nearest candidate.
+        return Projection(
+            self.domain, self.fraction_bits, DIRECTIONS, self.fraction_bits + 1
+        )
 
     @cached_property
     def space(self) -> Space:
@@ -363,7 +403,8 @@ class PEMeansAlgorithm(Algorithm):
         names = (VOTES, LIFT_SUMS, LIFT_COUNTS) if self.projects else (VOTES,)
         found = dict.fromkeys(names, self.clip)
         if given_clip is None:
-            # A client's votes spread over many candidates: m votes have the norm sqrt m then.
+            # A client's votes spread over many candidates: m votes have the norm sqrt m
+            # then.
             found[VOTES] = max(1.0, math.sqrt(self.clip))
         return tuple(sorted({**found, **dict(self.clips)}.items()))
 
@@ -396,11 +437,12 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     """PE-means on a random projection to 16 columns, and one round that lifts the centroids.
 
     Source: the same, Algorithm 3, with a projection that keeps lengths on average
-    (docs/guarantees.md, "PE-means"). Parameters are those of `PEMeansAlgorithm`; "auto" takes two
-    rounds of votes less, whose privacy pays for the sums and the counts of the last round.
+    (docs/guarantees.md, "PE-means"). Parameters are those of `PEMeansAlgorithm`; "auto"
+    takes two rounds of votes less, whose privacy pays for the sums and the counts of
+    the last round.
 
-    Formal guarantee: of the last round, one record changes the sums by the domain's l2 bound and
-    the counts by 1, both in l2.
+    Formal guarantee: of the last round, one record changes the sums by the domain's l2
+    bound and the counts by 1, both in l2.
     """
 
     name: ClassVar[str] = "hdpe-means"
@@ -415,7 +457,9 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         """The projection (d, 16) on the grid: normal numbers of variance 1 / 16."""
         shape = self.domain.n_features, DIRECTIONS
         words = random_words(public_words(self.seed + _PROJECTION), math.prod(shape))
-        return self.projection.matrix(normals(words).reshape(shape) / math.sqrt(DIRECTIONS))
+        return self.projection.matrix(
+            normals(words).reshape(shape) / math.sqrt(DIRECTIONS)
+        )
 
     def _seen(self, records: GridRecords) -> GridRecords:
         return ProjectedRecords(records, self.projection, self.matrix)
@@ -444,8 +488,11 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
             return super().update(state, answer)
         flags, noise = state.arrays["flags"].copy(), self.noise_of(self.n_rounds)
         counts, q = answer.blocks[COUNTS], self.fraction_bits
-        # With fewer records, the noise of a mean would be longer than the domain's radius.
-        longest = noise[SUMS] * math.sqrt(self.domain.n_features) / self.domain.l2_bound(q)
+        # With fewer records, the noise of a mean would be longer than the domain's
+        # radius.
+        longest = (
+            noise[SUMS] * math.sqrt(self.domain.n_features) / self.domain.l2_bound(q)
+        )
         least = max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-q)
         means, usable = quotients(answer.blocks[SUMS], counts, q, least)
         flags[NOT_LIFTED] = not usable.all()

@@ -1,10 +1,10 @@
 """The population of PE-means: public candidates that clients and server make alike.
 
-Every candidate follows from the centroids that were selected before and from a seed, so no message
-holds a population. A population is made block by block, from raw Philox words and with operations
-that IEEE 754 rounds correctly (`portable`): the same integers on every processor. Utility rests on
-that, since the server reads votes by their index. No guarantee does: a record has one vote,
-wherever the candidates lie.
+Every candidate follows from the centroids that were selected before and from a seed, so
+no message holds a population. A population is made block by block, from raw Philox
+words and with operations that IEEE 754 rounds correctly (`portable`): the same integers
+on every processor. Utility rests on that, since the server reads votes by their index.
+No guarantee does: a record has one vote, wherever the candidates lie.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,8 @@ class Space:
 
     def cut(self, points: FloatArray) -> FloatArray:
         """Move points (m, p) into the ball, then into the box, and truncate them to the grid."""
-        # The factor covers the roundings of the correction, so no norm exceeds the radius.
+        # The factor covers the roundings of the correction, so no norm exceeds the
+        # radius.
         inside = np.trunc(clip_rows(points, self.radius * (1 - 2.0**-40)))
         limit = np.array(self.half_widths, dtype=np.float64)
         return np.clip(inside, -limit, limit, out=inside)
@@ -59,9 +60,9 @@ def variations(
 ) -> Iterator[FloatArray]:
     """Yield the centroids (k, p), then ``n_variations`` of each of them (PE-means, equation 5).
 
-    Candidate i of the population is centroid ``i mod k``, for ``i >= k`` with a step of the
-    heavy-tailed law in every column, of scale ``GAMMA`` radii, from public words of the key. Blocks
-    (m, p) are integers within the space, as float64.
+    Candidate i of the population is centroid ``i mod k``, for ``i >= k`` with a step of
+    the heavy-tailed law in every column, of scale ``GAMMA`` radii, from public words of
+    the key. Blocks (m, p) are integers within the space, as float64.
     """
     k, p = centers.shape
     points = centers.astype(np.float64)
@@ -93,10 +94,11 @@ def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray
 def packed(n_points: int, space: Space, seed: int) -> FloatArray:
     """Return points (n_points, p) of a ball that keep away from each other and from its boundary.
 
-    Random points of the ball are taken in turn, each at least ``a`` from the boundary and ``2 a``
-    from all points taken before. ``a`` starts at half of the radius, and is halved whenever
-    ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means, Section III-A). What lies
-    outside of the box is moved into it afterwards. Integers in float64, read-only.
+    Random points of the ball are taken in turn, each at least ``a`` from the boundary
+    and ``2 a`` from all points taken before. ``a`` starts at half of the radius, and is
+    halved whenever ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means,
+    Section III-A). What lies outside of the box is moved into it afterwards. Integers
+    in float64, read-only.
     """
     source = public_words(seed + _START)
     chosen = np.empty((n_points, len(space.half_widths)))
@@ -105,7 +107,9 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
         while n_chosen < n_points:
             drawn = _ball_points(source, space, space.radius - margin)
             separation = 4 * margin * margin
-            n_chosen, failures = take_apart(drawn, chosen, n_chosen, separation, failures)
+            n_chosen, failures = take_apart(
+                drawn, chosen, n_chosen, separation, failures
+            )
             if failures == ATTEMPTS:
                 margin, failures = margin // 2, 0
     points = space.cut(chosen)

@@ -1,10 +1,11 @@
 """Which released sums no records explain: a wrong ``n_records``, a false answer, or noise alone.
 
-Pure functions of public parameters and released values, so nothing here costs privacy. A false
-answer cannot be prevented, since nobody sees single answers; a large one can be noticed in the sum.
-Alarms are tests against the planned noise, of which all together fail by chance in at most
-`FALSE_ALARMS` of runs (docs/reading-a-report.md, "Warnings about released values"). Notes say where
-noise is larger than what it covers, which is no fault.
+Pure functions of public parameters and released values, so nothing here costs privacy.
+A false answer cannot be prevented, since nobody sees single answers; a large one can be
+noticed in the sum. Alarms are tests against the planned noise, of which all together
+fail by chance in at most `FALSE_ALARMS` of runs (docs/reading-a-report.md, "Warnings
+about released values"). Notes say where noise is larger than what it covers, which is
+no fault.
 """
 
 import math
@@ -68,14 +69,16 @@ class Finding(NamedTuple):
     number: int  # of the values that it does not hold for
     place: int  # of the worst of them, from 0
     value: float  # the worst of them: records, or else how many times its limit it is
-    deviation: float  # standard deviation of that value's noise, in records; 0 where not shown
+    # standard deviation of that value's noise, in records; 0 where not shown
+    deviation: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Meaning:
     """What the exact sums of a round keep to, whatever the records are; in grid units.
 
-    The defaults are those of sums and counts of records, each of which counts in one place.
+    The defaults are those of sums and counts of records, each of which counts in one
+    place.
     """
 
     counts: str | None = "counts"
@@ -138,7 +141,11 @@ class _Round:
     """The noisy sum of one round beside what it should keep to."""
 
     def __init__(
-        self, algorithm: "Algorithm", before: "State", answer: "Statistic", noise_factor: float
+        self,
+        algorithm: "Algorithm",
+        before: "State",
+        answer: "Statistic",
+        noise_factor: float,
     ) -> None:
         self.algorithm = algorithm
         self.before = before
@@ -151,9 +158,12 @@ class _Round:
         self.noise = {name: std * noise_factor for name, std in noise.items()}
         self.noise_factor = noise_factor
         # Before any arithmetic: the least int64 has no absolute value.
-        self.blocks = {name: block.astype(np.float64) for name, block in answer.blocks.items()}
+        self.blocks = {
+            name: block.astype(np.float64) for name, block in answer.blocks.items()
+        }
         n_words = sum(block.size for block in self.blocks.values())
-        # At most two tests of each word, four more of each place, and a few of the whole.
+        # At most two tests of each word, four more of each place, and a few of the
+        # whole.
         n_tests = 2 * n_words + 4 * self._n_places + 8
         self.chance = FALSE_ALARMS / algorithm.n_rounds / n_tests
         has_laplace = any(release.mechanism == "laplace" for release in self.releases)
@@ -187,7 +197,9 @@ class _Round:
         """The records of each place, and the standard deviation of their noise."""
         meaning = self.meaning
         if meaning.counts is not None:
-            return self.blocks[meaning.counts] / self.one, self.noise[meaning.counts] / self.one
+            return self.blocks[meaning.counts] / self.one, self.noise[
+                meaning.counts
+            ] / self.one
         size = float(meaning.public_size or 0)
         return np.full(self._n_places, size), 0.0
 
@@ -285,10 +297,13 @@ class _Round:
         scale = max((planned or 1) * self.meaning.trace, noise, 1.0)
         wrong = -squares > self.reach * noise
         rows, columns = np.triu_indices(d, 1)
-        # 2 |x y| <= x^2 + y^2; the noise of a product has half of the variance of a square's.
+        # 2 |x y| <= x^2 + y^2; the noise of a product has half of the variance of a
+        # square's.
         pairs = squares[rows] + squares[columns]
         std = noise * math.sqrt(2.0 + 4.0 * 0.5)
-        wide = 2 * np.abs(products) - pairs > self.reach * std + _ROUNDING * np.abs(pairs)
+        wide = 2 * np.abs(products) - pairs > self.reach * std + _ROUNDING * np.abs(
+            pairs
+        )
         found = np.concatenate([wrong, wide])
         if planned is not None and self.algorithm.clip is None:
             excess = math.fsum(squares) - FACTOR * planned * self.meaning.trace
@@ -303,7 +318,8 @@ class _Round:
         sensitivities = self.algorithm.sensitivities(self.number)
         for release, words in self.algorithm.release_words(self.number):
             if release.norm == "linf":
-                continue  # its parts have bounds of their own, and clients are never clipped so
+                # its parts have bounds of their own, and clients are never clipped so
+                continue
             units = sensitivities[words]
             used = units > 0
             values = vector[words][used] / units[used]
@@ -321,7 +337,9 @@ class _Round:
                 room = scale * (math.sqrt(n) + self.reach)
             ratio = length / max(n_answers, room)
             wrong = np.array([length - n_answers > room + _ROUNDING * n_answers])
-            yield from self._found(Kind.UNCLIPPED, wrong, np.array([ratio]), np.array([-ratio]))
+            yield from self._found(
+                Kind.UNCLIPPED, wrong, np.array([ratio]), np.array([-ratio])
+            )
 
     # ------------------------------------------------------------------ the result
 
@@ -331,13 +349,16 @@ class _Round:
             return
         counts, std = self._counts
         if std > 0:
-            yield from self._found(Kind.LIGHT, counts < LIGHT * std, counts, counts, std)
+            yield from self._found(
+                Kind.LIGHT, counts < LIGHT * std, counts, counts, std
+            )
         name = self.meaning.sums
         if name is None:
             return
         usable = counts >= 1.0
         means = self.blocks[name] * self.meaning.unit / np.maximum(counts, 1.0)[:, None]
-        # Noise moves a mean that lies on the boundary beyond it, as a category's share of all.
+        # Noise moves a mean that lies on the boundary beyond it, as a category's share
+        # of all.
         far = 1.0 + MARGIN
         beyond = np.zeros(len(counts), dtype=bool)
         if self.meaning.offsets:
@@ -361,10 +382,13 @@ class _Round:
         deviation: float = 0.0,
     ) -> Iterator[Finding]:
         """Yield one finding for the values that are wrong; the least of ``order`` is the worst."""
-        # Found in any case: a server that sees no sum may measure how long a client takes.
+        # Found in any case: a server that sees no sum may measure how long a client
+        # takes.
         number = int(np.count_nonzero(wrong))
         place = int(np.argmin(np.where(wrong, order, np.inf)))
-        finding = Finding(kind, self.number, number, place, float(values[place]), deviation)
+        finding = Finding(
+            kind, self.number, number, place, float(values[place]), deviation
+        )
         if number:
             yield finding
 
@@ -372,8 +396,8 @@ class _Round:
 def deviations(chance: float, is_laplace: bool = False) -> float:
     """Return the standard deviations that noise exceeds, on one side, with a small probability.
 
-    Of Laplace noise and of its sums, those of one Laplace variable: none has longer tails. A
-    mixture with Gaussian noise has shorter ones.
+    Of Laplace noise and of its sums, those of one Laplace variable: none has longer
+    tails. A mixture with Gaussian noise has shorter ones.
     """
     if is_laplace:
         return -math.log(2 * chance) / math.sqrt(2.0)
@@ -388,7 +412,7 @@ def _lengths(rows: FloatArray) -> FloatArray:
     return found
 
 
-# ------------------------------------------------------------------------------- sentences
+# ---------------------------------------------------------------------------- sentences
 
 
 def sentences(algorithm: "Algorithm", findings: Iterable[Finding]) -> tuple[str, ...]:
@@ -479,7 +503,7 @@ def _rounds(numbers: Sequence[int]) -> str:
     return f"rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
 
 
-# ------------------------------------------------------------------------------- as an array
+# -------------------------------------------------------------------------- as an array
 
 
 def to_array(findings: Iterable[Finding]) -> FloatArray:
@@ -490,8 +514,9 @@ def to_array(findings: Iterable[Finding]) -> FloatArray:
 def condensed(rows: FloatArray) -> FloatArray:
     """Return the findings of many rounds in a fixed number of rows, zeros behind them.
 
-    Of each kind those of its first round, of its largest and of its least value stay: what a client
-    keeps of a run must not grow with its rounds. How many there are shows in no size.
+    Of each kind those of its first round, of its largest and of its least value stay:
+    what a client keeps of a run must not grow with its rounds. How many there are shows
+    in no size.
     """
     kept = []
     for kind in Kind:
@@ -510,7 +535,8 @@ def condensed(rows: FloatArray) -> FloatArray:
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
     """Return rows of findings of a vertical run, and zeros up to the number of rows of all runs."""
-    # In a round one of the total, and signs and lengths; at the end also sizes and means.
+    # In a round one of the total, and signs and lengths; at the end also sizes and
+    # means.
     most = 3 * n_rounds + 2
     return np.concatenate([rows, np.zeros((most - len(rows), 6))])
 
@@ -527,10 +553,16 @@ def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding,
     whole, values = array[:, :4], array[:, 4:]
     low = np.array([0, 1, 1, 0])
     high = np.array([len(Kind) - 1, n_rounds, n_words, n_words - 1])
-    is_right = (whole == np.rint(whole)).all() and (low <= whole).all() and (whole <= high).all()
+    is_right = (
+        (whole == np.rint(whole)).all()
+        and (low <= whole).all()
+        and (whole <= high).all()
+    )
     if not is_right or (values[:, 1] < 0).any():
         raise ValueError("Expected findings of the rounds and words of the run.")
     return tuple(
-        Finding(Kind(int(kind)), int(t), int(number), int(place), float(value), float(std))
+        Finding(
+            Kind(int(kind)), int(t), int(number), int(place), float(value), float(std)
+        )
         for kind, t, number, place, value, std in array.tolist()
     )

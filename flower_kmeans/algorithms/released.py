@@ -23,8 +23,9 @@ CONFIDENCE = 0.95
 class CostEstimate:
     """The inertia of a clustering, estimated from released values.
 
-    The sum of squared distances of the records that counted in the last round, to the new centroid
-    of the cluster that they were nearest to before. Noise may make it negative.
+    The sum of squared distances of the records that counted in the last round, to the
+    new centroid of the cluster that they were nearest to before. Noise may make it
+    negative.
     """
 
     value: float
@@ -39,8 +40,8 @@ class CostEstimate:
 class ReleasedMixture:
     """A mixture of m Gaussians that a run learned of the records, in units of the scaled domain.
 
-    Each has a covariance that is diagonal along p public orthonormal directions, and the same
-    variance in all directions beside them.
+    Each has a covariance that is diagonal along p public orthonormal directions, and
+    the same variance in all directions beside them.
     """
 
     weights: FloatArray

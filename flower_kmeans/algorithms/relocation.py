@@ -1,7 +1,7 @@
 """Centroids that have no records, or that share a cluster, go where another one has too many.
 
-Post-processing of released numbers, and replayable. The number of steps follows from k alone;
-constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
+Post-processing of released numbers, and replayable. The number of steps follows from k
+alone; constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
 """
 
 import math
@@ -45,19 +45,19 @@ def relocated(
 ) -> IntArray:
     """Return the centroids of the next round.
 
-    First dead centroids, the smallest first, go beside the centroid with the most records. Then
-    one of two centroids that share a cluster goes beside the centroid whose cluster has the most
-    scatter: where this scatter exceeds that of a cluster of the same size and of median variance
-    by more than merging the two would add (Ward's criterion), and than its noise. No centroid has
-    a part in two moves.
+    First dead centroids, the smallest first, go beside the centroid with the most
+    records. Then one of two centroids that share a cluster goes beside the centroid
+    whose cluster has the most scatter: where this scatter exceeds that of a cluster of
+    the same size and of median variance by more than merging the two would add (Ward's
+    criterion), and than its noise. No centroid has a part in two moves.
 
-    Centroids (k, d), after the round's moves, are in grid units. Noisy are sizes (k,) in records,
-    and scatter (k,), sums of squared distances; ``noise`` has the standard deviations of the two.
-    ``directions`` are public unit vectors (2 n, d), n of `n_steps`; ``inside`` moves grid points
-    (m, d) into the domain.
+    Centroids (k, d), after the round's moves, are in grid units. Noisy are sizes (k,)
+    in records, and scatter (k,), sums of squared distances; ``noise`` has the standard
+    deviations of the two. ``directions`` are public unit vectors (2 n, d), n of
+    `n_steps`; ``inside`` moves grid points (m, d) into the domain.
     """
-    # A server that sees no sum may measure how long an update takes: every step is taken, and
-    # ``wanted`` decides whether it has an effect.
+    # A server that sees no sum may measure how long an update takes: every step is
+    # taken, and ``wanted`` decides whether it has an effect.
     points, (size_noise, scatter_noise) = centroids.astype(np.float64), noise
     sizes, moved = sizes.copy(), np.zeros(len(points), dtype=bool)
 
@@ -73,9 +73,13 @@ def relocated(
         put(j, points[b] + direction * length, wanted and finite)
 
     n = n_steps(len(points))
-    dead = max(DEAD_NOISE * size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes))
+    dead = max(
+        DEAD_NOISE * size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes)
+    )
     going = True
-    for j, direction in zip(np.argsort(sizes, kind="stable")[:n], directions[:n], strict=True):
+    for j, direction in zip(
+        np.argsort(sizes, kind="stable")[:n], directions[:n], strict=True
+    ):
         b = int(sizes.argmax())
         full = sizes[b] >= FULL * max(sizes[j], size_noise)
         going = bool(going and sizes[j] <= dead and full and b != j)
@@ -88,7 +92,9 @@ def relocated(
     gains = _gains(sizes, scatter, noise, moved)
     costs, partners = _merging_costs(points, sizes, moved)
     going = True
-    for i, direction in zip(np.argsort(costs, kind="stable")[:n], directions[n:], strict=True):
+    for i, direction in zip(
+        np.argsort(costs, kind="stable")[:n], directions[n:], strict=True
+    ):
         b, g = int(gains.argmax()), int(partners[i])
         going = bool(going and gains[b] > costs[i] + scatter_noise)
         j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
@@ -107,7 +113,9 @@ def n_steps(n_clusters: int) -> int:
     return min(n_clusters, MOST_STEPS)
 
 
-def public_directions(seed: int, round_number: int, shape: tuple[int, int]) -> FloatArray:
+def public_directions(
+    seed: int, round_number: int, shape: tuple[int, int]
+) -> FloatArray:
     """Return random unit vectors of a seed and a round, as rows."""
     vectors = normals(random_words(round_words(seed, round_number), math.prod(shape)))
     vectors = vectors.reshape(shape)

@@ -1,9 +1,10 @@
 """SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
 
-Round 1 releases second moments, rounds of the synopsis counts, residuals and slacks by cell; each
-makes a mixture of Gaussians, and that the next cells. Weighted k-means on the last mixture gives
-centroids, which Lloyd rounds refine. With bounds on sizes, noisy counts correct the masses of its
-points (docs/guarantees.md, "SynopsisKMeans" and "Bounds on cluster sizes").
+Round 1 releases second moments, rounds of the synopsis counts, residuals and slacks by
+cell; each makes a mixture of Gaussians, and that the next cells. Weighted k-means on
+the last mixture gives centroids, which Lloyd rounds refine. With bounds on sizes, noisy
+counts correct the masses of its points (docs/guarantees.md, "SynopsisKMeans" and
+"Bounds on cluster sizes").
 """
 
 import math
@@ -19,7 +20,15 @@ from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    SUMS,
+    Block,
+    FloatArray,
+    IntArray,
+    Query,
+    State,
+)
 from flower_kmeans.algorithms.numerics import postprocess, transport
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import check_exactness, largest_weight
@@ -28,8 +37,17 @@ from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import logarithm, normals
-from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, scaled, to_grid
-from flower_kmeans.algorithms.numerics.projection import MOMENTS, ProjectedRecords, Projection
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    into_domain,
+    scaled,
+    to_grid,
+)
+from flower_kmeans.algorithms.numerics.projection import (
+    MOMENTS,
+    ProjectedRecords,
+    Projection,
+)
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.canonical import real_from_text, real_to_text
@@ -47,26 +65,38 @@ FIRST = 1  # the round of the second moments
 
 # Shares of mu^2. Shares of sizing rounds come first; the others keep their proportions.
 MOMENT_SHARE = 0.08
-MOST_SYNOPSIS, LEAST_SYNOPSIS, FEW_COLUMNS = 0.55, 0.30, 8  # the most in at most so many columns
+# the most in at most so many columns
+MOST_SYNOPSIS, LEAST_SYNOPSIS, FEW_COLUMNS = 0.55, 0.30, 8
 GROWTH = 1.5  # share of a synopsis round over that of the round before
-REFINEMENT_COUNTS = 0.4  # of a round's counts, over the share that is best for a single mean
+# of a round's counts, over the share that is best for a single mean
+REFINEMENT_COUNTS = 0.4
 SIZING_ROUNDS, SIZING = 4, 0.10
 
 REFINEMENTS = 4  # moves are weighed by their noise, so more rounds lose little
 FEWEST_CELLS, MOST_CELLS = 2, 5  # of a synopsis round, in clusters
-CELL_COUNT = 1.0  # records that a cell should have, in standard deviations of its count's noise
-CLEAR_MOMENTS = 0.35  # noise of the largest eigenvalue, in radii squared, that moments may have
-MOST_COLUMNS = 128  # for second moments: eigenvectors of more take seconds at every client
-MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16  # of the synopsis, with second moments and without
+# records that a cell should have, in standard deviations of its count's noise
+CELL_COUNT = 1.0
+# noise of the largest eigenvalue, in radii squared, that moments may have
+CLEAR_MOMENTS = 0.35
+# for second moments: eigenvectors of more take seconds at every client
+MOST_COLUMNS = 128
+# of the synopsis, with second moments and without
+MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16
 ANY_CLUSTERS = 1, 20  # from which a run chooses that is not told a number
-MOST_CHOSEN = 100  # clusters where the run chooses: an update that compares more takes minutes
-MOST_BOUNDED = 256  # clusters with bounds on sizes: an update that finds weights takes minutes then
+# clusters where the run chooses: an update that compares more takes minutes
+MOST_CHOSEN = 100
+# clusters with bounds on sizes: an update that finds weights takes minutes then
+MOST_BOUNDED = 256
 
-RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15  # of the synopsis' radius, and of the first mean square
-ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25  # of `absent`: deviations expected, and what is left
-DRIFT, DRIFT_DECAY = 0.3, 0.7  # of centroids for other reasons than noise, in variances; per round
+# of the synopsis' radius, and of the first mean square
+RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
+# of `absent`: deviations expected, and what is left
+ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25
+# of centroids for other reasons than noise, in variances; per round
+DRIFT, DRIFT_DECAY = 0.3, 0.7
 LEAST_NOISE = 1e-3  # of a size, in records, where noise of 0 would be divided by
-REAL_BITS = 52  # fractional bits of reals in a state: lengths and variances in units of D
+# fractional bits of reals in a state: lengths and variances in units of D
+REAL_BITS = 52
 
 _MOST_SYNOPSES, _MOST_REFINEMENTS, _MOST_SIZINGS = 8, 32, 32  # in a run document
 _SIGNAL_TOLERANCE = 1e-6  # calibration differs between processors by far less
@@ -89,12 +119,14 @@ WARNINGS = (
 BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(WARNINGS))
 
 
-# --------------------------------------------------------------------------- the schedule
+# ------------------------------------------------------------------------- the schedule
 
 
 def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigurationTypeError(f"{name} must be a list, got {type(value).__name__}.")
+        raise ConfigurationTypeError(
+            f"{name} must be a list, got {type(value).__name__}."
+        )
     if not 1 <= len(value) <= _MOST_SYNOPSES:
         raise ConfigurationError(
             f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(value)}."
@@ -110,8 +142,8 @@ _SIGNAL = Kind(lambda _, value: value, real_to_text, real_from_text)
 class Schedule:
     """The queries of a run, from public figures, within limits that a client may follow.
 
-    It stands in the run document, so that nothing of it is computed twice: clients read the same
-    numbers, and calibration may give others on another processor.
+    It stands in the run document, so that nothing of it is computed twice: clients read
+    the same numbers, and calibration may give others on another processor.
     """
 
     name: ClassVar[str] = "synopsis, schedule"
@@ -119,7 +151,8 @@ class Schedule:
     signal: Annotated[float, _SIGNAL, "given"] = math.inf  # mu N / C
     moments: Annotated[bool, FLAG]  # or round 1 releases the sum of squared norms alone
     n_directions: Annotated[int, whole(1, MOST_DIRECTIONS)]  # p, of the synopsis
-    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]  # M, of each synopsis round
+    # M, of each synopsis round
+    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]
     n_refinements: Annotated[int, whole(0, _MOST_REFINEMENTS)]  # 0: the synopsis is all
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
     count_share: Annotated[float, parameters.POSITIVE]
@@ -154,9 +187,13 @@ class Schedule:
         count_share = 1 / (1 + (n_directions / 4) ** 0.2)
         wanted = (
             strength * math.sqrt(part * count_share) / CELL_COUNT
-            for part in _synopsis_shares(1 + (counts > 6) + (counts > 14), d, n_refinements)
+            for part in _synopsis_shares(
+                1 + (counts > 6) + (counts > 14), d, n_refinements
+            )
         )
-        cells = tuple(int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted)
+        cells = tuple(
+            int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted
+        )
         return cls(
             signal=signal,
             moments=moments,
@@ -210,8 +247,8 @@ class Schedule:
     def parts(self, round_number: int, n_features: int) -> dict[str, float]:
         """Return the part of its round's mu^2 that every block has.
 
-        Sums and slacks have the same part: a record changes both together by no more than one alone
-        (docs/guarantees.md, "SynopsisKMeans").
+        Sums and slacks have the same part: a record changes both together by no more
+        than one alone (docs/guarantees.md, "SynopsisKMeans").
         """
         if round_number == FIRST:
             return {MOMENTS if self.moments else NORMS: 1.0}
@@ -229,13 +266,18 @@ class Schedule:
         def release(name: str, blocks: tuple[str, ...], share: float) -> Release:
             return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
 
-        share, parts = self.share(round_number, n_features), self.parts(round_number, n_features)
+        share, parts = (
+            self.share(round_number, n_features),
+            self.parts(round_number, n_features),
+        )
         if self.is_synopsis(round_number):
             return (release("synopsis", tuple(parts), share),)
         if self.is_sizing(round_number):
             return (release("sizes", tuple(parts), share),)
         prefix = "" if round_number == FIRST else "refinement-"
-        return tuple(release(prefix + name, (name,), share * parts[name]) for name in parts)
+        return tuple(
+            release(prefix + name, (name,), share * parts[name]) for name in parts
+        )
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
@@ -258,14 +300,16 @@ def _synopsis_share(n_features: int, n_refinements: int) -> float:
     return max(LEAST_SYNOPSIS, min(MOST_SYNOPSIS, wanted))
 
 
-def _synopsis_shares(n_rounds: int, n_features: int, n_refinements: int) -> tuple[float, ...]:
+def _synopsis_shares(
+    n_rounds: int, n_features: int, n_refinements: int
+) -> tuple[float, ...]:
     """Return the share of mu^2 of each synopsis round."""
     weights = [GROWTH**t for t in range(n_rounds)]
     share = _synopsis_share(n_features, n_refinements)
     return tuple(share * weight / sum(weights) for weight in weights)
 
 
-# --------------------------------------------------------------------------- the algorithm
+# ------------------------------------------------------------------------ the algorithm
 
 
 def _clusters(name: str, value: Any) -> Any:
@@ -280,7 +324,9 @@ def _clusters(name: str, value: Any) -> Any:
         )
     least, most = (parameters.integer(name, number, 1, MOST_CHOSEN) for number in value)
     if least > most:
-        raise ConfigurationError(f"Expected {name} as (low, high). Got {least, most} instead.")
+        raise ConfigurationError(
+            f"Expected {name} as (low, high). Got {least, most} instead."
+        )
     return least, most
 
 
@@ -314,36 +360,39 @@ _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 class SynopsisAlgorithm(base.Algorithm):
     """k-means from a private synopsis.
 
-    Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
-    entries counted sqrt 2 times), in rounds of the synopsis one cell by (u, 1, 1 - |u|^2), u no
-    longer than 1, whose norm is 1 in units of a joint release, and later one centroid by (u, 1);
-    the plan composes all releases (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of
-    a record around the domain's centre.
+    Formal guarantee: one record changes the second moments by D^2 at most (with
+    off-diagonal entries counted sqrt 2 times), in rounds of the synopsis one cell by
+    (u, 1, 1 - |u|^2), u no longer than 1, whose norm is 1 in units of a joint release,
+    and later one centroid by (u, 1); the plan composes all releases
+    (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of a record around the
+    domain's centre.
 
     Parameters
     ----------
     n_clusters : int, (int, int) or None
-        A pair is the fewest and the most: all of the budget is spent on the synopsis, without
-        Lloyd rounds, and the result is its k-means with the number that `Elbow.suggested` names.
-        ``None`` is (1, 20). Not with bounds on sizes.
+        A pair is the fewest and the most: all of the budget is spent on the synopsis,
+        without Lloyd rounds, and the result is its k-means with the number that
+        `Elbow.suggested` names. ``None`` is (1, 20). Not with bounds on sizes.
     min_clusters : int, optional
         What a run document states of such a pair, beside the most as ``n_clusters``.
     clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each release.
-        Default: the root of ``n_records / n_clients``, at least 1.
+        With ``unit="client"`` only: how many records' worth of one client count in each
+        release. Default: the root of ``n_records / n_clients``, at least 1.
     clips : mapping of str to float, optional
         Clips of single releases, in all rounds of a name, in place of ``clip``.
     min_size, max_size : int, optional
-        Bounds on the records of each cluster. Clusters are then power cells with public weights,
-        and what the run reaches stands in ``sizes`` (docs/guarantees.md, "Bounds on cluster
-        sizes"). Not with ``unit="client"``. They need ``n_records``, also without privacy.
+        Bounds on the records of each cluster. Clusters are then power cells with public
+        weights, and what the run reaches stands in ``sizes`` (docs/guarantees.md,
+        "Bounds on cluster sizes"). Not with ``unit="client"``. They need ``n_records``,
+        also without privacy.
     n_rounds : "auto"
         Follows from the public figures.
     schedule : Schedule, optional
-        What a run document states, for the plan's signal; otherwise made from the public figures.
+        What a run document states, for the plan's signal; otherwise made from the
+        public figures.
     domain, budget, n_records, n_clients, seed, fraction_bits
-        As for all algorithms. D is the largest norm around the domain's centre: a ball that fits
-        the data has a smaller one than their box.
+        As for all algorithms. D is the largest norm around the domain's centre: a ball
+        that fits the data has a smaller one than their box.
     """
 
     name: ClassVar[str] = "synopsis"
@@ -353,7 +402,9 @@ class SynopsisAlgorithm(base.Algorithm):
 
     n_clusters: Annotated[int, _CLUSTERS] = field(kw_only=False)
     min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN), "given"] = None
-    clips: Annotated[tuple[tuple[str, float], ...], parameters.reals(*_CLIPPED), "clients"] = ()
+    clips: Annotated[
+        tuple[tuple[str, float], ...], parameters.reals(*_CLIPPED), "clients"
+    ] = ()
     min_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
     max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
     n_rounds: int = AUTO
@@ -425,7 +476,9 @@ class SynopsisAlgorithm(base.Algorithm):
         """Require that a run that chooses its number of clusters can do so."""
         if self.min_clusters is None:
             return
-        parameters.integer("n_clusters", self.n_clusters, self.min_clusters, MOST_CHOSEN)
+        parameters.integer(
+            "n_clusters", self.n_clusters, self.min_clusters, MOST_CHOSEN
+        )
         if self.bounded:
             raise ConfigurationError(
                 "Expected n_clusters as an integer with min_size or max_size, which the sizes of "
@@ -437,7 +490,11 @@ class SynopsisAlgorithm(base.Algorithm):
         budget = self.budget
         if budget.epsilon is None or budget.delta is None or self.n_records is None:
             return math.inf
-        return mu_of_budget(budget.epsilon, budget.delta) * self.n_records / (self.clip or 1.0)
+        return (
+            mu_of_budget(budget.epsilon, budget.delta)
+            * self.n_records
+            / (self.clip or 1.0)
+        )
 
     def _check_bounds(self) -> None:
         """Require bounds on cluster sizes that public figures do not contradict."""
@@ -453,7 +510,10 @@ class SynopsisAlgorithm(base.Algorithm):
                 "n_records is required with min_size or max_size: a public figure for the total "
                 "number of records, to which bounds are compared. Got None."
             )
-        least, most = self.min_size or 0, n_records if self.max_size is None else self.max_size
+        least, most = (
+            self.min_size or 0,
+            n_records if self.max_size is None else self.max_size,
+        )
         if not (least <= most and k * least <= n_records <= k * most):
             raise ConfigurationError(
                 "Expected min_size <= max_size, and n_records of at least n_clusters * min_size "
@@ -495,11 +555,17 @@ class SynopsisAlgorithm(base.Algorithm):
         d, q = self.domain.n_features, self.fraction_bits
         if round_number == FIRST:
             if self.schedule.moments:
-                return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * projections.moment_bits(q)),)
+                return (
+                    Block(MOMENTS, (d * (d + 1) // 2,), 2 * projections.moment_bits(q)),
+                )
             return (Block(NORMS, (1,), q),)
         if self.schedule.is_synopsis(round_number):
             m, p = self.schedule.n_cells(round_number), self.schedule.n_directions
-            return (Block(SUMS, (m, p), q), Block(COUNTS, (m,), q), Block(SLACKS, (m,), q))
+            return (
+                Block(SUMS, (m, p), q),
+                Block(COUNTS, (m,), q),
+                Block(SLACKS, (m,), q),
+            )
         counts = Block(COUNTS, (self.n_clusters,), q)
         if self.schedule.is_sizing(round_number):
             return (counts,)
@@ -512,23 +578,28 @@ class SynopsisAlgorithm(base.Algorithm):
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal.
 
-        In a synopsis round a block's unit is 1 over the root of its part of the round's mu^2, so
-        that a record changes all blocks together by 1 at most.
+        In a synopsis round a block's unit is 1 over the root of its part of the round's
+        mu^2, so that a record changes all blocks together by 1 at most.
         """
         q, one = self.fraction_bits, float(2**self.fraction_bits)
         if round_number == FIRST:
             if self.schedule.moments:
                 return {
                     MOMENTS: float(
-                        projections.squared_bound(self.domain, q, q - projections.moment_bits(q))
+                        projections.squared_bound(
+                            self.domain, q, q - projections.moment_bits(q)
+                        )
                     )
                 }
             return {NORMS: float(projections.squared_bound(self.domain, q) >> q)}
         parts = self.schedule.parts(round_number, self.domain.n_features)
         if not self.schedule.is_synopsis(round_number):
             return dict.fromkeys(parts, one)
-        # Root and quotient are rounded, and the unit is made larger by more than they can lack.
-        return {name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()}
+        # Root and quotient are rounded, and the unit is made larger by more than they
+        # can lack.
+        return {
+            name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()
+        }
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivities to one record: those of second moments differ by word."""
@@ -551,7 +622,10 @@ class SynopsisAlgorithm(base.Algorithm):
         # `_planned_signal`, solved for mu.
         mu = self.schedule.signal * (self.clip or 1.0) / cast(int, self.n_records)
         return {
-            name: release.noise_multiplier / mu * self.clip_of(release) * sensitivities[name]
+            name: release.noise_multiplier
+            / mu
+            * self.clip_of(release)
+            * sensitivities[name]
             for release in self.releases(round_number)
             for name in release.blocks
         }
@@ -575,12 +649,18 @@ class SynopsisAlgorithm(base.Algorithm):
                 "radii": ((m,), 1, limit),
             }
         widths = self.domain.grid_half_widths(q)
-        ranges: dict[str, base.Range] = {"centroids": ((self.n_clusters, d), -widths, widths)}
+        ranges: dict[str, base.Range] = {
+            "centroids": ((self.n_clusters, d), -widths, widths)
+        }
         if self.bounded:
             most = largest_weight(d, q)
             ranges["weights"] = ((self.n_clusters,), -most, most)
         if not self.schedule.is_sizing(round_number):
-            ranges["radius"] = ((1,), 1, math.isqrt(projections.squared_bound(self.domain, q)))
+            ranges["radius"] = (
+                (1,),
+                1,
+                math.isqrt(projections.squared_bound(self.domain, q)),
+            )
         return ranges
 
     def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
@@ -590,16 +670,22 @@ class SynopsisAlgorithm(base.Algorithm):
             if self.schedule.moments:
                 return base.Statistic({MOMENTS: projections.second_moments(records)})
             origin = np.zeros((1, self.domain.n_features), dtype=np.int64)
-            norms = squared_distances(records, origin, projections.squared_bound(self.domain, q))
+            norms = squared_distances(
+                records, origin, projections.squared_bound(self.domain, q)
+            )
             return base.Statistic({NORMS: np.array([norms], dtype=np.int64)})
         if self.schedule.is_synopsis(number):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
-            sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
+            sums, counts, slacks = cell_sums(
+                projected, arrays["cells"], arrays["radii"], q
+            )
             return base.Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
         weights, sizing = arrays.get("weights"), self.schedule.is_sizing(number)
         # No count depends on a radius.
         radii = np.full(self.n_clusters, 1 if sizing else arrays["radius"][0])
-        sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q, weights=weights)
+        sums, counts, _ = cell_sums(
+            records, arrays["centroids"], radii, q, weights=weights
+        )
         return base.Statistic(
             {COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q}
         )
@@ -611,7 +697,10 @@ class SynopsisAlgorithm(base.Algorithm):
             most = self.block_sensitivities(number)
             if self.schedule.moments:
                 return Meaning(
-                    counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
+                    counts=None,
+                    moments=MOMENTS,
+                    trace=most[MOMENTS],
+                    are_clusters=False,
                 )
             return Meaning(counts=None, totals=most, are_clusters=False)
         if self.schedule.is_synopsis(number):
@@ -624,7 +713,10 @@ class SynopsisAlgorithm(base.Algorithm):
     # ------------------------------------------------------------------ updates
 
     def update(
-        self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None
+        self,
+        state: State,
+        answer: base.Statistic,
+        rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
         number, flags = state.round + 1, state.arrays["flags"].copy()
@@ -639,8 +731,14 @@ class SynopsisAlgorithm(base.Algorithm):
         arrays = after(state, answer, flags)
         return State(number, {**state.arrays, **arrays, "flags": flags})
 
-    def _after_moments(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
-        d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
+    def _after_moments(
+        self, state: State, answer: base.Statistic, flags: IntArray
+    ) -> Arrays:
+        d, p, noise = (
+            self.domain.n_features,
+            self.schedule.n_directions,
+            self.noise_of(FIRST),
+        )
         source = round_words(self.seed, FIRST)
         side = self._longest * 2.0**-self.fraction_bits
         norm2, n_records = side * side, self._planned * answer.answered
@@ -657,14 +755,18 @@ class SynopsisAlgorithm(base.Algorithm):
         if self.schedule.moments:
             norm = model.mean_norm(total / n, std * math.sqrt(d) / n)
             directions, values = eigenvectors(moments / n)
-            variances, n_clear = model.spectrum(values, math.sqrt(2 * d) * std / n, norm)
+            variances, n_clear = model.spectrum(
+                values, math.sqrt(2 * d) * std / n, norm
+            )
             # With p = d any directions will do: they span all columns.
             flags[NO_SIGNAL] = n_clear == 0 and p < d
         else:
             variances = np.full(d, model.mean_norm(total / n, std / n) / d)
             flags[BLIND] = p < d
             if p < d:
-                directions = orthonormal(normals(random_words(source, d * p)).reshape(d, p))
+                directions = orthonormal(
+                    normals(random_words(source, d * p)).reshape(d, p)
+                )
         return {
             "projection": self.projection.matrix(directions[:, :p]),
             "prior": _stored(variances[:p]),
@@ -690,13 +792,24 @@ class SynopsisAlgorithm(base.Algorithm):
             "expected": to_grid(cells.expected * 2.0**self.fraction_bits),
         }
 
-    def _after_synopsis(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
+    def _after_synopsis(
+        self, state: State, answer: base.Statistic, flags: IntArray
+    ) -> Arrays:
         number, before = state.round + 1, state.arrays
-        q, names, noises = self.fraction_bits, (SUMS, COUNTS, SLACKS), self.noise_of(number)
+        q, names, noises = (
+            self.fraction_bits,
+            (SUMS, COUNTS, SLACKS),
+            self.noise_of(number),
+        )
         source = round_words(self.seed, number)
-        variances, spread = _real(before["variances"]), float(_real(before["spread"])[0])
+        variances, spread = (
+            _real(before["variances"]),
+            float(_real(before["spread"])[0]),
+        )
         expected = scaled(before["expected"], q)
-        cells = model.Partition(before["cells"], before["radii"], variances, spread, expected)
+        cells = model.Partition(
+            before["cells"], before["radii"], variances, spread, expected
+        )
         released = model.Released(*(scaled(answer.blocks[name], q) for name in names))
         noise = model.Noise(*(noises[name] * 2.0**-q for name in names))
         counts = released.counts, noise.counts
@@ -723,19 +836,25 @@ class SynopsisAlgorithm(base.Algorithm):
             found, weights = model.select_within(mixture, points, k, self._aim, source)
         elif self.min_clusters is not None:
             radii = before["radii"] * step
-            chosen, found = self._chosen(mixture, radii, noise, float(_real(before["rest"])[0]))
+            chosen, found = self._chosen(
+                mixture, radii, noise, float(_real(before["rest"])[0])
+            )
             sized["chosen"] = np.array([chosen], dtype=np.int64)
         else:
             found = model.select(mixture, k, source)
         flags[FEW] = found.few
-        lifted = self.projection.lift(to_grid(found.centers / step), before["projection"])
+        lifted = self.projection.lift(
+            to_grid(found.centers / step), before["projection"]
+        )
         centroids = into_domain(to_grid(lifted), self.domain, q)
         if self.bounded:
             # Weights of the selection are where `_weights` starts.
             unit = self._longest * 2.0**-model.MODEL_BITS
             sized["weights"] = self._in_range(weights * (unit * unit))
             sized["size_variance"] = _stored(1.0)
-            sized["weights"] = self._weights({**before, **sized, "centroids": centroids})
+            sized["weights"] = self._weights(
+                {**before, **sized, "centroids": centroids}
+            )
         d, p = self.domain.n_features, self.schedule.n_directions
         rest = float(_real(before["rest"])[0])
         first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
@@ -767,26 +886,39 @@ class SynopsisAlgorithm(base.Algorithm):
         chosen = choice.suggested(numbers, costs, most)
         return chosen, choice.padded(found, chosen - self.fewest_clusters)
 
-    def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
+    def _after_refinement(
+        self, state: State, answer: base.Statistic, flags: IntArray
+    ) -> Arrays:
         number, before = state.round + 1, state.arrays
-        q, noises, last = self.fraction_bits, self.noise_of(number), self.schedule.last_synopsis
+        q, noises, last = (
+            self.fraction_bits,
+            self.noise_of(number),
+            self.schedule.last_synopsis,
+        )
         sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
-        sizes_before, doubts_before = scaled(before["counts"], q), _real(before["doubts"])
+        sizes_before, doubts_before = (
+            scaled(before["counts"], q),
+            _real(before["doubts"]),
+        )
         count_noise = noises[COUNTS] * 2.0**-q
         flags[LIGHT] |= (counts < count_noise).any()
         radius = float(before["radius"][0]) / self._longest
         sizes = np.maximum(counts, max(count_noise, base.MIN_COUNT))
         moves = clip_rows(radius * sums / sizes[:, None], radius)
         errors = radius * noises[SUMS] * 2.0**-q / sizes
-        moves, doubts = weighed(moves, doubts_before, errors * errors, before["projection"], q)
+        moves, doubts = weighed(
+            moves, doubts_before, errors * errors, before["projection"], q
+        )
         moves = continued(moves, _real(before["moves"]))
-        # With own clips, counts of the first round are of another size than those of the synopsis.
+        # With own clips, counts of the first round are of another size than those of
+        # the synopsis.
         comparable = number > last + 1 or not self.clips
         missing = _held(answer, flags, sizes_before, counts, count_noise, comparable)
         moves[missing], doubts[missing] = 0.0, doubts_before[missing]
         counts = np.where(missing, sizes_before, counts)
         sizes = np.where(missing, sizes_before, sizes)
-        # A centroid that moves by s comes nearer to each of its records by |s|^2 on average.
+        # A centroid that moves by s comes nearer to each of its records by |s|^2 on
+        # average.
         saved = math.fsum(sizes * row_sums(moves * moves))
         planned = self._planned if self.n_records else 0.0
         mean_square = float(_real(before["mean_square"])[0])
@@ -801,7 +933,9 @@ class SynopsisAlgorithm(base.Algorithm):
             have, labels = self._sizes_of_points(before)
             reached = np.where(missing, have, counts / answer.answered)
             gain = transport.refinement_gain(reached, have, noise)
-            sized = self._raked({**before, "centroids": centroids}, labels, reached, gain)
+            sized = self._raked(
+                {**before, "centroids": centroids}, labels, reached, gain
+            )
         return {
             **sized,
             "centroids": centroids,
@@ -812,14 +946,18 @@ class SynopsisAlgorithm(base.Algorithm):
             "radius": self._radius(mean_square),
         }
 
-    def _after_sizing(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
+    def _after_sizing(
+        self, state: State, answer: base.Statistic, flags: IntArray
+    ) -> Arrays:
         """Return what counts alone change: masses and weights, but not after the last round."""
         number, before = state.round + 1, state.arrays
         q, measured = self.fraction_bits, answer.blocks[COUNTS]
         if number == self.n_rounds:
             return {"counts": measured.copy()}
         counts = scaled(measured, q)
-        missing = _held(answer, flags, scaled(before["counts"], q), counts, self.size_noise)
+        missing = _held(
+            answer, flags, scaled(before["counts"], q), counts, self.size_noise
+        )
         noise = max(self.size_noise / answer.answered, LEAST_NOISE)
         have, labels = self._sizes_of_points(before)
         reached = np.where(missing, have, counts / answer.answered)
@@ -831,31 +969,46 @@ class SynopsisAlgorithm(base.Algorithm):
             "size_variance": _stored(variance / (noise * noise)),
         }
 
-    # ------------------------------------------------------------------ sizes of power cells
+    # ------------------------------------------------------------- sizes of power cells
 
     def _weights(self, arrays: Mapping[str, IntArray]) -> IntArray:
         """Return weights with which the points' cells lie within the bounds."""
         costs, before = self._distances(arrays), arrays["weights"]
-        return self._in_range(transport.power_weights(costs, arrays["masses"], *self._aim, before))
+        return self._in_range(
+            transport.power_weights(costs, arrays["masses"], *self._aim, before)
+        )
 
-    def _sizes_of_points(self, arrays: Mapping[str, IntArray]) -> tuple[FloatArray, IntArray]:
+    def _sizes_of_points(
+        self, arrays: Mapping[str, IntArray]
+    ) -> tuple[FloatArray, IntArray]:
         """Return how many records the points of each cell stand for, and the points' cells."""
         labels = transport.power_cells(self._distances(arrays), arrays["weights"])
         sizes = transport.cell_sizes(arrays["masses"], labels, self.n_clusters)
         return sizes / self._per_record, labels
 
     def _raked(
-        self, arrays: Mapping[str, IntArray], labels: IntArray, counts: FloatArray, gain: float
+        self,
+        arrays: Mapping[str, IntArray],
+        labels: IntArray,
+        counts: FloatArray,
+        gain: float,
     ) -> Arrays:
         """Return masses after noisy counts, and weights for them."""
-        masses = transport.rake(arrays["masses"], labels, counts * self._per_record, gain)
-        return {"masses": masses, "weights": self._weights({**arrays, "masses": masses})}
+        masses = transport.rake(
+            arrays["masses"], labels, counts * self._per_record, gain
+        )
+        return {
+            "masses": masses,
+            "weights": self._weights({**arrays, "masses": masses}),
+        }
 
     def _distances(self, arrays: Mapping[str, IntArray]) -> FloatArray:
         """Return squared distances of all points to the centroids, in squared grid units."""
         points = model.drawn_points(arrays, self.n_clusters, self._words_of_points)
         on_grid = to_grid(scaled(points, model.MODEL_BITS) / self._projected_step)
-        return distances(on_grid, arrays["centroids"], self.projection, arrays["projection"])
+        return distances(
+            on_grid, arrays["centroids"], self.projection, arrays["projection"]
+        )
 
     def _in_range(self, weights: NDArray[Any]) -> IntArray:
         """Return weights as integers that a query may hold."""
@@ -871,7 +1024,9 @@ class SynopsisAlgorithm(base.Algorithm):
     def _aim(self) -> tuple[float, float]:
         n_records = int(self._planned)
         high = n_records if self.max_size is None else self.max_size
-        return transport.aim(self.min_size or 0, high, self.size_noise, n_records, self.n_clusters)
+        return transport.aim(
+            self.min_size or 0, high, self.size_noise, n_records, self.n_clusters
+        )
 
     @property
     def _words_of_points(self) -> np.random.Philox:
@@ -906,7 +1061,9 @@ class SynopsisAlgorithm(base.Algorithm):
         counts, bounds = self.counts(state), self.size_bounds
         if bounds is None or state.round < self.n_rounds or counts is None:
             return None
-        return SizeReport(tuple(counts.tolist()), self.size_noise * noise_factor, *bounds)
+        return SizeReport(
+            tuple(counts.tolist()), self.size_noise * noise_factor, *bounds
+        )
 
     @property
     def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]]:
@@ -916,7 +1073,9 @@ class SynopsisAlgorithm(base.Algorithm):
         noise = noises[COUNTS] * unit, noises[SUMS] * unit, noises[SLACKS] * unit
         return self.schedule.n_cells(last), self.schedule.n_directions, noise
 
-    def mixture(self, state: State, noise_factor: float = 1.0) -> ReleasedMixture | None:
+    def mixture(
+        self, state: State, noise_factor: float = 1.0
+    ) -> ReleasedMixture | None:
         """Return the mixture of the last synopsis round; ``None`` before it."""
         if "parts" not in state.arrays:
             return None
@@ -926,7 +1085,9 @@ class SynopsisAlgorithm(base.Algorithm):
         rest = float(_real(arrays["rest"])[0]) / max(d - p, 1)
         count, total, slack = (noise * noise_factor for noise in self.mixture_shape[-1])
         # The nearest orthonormal columns: those of the state are on a grid.
-        left, _, right = np.linalg.svd(scaled(arrays["projection"], q), full_matrices=False)
+        left, _, right = np.linalg.svd(
+            scaled(arrays["projection"], q), full_matrices=False
+        )
         return ReleasedMixture(
             weights=found.weights[there],
             means=found.means[there] * longest,
@@ -968,7 +1129,10 @@ class SynopsisAlgorithm(base.Algorithm):
 
     def _radius(self, mean_square: float) -> IntArray:
         """Return a refinement round's radius, (1,), for a mean squared residual, on the grid."""
-        radius = min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square)) * self._longest
+        radius = (
+            min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square))
+            * self._longest
+        )
         longest = math.isqrt(projections.squared_bound(self.domain, self.fraction_bits))
         return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)
 
@@ -997,35 +1161,44 @@ def _held(
 
 def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
     """Return ``moves + max(0, cos) before``, (k, d): what both moves have in common goes on."""
-    # Clipping and noise keep moves short: a centroid far from its records needs many rounds, all in
-    # one direction. Noise has none.
+    # Clipping and noise keep moves short: a centroid far from its records needs many
+    # rounds, all in one direction. Noise has none.
     products = row_sums(moves * before)
     lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))
-    alike = np.maximum(products, 0.0) / np.maximum(lengths, model.SMALLEST * model.SMALLEST)
+    alike = np.maximum(products, 0.0) / np.maximum(
+        lengths, model.SMALLEST * model.SMALLEST
+    )
     return np.asarray(moves + alike[:, None] * before)
 
 
 def weighed(
-    moves: FloatArray, doubts: FloatArray, errors: FloatArray, directions: IntArray, bits: int
+    moves: FloatArray,
+    doubts: FloatArray,
+    errors: FloatArray,
+    directions: IntArray,
+    bits: int,
 ) -> tuple[FloatArray, FloatArray]:
     """Return noisy moves (k, d), less where noise explains them, and the doubt (k, p + 1) left.
 
-    A step of Kalman's filter, by direction: a move of variance P with noise of variance R is
-    multiplied by P / (P + R), and leaves P R / (P + R). Doubts are expected squares of the true
-    moves, of length 1 at most, by direction; the last for every direction beside them. Errors (k,)
-    are variances of the noise, and directions (d, p) orthonormal integers of exponent ``bits``.
+    A step of Kalman's filter, by direction: a move of variance P with noise of variance
+    R is multiplied by P / (P + R), and leaves P R / (P + R). Doubts are expected
+    squares of the true moves, of length 1 at most, by direction; the last for every
+    direction beside them. Errors (k,) are variances of the noise, and directions (d, p)
+    orthonormal integers of exponent ``bits``.
     """
     gains = doubts / (doubts + errors[:, None] + model.SMALLEST * model.SMALLEST)
     others = gains[:, -1:]
     along = _product(moves, directions, bits)
-    kept = others * moves + _product((gains[:, :-1] - others) * along, directions.T, bits)
+    kept = others * moves + _product(
+        (gains[:, :-1] - others) * along, directions.T, bits
+    )
     return np.asarray(kept), np.asarray((1 - gains) * doubts)
 
 
 def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
     """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows."""
-    # By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a rounding of
-    # the columns, so the product of integers is exact in any order.
+    # By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a
+    # rounding of the columns, so the product of integers is exact in any order.
     integers = to_grid(vectors * 2.0**_MOVE_BITS).astype(np.float64)
     with single_threaded_blas():
         found: FloatArray = integers @ matrix.astype(np.float64)
@@ -1037,9 +1210,9 @@ def distances(
 ) -> FloatArray:
     """Return squared distances (n, k) of projected points (n, p) to centroids (k, d).
 
-    Points are on the projection's grid and centroids on that of the records; distances are integers
-    of at most 2^53, in squared units of the latter. A point has no part beside the directions, and
-    a centroid c may have: ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
+    Points are on the projection's grid and centroids on that of the records; distances
+    are integers of at most 2^53, in squared units of the latter. A point has no part
+    beside the directions, and a centroid c may have: ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
     """
     factor = 4.0 ** (projection.fraction_bits - projection.exponent)
     with single_threaded_blas():

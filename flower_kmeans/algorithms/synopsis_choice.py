@@ -1,7 +1,8 @@
 """How many clusters the mixture of a synopsis has: the costs of its clusterings, and a rule.
 
-A gap statistic (Tibshirani, Walther & Hastie 2001) whose reference is a formula and not a sample.
-Clients of an oblivious server must agree on it bit for bit (`synopsis_mixture`).
+A gap statistic (Tibshirani, Walther & Hastie 2001) whose reference is a formula and not
+a sample. Clients of an oblivious server must agree on it bit for bit
+(`synopsis_mixture`).
 """
 
 import math
@@ -26,9 +27,11 @@ from flower_kmeans.algorithms.synopsis_mixture import (
 )
 from flower_kmeans.data.domain import row_sums
 
-TOLERANCE = 0.5  # standard errors of a cost by which a gap may be smaller than the largest one
+# standard errors of a cost by which a gap may be smaller than the largest one
+TOLERANCE = 0.5
 LEAST_PARTS = 3  # of a cluster: with fewer on average, a cost is that of the cells
-LEAST_COUNT = 16  # records of a cluster, over the noise of a cell's count: fewer fit the noise
+# records of a cluster, over the noise of a cell's count: fewer fit the noise
+LEAST_COUNT = 16
 _STARTS = 5  # of each of many clusterings
 
 
@@ -37,14 +40,17 @@ class Costs(NamedTuple):
 
     costs: FloatArray  # mean squared distances of records to their centroids
     errors: FloatArray  # standard errors, by the noise of the last synopsis round
-    dimensions: FloatArray  # costs over the largest variance in one direction around centroids
+    # costs over the largest variance in one direction around centroids
+    dimensions: FloatArray
 
 
 def selection(
     mixture: Mixture, n_clusters: int, seed: int, n_starts: int | None = None
 ) -> Selection:
     """Return the centres of k-means on a mixture, by words that no round of a run draws."""
-    return select(mixture, n_clusters, round_words(seed, MAX_ROUNDS + n_clusters), n_starts)
+    return select(
+        mixture, n_clusters, round_words(seed, MAX_ROUNDS + n_clusters), n_starts
+    )
 
 
 def selections(mixture: Mixture, numbers: Iterable[int], seed: int) -> list[Selection]:
@@ -60,11 +66,15 @@ def padded(found: Sequence[Selection], place: int) -> Selection:
     most = max(len(each.counts) for each in found)
 
     def rows(values: FloatArray) -> FloatArray:
-        return np.concatenate([values, np.zeros((most - len(values), *values.shape[1:]))])
+        return np.concatenate(
+            [values, np.zeros((most - len(values), *values.shape[1:]))]
+        )
 
     every = [
         each._replace(
-            centers=rows(each.centers), counts=rows(each.counts), doubts=rows(each.doubts)
+            centers=rows(each.centers),
+            counts=rows(each.counts),
+            doubts=rows(each.doubts),
         )
         for each in found
     ]
@@ -81,18 +91,25 @@ def costs_of(
 ) -> Costs:
     """Return the costs of clusterings of a mixture.
 
-    Cells have ``radii`` (m,) and released values with ``noise``. In each of ``n_beside`` directions
-    that the mixture leaves out, records have the variance ``beside``.
+    Cells have ``radii`` (m,) and released values with ``noise``. In each of
+    ``n_beside`` directions that the mixture leaves out, records have the variance
+    ``beside``.
     """
     rows, squares = [], radii * radii
     for each in found:
         along = math.fsum(each.within)
-        labels = nearest(on_grid(mixture.means), to_grid(each.centers * 2.0**MODEL_BITS))
+        labels = nearest(
+            on_grid(mixture.means), to_grid(each.centers * 2.0**MODEL_BITS)
+        )
         residuals = mixture.means - each.centers[labels]
         offsets = row_sums(residuals * residuals)
-        # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the cell's centre
-        # z with radius r, and n records to the number by which all is divided.
-        by_counts, by_slacks = (squares + offsets - along) * noise.counts, squares * noise.slacks
+        # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the
+        # cell's centre z with radius r, and n records to the number by which all is
+        # divided.
+        by_counts, by_slacks = (
+            (squares + offsets - along) * noise.counts,
+            squares * noise.slacks,
+        )
         variances = by_counts * by_counts + by_slacks * by_slacks
         variances = variances + 4 * squares * offsets * (noise.sums * noise.sums)
         kept = np.where(mixture.weights > 0, variances, 0.0)
@@ -106,10 +123,10 @@ def costs_of(
 def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatArray:
     """Return by how much the logarithm of each cost is below that of records without clusters.
 
-    Relative to the first of the ascending ``numbers`` (n,) of clusters. A clustering of k divides
-    the largest variances until all that are divided have one size v (reverse water-filling: Cover &
-    Thomas, section 10.3.3). From k clusters on, the logarithm of the cost D of records without
-    clusters then falls by ``2 v / D`` times that of k.
+    Relative to the first of the ascending ``numbers`` (n,) of clusters. A clustering of
+    k divides the largest variances until all that are divided have one size v (reverse
+    water-filling: Cover & Thomas, section 10.3.3). From k clusters on, the logarithm of
+    the cost D of records without clusters then falls by ``2 v / D`` times that of k.
     """
     falls = logarithm(numbers.astype(np.float64))
     falls = 2 * (falls[1:] - falls[:-1]) / dimensions[:-1]
@@ -121,8 +138,8 @@ def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatA
 def most_suggested(weights: FloatArray, noise: float) -> int:
     """Return the largest number of clusters that costs may suggest, for parts with weights (m,).
 
-    Clusters have on average at least three parts, and records of 16 times the ``noise`` of a part's
-    count.
+    Clusters have on average at least three parts, and records of 16 times the ``noise``
+    of a part's count.
     """
     n_parts = int(np.count_nonzero(weights))
     by_noise = math.fsum(weights) / (LEAST_COUNT * noise) if noise else math.inf
@@ -132,8 +149,8 @@ def most_suggested(weights: FloatArray, noise: float) -> int:
 def suggested(numbers: Sequence[int] | IntArray, found: Costs, most: int) -> int:
     """Return the number of clusters that the costs of some, in ascending order, suggest.
 
-    The smallest whose gap is at most half a standard error of the cost below the largest gap, of
-    the first number and those of at most ``most``.
+    The smallest whose gap is at most half a standard error of the cost below the
+    largest gap, of the first number and those of at most ``most``.
     """
     chosen = np.asarray(numbers, dtype=np.int64)
     allowed = chosen <= max(chosen[0], most)

@@ -1,10 +1,10 @@
 """The mixture of Gaussians by which SynopsisKMeans models the records.
 
-Post-processing of released values, in units of the domain's largest norm, and total (docs/
-guarantees.md, "SynopsisKMeans"). All clients of an oblivious server must agree on it bit for bit:
-raw Philox words, operations that IEEE 754 rounds correctly, and sums of integers, by ``math.fsum``
-or by ``row_sums``. Steps follow from the schedule alone: a cell that is left out of a mixture stays
-in it with a weight of 0.
+Post-processing of released values, in units of the domain's largest norm, and total
+(docs/guarantees.md, "SynopsisKMeans"). All clients of an oblivious server must agree on
+it bit for bit: raw Philox words, operations that IEEE 754 rounds correctly, and sums of
+integers, by ``math.fsum`` or by ``row_sums``. Steps follow from the schedule alone: a
+cell that is left out of a mixture stays in it with a weight of 0.
 """
 
 import math
@@ -20,7 +20,12 @@ from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans, lloyd_ste
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.algorithms.numerics.portable import normals
-from flower_kmeans.algorithms.numerics.postprocess import clip_rows, scaled, to_grid, zero_small
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    scaled,
+    to_grid,
+    zero_small,
+)
 from flower_kmeans.algorithms.numerics.transport import (
     constrained_centers,
     power_cells,
@@ -28,9 +33,11 @@ from flower_kmeans.algorithms.numerics.transport import (
 )
 from flower_kmeans.data.domain import row_sums
 
-PRIOR_NORM, PRIOR_SPREAD = 0.25, 0.2  # of the records' mean squared norm before any is seen
+# of the records' mean squared norm before any is seen
+PRIOR_NORM, PRIOR_SPREAD = 0.25, 0.2
 CLEAR = 1.1  # eigenvalue over the largest of noise alone from which on it counts
-HEAVY_SHARE, HEAVY_SCALE = 0.2, 3.0  # part of unseen records that is spread wider, and how much
+# part of unseen records that is spread wider, and how much
+HEAVY_SHARE, HEAVY_SCALE = 0.2, 3.0
 SMALLEST = 1e-12  # least variance, below the square of a grid step
 MODEL_BITS = 16  # fractional bits of the mixture's points
 MASS_BITS = 40  # of the masses that n_records records have together, at first
@@ -54,8 +61,9 @@ _FREE_STARTS, _START_STEPS = 5, 20  # of k-means without bounds, before that wit
 class Mixture(NamedTuple):
     """A mixture of m Gaussians with independent coordinates, p of them.
 
-    ``weights`` (m,) are numbers of records, or shares before any are counted: 0 for parts that are
-    left out, but not for all. ``errors`` are variances of the means, where noise made them.
+    ``weights`` (m,) are numbers of records, or shares before any are counted: 0 for
+    parts that are left out, but not for all. ``errors`` are variances of the means,
+    where noise made them.
     """
 
     weights: FloatArray
@@ -95,12 +103,13 @@ class Selection(NamedTuple):
 
     centers: FloatArray  # (k, p)
     counts: FloatArray  # (k,), of the records that are nearest to each
-    within: FloatArray  # (p,), variance of the mixture's records around them, by direction
+    # (p,), variance of the mixture's records around them, by direction
+    within: FloatArray
     doubts: FloatArray  # (k, p), variances that noise has left in the centroids
     few: bool  # whether the mixture had fewer parts than there are centroids
 
 
-# --------------------------------------------------------------------------- second moments
+# ----------------------------------------------------------------------- second moments
 
 
 def mean_norm(found: float, error: float) -> float:
@@ -109,16 +118,19 @@ def mean_norm(found: float, error: float) -> float:
     ``error`` is the standard deviation of the noise of ``found``.
     """
     doubt = error * error / (error * error + PRIOR_SPREAD * PRIOR_SPREAD)
-    return min(1.0, max(doubt * PRIOR_NORM + (1 - doubt) * found, 0.0005, 0.3 * min(error, 0.02)))
+    return min(
+        1.0,
+        max(doubt * PRIOR_NORM + (1 - doubt) * found, 0.0005, 0.3 * min(error, 0.02)),
+    )
 
 
 def spectrum(values: FloatArray, edge: float, norm: float) -> tuple[FloatArray, int]:
     """Return the variances (d,) along all directions, and how many stand out of the noise.
 
-    From an eigenvalue above the noise's edge, what the noise added is subtracted (``(v + sqrt(v^2 -
-    edge^2)) / 2``); the other directions share what is left of the norm. ``edge`` is the largest
-    eigenvalue of noise alone, about ``sqrt(2 d)`` standard deviations of its diagonal (Wigner's
-    semicircle).
+    From an eigenvalue above the noise's edge, what the noise added is subtracted
+    (``(v + sqrt(v^2 - edge^2)) / 2``); the other directions share what is left of the
+    norm. ``edge`` is the largest eigenvalue of noise alone, about ``sqrt(2 d)``
+    standard deviations of its diagonal (Wigner's semicircle).
     """
     clear = values > CLEAR * edge
     # Noise moves an eigenvalue t to v = t + edge^2 / (4 t); this is the inverse.
@@ -149,7 +161,9 @@ def sample(mixture: Mixture, size: int, source: np.random.Philox) -> IntArray:
     places = (2 * np.arange(size, dtype=np.int64) + 1) * reached[-1] // (2 * size)
     chosen = np.searchsorted(reached, places, side="right")
     noise = _normals((size, mixture.means.shape[1]), source)
-    return on_grid(clip_rows(mixture.means[chosen] + mixture.scales[chosen] * noise, 1.0))
+    return on_grid(
+        clip_rows(mixture.means[chosen] + mixture.scales[chosen] * noise, 1.0)
+    )
 
 
 def masses(weights: FloatArray) -> IntArray:
@@ -173,9 +187,9 @@ def partition(
 ) -> Partition:
     """Return cells for the records that a mixture stands for: k-means of a sample of it.
 
-    Radii are ``factor`` root mean squares of the model's residuals, on a grid of a step in units of
-    the domain's largest norm. Cells are also made for ``unseen`` records, which were not counted,
-    but none are expected there.
+    Radii are ``factor`` root mean squares of the model's residuals, on a grid of a step
+    in units of the domain's largest norm. Cells are also made for ``unseen`` records,
+    which were not counted, but none are expected there.
     """
     size = min(_MOST_PER_CELL * n_cells, max(_SAMPLE, _PER_CELL * n_cells))
     everything = mixture
@@ -183,13 +197,16 @@ def partition(
         everything = Mixture(*map(np.concatenate, zip(mixture, unseen, strict=True)))
     points = sample(everything, size, source)
     ones = np.ones(size, dtype=np.int64)
-    found = grid_kmeans(points, ones, n_cells, source, n_starts=1, n_steps=_PARTITION_STEPS).points
+    found = grid_kmeans(
+        points, ones, n_cells, source, n_starts=1, n_steps=_PARTITION_STEPS
+    ).points
     labels = nearest(points, found)
     counts = np.bincount(labels, minlength=n_cells)
     residuals = points - found[labels]
     sums = Groups(labels, n_cells).sums(residuals * residuals)  # of integers
     pooled = np.maximum(scaled(sums.sum(axis=0), 2 * MODEL_BITS) / size, SMALLEST)
-    # Cells have few points: some that are spread as all are keep the variances apart from 0.
+    # Cells have few points: some that are spread as all are keep the variances apart
+    # from 0.
     variances = scaled(sums, 2 * MODEL_BITS) + _PSEUDO_POINTS * pooled
     variances /= (counts + _PSEUDO_POINTS)[:, None]
     spread = math.fsum(pooled)
@@ -214,12 +231,13 @@ def learned(
 ) -> tuple[Mixture, bool]:
     """Return the mixture that noisy sums of cells describe, and whether any cell stood out.
 
-    Cells whose count is worth its noise stay (PE-means' zeroing rule, then a count above its noise;
-    if there is none, and none is missing, the largest). A mean of residuals is drawn towards the
-    cell's centre by as much as its noise has of the model's variance in that coordinate; a variance
-    towards that of all cells. Cells whose records are missing (m,) stay as the model had them.
-    ``step`` is that of the grid, in units of the domain's largest norm, and ``n_records`` infinite
-    if nothing is known of it.
+    Cells whose count is worth its noise stay (PE-means' zeroing rule, then a count
+    above its noise; if there is none, and none is missing, the largest). A mean of
+    residuals is drawn towards the cell's centre by as much as its noise has of the
+    model's variance in that coordinate; a variance towards that of all cells. Cells
+    whose records are missing (m,) stay as the model had them. ``step`` is that of the
+    grid, in units of the domain's largest norm, and ``n_records`` infinite if nothing
+    is known of it.
     """
     counts, spread = released.counts, max(cells.spread, SMALLEST)
     kept = (zero_small(counts, n_records) > 0) & (counts > noise.counts)
@@ -236,20 +254,23 @@ def learned(
     # What a record's slack lacks of 1 is its square: the noise of both is in it.
     squares = np.square(radii) * (sizes - released.slacks)
     lengths = row_sums(means * means)
-    total_size = max(math.fsum(own_sizes), MIN_COUNT)  # of none where all that is there stays
+    # of none where all that is there stays
+    total_size = max(math.fsum(own_sizes), MIN_COUNT)
     pooled = math.fsum(np.where(kept, squares - sizes * lengths, 0.0)) / total_size
     pooled = min(max(pooled, 0.02 * spread), 4 * spread)
     both = noise.slacks * noise.slacks + noise.counts * noise.counts
     doubt = np.square(np.square(radii) / sizes) * both
     own = squares / sizes - lengths
-    # As if the variances of cells differed among themselves by as much as they are large.
+    # As if the variances of cells differed among themselves by as much as they are
+    # large.
     variances = pooled + pooled * pooled / (pooled * pooled + doubt) * (own - pooled)
     total = row_sums(shape.copy())
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
     centers = cells.centers.astype(np.float64) * step
     aside = stays[:, None]
-    # An error that is left is the posterior variance, of the model's and the noise's together.
+    # An error that is left is the posterior variance, of the model's and the noise's
+    # together.
     found = Mixture(
         np.where(stays, cells.expected, own_sizes),
         np.where(aside, centers, centers + means),
@@ -263,13 +284,16 @@ def learned(
 
 
 def select(
-    mixture: Mixture, n_clusters: int, source: np.random.Philox, n_starts: int | None = None
+    mixture: Mixture,
+    n_clusters: int,
+    source: np.random.Philox,
+    n_starts: int | None = None,
 ) -> Selection:
     """Return the centres of weighted k-means on a mixture.
 
-    The best of many starts, or of ``n_starts``, on the means alone; Lloyd's algorithm on points of
-    the mixture goes on from there. If there are too few means, points of the mixture are drawn as
-    well.
+    The best of many starts, or of ``n_starts``, on the means alone; Lloyd's algorithm
+    on points of the mixture goes on from there. If there are too few means, points of
+    the mixture are drawn as well.
     """
     weights, means, scales, _ = mixture
     points, m, p = on_grid(means), len(weights), means.shape[1]
@@ -277,8 +301,12 @@ def select(
     few = len(parts) < n_clusters
     # Distances of a step are m k: with hundreds of clusters a start takes seconds.
     if n_starts is None:
-        n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
-    found = grid_kmeans(points, shares, n_clusters, source, n_starts, _SELECT_STEPS).points
+        n_starts = max(
+            _FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters))
+        )
+    found = grid_kmeans(
+        points, shares, n_clusters, source, n_starts, _SELECT_STEPS
+    ).points
     pairs = max(m, min(_MOST_PAIRS_PER_CELL * m, _POLISH_PAIRS))
     chosen = parts[np.arange(pairs) % len(parts)]
     # Two points on either side of the mean: drawing moves no mean of whole parts.
@@ -311,10 +339,10 @@ def select_within(
 ) -> tuple[Selection, IntArray]:
     """Return the centres of k-means with bounds on sizes, and weights (k,) of their power cells.
 
-    Of some starts the best is kept: weighted k-means on the means, unless there are too few of
-    them, and points that are drawn. The latter are nearer to equal sizes, the former to the centres
-    without bounds. Points (n, p) are `drawn_points`, and bounds shares of all masses. Weights are
-    in squares of the mixture's grid.
+    Of some starts the best is kept: weighted k-means on the means, unless there are too
+    few of them, and points that are drawn. The latter are nearer to equal sizes, the
+    former to the centres without bounds. Points (n, p) are `drawn_points`, and bounds
+    shares of all masses. Weights are in squares of the mixture's grid.
     """
     k, n = n_clusters, len(points)
     parts, means = masses(mixture.weights), on_grid(mixture.means)
@@ -330,9 +358,12 @@ def select_within(
     best = constrained_centers(points, equal_masses(k), starts, *shares)
     labels = power_cells(squared_distances(points, best.points), best.weights)
     total = math.fsum(mixture.weights)
-    counts = np.asarray(np.bincount(labels, minlength=k) * (total / n), dtype=np.float64)
+    counts = np.asarray(
+        np.bincount(labels, minlength=k) * (total / n), dtype=np.float64
+    )
     residuals = points - best.points[labels]
-    within = scaled((residuals * residuals).sum(axis=0), 2 * MODEL_BITS) / n  # of integers
+    # of integers
+    within = scaled((residuals * residuals).sum(axis=0), 2 * MODEL_BITS) / n
     labels = power_cells(squared_distances(means, best.points), best.weights)
     doubts = _doubts(mixture, labels, counts)
     centers = scaled(best.points, MODEL_BITS)
@@ -348,14 +379,16 @@ def _doubts(mixture: Mixture, labels: IntArray, counts: FloatArray) -> FloatArra
     return scaled(doubts, _DOUBT_BITS)
 
 
-# --------------------------------------------------------------------------- points with masses
+# ------------------------------------------------------------------- points with masses
 
 
 def in_state(mixture: Mixture) -> dict[str, IntArray]:
     """Return what a state keeps of a mixture: its points are drawn from it, and users have it."""
     return {
         "parts": masses(mixture.weights),
-        "part_total": to_grid(np.array([math.fsum(mixture.weights)]) * 2.0**_TOTAL_BITS),
+        "part_total": to_grid(
+            np.array([math.fsum(mixture.weights)]) * 2.0**_TOTAL_BITS
+        ),
         "part_means": to_grid(mixture.means * 2.0**_STATE_BITS),
         "part_scales": to_grid(mixture.scales * 2.0**_STATE_BITS),
     }
@@ -365,7 +398,9 @@ def from_state(arrays: Mapping[str, IntArray]) -> Mixture:
     """Return the mixture that a state keeps (`in_state`), without the errors of its means."""
     parts = arrays["parts"].astype(np.float64)
     weights = parts / math.fsum(parts) * scaled(arrays["part_total"], _TOTAL_BITS)
-    means, scales = (scaled(arrays[name], _STATE_BITS) for name in ("part_means", "part_scales"))
+    means, scales = (
+        scaled(arrays[name], _STATE_BITS) for name in ("part_means", "part_scales")
+    )
     return Mixture(weights, means, scales, np.zeros_like(means))
 
 
@@ -374,7 +409,8 @@ def drawn_points(
 ) -> IntArray:
     """Return points (n, p), on the grid of the model, that stand for the records of a mixture.
 
-    They are drawn from what a state keeps of it (`in_state`), always the same from the same words.
+    They are drawn from what a state keeps of it (`in_state`), always the same from the
+    same words.
     """
     mixture = from_state(arrays)._replace(weights=arrays["parts"].astype(np.float64))
     return sample(mixture, len(equal_masses(n_clusters)), source)

@@ -1,7 +1,8 @@
 """Lloyd's algorithm over records whose columns belong to different parties (docs/vertical.md).
 
-Sums and counts of a round are one Gaussian release, calibrated to one record replaced by another.
-With a radius, the default, sums are of offsets within it: less noise, for one more sign a cluster.
+Sums and counts of a round are one Gaussian release, calibrated to one record replaced
+by another. With a radius, the default, sums are of offsets within it: less noise, for
+one more sign a cluster.
 """
 
 import math
@@ -12,11 +13,23 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, MIN_COUNT, SUMS, Query, State, Statistic
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MIN_COUNT,
+    SUMS,
+    Query,
+    State,
+    Statistic,
+)
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
-from flower_kmeans.algorithms.numerics.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    quotients,
+    to_grid,
+    truncate,
+)
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -27,13 +40,15 @@ from flower_kmeans.vertical.ring import SLOTS
 
 MAX_RECORDS = 2**20
 MAX_HOLDERS = 3
-SOFT = 1.0016  # norm of a record's soft memberships at most, up to 16 clusters (docs/vertical.md)
-# At least twelve deviations at the worst records known (docs/guarantees.md, "Errors of the
-# encryption").
+# norm of a record's soft memberships at most, up to 16 clusters (docs/vertical.md)
+SOFT = 1.0016
+# At least twelve deviations at the worst records known (docs/guarantees.md, "Errors of
+# the encryption").
 _ERROR_ALONE, _ERROR_PUBLIC = 0.005, 0.039
 _RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
 _DEVIATIONS = 8.0
-_LEAST_SHARE = 0.1  # deviation of a noise share, in records (docs/guarantees.md, Noise of parties)
+# deviation of a noise share, in records (docs/guarantees.md, Noise of parties)
+_LEAST_SHARE = 0.1
 _MOST_AUTO_ROUNDS = 5
 
 
@@ -42,8 +57,8 @@ _MOST_AUTO_ROUNDS = 5
 class VerticalAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on the sums and counts of joined columns.
 
-    ``statistic`` is that of all columns together; parties compute it under encryption, with soft
-    memberships.
+    ``statistic`` is that of all columns together; parties compute it under encryption,
+    with soft memberships.
 
     Parameters
     ----------
@@ -90,8 +105,8 @@ class VerticalAlgorithm(LloydFamily):
     def reach(self) -> int:
         """Most by which a record that counts differs from what sums are taken from, in grid units.
 
-        With a radius ``r / k^(1/d)``, r the distance of the box's corners from its centre, where
-        sums are taken from otherwise.
+        With a radius ``r / k^(1/d)``, r the distance of the box's corners from its
+        centre, where sums are taken from otherwise.
         """
         if self.radius:
             return packing_radius(1.0, self.n_clusters, self.domain, self.fraction_bits)
@@ -101,12 +116,22 @@ class VerticalAlgorithm(LloydFamily):
     def measured_error(self) -> float:
         """The part of `rho` that stands for errors of CKKS: measured, not proved.
 
-        Twelve standard deviations at the worst records that are known, at least: six for each of
-        two neighbouring data sets. Sums of offsets are released in smaller units.
+        Twelve standard deviations at the worst records that are known, at least: six
+        for each of two neighbouring data sets. Sums of offsets are released in smaller
+        units.
         """
-        error = _ERROR_ALONE if self.n_parties == 2 else _ERROR_PUBLIC * math.sqrt(self.key_holders)
+        error = (
+            _ERROR_ALONE
+            if self.n_parties == 2
+            else _ERROR_PUBLIC * math.sqrt(self.key_holders)
+        )
         chunks = -(-(self.n_records or MAX_RECORDS) // SLOTS)
-        return error * math.sqrt(chunks) * self.domain.l2_bound(self.fraction_bits) / self.reach
+        return (
+            error
+            * math.sqrt(chunks)
+            * self.domain.l2_bound(self.fraction_bits)
+            / self.reach
+        )
 
     @property
     def rho(self) -> float:
@@ -148,14 +173,17 @@ class VerticalAlgorithm(LloydFamily):
         length = float(self.reach)
         return replace(found, length=length, widths=None, offsets=True, all_count=False)
 
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = base.LIMIT) -> None:
+    def require_capacity(
+        self, noise_factor: float = 1.0, limit: int = base.LIMIT
+    ) -> None:
         """Require that no opened value can wrap, but with probability 1e-14 each.
 
         Nor a sum on the grid reach ``limit``, as for all Lloyd algorithms.
         """
         super().require_capacity(noise_factor, limit)
         multiplier = self.plan().rounds[0][0].noise_multiplier
-        # The smallest that it can be: with one colluder, H + 1 - 1 shares make the noise.
+        # The smallest that it can be: with one colluder, H + 1 - 1 shares make the
+        # noise.
         share = 2 * self.rho * multiplier / math.sqrt(self.key_holders)
         if share < _LEAST_SHARE:
             raise ConfigurationError(
@@ -173,8 +201,15 @@ class VerticalAlgorithm(LloydFamily):
 
     def _auto_rounds(self) -> int:
         """Return 2 to 5, by signal over noise: each round costs two round trips and much work."""
-        signal = self._mu * (self._planning_records or 0) / math.sqrt(self.domain.n_features)
-        return int(min(max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS), _MOST_AUTO_ROUNDS))
+        signal = (
+            self._mu * (self._planning_records or 0) / math.sqrt(self.domain.n_features)
+        )
+        return int(
+            min(
+                max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS),
+                _MOST_AUTO_ROUNDS,
+            )
+        )
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         return (Release(SUMS, "gaussian", "l2", 1.0, (SUMS, COUNTS)),)

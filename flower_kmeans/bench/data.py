@@ -68,11 +68,15 @@ class _File(NamedTuple):
     n_clusters: int
 
 
-def _blobs(sizes: int | list[int], d: int, k: int | None = None) -> generators.Generated:
+def _blobs(
+    sizes: int | list[int], d: int, k: int | None = None
+) -> generators.Generated:
     require("sklearn.datasets", "A benchmark", "bench")
     from sklearn.datasets import make_blobs
 
-    made = make_blobs(sizes, n_features=d, centers=k, random_state=1, return_centers=True)
+    made = make_blobs(
+        sizes, n_features=d, centers=k, random_state=1, return_centers=True
+    )
     return generators.Generated(*made)
 
 
@@ -117,8 +121,8 @@ def name_of(given: str) -> str:
 def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
     """Return what distinguishes a data set from others of its name; ``None`` for a missing file.
 
-    For a file that is the number of clusters, its SHA-256, and how many records are drawn from it
-    where that is not all of them. An unknown name is an error.
+    For a file that is the number of clusters, its SHA-256, and how many records are
+    drawn from it where that is not all of them. An unknown name is an error.
     """
     if family_of(given) is not None:
         return {"generated": True}
@@ -128,7 +132,8 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
     if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
-        # The contents and not the path: the same data may lie elsewhere on the next machine.
+        # The contents and not the path: the same data may lie elsewhere on the next
+        # machine.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     drawn = {"drawn": SUBSETS[given]} if given in SUBSETS else {}
     return {"clusters": n_clusters, "sha256": digest, **drawn}
@@ -161,14 +166,22 @@ def load(given: str, directory: Path | None = None) -> Data:
         )
     with _opened(path) as stored:
         if "X" not in stored or stored["X"].ndim != 2:
-            raise DataError(f"Expected an array X of two dimensions in {path}. Got none.")
+            raise DataError(
+                f"Expected an array X of two dimensions in {path}. Got none."
+            )
         records = stored["X"]
-        labels = stored["y"] if "y" in stored and stored["y"].shape == (len(records),) else None
+        labels = (
+            stored["y"]
+            if "y" in stored and stored["y"].shape == (len(records),)
+            else None
+        )
     size, note = SUBSETS.get(given, len(records)), ""
     if size < len(records):
         note = f"{size:,} of {len(records):,} records, drawn once"
         # A fixed seed: every run and every command must see the same part.
-        keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
+        keep = np.sort(
+            np.random.default_rng(0).choice(len(records), size, replace=False)
+        )
         records, labels = records[keep], None if labels is None else labels[keep]
     return _data(name_of(given), records, n_clusters, note, labels)
 
@@ -183,7 +196,9 @@ def _file_of(given: str, directory: Path | None) -> _File:
             f"({', '.join(_FAMILIES)}) with its numbers as blobs_16_4, or FILE.npz:K. "
             f"Got {given!r} instead."
         )
-    return _File(None if directory is None else directory / f"{given}.npz", FILES[given])
+    return _File(
+        None if directory is None else directory / f"{given}.npz", FILES[given]
+    )
 
 
 def _opened(path: Path) -> Any:
@@ -198,7 +213,8 @@ def _opened(path: Path) -> Any:
 
 def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:
     table = np.array(records, dtype=np.float64)
-    # `load` keeps data sets, so a task that changed one would change it for all later ones.
+    # `load` keeps data sets, so a task that changed one would change it for all later
+    # ones.
     table.setflags(write=False)
     if labels is not None:  # classes as numbers from 0, and what belongs to none as -1
         classes, labels = np.unique(labels, return_inverse=True)

@@ -1,10 +1,11 @@
 """Synthetic families of the papers, seeded: records, the cluster of each, and true centres.
 
-The degree of separation is Qiu and Joe's index ("Generation of Random Clusters with Specified
-Degree of Separation", 2006): for two clusters projected to a line, with ``L`` and ``U`` the lower
-and upper ``ALPHA / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in
-which it is largest. It lies in (-1, 1): negative where clusters overlap, 0 where they touch. Index
-and covariances are as there; centres are placed by a rule of this module (`separated_centers`).
+The degree of separation is Qiu and Joe's index ("Generation of Random Clusters with
+Specified Degree of Separation", 2006): for two clusters projected to a line, with ``L``
+and ``U`` the lower and upper ``ALPHA / 2`` quantiles of each,
+``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is largest. It lies in
+(-1, 1): negative where clusters overlap, 0 where they touch. Index and covariances are
+as there; centres are placed by a rule of this module (`separated_centers`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ LabelArray = NDArray[np.int64]
 ALPHA = 0.05  # share of a cluster outside of its two quantiles
 VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
 OUTLIER = -1  # label of records that belong to no cluster
-SYNTH_DEGREES = (0.16, 0.26)  # of separation in the Synth families, from overlapping to separated
+# of separation in the Synth families, from overlapping to separated
+SYNTH_DEGREES = (0.16, 0.26)
 SYNTH_OUTLIERS = 100  # at most in a set of the Synth family
 G2_MEANS = (500.0, 600.0)
 G2_RECORDS = 2048
@@ -56,8 +58,8 @@ def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:
 def separation(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
     """Return the index, in (-1, 1), of two Gaussian clusters in the best direction.
 
-    ``delta`` (d,) is the difference of their means, ``first`` and ``second`` (d, d) are their
-    covariances, positive definite.
+    ``delta`` (d,) is the difference of their means, ``first`` and ``second`` (d, d) are
+    their covariances, positive definite.
     """
     distance = spread_distance(delta, first, second)
     return (distance - _QUANTILE) / (distance + _QUANTILE)
@@ -71,10 +73,10 @@ def distance_for(degree: float) -> float:
 def spread_distance(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
     """Return the largest distance of means over the sum of standard deviations, of all directions.
 
-    In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``. Its maximum is
-    a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is made least among ``a`` with
-    ``a'delta = 1``: it is convex, and each step replaces ``s_i`` by the quadratic function that
-    touches it from above, so it never grows.
+    In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``.
+    Its maximum is a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is
+    made least among ``a`` with ``a'delta = 1``: it is convex, and each step replaces
+    ``s_i`` by the quadratic function that touches it from above, so it never grows.
     """
     spreads, best = np.ones(2), 0.0
     for _ in range(_STEPS):
@@ -91,15 +93,18 @@ def separated_centers(
 ) -> FloatArray:
     """Return centres (k, d) of Gaussian clusters, each of which has a given index to its nearest.
 
-    One after the other, clusters go from a random earlier one in a random direction until they have
-    the index ``degree`` with that one, and on while any other is nearer. So no two clusters have a
-    smaller index, and each has exactly that one with some other.
+    One after the other, clusters go from a random earlier one in a random direction
+    until they have the index ``degree`` with that one, and on while any other is
+    nearer. So no two clusters have a smaller index, and each has exactly that one with
+    some other.
     """
     d, wanted = len(covariances[0]), distance_for(degree)
     largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
     centers = np.zeros((len(covariances), d))
 
-    def excess(far: float, other: int, new: int, start: FloatArray, heading: FloatArray) -> float:
+    def excess(
+        far: float, other: int, new: int, start: FloatArray, heading: FloatArray
+    ) -> float:
         delta = start + far * heading - centers[other]
         return spread_distance(delta, covariances[other], covariances[new]) - wanted
 
@@ -111,7 +116,8 @@ def separated_centers(
         far = wanted / spread_distance(heading, covariances[parent], covariances[new])
         centers[new] = start + far * heading
         while (near := _nearer(centers, covariances, new, wanted)) is not None:
-            # Far enough for any direction. A norm is convex: it is crossed once beyond ``far``.
+            # Far enough for any direction. A norm is convex: it is crossed once beyond
+            # ``far``.
             enough = float(np.linalg.norm(start - centers[near]))
             enough += 2 * wanted * (largest[new] + largest[near])
             given = (near, new, start, heading)
@@ -124,14 +130,19 @@ def _nearer(
     centers: FloatArray, covariances: Sequence[FloatArray], new: int, wanted: float
 ) -> int | None:
     """Return a cluster that is nearer to the new one than wanted, if there is any."""
-    # A margin for the root just found, which would otherwise count as too near again, for ever.
+    # A margin for the root just found, which would otherwise count as too near again,
+    # for ever.
     limit = wanted * (1 - 1e-9)
     for other in range(new):
         delta = centers[new] - centers[other]
         first, second = covariances[other], covariances[new]
-        # Any direction bounds the largest distance from below; most clusters need no more.
+        # Any direction bounds the largest distance from below; most clusters need no
+        # more.
         spreads = np.sqrt(delta @ first @ delta) + np.sqrt(delta @ second @ delta)
-        if delta @ delta < limit * spreads and spread_distance(delta, first, second) < limit:
+        if (
+            delta @ delta < limit * spreads
+            and spread_distance(delta, first, second) < limit
+        ):
             return other
     return None
 
@@ -145,13 +156,16 @@ def separated_clusters(
 ) -> Generated:
     """Return Gaussian clusters of given sizes and degree of separation, and outliers beside them.
 
-    Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are uniform within
-    four standard deviations of the clustered records around their mean, column by column.
+    Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are
+    uniform within four standard deviations of the clustered records around their mean,
+    column by column.
     """
     rng = np.random.default_rng(rng)
     counts = np.asarray(sizes, dtype=np.int64)
     if not len(counts) or counts.min() < 1:
-        raise ConfigurationError(f"Expected sizes of at least 1. Got {sizes!r} instead.")
+        raise ConfigurationError(
+            f"Expected sizes of at least 1. Got {sizes!r} instead."
+        )
     if not -1 < degree < 1:
         raise ConfigurationError(f"Expected degree in (-1, 1). Got {degree} instead.")
     if n_features < 1 or n_outliers < 0:
@@ -169,16 +183,20 @@ def separated_clusters(
     ]
     records = np.concatenate(parts)
     mean, spread = records.mean(axis=0), records.std(axis=0)
-    outliers = rng.uniform(mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features))
+    outliers = rng.uniform(
+        mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features)
+    )
     labels = np.repeat([*range(len(counts)), OUTLIER], [*counts, n_outliers])
     return _shuffled(np.concatenate([records, outliers]), labels, centers, rng)
 
 
-def synth(n_clusters: int, n_features: int, rng: np.random.Generator | int) -> Generated:
+def synth(
+    n_clusters: int, n_features: int, rng: np.random.Generator | int
+) -> Generated:
     """Return a set of FastLloyd's Synth family; of Synth-K with two columns and k to 128.
 
-    Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in `SYNTH_DEGREES`, and up to
-    `SYNTH_OUTLIERS` outliers beside 10,000 records.
+    Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in
+    `SYNTH_DEGREES`, and up to `SYNTH_OUTLIERS` outliers beside 10,000 records.
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
@@ -196,14 +214,16 @@ def time_synth(
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
-    return separated_clusters(sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng)
+    return separated_clusters(
+        sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng
+    )
 
 
 def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Generated:
     """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
 
-    Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread`` of 10 to
-    100), and not equal to them.
+    Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread``
+    of 10 to 100), and not equal to them.
     """
     rng = np.random.default_rng(rng)
     if n_features < 1 or not spread > 0:
@@ -218,7 +238,10 @@ def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Genera
 
 
 def _shuffled(
-    records: FloatArray, labels: LabelArray, centers: FloatArray, rng: np.random.Generator
+    records: FloatArray,
+    labels: LabelArray,
+    centers: FloatArray,
+    rng: np.random.Generator,
 ) -> Generated:
     order = rng.permutation(len(records))
     return Generated(records[order], labels[order].astype(np.int64), centers)

@@ -44,8 +44,8 @@ class Options:
     runs : int
         Number of repetitions.
     data : tuple of str
-        Names of data sets; empty for the suite's own choice. A suite's functions see here only
-        those whose files exist.
+        Names of data sets; empty for the suite's own choice. A suite's functions see
+        here only those whose files exist.
     files : tuple of (str, str)
         Names of data sets from other files, and their ``FILE.npz:K``.
     data_dir : Path or None
@@ -60,7 +60,9 @@ class Options:
     data_dir: Path | None = None
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def chosen(self, column: str, default: Sequence[Value], kind: type[Value]) -> tuple[Value, ...]:
+    def chosen(
+        self, column: str, default: Sequence[Value], kind: type[Value]
+    ) -> tuple[Value, ...]:
         """Return the command's values of a column, without None, or else those of the suite.
 
         Raises
@@ -71,7 +73,9 @@ class Options:
         given = dict(self.only).get(column)
         if given is None:
             return tuple(default)
-        return tuple(parse(kind, text, column) for text in given if text not in ("", "None"))
+        return tuple(
+            parse(kind, text, column) for text in given if text not in ("", "None")
+        )
 
     def load(self, name: str) -> data_sets.Data:
         """Return a data set by its name in `data`; `flower_kmeans.bench.data.load` keeps it."""
@@ -89,16 +93,16 @@ class Suite:
     protocol : str
         One paragraph above the tables: what is measured, how, on what.
     task : type
-        A frozen dataclass whose fields (str, int, float, bool, or one of them or None) identify one
-        run. They are the first columns of runs.csv.
+        A frozen dataclass whose fields (str, int, float, bool, or one of them or None)
+        identify one run. They are the first columns of runs.csv.
     measures : mapping of str to type
         The other columns.
     tasks : callable
         From options to all tasks, in the order in which they should be done (`grid`).
     measure : callable
-        From a task and options to a mapping with the keys of ``measures``. It is pickled, so it
-        stands at the top of a module. Everything random in it follows from the task (`seed_of`),
-        privacy noise excepted, which no seed reaches.
+        From a task and options to a mapping with the keys of ``measures``. It is
+        pickled, so it stands at the top of a module. Everything random in it follows
+        from the task (`seed_of`), privacy noise excepted, which no seed reaches.
     tables : callable
         From rows and options to markdown.
     plots : mapping of str to callable
@@ -106,8 +110,8 @@ class Suite:
     datasets : tuple of str
         Data sets in `flower_kmeans.bench.data` unless the command names others.
     choices : mapping of str to tuple
-        Values of a column that a command may name although none of its tasks has them, as where a
-        method does not apply to a data set.
+        Values of a column that a command may name although none of its tasks has them,
+        as where a method does not apply to a data set.
     runs : int
         Repetitions by default.
     settings : mapping of str to str
@@ -117,7 +121,8 @@ class Suite:
     alone : bool
         Whether tasks measure time, and run one at a time by default.
     fresh : bool
-        Whether each task has its own new process, as where memory is measured, or Ray is started.
+        Whether each task has its own new process, as where memory is measured, or Ray
+        is started.
     """
 
     name: str
@@ -127,7 +132,9 @@ class Suite:
     tasks: Callable[[Options], Iterable[Any]]
     measure: Callable[[Any, Options], Mapping[str, Any]]
     tables: Callable[[Sequence[Row], Options], str]
-    plots: Mapping[str, "Callable[[Sequence[Row], Options], Figure]"] = field(default_factory=dict)
+    plots: Mapping[str, "Callable[[Sequence[Row], Options], Figure]"] = field(
+        default_factory=dict
+    )
     datasets: tuple[str, ...] = ()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     runs: int = 5
@@ -174,7 +181,9 @@ class Suite:
         """Return what distinguishes data sets of one name; nothing for missing files."""
         found = {name: dict(each) for name, each in self.sources.items()}
         for given in options.data or self.datasets:
-            known = None if given in found else data_sets.identity(given, options.data_dir)
+            known = (
+                None if given in found else data_sets.identity(given, options.data_dir)
+            )
             if known is not None:
                 found[data_sets.name_of(given)] = known
         return found
@@ -202,14 +211,17 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     Raises
     ------
     ConfigurationError
-        If all data sets are missing, ``only`` names what does not exist, or two tasks are equal.
+        If all data sets are missing, ``only`` names what does not exist, or two tasks
+        are equal.
     """
     known = suite.known(options)
-    names = {given: data_sets.name_of(given) for given in options.data or suite.datasets}
+    names = {
+        given: data_sets.name_of(given) for given in options.data or suite.datasets
+    }
     there = {given: name for given, name in names.items() if name in known}
     missing = tuple(given for given in names if given not in there)
-    # Some files missing is no error: the others are measured, and the tables say which were
-    # skipped.
+    # Some files missing is no error: the others are measured, and the tables say which
+    # were skipped.
     if missing and not there and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
@@ -223,7 +235,9 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
             f"Expected tasks of suite {suite.name} that differ. Got equal ones."
         )
     for column, values in wanted.items():
-        possible = {getattr(task, column) for task in tasks} | {*suite.choices.get(column, ())}
+        possible = {getattr(task, column) for task in tasks} | {
+            *suite.choices.get(column, ())
+        }
         strange = [value for value in values if value not in possible]
         if tasks and strange:
             raise ConfigurationError(
@@ -231,11 +245,17 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
             )
         tasks = [task for task in tasks if getattr(task, column) in values]
     if not tasks and not redraw:
-        raise ConfigurationError(f"Expected runs of suite {suite.name} to be left. Got none.")
-    return Plan(resolved, tuple(tasks), missing, tuple(map(data_sets.name_of, options.data)))
+        raise ConfigurationError(
+            f"Expected runs of suite {suite.name} to be left. Got none."
+        )
+    return Plan(
+        resolved, tuple(tasks), missing, tuple(map(data_sets.name_of, options.data))
+    )
 
 
-def grid(task: type, options: Options, *free: str, **columns: Iterable[Any]) -> Iterator[Any]:
+def grid(
+    task: type, options: Options, *free: str, **columns: Iterable[Any]
+) -> Iterator[Any]:
     """Yield a task for every combination of values, all first runs before any second.
 
     Parameters
@@ -243,7 +263,8 @@ def grid(task: type, options: Options, *free: str, **columns: Iterable[Any]) -> 
     task : type
         Of the tasks. If it has a column ``run``, there are as many as the command says.
     options : Options
-        Numbers, and the columns in ``free``, may be others than the suite's; words may not.
+        Numbers, and the columns in ``free``, may be others than the suite's; words may
+        not.
     **columns : iterable
         Values of the other columns; those of the last one change fastest.
     """
@@ -291,4 +312,8 @@ def shown(kind: Any, value: Any) -> str:
         return ""
     inner = inner_kind(kind)
     # A float's repr is exact; numbers of NumPy have another.
-    return repr(float(value)) if inner is float else str(int(value) if inner is bool else value)
+    return (
+        repr(float(value))
+        if inner is float
+        else str(int(value) if inner is bool else value)
+    )

@@ -29,9 +29,9 @@ def lines(
 ) -> "Figure":
     """Return a figure of means over a grid, with bands of their 95% intervals.
 
-    ``panels`` has titles, and for each the curves by their labels; a curve with values at ``None``
-    is level. Labels in ``dashed`` are drawn dotted. Without ``bands`` intervals are left out, as
-    for two or three runs, where they hide everything else.
+    ``panels`` has titles, and for each the curves by their labels; a curve with values
+    at ``None`` is level. Labels in ``dashed`` are drawn dotted. Without ``bands``
+    intervals are left out, as for two or three runs, where they hide everything else.
 
     Raises
     ------
@@ -46,7 +46,9 @@ def lines(
     n_rows = max(1, -(-len(panels) // columns))
     figure = Figure(figsize=(4.0 * columns, 3.0 * n_rows + 0.5), layout="constrained")
     axes = figure.subplots(n_rows, columns, squeeze=False).ravel()
-    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    labels = list(
+        dict.fromkeys(label for curves in panels.values() for label in curves)
+    )
     drawn: dict[str, Any] = {}
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
@@ -70,7 +72,9 @@ def lines(
             if bands:
                 # A logarithmic axis has no place for what is 0 or less.
                 low = np.maximum(mean - half, mean / 10)
-                panel.fill_between(places, low, mean + half, color=color, alpha=0.2, lw=0)
+                panel.fill_between(
+                    places, low, mean + half, color=color, alpha=0.2, lw=0
+                )
         panel.set_title(title, fontsize=10)
         if xlog:
             panel.set_xscale("log")
@@ -82,7 +86,9 @@ def lines(
         panel.set_xlabel(xlabel)
         panel.set_ylabel(ylabel)
         panel.grid(alpha=0.3)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(
+        drawn.values(), drawn.keys(), loc="outside upper center", ncols=5, frameon=False
+    )
     return figure
 
 

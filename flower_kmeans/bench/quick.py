@@ -89,7 +89,10 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     case = case_of(task.data, options)
     if task.method == KMEANS:
         model = kmeans(case.records, case.n_clusters, seed_of(task))
-        return {"ratio": nicv(case.records, model.cluster_centers_) / case.best, "rounds": 0}
+        return {
+            "ratio": nicv(case.records, model.cluster_centers_) / case.best,
+            "rounds": 0,
+        }
     from flower_kmeans import strategies
     from flower_kmeans.simulation import simulate
 
@@ -113,7 +116,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Return rows by data set, as they come, and by method, in the order of `METHODS`."""
     names = tables.unique(row["data"] for row in rows)
-    return sorted(rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"])))
+    return sorted(
+        rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"]))
+    )
 
 
 def epsilons_of(rows: Sequence[Row]) -> list[float]:

@@ -1,7 +1,8 @@
 """Runs a suite: each task once, in several processes, and on from where it was stopped.
 
-A row is in runs.csv as soon as its task is done. tables.md, plots and meta.json are written beside
-it; meta.json states which commands made the rows, when, and with which versions.
+A row is in runs.csv as soon as its task is done. tables.md, plots and meta.json are
+written beside it; meta.json states which commands made the rows, when, and with which
+versions.
 """
 
 import importlib
@@ -72,7 +73,8 @@ class Meta(msgspec.Struct):
 def load_suite(name: str) -> Suite:
     """Return the ``SUITE`` of a built-in name, or of a Python file, which is run.
 
-    The file's folder is put in front of the search path, where other processes find its modules.
+    The file's folder is put in front of the search path, where other processes find its
+    modules.
 
     Raises
     ------
@@ -91,7 +93,8 @@ def load_suite(name: str) -> Suite:
         sys.path.insert(0, str(path.parent))
         importlib.invalidate_caches()
         module = importlib.import_module(path.stem)
-        # Another module of this name was imported before, and would be measured instead.
+        # Another module of this name was imported before, and would be measured
+        # instead.
         if Path(getattr(module, "__file__", None) or "").resolve() != path:
             raise ConfigurationError(
                 f"Expected the file {path.name} to have a name that no other module has. "
@@ -136,10 +139,11 @@ def execute(
     Raises
     ------
     ConfigurationError, DataError
-        If options, or what the directory holds, do not fit the suite, or another command is
-        writing to the directory.
+        If options, or what the directory holds, do not fit the suite, or another
+        command is writing to the directory.
     RunError
-        If tasks failed, after all others are done and shown; or if a process was killed.
+        If tasks failed, after all others are done and shown; or if a process was
+        killed.
     """
     require("pandas", "A benchmark", "bench")
     filelock = require("filelock", "A benchmark", "bench")
@@ -203,8 +207,8 @@ def execute(
 def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
     """Return the rows that the options admit, those of the plan's tasks first and in its order.
 
-    Rows of more repetitions, and of data sets whose files are missing, belong to them, unless the
-    command names others: a finished file can be shown without its data.
+    Rows of more repetitions, and of data sets whose files are missing, belong to them,
+    unless the command names others: a finished file can be shown without its data.
     """
     wanted = suite.wanted(plan.options) | ({"data": plan.named} if plan.named else {})
     order = {task: number for number, task in enumerate(plan.tasks)}
@@ -240,11 +244,16 @@ def _results(
         return_as="generator_unordered",
     )
     call = _in_fresh_process if suite.fresh else _tried
-    ended = BrokenProcessPool if suite.fresh else loky.process_executor.TerminatedWorkerError
+    ended = (
+        BrokenProcessPool
+        if suite.fresh
+        else loky.process_executor.TerminatedWorkerError
+    )
     begun = (task for task in tasks if time.monotonic() < until)
     try:
         yield from pool(
-            joblib.delayed(call)(suite.measure, task, options, threads) for task in begun
+            joblib.delayed(call)(suite.measure, task, options, threads)
+            for task in begun
         )
     except ended:
         raise RunError(
@@ -252,14 +261,19 @@ def _results(
             "--jobs."
         ) from None
     finally:
-        if jobs > 1 and not suite.fresh:  # the next suite's modules may have the same names
+        # the next suite's modules may have the same names
+        if jobs > 1 and not suite.fresh:
             loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 def _tried(
-    measure: Callable[[Any, Options], Measured], task: Any, options: Options, threads: int | None
+    measure: Callable[[Any, Options], Measured],
+    task: Any,
+    options: Options,
+    threads: int | None,
 ) -> tuple[Any, Measured | Exception]:
-    # Flower's log of every round stays out of the output; flwr sets its level where it loads.
+    # Flower's log of every round stays out of the output; flwr sets its level where it
+    # loads.
     logging.getLogger("flwr").addFilter(_is_warning)
     with threadpool_limits(threads):
         try:
@@ -273,7 +287,8 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 
 def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
-    # A forked process would begin with this one's memory, which may be what is measured.
+    # A forked process would begin with this one's memory, which may be what is
+    # measured.
     context = get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_send_tried, args=(there, given))
@@ -285,8 +300,8 @@ def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
     except EOFError:
         raise BrokenProcessPool from None
     finally:
-        # It would wait for all threads of its task: where Flower's simulation could not start, its
-        # server waits for clients until its timeout, an hour.
+        # It would wait for all threads of its task: where Flower's simulation could not
+        # start, its server waits for clients until its timeout, an hour.
         process.kill()
         process.join()
 
@@ -298,13 +313,15 @@ def _send_tried(pipe: Connection, given: tuple[Any, ...]) -> None:
 def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
     """Return the rows of a file by their tasks, in its order; none if there is no file.
 
-    A line that was cut off, as by a full disk, can only be the last; it is taken out of the file,
-    and its task is done again. Of rows of one task the first counts, so files may be joined.
+    A line that was cut off, as by a full disk, can only be the last; it is taken out of
+    the file, and its task is done again. Of rows of one task the first counts, so files
+    may be joined.
 
     Raises
     ------
     DataError
-        If the file is no text, has other columns than the suite, or values of other types.
+        If the file is no text, has other columns than the suite, or values of other
+        types.
     """
     import pandas as pd
 
@@ -317,14 +334,18 @@ def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
         return {}
     columns, rows = suite.columns, dict[Any, Row]()
     try:
-        # All as text: pandas would turn "None" and empty cells into NaN, and round floats its own
-        # way.
+        # All as text: pandas would turn "None" and empty cells into NaN, and round
+        # floats its own way.
         table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
         if list(table.columns) != list(columns):
             raise ValueError(f"columns {', '.join(table.columns)}")
         for texts in table.to_dict("records"):
-            row = {name: parse(kind, texts[name], name) for name, kind in columns.items()}
-            rows.setdefault(suite.task(**{name: row[name] for name in suite.task_columns}), row)
+            row = {
+                name: parse(kind, texts[name], name) for name, kind in columns.items()
+            }
+            rows.setdefault(
+                suite.task(**{name: row[name] for name in suite.task_columns}), row
+            )
     except (ValueError, TypeError, ConfigurationError) as error:
         raise DataError(
             f"Expected {path} with the columns {', '.join(columns)} of suite {suite.name} "
@@ -350,15 +371,25 @@ def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
         )
     kinds = suite.columns
     values = [*astuple(task), *(measured[name] for name in suite.measures)]
-    texts = {name: shown(kinds[name], value) for name, value in zip(kinds, values, strict=True)}
+    texts = {
+        name: shown(kinds[name], value)
+        for name, value in zip(kinds, values, strict=True)
+    }
     is_new = not path.exists() or not path.stat().st_size
-    pd.DataFrame([texts]).to_csv(path, mode="a", header=is_new, index=False, lineterminator="\n")
+    pd.DataFrame([texts]).to_csv(
+        path, mode="a", header=is_new, index=False, lineterminator="\n"
+    )
     # Parsed again, so that a row is the same now and after a restart.
     return {name: parse(kinds[name], text, name) for name, text in texts.items()}
 
 
 def _show(
-    suite: Suite, plan: Plan, rows: Sequence[Row], output: Path, meta: Meta, console: Console
+    suite: Suite,
+    plan: Plan,
+    rows: Sequence[Row],
+    output: Path,
+    meta: Meta,
+    console: Console,
 ) -> None:
     """Write tables and plots, and print the tables."""
     written, without = [RUNS, META, TABLES], ""
@@ -371,9 +402,14 @@ def _show(
     for name, draw in suite.plots.items():
         try:
             written += plots.save(draw(rows, plan.options), output, name)
-        except ConfigurationError as error:  # without matplotlib there are tables all the same
+        except ConfigurationError as error:
+            # without matplotlib there are tables all the same
             without = str(error)
-    for text in (f"\n{tables}\n", f"Written to {output}: {', '.join(written)}", without):
+    for text in (
+        f"\n{tables}\n",
+        f"Written to {output}: {', '.join(written)}",
+        without,
+    ):
         if text:
             console.print(Text(text), soft_wrap=True)
 
@@ -390,7 +426,9 @@ def _made_by(entry: Mapping[str, Any]) -> str:
     return f"- `{entry['command']}` on {entry['started'][:10]}: {ended}; `{versions}`"
 
 
-def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]) -> Meta:
+def read_meta(
+    suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]
+) -> Meta:
     """Return what stands in meta.json; a beginning if there is none.
 
     Raises
@@ -398,7 +436,8 @@ def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, 
     DataError
         If the file is no benchmark's.
     ConfigurationError
-        If it belongs to another suite, to other settings, or to other data sets of these names.
+        If it belongs to another suite, to other settings, or to other data sets of
+        these names.
     """
     path, settings = directory / META, dict(suite.settings)
     meta = Meta(suite.name, settings, [], {})
@@ -406,7 +445,9 @@ def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, 
         try:
             meta = msgspec.json.decode(path.read_bytes(), type=Meta)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DataError(f"Expected {path} to be a benchmark's. Got another file.") from None
+            raise DataError(
+                f"Expected {path} to be a benchmark's. Got another file."
+            ) from None
     if (meta.suite, meta.settings) != (suite.name, settings):
         raise ConfigurationError(
             f"Expected {directory} with runs of {_words(suite.name, settings)}. Got those of "
@@ -416,7 +457,9 @@ def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, 
         if own:
             before = meta.files.setdefault(name, dict(own))
             differing = [
-                "other contents" if key == "sha256" else f"{key} {own.get(key)}, not {old}"
+                "other contents"
+                if key == "sha256"
+                else f"{key} {own.get(key)}, not {old}"
                 for key in sorted({*before, *own})
                 if (old := before.get(key)) != own.get(key)
             ]
@@ -436,7 +479,10 @@ def _words(suite: str, settings: Mapping[str, str]) -> str:
 
 def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:
     """Return what is kept of a command that begins; its end and its number of rows come later."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "flower-kmeans": __version__}
+    versions = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "flower-kmeans": __version__,
+    }
     return {
         "command": _command_of(arguments),
         "started": _now(),
@@ -452,7 +498,9 @@ def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:
 def _command_of(arguments: Sequence[str]) -> str:
     """Return a command line with absolute paths cut to their names, which show no machine."""
     program, *given = (_shortened(each) for each in arguments)
-    return shlex.join([*(["python"] if program.endswith(".py") else []), program, *given])
+    return shlex.join(
+        [*(["python"] if program.endswith(".py") else []), program, *given]
+    )
 
 
 def _shortened(argument: str) -> str:
@@ -468,11 +516,16 @@ def _commit() -> str | None:
     ``None`` for an installed library, or without git.
     """
     git = ("git", "-C", str(Path(__file__).parents[1]))
-    run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=20)
+    run = partial(
+        subprocess.run, capture_output=True, text=True, check=True, timeout=20
+    )
     try:
-        # An installed library may lie in a checkout of something else, whose commit says nothing.
+        # An installed library may lie in a checkout of something else, whose commit
+        # says nothing.
         run([*git, "ls-files", "--error-unmatch", "version.py"])
-        found = run([*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"])
+        found = run(
+            [*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return str(found.stdout.strip())

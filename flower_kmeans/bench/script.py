@@ -1,7 +1,8 @@
 """The command line of a suite in a file of its own: ``python FILE.py --runs 20 --output DIR``.
 
-Beside the common options there is one for each column of the suite's tasks, in the plural, such as
-``--methods`` and ``--epsilons``, which restricts it to the values that are named.
+Beside the common options there is one for each column of the suite's tasks, in the
+plural, such as ``--methods`` and ``--epsilons``, which restricts it to the values that
+are named.
 """
 
 import argparse
@@ -19,18 +20,28 @@ def parser_of(suite: Suite) -> argparse.ArgumentParser:
     """Return the options that every suite has."""
     parser = argparse.ArgumentParser(description=suite.protocol)
     for column in suite.task_columns:
-        plural = f"{column[:-1]}ies" if column.endswith("y") else f"{column.removesuffix('s')}s"
+        plural = (
+            f"{column[:-1]}ies"
+            if column.endswith("y")
+            else f"{column.removesuffix('s')}s"
+        )
         # The options below are for these two.
         if column not in ("run", "data"):
-            parser.add_argument(f"--{plural}", dest=f"only_{column}", nargs="*", metavar="VALUE")
+            parser.add_argument(
+                f"--{plural}", dest=f"only_{column}", nargs="*", metavar="VALUE"
+            )
     if suite.datasets:
         parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
         parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K")
     parser.add_argument("--runs", type=int, default=suite.runs, help="repetitions")
     default = "one, as time is measured" if suite.alone else "one per core"
     parser.add_argument("--jobs", type=int, help=f"processes (default: {default})")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many")
-    parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop after so many"
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="show the runs of --output"
+    )
     parser.add_argument("--output", type=Path, default=Path("build") / suite.name)
     return parser
 
@@ -43,7 +54,9 @@ def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:
         parsed.runs,
         data=tuple(given.get("data") or ()),
         data_dir=given.get("data_dir"),
-        only=tuple((column, tuple(values)) for column, values in only if values is not None),
+        only=tuple(
+            (column, tuple(values)) for column, values in only if values is not None
+        ),
     )
 
 
@@ -52,7 +65,8 @@ def run(suite: Suite, parsed: argparse.Namespace) -> Outcome:
     script = getattr(sys.modules["__main__"], "__file__", None)
     try:
         if suite.measure.__module__ == "__main__" and script:
-            suite = load_suite(script)  # other processes find its functions in a module of a name
+            # other processes find its functions in a module of a name
+            suite = load_suite(script)
         return execute(
             suite,
             options_of(suite, parsed),

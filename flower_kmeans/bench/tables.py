@@ -41,7 +41,9 @@ def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> s
     return f"{mean:{form}}{spread}" + (f" ({len(values)})" if count else "")
 
 
-def grouped(rows: Iterable[Row], by: Sequence[str], value: str) -> dict[tuple[Any, ...], list[Any]]:
+def grouped(
+    rows: Iterable[Row], by: Sequence[str], value: str
+) -> dict[tuple[Any, ...], list[Any]]:
     """Return the values of a column by those of others, in the order of the rows."""
     groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for row in rows:
@@ -61,7 +63,9 @@ def curves_of(
 
 def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
     """Return the values at each place of a grid; those at ``None`` are the same everywhere."""
-    return [list(curve.get(None if None in curve else place, {}).values()) for place in grid]
+    return [
+        list(curve.get(None if None in curve else place, {}).values()) for place in grid
+    ]
 
 
 def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
@@ -91,7 +95,10 @@ def over_grid(
 ) -> str:
     """Return `cell` of a column over epsilons, a line for each of some others, as markdown."""
     lines = [
-        [*map(str, key), *(cell(values, form, count=count) for values in points_of(curve, grid))]
+        [
+            *map(str, key),
+            *(cell(values, form, count=count) for values in points_of(curve, grid)),
+        ]
         for key, curve in curves_of(rows, value, by).items()
     ]
     return markdown([*by, *map("eps {:g}".format, grid)], lines, len(by))
@@ -105,8 +112,9 @@ def by_key(
 ) -> str:
     """Return a markdown table with a line for each key, in the order of the rows.
 
-    ``by`` has headings and their columns, which are the key; ``cells`` has headings, and functions
-    of the rows of a key. Whole numbers of a key are shown in groups of three digits.
+    ``by`` has headings and their columns, which are the key; ``cells`` has headings,
+    and functions of the rows of a key. Whole numbers of a key are shown in groups of
+    three digits.
     """
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
@@ -125,11 +133,14 @@ def unique(values: Iterable[Hashable]) -> list[Any]:
 
 
 def markdown(
-    head: Sequence[str], lines: Iterable[Sequence[str]], words: int | Collection[int] = 1
+    head: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    words: int | Collection[int] = 1,
 ) -> str:
     """Return a markdown table; what would end a cell or its line is escaped.
 
-    ``words`` are the columns that hold words and not numbers: how many of the first, or places.
+    ``words`` are the columns that hold words and not numbers: how many of the first, or
+    places.
     """
     places = range(words) if isinstance(words, int) else words
     marks = ["---" if place in places else "--:" for place in range(len(head))]

@@ -54,7 +54,8 @@ class _Commands(TyperGroup):
         escape_what_cannot_be_printed()
         try:
             return super().main(*args, **kwargs)
-        except OSError as error:  # of what is printed outside of a command, such as its help
+        except OSError as error:
+            # of what is printed outside of a command, such as its help
             print_error(sentence_of(error))
             sys.exit(1)
 
@@ -65,7 +66,8 @@ app = typer.Typer(
     help="Private, federated k-means for the Flower framework.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
+    # its traceback would print local variables, that is, records
+    pretty_exceptions_enable=False,
 )
 
 _DATA = (
@@ -74,7 +76,8 @@ _DATA = (
 )
 _DOMAIN = "A domain.toml, which declares columns and public bounds: flower-kmeans domain init."
 _DOMAIN_OF_RUN = "The domain.toml of the run, where its centroids.npz does not have it."
-# Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
+# Stands first in the report of such a run, whose epsilon is otherwise that of its
+# noise.
 _BOUNDS_READ_OFF = (
     "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
     "epsilon and delta would hold for public bounds."
@@ -92,7 +95,10 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
         ),
     ] = False,
 ) -> None:
@@ -111,18 +117,29 @@ def simulate(
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Columns to cluster by, as NAME,NAME; all by default.")
+        str | None,
+        typer.Option(help="Columns to cluster by, as NAME,NAME; all by default."),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column with labels; never a feature.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column with labels; never a feature.")
+    ] = None,
     bounds: Annotated[
         list[str] | None,
-        typer.Option(help="Public bounds of one column, as NAME=LOW:HIGH; may be repeated."),
+        typer.Option(
+            help="Public bounds of one column, as NAME=LOW:HIGH; may be repeated."
+        ),
     ] = None,
-    lower: Annotated[float | None, typer.Option(help="Public lower bound of all columns.")] = None,
-    upper: Annotated[float | None, typer.Option(help="Public upper bound of all columns.")] = None,
+    lower: Annotated[
+        float | None, typer.Option(help="Public lower bound of all columns.")
+    ] = None,
+    upper: Annotated[
+        float | None, typer.Option(help="Public upper bound of all columns.")
+    ] = None,
     bounds_from_data: Annotated[
         bool,
-        typer.Option("--bounds-from-data", help="Take missing bounds from the data: NOT private."),
+        typer.Option(
+            "--bounds-from-data", help="Take missing bounds from the data: NOT private."
+        ),
     ] = False,
     split: Annotated[
         str | None,
@@ -149,7 +166,9 @@ def simulate(
     output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
         "flower-kmeans-out"
     ),
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's own log.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show Flower's own log.")
+    ] = False,
 ) -> None:
     """Cluster a photograph, or your own table, in a federation on this machine.
 
@@ -169,7 +188,11 @@ def simulate(
     console, private = Console(highlight=False), settings.is_private
     seed = settings.given.get("seed", 0)
     if data is None:
-        for option, value in (("--columns", columns), ("--label", label), ("--domain", domain)):
+        for option, value in (
+            ("--columns", columns),
+            ("--label", label),
+            ("--domain", domain),
+        ):
             if value is not None:
                 raise ConfigurationError(
                     f"{option} names columns of your own file: give it with --data."
@@ -183,12 +206,18 @@ def simulate(
                 "Expected --domain, which has columns and bounds, without --columns, --bounds, "
                 "--lower, --upper and --bounds-from-data. Got one of these as well."
             )
-        source = sources.table(data, reading, None, label, split, TableDomain.from_file(domain))
-    settings.check_server("--server-data", "a file with points of the server's own", server_data)
+        source = sources.table(
+            data, reading, None, label, split, TableDomain.from_file(domain)
+        )
+    settings.check_server(
+        "--server-data", "a file with points of the server's own", server_data
+    )
     parameters: dict[str, Any] = {}
     if server_data is not None:
         features = None if source.domain else list(source.columns)
-        points = read_table(server_data, reading, features=features, domain=source.domain)
+        points = read_table(
+            server_data, reading, features=features, domain=source.domain
+        )
         parameters["server_data"] = points.records
     parties = source.parties(split) if settings.is_vertical else []
     if parties:
@@ -216,7 +245,8 @@ def simulate(
         parameters["n_records"] = source.n_records or len(source.records)
     chosen = settings.make(box, **parameters)
     wanted = choose_engine(chosen, engine.value)
-    # Before the run, which may take long: an output that cannot be written must not waste it.
+    # Before the run, which may take long: an output that cannot be written must not
+    # waste it.
     prepare_directory(output)
     start = time.perf_counter()
     is_free = engine is Engine.AUTO
@@ -277,11 +307,14 @@ def simulate(
     caption = f"after: {n_clusters} colours, {privacy}"
     missing = source.lacks_for_picture()
     picture = missing or f"{out.PICTURE}, which shows the records themselves"
-    # All together, so that a full disk leaves the results of an earlier run as they were.
+    # All together, so that a full disk leaves the results of an earlier run as they
+    # were.
     with written_together(output, out.FILES) as place_of_files:
         files = out.write_page(place_of_files, page)
         files += out.write_report(place_of_files, clustering.report.to_dict() | facts)
-        files += out.write_centroids(place_of_files, clustering, source.columns, read_off)
+        files += out.write_centroids(
+            place_of_files, clustering, source.columns, read_off
+        )
         if missing is None:
             source.draw(place_of_files / out.PICTURE, clustering, caption)
     # Beside the results: lines before the rounds would be far above them.
@@ -308,10 +341,14 @@ def plan(
     settings: Settings,
     *,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
-    features: Annotated[int | None, typer.Option(help="Number of columns; default: 3.")] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Number of columns; default: 3.")
+    ] = None,
     parties: Annotated[
         int | None,
-        typer.Option(help="For vertical: parties that split columns evenly; default: 2."),
+        typer.Option(
+            help="For vertical: parties that split columns evenly; default: 2."
+        ),
     ] = None,
     server_points: Annotated[
         int | None, typer.Option(help="For feddp: how many points the server has.")
@@ -325,13 +362,14 @@ def plan(
         ),
     ] = False,
     chart: Annotated[
-        Path | None, typer.Option(help="With --simulate: an svg, png or pdf file of the losses.")
+        Path | None,
+        typer.Option(help="With --simulate: an svg, png or pdf file of the losses."),
     ] = None,
 ) -> None:
     """Print what a run would cost, from its parameters alone.
 
-    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box. The defaults
-    are those of the photograph.
+    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box.
+    The defaults are those of the photograph.
     """
     from flower_kmeans.cli import outputs as output
     from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
@@ -342,21 +380,31 @@ def plan(
     from flower_kmeans.strategies import KMeansStrategy
 
     if domain is not None and features is not None:
-        raise ConfigurationError("Expected --domain, which has columns, or --features. Got both.")
+        raise ConfigurationError(
+            "Expected --domain, which has columns, or --features. Got both."
+        )
     if domain is not None:
         declared = TableDomain.from_file(domain)
         features = declared.n_features
         if declared.from_records and settings.is_private:
             _warn_of_bounds()
     if features is not None and features < 1:
-        raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
+        raise ConfigurationError(
+            f"Expected --features of at least 1. Got {features} instead."
+        )
     name, given = settings.name, settings.given
-    if settings.takes("server_data") and settings.unit == "client" and "clip" not in given:
+    if (
+        settings.takes("server_data")
+        and settings.unit == "client"
+        and "clip" not in given
+    ):
         raise ConfigurationError(
             f"Expected --clip with --unit client for the strategy {name}: its clips follow from "
             "where the server's points lie, and only their number is known here. Got none."
         )
-    settings.check_server("--server-points", "the number of points of the server", server_points)
+    settings.check_server(
+        "--server-points", "the number of points of the server", server_points
+    )
     if parties is not None and not settings.is_vertical:
         raise ConfigurationError(
             f"Expected --parties with --strategy vertical only. Got it with {name}."
@@ -367,7 +415,9 @@ def plan(
             "--domain or --features. Got none."
         )
     features = 3 if features is None else features
-    parameters: dict[str, Any] = {"n_records": given.get("n_records", datasets.PHOTO_RECORDS)}
+    parameters: dict[str, Any] = {
+        "n_records": given.get("n_records", datasets.PHOTO_RECORDS)
+    }
     if server_points is not None:
         parameters["server_data"] = placeholders(server_points, features)
     if settings.is_vertical:
@@ -376,21 +426,28 @@ def plan(
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
     box = Box([-1.0] * features, [1.0] * features)
     if chart is not None and not simulate:
-        raise ConfigurationError("Expected --chart with --simulate, whose losses it shows.")
+        raise ConfigurationError(
+            "Expected --chart with --simulate, whose losses it shows."
+        )
     if simulate and (settings.is_vertical or not settings.is_private):
         raise ConfigurationError(
             "Expected --simulate with a private strategy whose clients hold records. "
             f"Got {name} without."
         )
     chosen = settings.make(box, **parameters)
-    facts = {"n_records": str(parameters["n_records"]), "n_clients": str(chosen.n_clients)}
+    facts = {
+        "n_records": str(parameters["n_records"]),
+        "n_clients": str(chosen.n_clients),
+    }
     facts |= {"min_clients": str(chosen.min_clients)}
     if chosen.trust_model.is_protected:
         facts["max_colluders"] = str(chosen.max_colluders)
     if isinstance(chosen, KMeansStrategy) and chosen.clip is not None:
         facts["clip"] = clip_text(chosen.clip, chosen.clips)
     if chosen.plan.is_private:
-        facts["noise factor"] = output.noise_text(chosen.noise_factor, chosen.added_noise_factor)
+        facts["noise factor"] = output.noise_text(
+            chosen.noise_factor, chosen.added_noise_factor
+        )
     console = Console(highlight=False)
     output.print_plan(console, chosen.plan, chosen.trust, _size_noise(chosen), facts)
     if simulate:
@@ -400,7 +457,9 @@ def plan(
             own = {"server_data": points} if server_points is not None else {}
             return replace(settings, epsilon=epsilon).make(box, **parameters | own)
 
-        sizes = Sizes(parameters["n_records"], features, chosen.n_clusters, server_points or 0)
+        sizes = Sizes(
+            parameters["n_records"], features, chosen.n_clusters, server_points or 0
+        )
         epsilon = chosen.privacy.epsilon or 1.0  # never None: the run is private
         with _quiet(verbose=False):
             show_losses(console, make, epsilon, sizes, given.get("seed", 0), chart)
@@ -412,23 +471,27 @@ def assign(
     *,
     reading: "Reading",
     centroids: Annotated[
-        Path, typer.Option(help="The centroids.npz of a run: of simulate, or of a node.")
+        Path,
+        typer.Option(help="The centroids.npz of a run: of simulate, or of a node."),
     ] = Path("flower-kmeans-out/centroids.npz"),
     clusters: Annotated[
         int | None,
-        typer.Option(help="Use another number of clusters, from the synopsis.npz beside the file."),
+        typer.Option(
+            help="Use another number of clusters, from the synopsis.npz beside the file."
+        ),
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
     data: Annotated[str, typer.Option(help=_DATA)],
-    output: Annotated[Path, typer.Option(help="The file to write, csv or parquet.")] = Path(
-        "assigned.csv"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="The file to write, csv or parquet.")
+    ] = Path("assigned.csv"),
 ) -> None:
     """Assign new records to the clusters of a run.
 
-    The output has the data's columns, and the cluster of each record with its distance to the
-    centroid: in the data's units, or with a domain.toml after scaling, which makes each column's
-    bounds 2 apart. Records are read a batch at a time. The output is as confidential as the data.
+    The output has the data's columns, and the cluster of each record with its distance
+    to the centroid: in the data's units, or with a domain.toml after scaling, which
+    makes each column's bounds 2 apart. Records are read a batch at a time. The output
+    is as confidential as the data.
     """
     with one_sentence():
         from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
@@ -437,7 +500,11 @@ def assign(
         if clusters is not None:
             found = with_clusters(found, centroids, clusters)
         done = assign(found, data, output, reading)
-        without = f"; {done.n_without:,} with missing cells have none" if done.n_without else ""
+        without = (
+            f"; {done.n_without:,} with missing cells have none"
+            if done.n_without
+            else ""
+        )
         number = _number(done.findings.n_records, "record")
         typer.echo(f"Assigned clusters to {number} in {output}{without}.")
         for line in done.findings.lines():
@@ -447,7 +514,10 @@ def assign(
 @app.command()
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="REPORT", help="The report.json, with centroids.npz beside.")
+        Path,
+        typer.Argument(
+            metavar="REPORT", help="The report.json, with centroids.npz beside."
+        ),
     ],
 ) -> None:
     """Rebuild report.html from the report.json of a run, with centroids.npz beside it.
@@ -478,29 +548,44 @@ def plot(
         ),
     ] = "axes",
     centroids: Annotated[
-        Path, typer.Option(help="The centroids.npz of a run, with any synopsis.npz beside it.")
+        Path,
+        typer.Option(
+            help="The centroids.npz of a run, with any synopsis.npz beside it."
+        ),
     ] = Path("flower-kmeans-out/centroids.npz"),
-    output: Annotated[Path, typer.Option(help="The file to write: svg, png or pdf.")] = Path(
-        "clusters.svg"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="The file to write: svg, png or pdf.")
+    ] = Path("clusters.svg"),
     columns: Annotated[
-        str | None, typer.Option(help="Of pairs, as NAME,NAME; the first six by default.")
+        str | None,
+        typer.Option(help="Of pairs, as NAME,NAME; the first six by default."),
     ] = None,
-    records: Annotated[str | None, typer.Option(help=f"Your own records to draw. {_DATA}")] = None,
+    records: Annotated[
+        str | None, typer.Option(help=f"Your own records to draw. {_DATA}")
+    ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
 ) -> None:
     """Draw the clusters of a run, from what it released alone.
 
-    With --records the picture holds these records: it is as confidential as they are, and says so.
+    With --records the picture holds these records: it is as confidential as they are,
+    and says so.
     """
     with one_sentence():
         from flower_kmeans.cli.plot import NOT_PRIVATE, Kind, draw
 
         if kind not in list(Kind):
-            raise ConfigurationError(f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}.")
+            raise ConfigurationError(
+                f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}."
+            )
         names = None if columns is None else listed(columns)
-        is_private = draw(Kind(kind), centroids, output, records, names, domain, reading)
-        held = "only what the run released" if records is None else "THE RECORDS THEMSELVES"
+        is_private = draw(
+            Kind(kind), centroids, output, records, names, domain, reading
+        )
+        held = (
+            "only what the run released"
+            if records is None
+            else "THE RECORDS THEMSELVES"
+        )
         typer.echo(f"Wrote {output}, which shows {held}.")
         if not is_private:
             typer.echo(f"{NOT_PRIVATE}.", err=True)
@@ -509,18 +594,24 @@ def plot(
 @app.command()
 def new(
     directory: Annotated[
-        Path, typer.Argument(help="The new directory; its name is the app's, such as my-app.")
+        Path,
+        typer.Argument(
+            help="The new directory; its name is the app's, such as my-app."
+        ),
     ],
 ) -> None:
     """Make a Flower app that runs as it is, in a new DIRECTORY with the app's name.
 
-    It has a client, a server, their options, a README and a test. Put your own records into it.
+    It has a client, a server, their options, a README and a test. Put your own records
+    into it.
     """
     with one_sentence():
         from flower_kmeans.cli.new import make_app
 
         make_app(directory)
-        typer.echo(f"Wrote a Flower app to {directory}. Test it, then run it with five clients:")
+        typer.echo(
+            f"Wrote a Flower app to {directory}. Test it, then run it with five clients:"
+        )
         typer.echo(f"  python -m pytest {directory}")
         typer.echo(
             f"  flwr run {directory} local --stream "
@@ -528,7 +619,9 @@ def new(
         )
 
 
-domain_app = typer.Typer(no_args_is_help=True, help="Make the file that declares columns.")
+domain_app = typer.Typer(
+    no_args_is_help=True, help="Make the file that declares columns."
+)
 app.add_typer(domain_app, name="domain")
 
 
@@ -545,14 +638,17 @@ def domain_init(
     output: Annotated[Path, typer.Option(help="The new file.")] = Path("domain.toml"),
     from_records: Annotated[
         str | None,
-        typer.Option(help=f"Ask nothing; derive it from these records: NOT private. {_DATA}"),
+        typer.Option(
+            help=f"Ask nothing; derive it from these records: NOT private. {_DATA}"
+        ),
     ] = None,
 ) -> None:
     """Make a domain.toml: names, kinds and public bounds of the columns to cluster by.
 
-    It asks for what is publicly known, and reads no records. With --from-records, it asks nothing:
-    the file says that it is not private, policies refuse it, and reports of runs with it begin with
-    NOT PRIVATE. It says how many cells of each column are missing, and why columns are left out.
+    It asks for what is publicly known, and reads no records. With --from-records, it
+    asks nothing: the file says that it is not private, policies refuse it, and reports
+    of runs with it begin with NOT PRIVATE. It says how many cells of each column are
+    missing, and why columns are left out.
     """
     with one_sentence():
         from flower_kmeans.cli.domain import ask, read_off, write
@@ -574,11 +670,13 @@ def domain_init(
 @app.command()
 def keygen(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of the clients to make keys for, by slot.")
+        list[str] | None,
+        typer.Argument(help="Names of the clients to make keys for, by slot."),
     ] = None,
     *,
     output: Annotated[
-        Path | None, typer.Option(help="The directory for keys and roster; the current one.")
+        Path | None,
+        typer.Option(help="The directory for keys and roster; the current one."),
     ] = None,
     beacon: Annotated[
         str | None,
@@ -587,25 +685,34 @@ def keygen(
         ),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(metavar="ROSTER", help="Make nothing; check this roster.")
+        Path | None,
+        typer.Option(metavar="ROSTER", help="Make nothing; check this roster."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="With --check: the own key, which must be on the roster.")
+        Path | None,
+        typer.Option(help="With --check: the own key, which must be on the roster."),
     ] = None,
 ) -> None:
     """Make keys for the named clients and the roster that pins them, or check a roster.
 
-    The server may have the roster, but none of the keys. A client that makes its own key shares
-    only its line of the roster. All lines, in one agreed order, are the roster.
+    The server may have the roster, but none of the keys. A client that makes its own
+    key shares only its line of the roster. All lines, in one agreed order, are the
+    roster.
     """
     with one_sentence():
         from flower_kmeans.cli.check import describe_roster
         from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 
-        makes = {"--output": output, "--beacon": beacon, "names of clients": names or None}
+        makes = {
+            "--output": output,
+            "--beacon": beacon,
+            "names of clients": names or None,
+        }
         given = [name for name, value in makes.items() if value is not None]
         if check is not None and given:
-            raise ConfigurationError(f"Expected --check alone or with --key. Got {given} as well.")
+            raise ConfigurationError(
+                f"Expected --check alone or with --key. Got {given} as well."
+            )
         if check is None and (key is not None or not names):
             raise ConfigurationError(
                 "Expected names of clients to make keys for, or --check ROSTER. Got neither."
@@ -614,7 +721,9 @@ def keygen(
             for path in write_members(output or Path(), names or [], beacon):
                 typer.echo(f"Wrote {path}")
             # The last path is the roster's.
-            typer.echo(f"Digest, for all to compare: flower-kmeans keygen --check {path}")
+            typer.echo(
+                f"Digest, for all to compare: flower-kmeans keygen --check {path}"
+            )
         else:
             identity = None if key is None else read_identity(check, key)
             for line in describe_roster(Roster.from_file(check), identity):
@@ -630,14 +739,16 @@ def inspect(
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
     draw: Annotated[
         Path | None,
-        typer.Option(help="Write the draft of a domain.toml to this new file; printed otherwise."),
+        typer.Option(
+            help="Write the draft of a domain.toml to this new file; printed otherwise."
+        ),
     ] = None,
 ) -> None:
     """Show the holder of a table what its cells are, column by column. Nothing is changed.
 
-    Missing, unreadable and clamped cells, columns that look like ids, and what a run would cluster
-    by. Without --domain it also drafts a domain.toml of questions, without a bound. All of it are
-    facts about records: not for others.
+    Missing, unreadable and clamped cells, columns that look like ids, and what a run
+    would cluster by. Without --domain it also drafts a domain.toml of questions,
+    without a bound. All of it are facts about records: not for others.
     """
     with one_sentence():
         from flower_kmeans.cli.inspect import draft, show, write_draft
@@ -666,10 +777,14 @@ def check(
     *,
     reading: "Reading",
     policy_file: Annotated[Path, typer.Option(help="The policy that the node names.")],
-    data: Annotated[str | None, typer.Option(help=f"The node's records. {_DATA}")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"The node's records. {_DATA}")
+    ] = None,
     domain: Annotated[
         Path | None,
-        typer.Option(help="The domain.toml by which the node reads them; by default the policy's."),
+        typer.Option(
+            help="The domain.toml by which the node reads them; by default the policy's."
+        ),
     ] = None,
     accept: Annotated[
         list[str] | None,
@@ -683,19 +798,22 @@ def check(
         str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of the SuperLink's authority (ca.crt).")
+        Path | None,
+        typer.Option(help="Certificate of the SuperLink's authority (ca.crt)."),
     ] = None,
 ) -> None:
     """Check, as the user who runs a node, whether it could take part. Nothing is changed.
 
-    The records are read as the node reads them. Exit code 0 if it could take part, 1 otherwise. No
-    record's value and no number of records is printed.
+    The records are read as the node reads them. Exit code 0 if it could take part, 1
+    otherwise. No record's value and no number of records is printed.
     """
     with one_sentence():
         from flower_kmeans.cli.check import check_node, print_findings
 
         if root_certificates is not None and superlink is None:
-            raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
+            raise ConfigurationError(
+                "--root-certificates needs --superlink, the server to reach."
+            )
         accepted = dict(map(_acceptance, accept or ()))
         findings = check_node(
             policy_file, data, superlink, root_certificates, reading, domain, accepted
@@ -717,8 +835,9 @@ def forget(
 ) -> None:
     """Erase the secrets of runs that never ended from a node's ledger.
 
-    A failed run leaves its keys there, for 30 days at most. Charges for answered rounds stay.
-    Reservations for further rounds are returned. A run in progress is refused from then on.
+    A failed run leaves its keys there, for 30 days at most. Charges for answered rounds
+    stay. Reservations for further rounds are returned. A run in progress is refused
+    from then on.
     """
     with one_sentence():
         from flower_kmeans.privacy.ledger import Ledger
@@ -735,12 +854,14 @@ def forget(
             policy = ClientPolicy(state_dir=state_dir)
         named = policy.state_dir
         if named is None:
-            raise ConfigurationError(f"The policy file {policy_file} names no state_dir.")
+            raise ConfigurationError(
+                f"The policy file {policy_file} names no state_dir."
+            )
         if find_private_file(Path(named)) is None:
             raise ConfigurationError(f"There is no ledger in {named}.")
         with Ledger(named) as ledger:
-            # The ledger first: a copy of records or of ciphertexts goes when its run has ended
-            # there.
+            # The ledger first: a copy of records or of ciphertexts goes when its run
+            # has ended there.
             n = forget_unfinished(ledger)
             remove_copies(Path(named), ledger)
             erase_ended(policy, ledger)
@@ -760,30 +881,39 @@ def bench(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Directory for the results; build/SUITE by default.")
+        Path | None,
+        typer.Option(help="Directory for the results; build/SUITE by default."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Processes; by default one per core, or one if time is measured."),
+        typer.Option(
+            help="Processes; by default one per core, or one if time is measured."
+        ),
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Repetitions; by default the suite's.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Repetitions; by default the suite's.")
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="A data set, or FILE.npz:K for K clusters; may be repeated."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of NAME.npz files.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of NAME.npz files.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="COLUMN=VALUE[,VALUE]: these runs alone; may be repeated."),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Start no run after this.")] = math.inf,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Only show what the output directory holds.")
+        bool,
+        typer.Option("--redraw", help="Only show what the output directory holds."),
     ] = False,
 ) -> None:
     """Measure, and write tables and plots. The same command resumes a stopped suite.
 
-    A suite in a file executes that file. Results are runs.csv, tables.md, plots, meta.json.
+    A suite in a file executes that file. Results are runs.csv, tables.md, plots,
+    meta.json.
     """
     with one_sentence():
         from flower_kmeans.bench.harness import Options
@@ -841,7 +971,10 @@ def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:
 
 
 def _planned_clusters(strategy: "KMeansStrategy | VerticalKMeans") -> str:
-    fewest, most = strategy.algorithm.fewest_clusters, _number(strategy.n_clusters, "cluster")
+    fewest, most = (
+        strategy.algorithm.fewest_clusters,
+        _number(strategy.n_clusters, "cluster"),
+    )
     return most if fewest == strategy.n_clusters else f"{fewest} to {most}"
 
 
@@ -868,7 +1001,8 @@ def _number(n: int, noun: str) -> str:
 def _quiet(verbose: bool) -> Iterator[None]:
     """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines.
 
-    Also what each client would log of its records: the command says that of all of them.
+    Also what each client would log of its records: the command says that of all of
+    them.
     """
     if verbose:
         yield
@@ -900,5 +1034,7 @@ def _acceptance(text: str) -> tuple[str, str]:
 def _restriction(text: str) -> tuple[str, tuple[str, ...]]:
     column, found, values = text.partition("=")
     if not found or not values:
-        raise ConfigurationError(f"Expected --only COLUMN=VALUE[,VALUE]. Got {text!r} instead.")
+        raise ConfigurationError(
+            f"Expected --only COLUMN=VALUE[,VALUE]. Got {text!r} instead."
+        )
     return column, tuple(values.split(","))

@@ -35,7 +35,8 @@ class Found(NamedTuple):
     weights: Floats | None
     counts: Floats  # (k,), noisy
     is_private: bool
-    sizes: tuple[Floats, Floats] | None = None  # (k,), and intervals (k, 2): of a run with bounds
+    # (k,), and intervals (k, 2): of a run with bounds
+    sizes: tuple[Floats, Floats] | None = None
     synopsis: Synopsis | None = None  # that the same file has, as a node's does
 
     @property
@@ -51,36 +52,61 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
 
     A `DataError` for any other file.
 
-    A node may have kept no declarations: then ``declared`` is the domain file of the run.
+    A node may have kept no declarations: then ``declared`` is the domain file of the
+    run.
     """
     if not path.is_file():
-        raise DataError(f"Expected the centroids.npz of a run. There is no file {path}.")
+        raise DataError(
+            f"Expected the centroids.npz of a run. There is no file {path}."
+        )
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         domain, private = domain_of(arrays), arrays["private"]
-        centroids, counts, weights = arrays["centroids"], arrays["counts"], arrays.get("weights")
+        centroids, counts, weights = (
+            arrays["centroids"],
+            arrays["counts"],
+            arrays.get("weights"),
+        )
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
-        is_right &= (k := len(centroids)) > 0 == private.ndim and private.dtype == np.bool_
-        names = {"counts": (k,), "weights": (k,), "sizes": (k,), "size_interval": (k, 2)}
-        is_right &= all(arrays[name].shape == names[name] for name in names.keys() & arrays.keys())
+        is_right &= (
+            k := len(centroids)
+        ) > 0 == private.ndim and private.dtype == np.bool_
+        names = {
+            "counts": (k,),
+            "weights": (k,),
+            "sizes": (k,),
+            "size_interval": (k, 2),
+        }
+        is_right &= all(
+            arrays[name].shape == names[name] for name in names.keys() & arrays.keys()
+        )
         numbers = [arrays[name] for name in ("centroids", *names) if name in arrays]
-        is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
-        sizes = (arrays["sizes"], arrays["size_interval"]) if "sizes" in arrays else None
+        is_right &= all(
+            each.dtype == np.float64 and np.isfinite(each).all() for each in numbers
+        )
+        sizes = (
+            (arrays["sizes"], arrays["size_interval"]) if "sizes" in arrays else None
+        )
         synopsis = saved_synopsis(arrays, domain)
-    except Exception:  # a damaged archive raises what zipfile, zlib, numpy and json have
+    except Exception:
+        # a damaged archive raises what zipfile, zlib, numpy and json have
         is_right = False
     if not is_right:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
     if declared is not None:
         domain = declared_as(TableDomain.from_file(declared), domain)
         if domain.columns != columns:
-            raise DataError(f"Expected the domain file of the run, with {columns}. Got {declared}.")
+            raise DataError(
+                f"Expected the domain file of the run, with {columns}. Got {declared}."
+            )
     if synopsis is not None:
         synopsis = replace(synopsis, domain=domain)  # as it was declared
-    return Found(centroids, columns, domain, weights, counts, bool(private), sizes, synopsis)
+    return Found(
+        centroids, columns, domain, weights, counts, bool(private), sizes, synopsis
+    )
 
 
 def synopsis_of(found: Found, path: Path) -> Synopsis | None:
@@ -95,7 +121,9 @@ def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
         return None
     synopsis = Synopsis.load(file)
     if synopsis.domain.to_config() != domain.to_config():
-        raise DataError(f"Expected the synopsis of the run in {path}. Got that of another: {file}.")
+        raise DataError(
+            f"Expected the synopsis of the run in {path}. Got that of another: {file}."
+        )
     return synopsis
 
 
@@ -103,7 +131,9 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
     """Return another number of clusters of a run, from the synopsis beside its file."""
     synopsis = synopsis_of(found, path)
     if synopsis is None:
-        raise DataError(f"Expected {FILE_NAME} beside {path}, for another number of clusters.")
+        raise DataError(
+            f"Expected {FILE_NAME} beside {path}, for another number of clusters."
+        )
     clusters = synopsis.kmeans(n_clusters)
     return found._replace(
         centroids=clusters.centroids, counts=clusters.counts, weights=None, sizes=None
@@ -125,14 +155,17 @@ class Assigned(NamedTuple):
     findings: Findings
 
 
-def assign(found: Found, data: str, output: Path, reading: Reading = USUAL_READING) -> Assigned:
+def assign(
+    found: Found, data: str, output: Path, reading: Reading = USUAL_READING
+) -> Assigned:
     """Write the records of a file with their clusters and distances.
 
-    ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
-    in the user's units; with a `TableDomain` it is that of scaled records. Both are empty for a
-    record with a missing cell, unless the domain states what the cell counts as. Malformed cells
-    are an error, which leaves an earlier output as it was. Other columns of a csv file are text, so
-    that a code such as 007 stays what it is. An output in csv has commas.
+    ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to
+    its centroid, in the user's units; with a `TableDomain` it is that of scaled
+    records. Both are empty for a record with a missing cell, unless the domain states
+    what the cell counts as. Malformed cells are an error, which leaves an earlier
+    output as it was. Other columns of a csv file are text, so that a code such as 007
+    stays what it is. An output in csv has commas.
     """
     suffix = output.suffix.lower()
     is_place = output.parent.is_dir() and not output.is_dir()
@@ -145,18 +178,25 @@ def assign(found: Found, data: str, output: Path, reading: Reading = USUAL_READI
     # By the file and not the name: the output takes the place of what was there.
     source = Path(opened.path)
     if output.exists() and source.exists() and output.samefile(source):
-        raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
+        raise ConfigurationError(
+            f"Expected an output beside the data. Got {output} for both."
+        )
     names = (*opened.names, *opened.beside)
     _require_columns(names, found, opened.path)
     findings = _findings_of(found)
     n_without = 0
     with open_private(output) as file:
-        writer = _ParquetOutput(file, names) if suffix == ".parquet" else _CsvOutput(file, names)
+        writer = (
+            _ParquetOutput(file, names)
+            if suffix == ".parquet"
+            else _CsvOutput(file, names)
+        )
         for block in opened.blocks(names):
             placed = _clusters(block, found, findings, opened.spelling)
             writer.write(block, placed)
             n_without += int(np.count_nonzero(placed.missing))
-        # Of all blocks, so that a user learns of all columns at once; the output is dropped then.
+        # Of all blocks, so that a user learns of all columns at once; the output is
+        # dropped then.
         findings.require_readable(opened.path)
         writer.close()
     return Assigned(n_without, findings)
@@ -173,18 +213,26 @@ def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
     missing = [name for name in wanted if name not in names]
     doubled = [name for name in wanted if list(names).count(name) > 1]
     if doubled:
-        raise DataError(f"Expected the columns {list(wanted)} once in {data}. Got {doubled} twice.")
+        raise DataError(
+            f"Expected the columns {list(wanted)} once in {data}. Got {doubled} twice."
+        )
     if missing:
         hint = " Of a run with a domain.toml, name this file with --domain."
         if isinstance(found.domain, TableDomain):
             hint = ""
-        raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.{hint}")
+        raise DataError(
+            f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.{hint}"
+        )
     taken = [name for name in ADDED if name in names]
     if taken:
-        raise DataError(f"Expected no columns {list(ADDED)} in {data}: the output has them anew.")
+        raise DataError(
+            f"Expected no columns {list(ADDED)} in {data}: the output has them anew."
+        )
 
 
-def _clusters(block: Block, found: Found, findings: Findings, spelling: Spelling) -> Placed:
+def _clusters(
+    block: Block, found: Found, findings: Findings, spelling: Spelling
+) -> Placed:
     """Return cluster, distance and whether both are missing, for each record of a block."""
     records = records_of(block, found.inputs, _declared(found), findings, spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
@@ -192,7 +240,8 @@ def _clusters(block: Block, found: Found, findings: Findings, spelling: Spelling
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
     offsets = records - found.centroids[labels]
-    if isinstance(found.domain, TableDomain):  # days, logarithms and shares have no common unit
+    # days, logarithms and shares have no common unit
+    if isinstance(found.domain, TableDomain):
         offsets /= found.domain.unit
     distances: Floats = np.linalg.norm(offsets, axis=1)
     return Placed(labels, distances, missing)
@@ -210,7 +259,9 @@ class _CsvOutput:
 
     def __init__(self, file: BinaryIO, names: Sequence[str]) -> None:
         # Bytes that are not UTF-8 stay what they were.
-        self._text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+        self._text = io.TextIOWrapper(
+            file, "utf-8", errors="surrogateescape", newline=""
+        )
         self._writer = csv.writer(self._text, lineterminator="\n")
         self._writer.writerow([*names, *ADDED])
 
@@ -218,7 +269,10 @@ class _CsvOutput:
         """Add a block of records."""
         absent = placed.missing.tolist()
         values = [
-            ["" if is_absent else value for value, is_absent in zip(column, absent, strict=True)]
+            [
+                "" if is_absent else value
+                for value, is_absent in zip(column, absent, strict=True)
+            ]
             for column in (placed.labels.tolist(), placed.distances.tolist())
         ]
         cells = [map(_as_text, column.tolist()) for column in block.columns.values()]
@@ -248,7 +302,9 @@ class _ParquetOutput:
             )
         table = self._pa.table(batch)
         for name, values in zip(ADDED, (placed.labels, placed.distances), strict=True):
-            table = table.append_column(name, self._pa.array(values, mask=placed.missing))
+            table = table.append_column(
+                name, self._pa.array(values, mask=placed.missing)
+            )
         if self._writer is None:
             from pyarrow.parquet import ParquetWriter
 
@@ -260,7 +316,9 @@ class _ParquetOutput:
         if self._writer is None:  # a table without records
             none = np.empty(0, dtype=object)
             empty = Block(dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool))
-            nothing = Placed(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool))
+            nothing = Placed(
+                np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool)
+            )
             self.write(empty, nothing)
         self._writer.close()
 

@@ -1,7 +1,7 @@
 """Whether a node could take part in private runs: for its operator, and nothing is changed.
 
-Each finding is one row of ``flower-kmeans check``. It holds names and limits, but no record's
-value and no number of records.
+Each finding is one row of ``flower-kmeans check``. It holds names and limits, but no
+record's value and no number of records.
 """
 
 import os
@@ -46,7 +46,8 @@ from flower_kmeans.vertical.store import require_private
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
 _FIRST_HTTP = (1, 40)
 _SECONDS = 10.0
-_LEDGER_ROOM = 10_000_000  # bytes: a session has its document, twice with SQLite's journal
+# bytes: a session has its document, twice with SQLite's journal
+_LEDGER_ROOM = 10_000_000
 _WITH_TYPES = (".npy", ".npz", ".parquet")  # which name their columns themselves
 _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
@@ -83,12 +84,12 @@ def check_node(
 ) -> list[Finding]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
-    ``data``, a file, a database or a ``source.toml``, is read as the node does, by ``reading``;
-    ``accepted`` has reasons for findings that would be refused: on columns (`limits.judge`), and on
-    the mode or the owner of the file.
-    ``superlink``, ``HOST:PORT``, is reached with TLS, by the system's authorities unless there are
-    ``root_certificates``. ``domain`` is a file that declares columns; by default, it is the one
-    that the policy pins, if any. The node could take part if all is well.
+    ``data``, a file, a database or a ``source.toml``, is read as the node does, by
+    ``reading``; ``accepted`` has reasons for findings that would be refused: on columns
+    (`limits.judge`), and on the mode or the owner of the file. ``superlink``,
+    ``HOST:PORT``, is reached with TLS, by the system's authorities unless there are
+    ``root_certificates``. ``domain`` is a file that declares columns; by default, it is
+    the one that the policy pins, if any. The node could take part if all is well.
     """
     findings = [_find("versions", _versions)]
     try:
@@ -101,7 +102,9 @@ def check_node(
         findings.append(_find("keys", _keys, policy))
         findings.append(_find("ledger", _ledger, policy))
         known = accepted or {}
-        findings.append(_find("files", _files, policy, Path(policy_file), data, reading, known))
+        findings.append(
+            _find("files", _files, policy, Path(policy_file), data, reading, known)
+        )
         if VERTICAL.name in policy.trusts:
             findings.append(_find("vertical", _vertical, policy))
         declared = policy.domain if isinstance(policy.domain, TableDomain) else None
@@ -113,7 +116,9 @@ def check_node(
             except KMeansError as error:
                 return [*findings, _bad("domain", error)]
         if declared is not None:
-            findings.append(_find("domain", _domain, declared, policy, named, policy_file))
+            findings.append(
+                _find("domain", _domain, declared, policy, named, policy_file)
+            )
         if data is not None:
             looked = _data, str(data), policy, reading, declared, known, policy_file
             findings.append(_find("data", *looked))
@@ -125,11 +130,19 @@ def check_node(
 def print_findings(console: Console, findings: list[Finding]) -> None:
     """Print the conclusion, and then a row for each finding, what is wrong first."""
     bad = [finding.name for finding in findings if not finding.is_well]
-    answer = f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can see."
-    console.print(Text(f"Could this node take part? {answer}", style="bold"), soft_wrap=True)
+    answer = (
+        f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can see."
+    )
+    console.print(
+        Text(f"Could this node take part? {answer}", style="bold"), soft_wrap=True
+    )
     table = Table("", "what", Column("finding", overflow="fold"))
     for finding in sorted(findings, key=lambda finding: finding.is_well):
-        mark = Text("ok", style="green") if finding.is_well else Text("no", style="bold red")
+        mark = (
+            Text("ok", style="green")
+            if finding.is_well
+            else Text("no", style="bold red")
+        )
         table.add_row(mark, finding.name, Text(finding.text))
     console.print(table)
 
@@ -148,13 +161,15 @@ def _bad(name: str, error: KMeansError) -> Finding:
     return Finding(name, False, f"{text} {_HINTS[name]}")
 
 
-# --------------------------------------------------------------------------- what is looked at
+# -------------------------------------------------------------------- what is looked at
 
 
 def _versions() -> str:
     flwr = flwr_version()
     if not _numbers(FLWR[0]) <= _numbers(flwr) < _numbers(FLWR[1]):
-        raise ConfigurationError(f"Expected flwr>={FLWR[0]},<{FLWR[1]}. Got {flwr} instead.")
+        raise ConfigurationError(
+            f"Expected flwr>={FLWR[0]},<{FLWR[1]}. Got {flwr} instead."
+        )
     transport = "HTTP" if _numbers(flwr) >= _FIRST_HTTP else "gRPC"
     return (
         f"flower-kmeans {__version__}, flwr {flwr} (nodes speak {transport}), "
@@ -175,21 +190,35 @@ def _policy_file(path: Path) -> str:
 
 def _accepted(policy: ClientPolicy) -> str:
     # An empty list admits nothing, unlike a setting that is left out.
-    nothing = [name for name in ("trusts", "algorithms", "units") if getattr(policy, name) == ()]
+    nothing = [
+        name
+        for name in ("trusts", "algorithms", "units")
+        if getattr(policy, name) == ()
+    ]
     if nothing:
-        raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
+        raise ConfigurationError(
+            f"Every run is refused: {' and '.join(nothing)} admit nothing."
+        )
     columns, domain = policy.columns, policy.domain
     if isinstance(domain, TableDomain):
         names = tuple(column.name for column in domain.declared)
         bounds = "bounds as its domain.toml declares them (see the row domain)"
         named = f"columns {_listed(names)}"
     else:
-        bounds = "any bounds (pin domain)" if domain is None else _bounds(domain, columns)
-        named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
+        bounds = (
+            "any bounds (pin domain)" if domain is None else _bounds(domain, columns)
+        )
+        named = (
+            "any columns (pin columns)"
+            if columns is None
+            else f"columns {_listed(columns)}"
+        )
     return "; ".join(
         (
             f"trust {' or '.join(policy.trusts)}",
-            f"algorithm {' or '.join(policy.algorithms)}" if policy.algorithms else "any algorithm",
+            f"algorithm {' or '.join(policy.algorithms)}"
+            if policy.algorithms
+            else "any algorithm",
             f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
             f"per {' or '.join(policy.units)}",
             f"at least {policy.min_clients} clients",
@@ -225,14 +254,18 @@ def describe_roster(roster: Roster, identity: Identity | None = None) -> list[st
     lines = [f"The roster has {len(roster)} clients, each with a valid key."]
     if identity is not None:
         name, number = roster.names[identity.slot], identity.slot + 1
-        lines.append(f"The own key is that of {name}, number {number} of {len(roster)}.")
+        lines.append(
+            f"The own key is that of {name}, number {number} of {len(roster)}."
+        )
     if roster.beacon:
         lines.append(
             f"The beacon is {roster.beacon.hex()}. It must have been fixed after all keys were: "
             "somebody who knew it before could choose keys that come into a committee."
         )
     else:
-        lines.append(f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients.")
+        lines.append(
+            f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients."
+        )
     lines.append(f"Digest: {_groups(roster.digest.hex())}")
     lines.append(
         "All operators must have the same digest: compare it by phone, not through the server."
@@ -251,7 +284,9 @@ def _ledger(policy: ClientPolicy) -> str:
         if set(policy.trusts) <= {PLAIN.name}:
             return "Not needed: no private run is accepted."
         if policy.in_memory:
-            return "None is kept (in_memory): nothing bounds what all runs cost together."
+            return (
+                "None is kept (in_memory): nothing bounds what all runs cost together."
+            )
         raise ConfigurationError("Without state_dir every private run is refused.")
     spent = spent_epsilon(policy.state_dir, delta)
     _require_ledger_room(Path(policy.state_dir))
@@ -294,9 +329,18 @@ def _files(
     A source.toml and the own member key are looked at where they are read.
     """
     table = None if data is None else _table_file(str(data), reading)
-    named = [policy_file, *(Path(each) for each in (policy.member_key_file, table) if each)]
-    own = None if policy.member_key_file is None else Path(policy.member_key_file).resolve()
-    beside = {key.resolve() for path in named for key in path.resolve().parent.glob("*.key")}
+    named = [
+        policy_file,
+        *(Path(each) for each in (policy.member_key_file, table) if each),
+    ]
+    own = (
+        None
+        if policy.member_key_file is None
+        else Path(policy.member_key_file).resolve()
+    )
+    beside = {
+        key.resolve() for path in named for key in path.resolve().parent.glob("*.key")
+    }
     keys = sorted(key for key in beside - {own} if key.is_file())
     wrong = []
     for key in keys:
@@ -319,7 +363,9 @@ def _files(
     if keys:
         names = _listed(tuple(key.name for key in keys))
         notes.append(f"Keys that their owner alone can read: {names}.")
-    return " ".join(notes) or "No table is named, and no key lies beside the policy file."
+    return (
+        " ".join(notes) or "No table is named, and no key lies beside the policy file."
+    )
 
 
 def _table_file(data: str, reading: Reading) -> Path | None:
@@ -353,7 +399,8 @@ def _vertical(policy: ClientPolicy) -> str:
     if policy.work_dir is not None:
         _require_work_dir(Path(policy.work_dir))
     place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
-    # The node makes the directory with its first run, on the disk of the next one above.
+    # The node makes the directory with its first run, on the disk of the next one
+    # above.
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
@@ -381,7 +428,10 @@ def _require_work_dir(work_dir: Path) -> None:
 
 
 def _domain(
-    declared: TableDomain, policy: ClientPolicy, named: str, policy_file: str | os.PathLike[str]
+    declared: TableDomain,
+    policy: ClientPolicy,
+    named: str,
+    policy_file: str | os.PathLike[str],
 ) -> str:
     if declared.from_records:
         raise ConfigurationError(
@@ -479,14 +529,18 @@ def _data(
     return found
 
 
-def _read_as_node(data: str, reading: Reading, declared: TableDomain | None) -> tuple[Records, str]:
+def _read_as_node(
+    data: str, reading: Reading, declared: TableDomain | None
+) -> tuple[Records, str]:
     """Return the records as a node reads them, and how it must be told to."""
     named, own = resolved(data, reading)
     has_types = "://" in str(named) or Path(named).suffix.lower() in _WITH_TYPES
     if has_types or own.header is not None:
         header = ""
         if own.header is not None and own.header is not True and not has_types:
-            header = "Its first line is a record: the node needs these names as header=."
+            header = (
+                "Its first line is a record: the node needs these names as header=."
+            )
         return read_table(named, own, malformed="nan", domain=declared), header
     # Not recognised, as in a run, where a first line of numbers is taken for names.
     own = own.with_options(header=True)
@@ -516,14 +570,17 @@ def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit():
-        raise ConfigurationError(f"Expected --superlink as HOST:PORT. Got {address!r} instead.")
+        raise ConfigurationError(
+            f"Expected --superlink as HOST:PORT. Got {address!r} instead."
+        )
     try:
         context = ssl.create_default_context(cafile=root_certificates)
     except (OSError, ssl.SSLError):
         raise ConfigurationError(
             f"The root certificates {root_certificates} cannot be read as PEM."
         ) from None
-    # A SuperLink speaks gRPC (HTTP/2) or HTTP/1.1; gRPC servers refuse clients that offer no ALPN.
+    # A SuperLink speaks gRPC (HTTP/2) or HTTP/1.1; gRPC servers refuse clients that
+    # offer no ALPN.
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         with (
@@ -540,7 +597,9 @@ def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "no answer in time"
         raise RunError(f"{address} cannot be reached: {reason}.") from None
-    authority = "the system's authorities" if root_certificates is None else root_certificates
+    authority = (
+        "the system's authorities" if root_certificates is None else root_certificates
+    )
     return (
         f"{address} was reached with {version}, and its certificate verified by {authority}. "
         "Whether this node is registered there shows when it connects."
@@ -563,5 +622,7 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
         return f"bounds: within {radius} of a centre, {domain.n_features} columns"
     names = columns or tuple(f"column {i}:" for i in range(domain.n_features))
     pairs = zip(names, domain.lower, domain.upper, strict=True)
-    texts = [f"{name} {number_text(low)} to {number_text(high)}" for name, low, high in pairs]
+    texts = [
+        f"{name} {number_text(low)} to {number_text(high)}" for name, low, high in pairs
+    ]
     return f"bounds {shortened(texts)}"

@@ -1,6 +1,7 @@
 """``flower-kmeans domain init``: a domain.toml from what is publicly known, or from records.
 
-It asks, and reads no records unless it is told to. Then the file itself says that it is not public.
+It asks, and reads no records unless it is told to. Then the file itself says that it is
+not public.
 """
 
 import json
@@ -73,13 +74,18 @@ def write(
             file.write(domain.to_toml(comments).encode())
     except OSError as error:
         if is_begun:
-            path.unlink(missing_ok=True)  # half of a file would declare half of the columns
-        raise ConfigurationError(f"{path} cannot be written: {reason_and_cure(error)}.") from None
+            # half of a file would declare half of the columns
+            path.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"{path} cannot be written: {reason_and_cure(error)}."
+        ) from None
 
 
 def ask() -> TableDomain:
     """Return the domain that somebody answers for, column by column."""
-    typer.echo("Answer from public knowledge, such as a form or a rule; no records are read.")
+    typer.echo(
+        "Answer from public knowledge, such as a form or a rule; no records are read."
+    )
     typer.echo(_RULE)
     names = typer.prompt("Columns to cluster by, as NAME,NAME", value_proc=_names)
     return TableDomain([_until_right(_column, name) for name in names])
@@ -93,16 +99,27 @@ def _column(name: str) -> Column:
     )
     if kind == "category":
         values = typer.prompt(
-            f'{name}: its categories, as VALUE,VALUE ("a, b" in quotes)', value_proc=_names
+            f'{name}: its categories, as VALUE,VALUE ("a, b" in quotes)',
+            value_proc=_names,
         )
-        missing = _optional(f"{name}: the category for a missing or unlisted cell", str.strip)
+        missing = _optional(
+            f"{name}: the category for a missing or unlisted cell", str.strip
+        )
         return Category(name, values, missing)
     if kind == "date":
-        lower, upper = (typer.prompt(f"{name}: {end} date", value_proc=_day) for end in _ENDS)
-        return Date(name, lower, upper, _optional(f"{name}: the date for a missing cell", _day))
-    low, high = (typer.prompt(f"{name}: {end} bound", value_proc=_number) for end in _ENDS)
+        lower, upper = (
+            typer.prompt(f"{name}: {end} date", value_proc=_day) for end in _ENDS
+        )
+        return Date(
+            name, lower, upper, _optional(f"{name}: the date for a missing cell", _day)
+        )
+    low, high = (
+        typer.prompt(f"{name}: {end} bound", value_proc=_number) for end in _ENDS
+    )
     scale = typer.prompt(
-        f"{name}: linear scale, or log", default="linear", value_proc=_one_of("linear", "log")
+        f"{name}: linear scale, or log",
+        default="linear",
+        value_proc=_one_of("linear", "log"),
     )
     number = _optional(f"{name}: the number for a missing cell", _number)
     return Number(name, low, high, scale, number)  # type: ignore[arg-type]
@@ -149,10 +166,12 @@ _number = _answer(float, "a number")
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
-    return _answer({each: each for each in choices}.__getitem__, f"one of {', '.join(choices)}")
+    return _answer(
+        {each: each for each in choices}.__getitem__, f"one of {', '.join(choices)}"
+    )
 
 
-# --------------------------------------------------------------------------- not private
+# -------------------------------------------------------------------------- not private
 
 
 @dataclass(frozen=True)
@@ -166,7 +185,8 @@ class ReadOff:
     n_records : int
         Of the file.
     gaps : dict from str to int
-        By the name of a declared column: its cells that are missing or unreadable, if any.
+        By the name of a declared column: its cells that are missing or unreadable, if
+        any.
     left_out : list of (str, str)
         Names of all other columns, each with its own reason.
     """
@@ -213,8 +233,8 @@ class _LeftOutError(Exception):
 def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
     """Return a domain read off a file's records, with what it leaves out and why.
 
-    Numbers and truths have the bounds that occur, dates too, and text the categories that occur.
-    Cells are read as all commands read them.
+    Numbers and truths have the bounds that occur, dates too, and text the categories
+    that occur. Cells are read as all commands read them.
     """
     opened = open_table(data, reading)
     counts = Counter(opened.names)
@@ -227,10 +247,14 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
         shown = name if is_name else f"column {i}"
         try:
             if counts[name] > 1:
-                what = "no name" if not name else f"{counts[name]} columns have this name"
+                what = (
+                    "no name" if not name else f"{counts[name]} columns have this name"
+                )
                 raise _LeftOutError(what)
             if name and is_nameless(name):
-                raise _LeftOutError("no name, and it looks like the row numbers of pandas")
+                raise _LeftOutError(
+                    "no name, and it looks like the row numbers of pandas"
+                )
             column = _declared(name, cells[name], opened.spelling)
         except _LeftOutError as error:
             if (shown, str(error)) not in left_out:  # of the first column of the name
@@ -264,7 +288,9 @@ def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]
         findings.n_records += block.n_records - block.n_malformed
         findings.add_malformed(block.n_malformed, block.first_malformed)
     findings.require_readable(opened.path)
-    return {name: np.concatenate(found or [np.empty(0)]) for name, found in parts.items()}
+    return {
+        name: np.concatenate(found or [np.empty(0)]) for name, found in parts.items()
+    }
 
 
 def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
@@ -275,7 +301,9 @@ def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
     try:
         return TableDomain([column]).declared[0]
     except KMeansError as error:
-        raise _LeftOutError(f"what occurs cannot be declared: {error}".rstrip(".")) from None
+        raise _LeftOutError(
+            f"what occurs cannot be declared: {error}".rstrip(".")
+        ) from None
 
 
 def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
@@ -309,7 +337,10 @@ def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
             for cell, kind in zip(listed_cells, kinds, strict=True)
             if kind == _DATE
         ]
-        first, last = date.fromordinal(min(days_found)), date.fromordinal(max(days_found))
+        first, last = (
+            date.fromordinal(min(days_found)),
+            date.fromordinal(max(days_found)),
+        )
         return _date_of(name, first, last)
     return _category_in(name, listed_cells, counts)
 
@@ -345,7 +376,9 @@ def _category_in(name: str, cells: list[Any], counts: Counter[str]) -> Category:
     if len(found) > 1:
         parts = [f"{n:,} {kind if n != 1 else kind[:-1]}" for kind, n in found.items()]
         raise _LeftOutError(f"mixed kinds: {', '.join(parts)}")
-    raise _LeftOutError(f"more than {MOST_CATEGORIES} categories ({len(values):,} found)")
+    raise _LeftOutError(
+        f"more than {MOST_CATEGORIES} categories ({len(values):,} found)"
+    )
 
 
 def _kind(cell: Any, spelling: Spelling) -> str:

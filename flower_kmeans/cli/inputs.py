@@ -31,19 +31,25 @@ class Source:
     records: NDArray[np.float64]  # (n, d), in the user's units
     columns: tuple[str, ...]
     n_records: int | None = None  # if it is public
-    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # that are public
+    # that are public
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     table: datasets.Table | None = None  # where the records come from
     image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
     domain: TableDomain | None = None  # that declares the columns
 
     def box(
-        self, bounds: Sequence[str], lower: float | None, upper: float | None, *, from_data: bool
+        self,
+        bounds: Sequence[str],
+        lower: float | None,
+        upper: float | None,
+        *,
+        from_data: bool,
     ) -> tuple[Box, bool]:
         """Return the public bounds of all columns, and whether some were read off the records.
 
-        ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold for all
-        others. With ``from_data`` missing ones are taken from the records: that is not private. A
-        declared domain has all of them.
+        ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold
+        for all others. With ``from_data`` missing ones are taken from the records: that
+        is not private. A declared domain has all of them.
         """
         if self.domain is not None:
             # Without its mark, which strategies refuse: the report of this run has it.
@@ -78,16 +84,23 @@ class Source:
         if self.table is None:
             return
         by_name = {column.name: column for column in self.table.findings.columns}
-        for name, n in zip(self.columns, box.outside(self.records).tolist(), strict=True):
+        for name, n in zip(
+            self.columns, box.outside(self.records).tolist(), strict=True
+        ):
             by_name[name].n_above = n
 
-    def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
+    def split(
+        self, split: str | None, clients: int | None, seed: int
+    ) -> list[NDArray[np.float64]]:
         """Return the records of each client.
 
-        ``split`` is ``iid``, ``tiles``, ``column:NAME``, ``dirichlet:ALPHA`` or a partitioner of
-        flwr-datasets; by default tiles of a photograph, and iid otherwise.
+        ``split`` is ``iid``, ``tiles``, ``column:NAME``, ``dirichlet:ALPHA`` or a
+        partitioner of flwr-datasets; by default tiles of a photograph, and iid
+        otherwise.
         """
-        kind, _, detail = (split or ("iid" if self.image is None else "tiles")).partition(":")
+        kind, _, detail = (
+            split or ("iid" if self.image is None else "tiles")
+        ).partition(":")
         n_clients = DEFAULT_CLIENTS if clients is None else clients
         rng = np.random.default_rng(seed)
         if kind == "iid" and not detail:
@@ -112,7 +125,9 @@ class Source:
         elif split is not None and _is_partitioner(split):
             table = self.table or datasets.Table(self.records, self.columns)
             size = len(self.records)
-            parts = datasets.split_by_partitioner(split, table.column, size, n_clients, seed)
+            parts = datasets.split_by_partitioner(
+                split, table.column, size, n_clients, seed
+            )
             if clients not in (None, len(parts)):
                 raise ConfigurationError(
                     f"Expected --clients {len(parts)}, as many as {split} makes, or none. "
@@ -129,8 +144,8 @@ class Source:
         """Return the columns of each party that holds columns.
 
         ``split`` is ``columns``, for two parties with half of them each, or
-        ``columns:NAME,NAME/NAME`` with the names of each party's. Of a declared domain these are
-        the declared columns.
+        ``columns:NAME,NAME/NAME`` with the names of each party's. Of a declared domain
+        these are the declared columns.
         """
         own = self._declared
         kind, _, detail = (split or "columns").partition(":")
@@ -164,13 +179,17 @@ class Source:
             domain = TableDomain([places[name] for name in names], domain.from_records)
             columns = domain.columns or ()
         order = [self.columns.index(name) for name in columns]
-        return replace(self, records=self.records[:, order], columns=columns, domain=domain)
+        return replace(
+            self, records=self.records[:, order], columns=columns, domain=domain
+        )
 
     def width(self, names: Sequence[str]) -> int:
         """Return how many columns some columns, or declared columns, are together."""
         if self.domain is None:
             return len(names)
-        return sum(len(c.coordinates()) for c in self.domain.declared if c.name in names)
+        return sum(
+            len(c.coordinates()) for c in self.domain.declared if c.name in names
+        )
 
     def lacks_for_picture(self) -> str | None:
         """Return why there can be no picture, if there can be none."""
@@ -196,12 +215,19 @@ class Source:
         labels = clustering.predict(self.records)
         if self.image is not None:
             picture.save_photo_picture(
-                path, self.image, labels, clustering.centroids, clustering.counts, caption
+                path,
+                self.image,
+                labels,
+                clustering.centroids,
+                clustering.counts,
+                caption,
             )
             return True
         if self.lacks_for_picture() is not None:
             return False
-        picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
+        picture.save_scatter_picture(
+            path, self.records, labels, clustering.centroids, self.columns
+        )
         return True
 
     @property
@@ -214,7 +240,9 @@ class Source:
         self, bounds: Sequence[str], lower: float | None, upper: float | None
     ) -> dict[str, tuple[float, float]]:
         if (lower is None) != (upper is None):
-            raise ConfigurationError("Expected both --lower and --upper. Got one of them only.")
+            raise ConfigurationError(
+                "Expected both --lower and --upper. Got one of them only."
+            )
         known = dict(self.bounds)
         if lower is not None and upper is not None:
             known = dict.fromkeys(self.columns, (lower, upper))
@@ -243,7 +271,9 @@ class Source:
     def _extent(self, name: str) -> tuple[float, float]:
         values = self.records[:, self.columns.index(name)]
         if not len(values):
-            raise ConfigurationError(f"There are no records to read the bounds of {name!r} off.")
+            raise ConfigurationError(
+                f"There are no records to read the bounds of {name!r} off."
+            )
         low, high = float(values.min()), float(values.max())
         # A box needs a width, also where all values are equal.
         return (low, high) if low < high else (low - 0.5, high + 0.5)
@@ -297,7 +327,9 @@ def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
     name, equals, interval = text.rpartition("=")
     low, colon, high = interval.partition(":")
     if not (name and equals and colon):
-        raise ConfigurationError(f"Expected --bounds as NAME=LOW:HIGH. Got {text!r} instead.")
+        raise ConfigurationError(
+            f"Expected --bounds as NAME=LOW:HIGH. Got {text!r} instead."
+        )
     return name.strip(), (_number("--bounds", low), _number("--bounds", high))
 
 
@@ -312,7 +344,9 @@ def _number(option: str, text: str) -> float:
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
-        raise ConfigurationError(f"Expected a number in {option}. Got {text!r} instead.")
+        raise ConfigurationError(
+            f"Expected a number in {option}. Got {text!r} instead."
+        )
     return value
 
 

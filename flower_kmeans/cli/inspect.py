@@ -1,7 +1,7 @@
 """``flower-kmeans inspect``: what a table's cells are, for the holder of the table alone.
 
-All of it are facts about records. Nothing of it belongs into a public domain, a message or a
-report, and no smallest or largest value is shown at all.
+All of it are facts about records. Nothing of it belongs into a public domain, a message
+or a report, and no smallest or largest value is shown at all.
 """
 
 import json
@@ -94,7 +94,9 @@ class Inspected:
         ]
 
 
-def inspect(data: str, reading: Reading, domain: TableDomain | None = None) -> Inspected:
+def inspect(
+    data: str, reading: Reading, domain: TableDomain | None = None
+) -> Inspected:
     """Return what is found of a table's cells; with a domain, of the columns that it declares."""
     named, reading = resolved(data, reading)
     opened = open_table(named, reading)
@@ -114,7 +116,9 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
     counts = Counter(opened.names)
     once = [name for name, n in counts.items() if n == 1 and not is_nameless(name)]
     if not once:
-        raise DataError(f"Expected a name of one column at least in {opened.path}. Got none.")
+        raise DataError(
+            f"Expected a name of one column at least in {opened.path}. Got none."
+        )
     findings = Findings(tuple(map(ColumnFindings, once)))
     found = Inspected(opened, findings)
     for place, name in enumerate(opened.names, 1):
@@ -125,7 +129,9 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
     for block in opened.blocks(once):
         cells = block.whole(once)
         if any(own.ndim != 1 for own in cells.values()):
-            raise DataError(f"Expected columns of {opened.path} as one cell for each record.")
+            raise DataError(
+                f"Expected columns of {opened.path} as one cell for each record."
+            )
         if not found.guesses:
             found.guesses = {name: guess(own, spelling) for name, own in cells.items()}
             for column in findings.columns:
@@ -138,7 +144,9 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
     return found
 
 
-def _add(found: Inspected, cells: Mapping[str, NDArray[Any]], spelling: Spelling) -> None:
+def _add(
+    found: Inspected, cells: Mapping[str, NDArray[Any]], spelling: Spelling
+) -> None:
     """Count the cells of a block, and the records that would count as none."""
     findings = found.findings
     n_records = len(next(iter(cells.values())))
@@ -158,7 +166,9 @@ def _add(found: Inspected, cells: Mapping[str, NDArray[Any]], spelling: Spelling
     findings.n_void += int(np.count_nonzero(is_void))
 
 
-def _values(own: NDArray[Any], guessed: Guess, spelling: Spelling) -> NDArray[np.float64]:
+def _values(
+    own: NDArray[Any], guessed: Guess, spelling: Spelling
+) -> NDArray[np.float64]:
     """Return what cells are read as: numbers, days, or any numbers that differ as texts do."""
     if guessed.kind in ("number", "empty"):
         values = spelling.numbers(own)
@@ -175,7 +185,9 @@ def _correct(found: Inspected) -> None:
     for column in found.findings.columns:
         kind = found.guesses[column.name].kind
         if kind == "empty" and not column.is_empty and column.n_records:
-            found.guesses[column.name] = Guess("number" if column.n_read else "free text")
+            found.guesses[column.name] = Guess(
+                "number" if column.n_read else "free text"
+            )
         if kind == "id" and not column.looks_like_id:
             found.guesses[column.name] = Guess("free text")
         if kind == "category" and len(found.categories[column.name]) > MOST_CATEGORIES:
@@ -183,7 +195,7 @@ def _correct(found: Inspected) -> None:
             found.guesses[column.name] = Guess("free text")
 
 
-# --------------------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------------- what is printed
 
 
 def show(console: Console, found: Inspected) -> None:
@@ -192,15 +204,24 @@ def show(console: Console, found: Inspected) -> None:
     has_domain = found.domain is not None
     bounds = ["outside the bounds"] if has_domain else []
     table = Table(
-        "column", "kind", "missing", "unreadable", *bounds, Column("look", overflow="fold")
+        "column",
+        "kind",
+        "missing",
+        "unreadable",
+        *bounds,
+        Column("look", overflow="fold"),
     )
     for column in findings.columns:
         n = column.n_records
         counts = [_counted(column.n_missing, n), _counted(column.n_unreadable, n)]
         counts += [_counted(column.n_outside, column.n_read)] if has_domain else []
         name = Text(printable(column.name))
-        table.add_row(name, _kind(found, column), *counts, Text(printable(_look(found, column))))
-    console.print(_line(f"{found.opened.path}: {findings.n_records:,} records."), soft_wrap=True)
+        table.add_row(
+            name, _kind(found, column), *counts, Text(printable(_look(found, column)))
+        )
+    console.print(
+        _line(f"{found.opened.path}: {findings.n_records:,} records."), soft_wrap=True
+    )
     if not found.opened.has_names:
         console.print(
             _line("The first line is a record: name the columns, --header NAME,NAME."),
@@ -250,10 +271,16 @@ def _conclusions(found: Inspected) -> list[str]:
     lines = []
     if found.domain is not None:
         columns = ", ".join(found.domain.columns or ())
-        lines.append(f"A run clusters by {found.domain.n_features} columns of the box: {columns}.")
+        lines.append(
+            f"A run clusters by {found.domain.n_features} columns of the box: {columns}."
+        )
     elif used:
-        names = shlex.quote(",".join(f'"{name}"' if "," in name else name for name in used))
-        lines.append(f"A run would cluster by all columns of numbers: --columns {names}.")
+        names = shlex.quote(
+            ",".join(f'"{name}"' if "," in name else name for name in used)
+        )
+        lines.append(
+            f"A run would cluster by all columns of numbers: --columns {names}."
+        )
         doubted = [c.name for c in findings.columns if c.name in used and c.suspicion]
         if doubted:
             lines.append(f"Rather leave out: {', '.join(doubted)}.")
@@ -267,7 +294,9 @@ def _conclusions(found: Inspected) -> list[str]:
         lines.append(f"Not read: {'; '.join(found.unread)}.")
     if findings.n_malformed:
         first = findings.first_malformed
-        lines.append(f"Malformed lines: {findings.n_malformed:,}; the first is line {first:,}.")
+        lines.append(
+            f"Malformed lines: {findings.n_malformed:,}; the first is line {first:,}."
+        )
     if used:
         lines.append(
             f"{findings.n_void:,} of {findings.n_records:,} records would count as none: a cell "
@@ -302,13 +331,20 @@ def draft(found: Inspected) -> str:
     left_out = []
     for column in found.findings.columns:
         guessed = found.guesses[column.name]
-        why = column.suspicion or ("holds free text" if guessed.kind == "free text" else None)
+        why = column.suspicion or (
+            "holds free text" if guessed.kind == "free text" else None
+        )
         if guessed.kind in ("id", "empty", "free text") or why is not None:
-            left_out.append(f"# Left out: {column.name}, which {why or 'looks like an id'}.")
+            left_out.append(
+                f"# Left out: {column.name}, which {why or 'looks like an id'}."
+            )
         else:
             parts.append(_commented(_questions(found, column, guessed)))
     left_out += [f"# Left out: {each}." for each in found.unread]
-    return "\n".join([*parts, _commented([line[2:] for line in left_out])]).rstrip("\n") + "\n"
+    return (
+        "\n".join([*parts, _commented([line[2:] for line in left_out])]).rstrip("\n")
+        + "\n"
+    )
 
 
 def _questions(found: Inspected, column: ColumnFindings, guessed: Guess) -> list[str]:
@@ -332,7 +368,10 @@ def _questions(found: Inspected, column: ColumnFindings, guessed: Guess) -> list
         ]
         if guessed.formats:
             formats = " or ".join(guessed.formats)
-            lines.insert(1, f"How are they written, days or months first? --date-format {formats}")
+            lines.insert(
+                1,
+                f"How are they written, days or months first? --date-format {formats}",
+            )
     else:
         lines = [
             f"{name}: numbers.",
@@ -344,7 +383,9 @@ def _questions(found: Inspected, column: ColumnFindings, guessed: Guess) -> list
         if column.n_unreadable and column.cause is not None:
             lines.insert(1, f"How are they written? They look like {column.cause}")
         if column.looks_like_a_code:
-            lines.insert(1, 'Is it a code of categories? Then kind = "category", with values.')
+            lines.insert(
+                1, 'Is it a code of categories? Then kind = "category", with values.'
+            )
     kind = guessed.kind
     return [*lines, "[[columns]]", f'kind = "{kind}"', f"name = {_quoted(name)}", *keys]
 
@@ -363,6 +404,10 @@ def write_draft(path: Path, text: str) -> None:
         with open(path, "xb", opener=lambda at, how: os.open(at, how, 0o600)) as file:
             file.write(text.encode())
     except FileExistsError:
-        raise ConfigurationError(f"Expected --draw as a new file. {path} exists.") from None
+        raise ConfigurationError(
+            f"Expected --draw as a new file. {path} exists."
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {reason_and_cure(error)}.") from None
+        raise ConfigurationError(
+            f"{path} cannot be written: {reason_and_cure(error)}."
+        ) from None

@@ -47,18 +47,30 @@ OUTSIDE = Limit(
     "they are moved to the bounds, often since their unit is not that of the bounds",
 )
 MALFORMED = Limit(
-    "of the lines malformed", 0.01, "the delimiter or the quotes are not those of the file"
+    "of the lines malformed",
+    0.01,
+    "the delimiter or the quotes are not those of the file",
 )
 VOID = Limit(
-    "of the records counting as none", 0.50, "the clusters would be those of the other records"
+    "of the records counting as none",
+    0.50,
+    "the clusters would be those of the other records",
 )
-EMPTY = Limit("a column without a value", None, "each record counts as none, or they all are alike")
+EMPTY = Limit(
+    "a column without a value",
+    None,
+    "each record counts as none, or they all are alike",
+)
 CONSTANT = Limit("a column with one value only", None, "it tells no two records apart")
 ROW_NUMBERS = Limit(
-    "a column that looks like a number of rows", None, "clusters would be pieces of the file"
+    "a column that looks like a number of rows",
+    None,
+    "clusters would be pieces of the file",
 )
 ID = Limit("a column that looks like an id", None, "its distances mean nothing")
-NOTHING = Limit("no usable record", None, "the node would answer as one that has no records")
+NOTHING = Limit(
+    "no usable record", None, "the node would answer as one that has no records"
+)
 
 LIMITS = (
     *(UNREADABLE, MISSING, OUTSIDE, MALFORMED, VOID),
@@ -112,15 +124,21 @@ def judge(
     ----------
     findings : Findings
     accepted : mapping from str to str
-        Reasons in words, by column; by ``"lines"`` for malformed ones, and by ``"records"`` for
-        those that count as none or lie outside of a ball.
+        Reasons in words, by column; by ``"lines"`` for malformed ones, and by
+        ``"records"`` for those that count as none or lie outside of a ball.
     share_outside_ball : float
         Of the records, where the bounds are a ball.
     """
     judged = Judgement()
     for column in findings.columns:
         for limit, share, text in _of_column(column):
-            _sort(judged, limit, share, f"{column.name!r} {text}", accepted.get(column.name))
+            _sort(
+                judged,
+                limit,
+                share,
+                f"{column.name!r} {text}",
+                accepted.get(column.name),
+            )
     n_records = findings.n_records
     if findings.n_malformed:
         share = findings.n_malformed / n_records
@@ -152,7 +170,9 @@ def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
         found.append((UNREADABLE, share, text))
     if column.n_missing and not column.is_empty:
         share = column.n_missing / n
-        found.append((MISSING, share, f"has no value in {share_text(share)} of its cells"))
+        found.append(
+            (MISSING, share, f"has no value in {share_text(share)} of its cells")
+        )
     if column.n_outside:
         share = column.n_outside / column.n_read
         text = f"is outside the bounds with {share_text(share)} of its values"
@@ -167,12 +187,16 @@ def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
     return found
 
 
-def _sort(judged: Judgement, limit: Limit, share: float, text: str, reason: str | None) -> None:
+def _sort(
+    judged: Judgement, limit: Limit, share: float, text: str, reason: str | None
+) -> None:
     """Add what was found to what is noted, accepted or refused."""
     if limit.most is not None and share <= limit.most:
         judged.notes.append(text)
     elif reason is not None:
         judged.accepted.append(f"{text}, accepted because: {reason}")
     else:
-        most = "" if limit.most is None else f"limit {limit.most:.0%}: ".replace("%", " %")
+        most = (
+            "" if limit.most is None else f"limit {limit.most:.0%}: ".replace("%", " %")
+        )
         judged.refused.append(f"{text} ({most}{limit.why})")

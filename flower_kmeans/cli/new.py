@@ -32,12 +32,16 @@ def make_app(directory: Path) -> None:
     Raises
     ------
     ConfigurationError
-        If the directory exists or cannot be made, or its name is not that of a new package.
+        If the directory exists or cannot be made, or its name is not that of a new
+        package.
     """
     name = directory.name
     package = name.replace("-", "_")
-    # Flower puts the app before all that is installed: it must not hide a package from others.
-    is_new = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    # Flower puts the app before all that is installed: it must not hide a package from
+    # others.
+    is_new = re.fullmatch(
+        r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name
+    ) and not keyword.iskeyword(name)
     if not is_new or len(name) > _LONGEST_NAME or find_spec(package) is not None:
         raise ConfigurationError(
             "Expected a name of lower-case letters, digits and - that begins with a letter, has at "
@@ -56,7 +60,9 @@ def make_app(directory: Path) -> None:
             for template, place in _FILES.items():
                 path = directory / place.format(package=package)
                 path.parent.mkdir(exist_ok=True)
-                text = templates.get_template(f"{template}.j2").render(name=name, package=package)
+                text = templates.get_template(f"{template}.j2").render(
+                    name=name, package=package
+                )
                 path.write_text(text, encoding="utf-8")
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)  # no half of an app is left

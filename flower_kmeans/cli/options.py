@@ -1,8 +1,8 @@
 """What simulate and plan take alike: a strategy, a budget, and the strategy's parameters.
 
-Options of parameters follow from what the strategies declare: names, values, defaults and help. An
-option that is left out is not passed on. Strategies are imported when a command runs or shows its
-help, for Flower takes a second to import.
+Options of parameters follow from what the strategies declare: names, values, defaults
+and help. An option that is left out is not passed on. Strategies are imported when a
+command runs or shows its help, for Flower takes a second to import.
 """
 
 import csv
@@ -52,7 +52,8 @@ def one_sentence() -> Iterator[None]:
         print_error(str(error))
         raise typer.Exit(1) from None
     except (OSError, MemoryError) as error:
-        # The program that read the output has ended, as `head` does: click ends silently then.
+        # The program that read the output has ended, as `head` does: click ends
+        # silently then.
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         print_error(sentence_of(error))
@@ -67,35 +68,50 @@ def print_error(text: str) -> None:
 def sentence_of(error: OSError | MemoryError) -> str:
     """Return what the machine refused, why, and what helps.
 
-    Output that could not be printed is dropped, since the end of the process would try it again.
+    Output that could not be printed is dropped, since the end of the process would try
+    it again.
     """
     if isinstance(error, MemoryError):
-        return f"There is not enough memory: {str(error) or 'the machine gave no more'}."
+        return (
+            f"There is not enough memory: {str(error) or 'the machine gave no more'}."
+        )
     try:
         sys.stdout.flush()
     except OSError:
         with suppress(OSError):
             sys.stdout.close()
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    what = f"{' or '.join(names)} cannot be used" if names else "The operating system refused"
+    names = [
+        str(name) for name in (error.filename, error.filename2) if name is not None
+    ]
+    what = (
+        f"{' or '.join(names)} cannot be used"
+        if names
+        else "The operating system refused"
+    )
     return f"{what}: {reason_and_cure(error)}."
 
 
 def escape_what_cannot_be_printed() -> None:
     r"""Let streams print characters that their encoding has not as ``\u03b5``, and not fail."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in (
+            "strict",
+            "surrogateescape",
+        ):
             stream.reconfigure(errors="backslashreplace")
 
 
 def listed(text: str) -> list[str]:
     """Return the values of ``A,B``; one that holds a comma is quoted, as in a csv file."""
-    return [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
+    return [
+        each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])
+    ]
 
 
 def spelled(parameter: str) -> str:
     """Return the option of a strategy's parameter."""
-    # The number of records keeps its letter: --records would look like the records themselves.
+    # The number of records keeps its letter: --records would look like the records
+    # themselves.
     name = parameter if parameter == "n_records" else parameter.removeprefix("n_")
     return f"--{name.replace('_', '-')}"
 
@@ -135,8 +151,9 @@ class Settings:
         from flower_kmeans.strategies import BY_NAME
 
         written = {name: text for name, text in texts.items() if text is not None}
-        # The smallest losses for records without points of the server (docs/choosing.md). Its
-        # rounds follow from the plan: where their number is given, the best of the others.
+        # The smallest losses for records without points of the server
+        # (docs/choosing.md). Its rounds follow from the plan: where their number is
+        # given, the best of the others.
         default = "fastlloyd" if "n_rounds" in written else "synopsis"
         name = default if strategy is None else strategy.lower()
         if name not in BY_NAME:
@@ -145,13 +162,17 @@ class Settings:
             )
         settings = cls(name, BY_NAME[name], epsilon, delta, unit or "record", trust, {})
         settings._take(written)
-        if not settings.is_private and (settings.unit == "client" or "clip" in settings.given):
+        if not settings.is_private and (
+            settings.unit == "client" or "clip" in settings.given
+        ):
             raise ConfigurationError(
                 "Nobody is protected in this run: leave out --unit and --clip, or choose another "
                 "--strategy or --trust."
             )
         if settings.is_vertical and trust not in (None, settings.strategy.TRUST):
-            raise ConfigurationError(f"The strategy {name} has its own trust: leave out --trust.")
+            raise ConfigurationError(
+                f"The strategy {name} has its own trust: leave out --trust."
+            )
         return settings
 
     def _take(self, written: Mapping[str, str]) -> None:
@@ -174,7 +195,8 @@ class Settings:
                 raise ConfigurationError(
                     f"Expected {spelled(parameter)} as {kind.values}. Got {text!r} instead."
                 ) from None
-            # Checked here as well, so that the error names the option and not the parameter.
+            # Checked here as well, so that the error names the option and not the
+            # parameter.
             kind.check(spelled(parameter), value)
             self.given[parameter] = value
 
@@ -196,7 +218,9 @@ class Settings:
         """Require the option for the server's points exactly where a strategy takes them."""
         takes = self.takes("server_data")
         if takes and value is None:
-            raise ConfigurationError(f"The strategy {self.name} needs {option}, {what}.")
+            raise ConfigurationError(
+                f"The strategy {self.name} needs {option}, {what}."
+            )
         if not takes and value is not None:
             raise ConfigurationError(
                 f"The strategy {self.name} takes no server data: leave out {option}, or choose "
@@ -222,12 +246,14 @@ def _takers(*parameters: str) -> str:
     from flower_kmeans.strategies import BY_NAME
 
     names = (
-        name for name, kind in BY_NAME.items() if {*parameters} <= {*signature(kind).parameters}
+        name
+        for name, kind in BY_NAME.items()
+        if {*parameters} <= {*signature(kind).parameters}
     )
     return " or ".join(names)
 
 
-# --------------------------------------------------------------------------- the options
+# -------------------------------------------------------------------------- the options
 
 
 class StrategyCommand(TyperCommand):
@@ -264,7 +290,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_reading(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how a party's file is read, as one ``reading``."""
-    own = [each for each in signature(command).parameters.values() if each.name != "reading"]
+    own = [
+        each
+        for each in signature(command).parameters.values()
+        if each.name != "reading"
+    ]
     added = _reading_options()
 
     @wraps(command)
@@ -325,7 +355,9 @@ def _reading_of(
     )
 
 
-def _with_signature(function: Callable[..., None], own: list[Parameter]) -> Callable[..., None]:
+def _with_signature(
+    function: Callable[..., None], own: list[Parameter]
+) -> Callable[..., None]:
     # typer reads both: the signature for order and defaults, the annotations for types.
     function.__signature__ = Signature(own)  # type: ignore[attr-defined]
     function.__annotations__ = {each.name: each.annotation for each in own}
@@ -338,7 +370,9 @@ def _strategy_options() -> list[Any]:
     from flower_kmeans.protocol.trust import TRUST_MODELS
     from flower_kmeans.strategies import BY_NAME, KMeansStrategy, meanings_of
 
-    models = "\n\n".join(f"{name}: {model.learns}." for name, model in TRUST_MODELS.items())
+    models = "\n\n".join(
+        f"{name}: {model.learns}." for name, model in TRUST_MODELS.items()
+    )
     own = [
         _option("strategy", "--strategy", str | None, "|".join(BY_NAME),
                 "The algorithm; by default synopsis, or fastlloyd with --rounds."),
@@ -366,20 +400,33 @@ def _strategy_options() -> list[Any]:
         text = f"{text} {_HINTS.get(parameter, '')}".strip().replace("`", "")
         own.append(
             _option(
-                parameter, spelled(parameter), str | None, values, text, _DEFAULTS.get(parameter)
+                parameter,
+                spelled(parameter),
+                str | None,
+                values,
+                text,
+                _DEFAULTS.get(parameter),
             )
         )
-    # typer has no function from parameters to click options, so an app that never runs makes them.
+    # typer has no function from parameters to click options, so an app that never runs
+    # makes them.
     maker = typer.Typer(add_completion=False)
     maker.command()(_with_signature(lambda: None, own))
     return typer.main.get_command(maker).params
 
 
 def _option(
-    name: str, option: str, kind: Any, values: str | None, text: str, default: str | None = None
+    name: str,
+    option: str,
+    kind: Any,
+    values: str | None,
+    text: str,
+    default: str | None = None,
 ) -> Parameter:
     annotation = Annotated[kind, typer.Option(option, metavar=values, help=text)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _meanings(takers: "Mapping[str, Option]") -> str:
@@ -407,8 +454,8 @@ def even_widths(n_features: int, n_parties: int) -> list[int]:
 def placeholders(n_points: int, n_features: int) -> "NDArray[np.float64]":
     """Return different points, (m, d) within [-1, 1], that stand for those of a server.
 
-    What releases cost follows from how many points there are, and not from where they lie. Clips
-    derived from them do not: a plan for whole clients has to be given one.
+    What releases cost follows from how many points there are, and not from where they
+    lie. Clips derived from them do not: a plan for whole clients has to be given one.
     """
     if not 1 <= n_points <= 2**22:
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """What a finished run leaves behind: its files, and the few lines that the command prints.
 
-The files can hold records: the centroid of a small cluster in a run without privacy, or bounds that
-were read off. So their owner alone may read them.
+The files can hold records: the centroid of a small cluster in a run without privacy, or
+bounds that were read off. So their owner alone may read them.
 """
 
 import csv
@@ -25,7 +25,14 @@ from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import FILE_NAME
 
 PICTURE = "picture.png"
-FILES = ("report.html", "report.json", "centroids.npz", "centroids.csv", FILE_NAME, PICTURE)
+FILES = (
+    "report.html",
+    "report.json",
+    "centroids.npz",
+    "centroids.csv",
+    FILE_NAME,
+    PICTURE,
+)
 """All files that a simulation may leave."""
 
 
@@ -37,10 +44,11 @@ def write_centroids(
 ) -> list[str]:
     """Write ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and return these names.
 
-    They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
-    and intervals; the former also the domain, and whether the run was private. It was not if its
-    bounds are from the data. The csv file is for people: its columns are `readable`, with names as
-    `csv_name` writes them. Only `SynopsisKMeans` has a synopsis.
+    They hold centroids and noisy sizes, and where sizes have bounds the weights of the
+    power cells and intervals; the former also the domain, and whether the run was
+    private. It was not if its bounds are from the data. The csv file is for people: its
+    columns are `readable`, with names as `csv_name` writes them. Only `SynopsisKMeans`
+    has a synopsis.
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
@@ -62,7 +70,10 @@ def write_centroids(
     writer = csv.writer(text)
     shown = readable(result.centroids, result.domain, names)
     writer.writerow([*table, *(csv_name(name) for name, _ in shown)])
-    cells = ([v if isinstance(v, float) else csv_name(v) for v in values] for _, values in shown)
+    cells = (
+        [v if isinstance(v, float) else csv_name(v) for v in values]
+        for _, values in shown
+    )
     writer.writerows(zip(*table.values(), *cells, strict=True))
     _write(output / "centroids.csv", text.getvalue())
     return ["centroids.npz", "centroids.csv", *_write_synopsis(output, result)]
@@ -98,7 +109,9 @@ def write_page(output: Path, page: str) -> list[str]:
 
 def print_warnings(console: Console, report: Report, statements: Sequence[str]) -> None:
     """Print what a user must not miss, a line each; the report has the rest."""
-    lines = [words for words in statements if words.startswith(("NOT PRIVATE", "WARNING"))]
+    lines = [
+        words for words in statements if words.startswith(("NOT PRIVATE", "WARNING"))
+    ]
     missed = len({entry.node_id for entry in report.dropped})
     if missed:
         lines.append(f"WARNING: {missed} of {report.n_clients} clients missed a round.")
@@ -111,7 +124,9 @@ def privacy_line(report: Report) -> str:
     if report.epsilon is None:
         cost = "NOT PRIVATE (no noise was added)"
     else:
-        cost = f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} per {report.unit}"
+        cost = (
+            f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} per {report.unit}"
+        )
     return f"{cost}, trust model {report.trust}"
 
 
@@ -124,16 +139,24 @@ def print_plan(
 ) -> None:
     """Print what a plan costs, how large its noise is, and then its releases.
 
-    ``size_noise`` is the standard deviation of the noise of the last cluster sizes, where it is
-    known. ``facts`` are numbers of clients and what else the noise follows from.
+    ``size_noise`` is the standard deviation of the noise of the last cluster sizes,
+    where it is known. ``facts`` are numbers of clients and what else the noise follows
+    from.
     """
     lines = [f"Trust model {trust}."]
     if plan.is_private:
         unit, delta = plan.budget.unit, plan.budget.delta
-        lines = [f"Epsilon {plan.epsilon():.6g}, delta {delta:.4g} per {unit}, {lines[0].lower()}"]
+        lines = [
+            f"Epsilon {plan.epsilon():.6g}, delta {delta:.4g} per {unit}, {lines[0].lower()}"
+        ]
         if size_noise is not None:
-            lines += [f"A cluster's size is known up to noise of about {size_noise:.3g} records."]
-    lines += [plan.describe(), ", ".join(f"{name} {value}" for name, value in facts.items())]
+            lines += [
+                f"A cluster's size is known up to noise of about {size_noise:.3g} records."
+            ]
+    lines += [
+        plan.describe(),
+        ", ".join(f"{name} {value}" for name, value in facts.items()),
+    ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)
 

@@ -34,22 +34,31 @@ def page_again(path: Path) -> str:
     found = read_centroids(path.with_name("centroids.npz"))
     try:
         values = parsed_json(path.read_text("utf-8"))
-        report, versions = report_from(values), msgspec.convert(values["versions"], dict[str, str])
+        report, versions = (
+            report_from(values),
+            msgspec.convert(values["versions"], dict[str, str]),
+        )
         # The server of an app writes no more than its report.
         page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)
         columns = values.get("columns", list(found.columns))
         is_right = columns == list(found.columns)
-        is_right &= values.get("n_clusters", len(found.centroids)) == len(found.centroids)
+        is_right &= values.get("n_clusters", len(found.centroids)) == len(
+            found.centroids
+        )
         is_right &= page.sizes is None or len(page.sizes.counts) == len(found.centroids)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, KMeansError):
         is_right = False
     if not is_right:
-        raise DataError(f"Expected the report.json of a run, with its centroids.npz. Got {path}.")
+        raise DataError(
+            f"Expected the report.json of a run, with its centroids.npz. Got {path}."
+        )
     columns = tuple(map(printable, found.columns))
     k = len(found.centroids)
     arrays = k, str(k), found.centroids, found.counts
     synopsis = synopsis_beside(path, found.domain)
-    run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private, synopsis)
+    run = Outcome(
+        report, found.domain, columns, *arrays, page.sizes, page.not_private, synopsis
+    )
     return page_of(run, None, page.facts, versions)
 
 
@@ -61,8 +70,18 @@ def report_from(values: Mapping[str, Any]) -> Report:
     KeyError, ValueError, TypeError, KMeansError
         If values are missing, of a wrong type, or contradict each other.
     """
-    plan = replace(plan_from_config(values["plan"]), notes=tuple(values.get("notes", ())))
+    plan = replace(
+        plan_from_config(values["plan"]), notes=tuple(values.get("notes", ()))
+    )
     earlier = values["earlier"] and report_from(values["earlier"])
-    own = {"plan": plan, "trust_model": trust_model(values["trust"]), "earlier": earlier}
-    given = {field.name: values[field.name] for field in fields(Report) if field.name in values}
+    own = {
+        "plan": plan,
+        "trust_model": trust_model(values["trust"]),
+        "earlier": earlier,
+    }
+    given = {
+        field.name: values[field.name]
+        for field in fields(Report)
+        if field.name in values
+    }
     return msgspec.convert(given | own, Report)

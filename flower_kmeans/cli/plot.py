@@ -1,7 +1,7 @@
 """Pictures of a run from what it released; with records only if their holder adds them.
 
-A synopsis, where the run left one, stands for the records: an ellipse is one standard deviation of
-one of its parts.
+A synopsis, where the run left one, stands for the records: an ellipse is one standard
+deviation of one of its parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-Kind = StrEnum("Kind", {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PROFILES": "profiles"})
+Kind = StrEnum(
+    "Kind", {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PROFILES": "profiles"}
+)
 
 SUFFIXES = (".svg", ".png", ".pdf")
 _MOST_PAIRS, _MOST_ROWS, _MOST_POINTS = 6, 64, 20_000
@@ -76,7 +78,8 @@ def draw(
     ----------
     kind : Kind
     centroids : Path
-        The ``centroids.npz`` of the run, with its ``synopsis.npz`` beside, if there is one.
+        The ``centroids.npz`` of the run, with its ``synopsis.npz`` beside, if there is
+        one.
     output : Path
         Its suffix is one of `SUFFIXES`.
     records : str or None
@@ -97,10 +100,17 @@ def draw(
     from matplotlib.figure import Figure
 
     if records is not None and kind not in (Kind.AXES, Kind.PAIRS):
-        raise ConfigurationError(f"Expected --records with axes or pairs only. Got it with {kind}.")
+        raise ConfigurationError(
+            f"Expected --records with axes or pairs only. Got it with {kind}."
+        )
     if columns is not None and kind is not Kind.PAIRS:
-        raise ConfigurationError(f"Expected --columns with pairs only. Got it with {kind}.")
-    found, figure = read_centroids(centroids, domain), Figure(layout="constrained", dpi=120)
+        raise ConfigurationError(
+            f"Expected --columns with pairs only. Got it with {kind}."
+        )
+    found, figure = (
+        read_centroids(centroids, domain),
+        Figure(layout="constrained", dpi=120),
+    )
     held = None if records is None else _records_of(found, records, reading)
     picture = Picture(found, synopsis_of(found, centroids), held, columns)
     if len(found.columns) == 1 and kind is Kind.AXES:
@@ -114,8 +124,13 @@ def draw(
     draw_one[kind](figure, picture)
     notes = [] if found.is_private else [NOT_PRIVATE]
     if records is not None:
-        notes.append(f"HOLDS RECORDS of {printable(data_name(records))}: as confidential as these")
-    note, colour = "; ".join(notes) or "from released values only", "red" if notes else "gray"
+        notes.append(
+            f"HOLDS RECORDS of {printable(data_name(records))}: as confidential as these"
+        )
+    note, colour = (
+        "; ".join(notes) or "from released values only",
+        "red" if notes else "gray",
+    )
     figure.supxlabel(note, fontsize=8, color=colour, parse_math=False)
     with open_private(output) as file:
         figure.savefig(file, format=output.suffix[1:].lower())
@@ -139,7 +154,11 @@ def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
     ]
     chosen = [[i for i, names in enumerate(known) if name in names] for name in columns]
     places = [place for each in chosen for place in each]
-    if not all(chosen) or not 1 <= len(places) <= _MOST_PAIRS or len(set(places)) < len(places):
+    if (
+        not all(chosen)
+        or not 1 <= len(places) <= _MOST_PAIRS
+        or len(set(places)) < len(places)
+    ):
         raise ConfigurationError(
             f"Expected --columns as up to {_MOST_PAIRS} of {', '.join(found.inputs)}, each once. "
             f"Got {', '.join(columns)}."
@@ -157,15 +176,23 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
     axes, unit = figure.add_subplot(), found.domain.scaled(found.centroids)
     if synopsis is None:
         shares = np.maximum(found.counts, 0.0)
-        shares = shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
+        shares = (
+            shares / shares.sum()
+            if shares.any()
+            else np.full(len(shares), 1 / len(shares))
+        )
         center = shares @ unit
-        directions, parts = _principal(((unit - center) * shares[:, None]).T @ (unit - center))
+        directions, parts = _principal(
+            ((unit - center) * shares[:, None]).T @ (unit - center)
+        )
     else:
         mixture, shares = synopsis.mixture, synopsis.weights / synopsis.weights.sum()
         along = mixture.directions
         mean = shares @ mixture.means
         offsets, center = mixture.means - mean, along @ mean
-        spread = (offsets * shares[:, None]).T @ offsets + np.diag(shares @ mixture.scales**2)
+        spread = (offsets * shares[:, None]).T @ offsets + np.diag(
+            shares @ mixture.scales**2
+        )
         beside = np.eye(len(along)) - along @ along.T
         directions, parts = _principal(along @ spread @ along.T + mixture.rest * beside)
         places = offsets @ (along.T @ directions)
@@ -174,7 +201,9 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
         own = (found.domain.scaled(picture.records) - center) @ directions
         _draw_records(axes, picture, own)
     _draw_centroids(axes, picture, (unit - center) @ directions)
-    labels = [f"principal axis {i + 1} ({100 * parts[i]:.0f}% of variance)" for i in (0, 1)]
+    labels = [
+        f"principal axis {i + 1} ({100 * parts[i]:.0f}% of variance)" for i in (0, 1)
+    ]
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     of = "centroids" if synopsis is None else "synopsis"
@@ -203,7 +232,9 @@ def _draw_pairs(figure: "Figure", picture: Picture) -> None:
                 axes.sharey(first)
                 axes.tick_params(labelleft=False)
             if synopsis is not None:
-                _draw_parts(axes, found, synopsis, synopsis.means[:, pair], unit[:, pair])
+                _draw_parts(
+                    axes, found, synopsis, synopsis.means[:, pair], unit[:, pair]
+                )
             if picture.records is not None:
                 _draw_records(axes, picture, picture.records[:, pair])
             _draw_centroids(axes, picture, found.centroids[:, pair])
@@ -214,9 +245,14 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
     axes.set_yticks([])
     synopsis, centroids = picture.synopsis, picture.found.centroids[:, place]
     if picture.records is not None:
-        axes.use_sticky_edges = False  # so that the centroids are not cut off below the bars
-        axes.hist(picture.records[:, place], bins=50, density=True, color="gray", alpha=0.5)
-    _draw_centroids(axes, picture, np.stack([centroids, np.zeros_like(centroids)], axis=1))
+        # so that the centroids are not cut off below the bars
+        axes.use_sticky_edges = False
+        axes.hist(
+            picture.records[:, place], bins=50, density=True, color="gray", alpha=0.5
+        )
+    _draw_centroids(
+        axes, picture, np.stack([centroids, np.zeros_like(centroids)], axis=1)
+    )
     if synopsis is None:
         return
     means, shares = synopsis.means[:, place], synopsis.weights / synopsis.weights.sum()
@@ -224,8 +260,12 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
     spreads = np.sqrt(synopsis.covariances_along(column)[:, 0, 0])
     ends = (means - 3 * spreads).min(), (means + 3 * spreads).max()
     points = np.linspace(*ends, 200)
-    curves = np.exp(-np.square((points[:, None] - means) / spreads) / 2) / spreads * shares
-    axes.plot(points, curves.sum(axis=1) / np.sqrt(2 * np.pi), color="black", linewidth=1)
+    curves = (
+        np.exp(-np.square((points[:, None] - means) / spreads) / 2) / spreads * shares
+    )
+    axes.plot(
+        points, curves.sum(axis=1) / np.sqrt(2 * np.pi), color="black", linewidth=1
+    )
 
 
 def _draw_sizes(figure: "Figure", picture: Picture) -> None:
@@ -235,19 +275,29 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
         counts, ends = picture.found.sizes
     elif picture.synopsis is not None and picture.found.is_private:
         # Of the synopsis, whose noise is known: each cluster is a sum of noisy counts.
-        weights, (noise, _, _) = picture.synopsis.weights, picture.synopsis.mixture.noise
+        weights, (noise, _, _) = (
+            picture.synopsis.weights,
+            picture.synopsis.mixture.noise,
+        )
         k, labels = len(counts), _labels(picture.found, picture.synopsis)
         counts = np.bincount(labels, weights, minlength=k).astype(np.float64)
         n_parts = np.bincount(labels, minlength=k)
         margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * noise * np.sqrt(n_parts)
-        ends, about = np.maximum(counts[:, None] + np.outer(margin, [-1, 1]), 0.0), "each"
+        ends, about = (
+            np.maximum(counts[:, None] + np.outer(margin, [-1, 1]), 0.0),
+            "each",
+        )
     order = _largest(counts)
     figure.set_size_inches(max(5.0, 0.3 * len(order) + 2), 4.5)
     axes, places = figure.add_subplot(), np.arange(len(order))
     axes.bar(places, counts[order], color=colours(order, len(counts)))
     title = f"{'noisy ' if picture.found.is_private else ''}sizes, largest first"
     if ends is not None:
-        title += " by the run's last sums" if about == "at once" else ", as the synopsis has them"
+        title += (
+            " by the run's last sums"
+            if about == "at once"
+            else ", as the synopsis has them"
+        )
         shown = counts[order]
         margins = np.abs(ends[order].T - shown)
         axes.errorbar(places, shown, yerr=margins, fmt="none", color="black", capsize=3)
@@ -260,10 +310,17 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
 
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     """Draw where each centroid lies in each column."""
-    found, synopsis, order = picture.found, picture.synopsis, _largest(picture.found.counts)
+    found, synopsis, order = (
+        picture.found,
+        picture.synopsis,
+        _largest(picture.found.counts),
+    )
     names = [printable(name) for name in found.columns[:_MOST_ROWS]]
     if synopsis is None:
-        values, label = found.domain.scaled(found.centroids), "position between the bounds"
+        values, label = (
+            found.domain.scaled(found.centroids),
+            "position between the bounds",
+        )
     else:
         n, shares = len(names), synopsis.weights / synopsis.weights.sum()
         means, columns = synopsis.means[:, :n], np.diag(found.domain.unit)[:, :n]
@@ -300,11 +357,15 @@ def _draw_parts(
     shares = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
     shades = colours(_labels(found, synopsis), len(found.centroids))
     covariances = synopsis.covariances_along(directions)
-    for mean, covariance, share, colour in zip(means, covariances, shares, shades, strict=True):
+    for mean, covariance, share, colour in zip(
+        means, covariances, shares, shades, strict=True
+    ):
         values, vectors = np.linalg.eigh(covariance)
         width, height = 2 * np.sqrt(np.maximum(values[::-1], 0.0))
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-        axes.add_patch(Ellipse(mean, width, height, angle=angle, color=colour, alpha=share, lw=0))
+        axes.add_patch(
+            Ellipse(mean, width, height, angle=angle, color=colour, alpha=share, lw=0)
+        )
     # The limits of the axes follow points, and ignore patches.
     axes.scatter(means[:, 0], means[:, 1], s=0)
 
@@ -323,7 +384,9 @@ def _draw_centroids(axes: "Axes", picture: Picture, places: Floats) -> None:
     style: dict[str, Any] = {"edgecolors": "black", "label": "centroids", "zorder": 3}
     axes.scatter(places[:, 0], places[:, 1], s=area, c=shades, **style)
     for cluster, (x, y) in enumerate(places):
-        axes.annotate(str(cluster), (x, y), fontsize=7, ha="center", va="center", zorder=4)
+        axes.annotate(
+            str(cluster), (x, y), fontsize=7, ha="center", va="center", zorder=4
+        )
 
 
 def _principal(spread: Floats) -> tuple[Floats, Floats]:
@@ -357,14 +420,19 @@ def _owners(found: Found) -> list[Any]:
     return [column for column in found.domain.declared for _ in column.coordinates()]
 
 
-def _name_axis(axis: "Axis", found: Found, place: int, is_named: bool, rotation: float = 0) -> None:
+def _name_axis(
+    axis: "Axis", found: Found, place: int, is_named: bool, rotation: float = 0
+) -> None:
     """Give an axis the ticks of a column as people read its numbers, and its name."""
     from matplotlib.ticker import MaxNLocator
 
     name, owner = found.columns[place], _owners(found)[place]
     read: Callable[[float], str] | None = None
     if isinstance(owner, Date):
-        name, read = owner.name, lambda day: str(owner.decode(np.array([[day]]))[owner.name][0])
+        name, read = (
+            owner.name,
+            lambda day: str(owner.decode(np.array([[day]]))[owner.name][0]),
+        )
     elif isinstance(owner, Number) and owner.scale == "log":
         name, read = owner.name, lambda power: f"{10.0**power:.3g}"
     if read is not None:

@@ -31,8 +31,8 @@ RUNS = 3
 KINDS = {"easy": 0.3, "overlapping": -0.1}
 """Kinds of generated records, and their degree of separation (`bench.generators`).
 
-Without privacy, k-means gives nearly all easy records to their cluster, and about five of six
-overlapping ones.
+Without privacy, k-means gives nearly all easy records to their cluster, and about five
+of six overlapping ones.
 """
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the user's epsilon
 _MOST_NUMBERS = 5 * 10**7
@@ -71,7 +71,8 @@ class Loss(NamedTuple):
 def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
     """Return generated records of Gaussian clusters of equal sizes.
 
-    They and the server's points are scaled by their own range: the bounds are as tight as can be.
+    They and the server's points are scaled by their own range: the bounds are as tight
+    as can be.
     """
     require("sklearn.cluster", "A preview", "sklearn")
     from sklearn.cluster import KMeans
@@ -84,7 +85,8 @@ def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
         2 * (each - low) / (high - low) - 1 for each in (made.records, made.centers)
     )
     records, points = records[:n_records], records[n_records:]
-    # From the generated centres as well, which are near the optimum where random starts miss it.
+    # From the generated centres as well, which are near the optimum where random starts
+    # miss it.
     starts = (centers, 1), ("k-means++", 3)
     models = (
         KMeans(n_clusters, init=init, n_init=n, random_state=seed).fit(records)
@@ -176,13 +178,18 @@ def show_losses(
     for factor in _FACTORS:
         cells = [f"{factor * epsilon:.4g}"]
         for kind in KINDS:
-            found = [row for row in rows if (row.kind, row.epsilon) == (kind, factor * epsilon)]
+            found = [
+                row
+                for row in rows
+                if (row.kind, row.epsilon) == (kind, factor * epsilon)
+            ]
             cells += [_spread([row.ratio for row in found])]
             cells += [f"{median(row.found for row in found)} of {n_clusters}"]
         table.add_row(*cells)
     singles = [median(row.single for row in rows if row.kind == kind) for kind in KINDS]
     table.add_row(
-        "(one cluster)", *(c for x in singles for c in (f"{x:.2f}", f"1 of {n_clusters}"))
+        "(one cluster)",
+        *(c for x in singles for c in (f"{x:.2f}", f"1 of {n_clusters}")),
     )
     easy, hard = KINDS.values()
     own = f", and {n_points:,} for the server," if n_points else ""
@@ -219,9 +226,12 @@ def _draw(path: Path, rows: Sequence[Loss]) -> None:
 
     panels: dict[str, dict[str, Curve]] = {}
     for row in rows:
-        curves = panels.setdefault(f"{row.kind} clusters", {"private": {}, "one cluster": {}})
+        curves = panels.setdefault(
+            f"{row.kind} clusters", {"private": {}, "one cluster": {}}
+        )
         curves["private"].setdefault(row.epsilon, {})[row.seed] = row.ratio
-        curves["one cluster"].setdefault(None, {})[row.seed] = row.single  # a level line
+        # a level line
+        curves["one cluster"].setdefault(None, {})[row.seed] = row.single
     figure = plots.lines(
         panels,
         sorted({row.epsilon for row in rows}),

@@ -1,9 +1,9 @@
 """The cells of csv files: every command and every node reads the same bytes the same way.
 
-An end of a line (LF, CR or CRLF) ends a record, within quotes too, and each line is decoded and
-divided by itself, by Python's ``csv`` module. So no byte of a record changes another record: a
-stray quote would otherwise swallow all that follows it. ``benchmarks/csv_readers.py`` compares
-readers that take a whole file.
+An end of a line (LF, CR or CRLF) ends a record, within quotes too, and each line is
+decoded and divided by itself, by Python's ``csv`` module. So no byte of a record
+changes another record: a stray quote would otherwise swallow all that follows it.
+``benchmarks/csv_readers.py`` compares readers that take a whole file.
 """
 
 import codecs
@@ -39,7 +39,8 @@ _TWO_WAYS = (
 )
 _FEWEST_COUNTED = 3
 _LONGEST_COUNT = 9  # digits of a number that counts columns
-_SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)  # with which Excel begins some files
+# with which Excel begins some files
+_SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)
 _NUMBER_LIKE = re.compile(
     r"""
     [+-]? [\d.,'\u2019\s]* \d [\d.,'\u2019\s]* (?:e[+-]?\d+)? \s* %?  # in any country's way
@@ -75,9 +76,9 @@ class CsvFile:
     def records(self) -> Iterator[tuple[int, Cells | None]]:
         """Yield the number of each record's line, and its cells, as many as there are names.
 
-        Cells are ``None`` for a malformed record, which has more or fewer cells, or a quote that
-        does not end. Bytes that the encoding has not stay what they were, and are in no number or
-        category. A blank line is no record.
+        Cells are ``None`` for a malformed record, which has more or fewer cells, or a
+        quote that does not end. Bytes that the encoding has not stay what they were,
+        and are in no number or category. A blank line is no record.
         """
         width = len(self.names)
         with _open(self.path, self._encoding) as lines:
@@ -95,8 +96,8 @@ def open_csv(path: Path, reading: Reading) -> CsvFile:
     Raises
     ------
     ConfigurationError, DataError
-        If it cannot be read, or its columns cannot be known. Where ``reading.header`` is given, no
-        record decides this.
+        If it cannot be read, or its columns cannot be known. Where ``reading.header``
+        is given, no record decides this.
     """
     given = reading.given_names
     if given is not None:
@@ -107,7 +108,9 @@ def open_csv(path: Path, reading: Reading) -> CsvFile:
     with _open(path, encoding) as lines:
         first, separator = _first_lines(lines)
     if not first:
-        raise DataError(f"Expected a first line with the names of columns in {path}. Got none.")
+        raise DataError(
+            f"Expected a first line with the names of columns in {path}. Got none."
+        )
     delimiter = reading.delimiter or separator or _recognised_delimiter(first, path)
     cells = [cell.strip() for cell in cells_of_line(first, delimiter)]
     if not cells:
@@ -133,9 +136,10 @@ def default_names(n: int) -> tuple[str, ...]:
 def names_columns(cells: Sequence[Any], path: Path) -> bool:
     """Return whether a first line names the columns: it does if no cell of it looks like a number.
 
-    It is a record if each cell looks like a number. A line of both kinds is a `ConfigurationError`:
-    a record would be lost, or names would be read as one. So is one that counts its columns, as
-    pandas does for columns without names, or as a table has one column for each year.
+    It is a record if each cell looks like a number. A line of both kinds is a
+    `ConfigurationError`: a record would be lost, or names would be read as one. So is
+    one that counts its columns, as pandas does for columns without names, or as a table
+    has one column for each year.
     """
     numbers = [cell for cell in cells if _looks_like_number(cell)]
     if _counts(cells):
@@ -148,7 +152,9 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
         return True
     if len(numbers) == len(cells):
         return False
-    what = "numbers and empty cells" if len(numbers) + len(empty) == len(cells) else "both"
+    what = (
+        "numbers and empty cells" if len(numbers) + len(empty) == len(cells) else "both"
+    )
     raise ConfigurationError(
         f"Expected names in all cells of the first line of {path}, or numbers in all. Got {what}: "
         f"{_TWO_WAYS}."
@@ -158,8 +164,8 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
 def cells_of_line(line: str, delimiter: str) -> Cells:
     """Return the cells of one line; none if a quote in it does not end.
 
-    Spaces after a delimiter do not count, nor those around quotes. A quote within a cell that does
-    not begin with one is a character like others.
+    Spaces after a delimiter do not count, nor those around quotes. A quote within a
+    cell that does not begin with one is a character like others.
     """
     if '"' in line:
         return _quoted_cells(line, delimiter)
@@ -204,7 +210,9 @@ def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
+    reason = (
+        error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
+    )
     return DataError(f"The data file {path} cannot be read: {reason}.")
 
 
@@ -228,14 +236,18 @@ def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
     if name in UTF_16:
         buffered = io.BufferedReader(cast(io.RawIOBase, file))
         if name == "utf-16":
-            # Python refuses a file without a mark, or takes its own machine's order of bytes.
+            # Python refuses a file without a mark, or takes its own machine's order of
+            # bytes.
             name = _UTF_16_MARKS.get(buffered.peek(2)[:2], "utf-16-le")
         for line in io.TextIOWrapper(buffered, name, errors="replace", newline=None):
             yield line.removesuffix("\n")
         return
-    # Latin-1 has a character for each byte, so that lines are divided before they are decoded.
+    # Latin-1 has a character for each byte, so that lines are divided before they are
+    # decoded.
     for raw in io.TextIOWrapper(file, "latin-1", newline=None):
-        yield raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
+        yield (
+            raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
+        )
 
 
 def _filled(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
@@ -261,9 +273,13 @@ def _recognised_encoding(path: Path) -> str:
         raise _unreadable(path, error) from None
     for mark, format_ in _OTHER_FORMATS.items():
         if start.startswith(mark):
-            raise DataError(f"Expected {path} as a csv file. Its first bytes are of {format_}.")
+            raise DataError(
+                f"Expected {path} as a csv file. Its first bytes are of {format_}."
+            )
     if start.startswith(_UTF_32_MARKS):
-        raise DataError(f"Expected {path} in UTF-8 or UTF-16. Got UTF-32: save it as UTF-8.")
+        raise DataError(
+            f"Expected {path} in UTF-8 or UTF-16. Got UTF-32: save it as UTF-8."
+        )
     return "utf-16" if start.startswith(tuple(_UTF_16_MARKS)) else "utf-8"
 
 

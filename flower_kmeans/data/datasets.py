@@ -1,7 +1,7 @@
 """Records to cluster: the bundled photograph, a user's own table, and their split over clients.
 
-Nothing here is private by itself: these functions run where the records are (in a simulation, in
-one process) and produce what clients load.
+Nothing here is private by itself: these functions run where the records are (in a
+simulation, in one process) and produce what clients load.
 """
 
 import ast
@@ -27,13 +27,16 @@ Indices = NDArray[np.int64]
 def load_photo() -> NDArray[np.uint8]:
     """Return scikit-learn's bundled photograph ``china.jpg``, which needs Pillow.
 
-    An array of shape (427, 640, 3), uint8: rows, columns, and red, green, blue in 0 to 255.
+    An array of shape (427, 640, 3), uint8: rows, columns, and red, green, blue in 0 to
+    255.
     """
     require("PIL", "The photograph")
     require("sklearn.datasets", "The photograph")
     from sklearn.datasets import load_sample_image
 
-    image: NDArray[np.uint8] = np.asarray(load_sample_image("china.jpg"), dtype=np.uint8)
+    image: NDArray[np.uint8] = np.asarray(
+        load_sample_image("china.jpg"), dtype=np.uint8
+    )
     return image
 
 
@@ -49,11 +52,15 @@ def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
     """
     indices = tiles(*PHOTO_SIZE, n_clients)
     if not 0 <= client < n_clients:
-        raise ConfigurationError(f"Expected client in [0, {n_clients}). Got {client} instead.")
+        raise ConfigurationError(
+            f"Expected client in [0, {n_clients}). Got {client} instead."
+        )
     return photo_records()[indices[client]]
 
 
-def split_iid(n_records: int, n_clients: int, rng: np.random.Generator) -> list[Indices]:
+def split_iid(
+    n_records: int, n_clients: int, rng: np.random.Generator
+) -> list[Indices]:
     """Return each client's row numbers: a random partition into nearly equal parts."""
     _require_clients(n_clients)
     parts: list[Indices] = np.array_split(rng.permutation(n_records), n_clients)
@@ -63,8 +70,8 @@ def split_iid(n_records: int, n_clients: int, rng: np.random.Generator) -> list[
 def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Indices]:
     """Return each client's row numbers: all with one value of a column, (n,), have one client.
 
-    By default there is one client per value. With fewer clients than values, each gets neighbouring
-    values (in sorted order), as equal in number as possible.
+    By default there is one client per value. With fewer clients than values, each gets
+    neighbouring values (in sorted order), as equal in number as possible.
     """
     distinct, codes = _codes_of(values, "values")
     if n_clients is None:
@@ -76,7 +83,9 @@ def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Ind
             f"Got {n_clients} instead."
         )
     parts = np.array_split(np.arange(len(distinct)), n_clients)
-    return _group(np.repeat(np.arange(n_clients), list(map(len, parts)))[codes], n_clients)
+    return _group(
+        np.repeat(np.arange(n_clients), list(map(len, parts)))[codes], n_clients
+    )
 
 
 def split_dirichlet(
@@ -84,8 +93,8 @@ def split_dirichlet(
 ) -> list[Indices]:
     """Return each client's row numbers: each label, (n,), is split as Dirichlet(alpha) says.
 
-    Small ``alpha`` gives clients with few labels each, or no records, and large ``alpha`` similar
-    clients (Hsu, Qi & Brown 2019).
+    Small ``alpha`` gives clients with few labels each, or no records, and large
+    ``alpha`` similar clients (Hsu, Qi & Brown 2019).
     """
     _require_clients(n_clients)
     if not (np.isfinite(alpha) and alpha > 0):
@@ -95,10 +104,13 @@ def split_dirichlet(
     for code in range(len(distinct)):
         rows = rng.permutation(np.flatnonzero(codes == code))
         fractions = rng.dirichlet(np.full(n_clients, alpha))
-        if not np.isfinite(fractions).all():  # all gamma draws underflow for a tiny alpha
+        # all gamma draws underflow for a tiny alpha
+        if not np.isfinite(fractions).all():
             fractions = np.eye(n_clients)[rng.integers(n_clients)]
         # The last sum of the fractions may miss 1 by a rounding, on either side.
-        ends = np.minimum(np.rint(np.cumsum(fractions) * len(rows)).astype(np.int64), len(rows))
+        ends = np.minimum(
+            np.rint(np.cumsum(fractions) * len(rows)).astype(np.int64), len(rows)
+        )
         ends[-1] = len(rows)
         for client, part in enumerate(np.split(rows, ends[:-1])):
             owner[part] = client
@@ -108,13 +120,20 @@ def split_dirichlet(
 def partitioner_of(text: str) -> tuple[str, dict[str, Any]]:
     """Return name and parameters of a flwr-datasets partitioner, written as Python calls it.
 
-    For example ``PathologicalPartitioner(partition_by='label', num_classes_per_partition=2)``.
+    For example
+    ``PathologicalPartitioner(partition_by='label', num_classes_per_partition=2)``.
     Values are literals: nothing of the text is run.
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and not call.args
+        ):
+            return call.func.id, {
+                str(k.arg): ast.literal_eval(k.value) for k in call.keywords
+            }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ConfigurationError(
@@ -147,15 +166,22 @@ def split_by_partitioner(
     Raises
     ------
     ConfigurationError
-        If flwr-datasets is not installed, has no such partitioner of records, or refuses these
-        parameters or records.
+        If flwr-datasets is not installed, has no such partitioner of records, or
+        refuses these parameters or records.
     """
     name, given = partitioner_of(text)
     package = require("flwr_datasets.partitioner", "A partitioner", "partitioners")
-    # Those with columns divide what belongs to VerticalKMeans, and the base divides nothing.
-    names = [each for each in package.__all__ if not each.startswith(("Vertical", "Partitioner"))]
+    # Those with columns divide what belongs to VerticalKMeans, and the base divides
+    # nothing.
+    names = [
+        each
+        for each in package.__all__
+        if not each.startswith(("Vertical", "Partitioner"))
+    ]
     if name not in names:
-        raise ConfigurationError(f"Expected a partitioner in {names}. Got {name!r} instead.")
+        raise ConfigurationError(
+            f"Expected a partitioner in {names}. Got {name!r} instead."
+        )
     kind = getattr(package, name)
     defaults = {"num_partitions": n_clients, "seed": seed}
     known = inspect.signature(kind).parameters
@@ -188,7 +214,9 @@ def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
     Pixels and tiles are counted row by row.
     """
     _require_clients(n_tiles)
-    pairs = [(rows, n_tiles // rows) for rows in range(1, n_tiles + 1) if n_tiles % rows == 0]
+    pairs = [
+        (rows, n_tiles // rows) for rows in range(1, n_tiles + 1) if n_tiles % rows == 0
+    ]
     pairs = [(rows, cols) for rows, cols in pairs if rows <= height and cols <= width]
     if not pairs:
         raise ConfigurationError(
@@ -196,7 +224,9 @@ def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
             f"grid. Got {n_tiles} instead."
         )
     # The logarithm counts a tile twice as high as wide like one twice as wide as high.
-    rows, cols = min(pairs, key=lambda pair: abs(np.log(height / pair[0] / (width / pair[1]))))
+    rows, cols = min(
+        pairs, key=lambda pair: abs(np.log(height / pair[0] / (width / pair[1])))
+    )
     pixels = np.arange(height * width, dtype=np.int64).reshape(height, width)
     return [
         tile.reshape(-1)

@@ -1,8 +1,9 @@
 """Public bounds of the records, and the integer grid on which all private work is done.
 
-A record is clipped to the public bounds, scaled to the unit box or ball, and rounded to the grid of
-step ``2**-fraction_bits`` (docs/guarantees.md, "Fixed point, rounding, sampling"). No step looks at
-another record: it gives the same grid point in any block, so sensitivities are those of one record.
+A record is clipped to the public bounds, scaled to the unit box or ball, and rounded to
+the grid of step ``2**-fraction_bits`` (docs/guarantees.md, "Fixed point, rounding,
+sampling"). No step looks at another record: it gives the same grid point in any block,
+so sensitivities are those of one record.
 """
 
 import math
@@ -14,7 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
+from flower_kmeans.canonical import (
+    array_from_text,
+    array_to_text,
+    real_from_text,
+    real_to_text,
+)
 from flower_kmeans.data.records import FloatArray, as_numbers
 from flower_kmeans.data.records import check_records as check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
@@ -22,13 +28,17 @@ from flower_kmeans.parameters import integer
 
 IntArray = NDArray[np.int64]
 _Rows = NDArray[Any]  # named, as a function in a function makes its annotations anew
-_Reader = Callable[[_Rows, FloatArray, FloatArray], None]  # of rows, into out, by scratch
+# of rows, into out, by scratch
+_Reader = Callable[[_Rows, FloatArray, FloatArray], None]
 
-MAX_FRACTION_BITS = 25  # more would leave no room for a single squared distance (check_exactness)
-_LARGEST_BOUND = 1e300  # beyond these two, widths or their reciprocals leave float64's range
+# more would leave no room for a single squared distance (check_exactness)
+MAX_FRACTION_BITS = 25
+# beyond these two, widths or their reciprocals leave float64's range
+_LARGEST_BOUND = 1e300
 _SMALLEST_WIDTH = 1e-280
 _INNER_LOOP = 4_096
-_SLACK = 1e-9  # relative; far above what the order of additions, or rounding a bound, changes
+# relative; far above what the order of additions, or rounding a bound, changes
+_SLACK = 1e-9
 
 
 class _Bounds:
@@ -40,7 +50,9 @@ class _Bounds:
     _center: FloatArray  # becomes 0
     _unit: FloatArray  # the user's units in one scaled unit, of all columns or of each
 
-    def _scale_by(self, center: FloatArray, unit: FloatArray, half_widths: FloatArray) -> None:
+    def _scale_by(
+        self, center: FloatArray, unit: FloatArray, half_widths: FloatArray
+    ) -> None:
         half_widths.setflags(write=False)
         # The dataclasses are frozen: attributes cannot be set in the ordinary way.
         vars(self).update(_center=center, _unit=unit, half_widths=half_widths)
@@ -88,14 +100,15 @@ class Box(_Bounds):
     Parameters
     ----------
     lower, upper : array-like of shape (d,)
-        Public bounds in the user's units; a record outside is clipped to them. They must not be
-        computed from private records.
+        Public bounds in the user's units; a record outside is clipped to them. They
+        must not be computed from private records.
     scale : {"column", "common"}
-        ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by the half
-        width of the widest one, so distances keep their meaning in the user's units.
+        ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by
+        the half width of the widest one, so distances keep their meaning in the user's
+        units.
     columns : sequence of str, optional
-        Public, printable names of the d columns, in order. With them, a client whose records name
-        their columns answers only if the names and their order are these.
+        Public, printable names of the d columns, in order. With them, a client whose
+        records name their columns answers only if the names and their order are these.
     """
 
     lower: tuple[float, ...]
@@ -122,7 +135,9 @@ class Box(_Bounds):
                     f"upper={high!r} in column {column}."
                 )
         if scale not in ("column", "common"):
-            raise ConfigurationError(f"scale must be 'column' or 'common', got {scale!r}.")
+            raise ConfigurationError(
+                f"scale must be 'column' or 'common', got {scale!r}."
+            )
         names = check_names(columns, n_features=len(lows))
         vars(self).update(lower=lows, upper=highs, scale=scale, columns=names)
         # Halves first: the sum of two large bounds would overflow.
@@ -133,8 +148,8 @@ class Box(_Bounds):
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
         with np.errstate(over="ignore"):
-            # Far records become infinite, and are clipped. `_box_reader` has the same reciprocal:
-            # a quotient would round differently.
+            # Far records become infinite, and are clipped. `_box_reader` has the same
+            # reciprocal: a quotient would round differently.
             unit = (records - self._center) * (1 / self._unit)
         return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
 
@@ -171,8 +186,8 @@ class Ball(_Bounds):
     Parameters
     ----------
     radius : float
-        Public l2 bound in the user's units; a record outside is moved straight towards the centre
-        until it lies on the sphere.
+        Public l2 bound in the user's units; a record outside is moved straight towards
+        the centre until it lies on the sphere.
     center : array-like of shape (d,)
         In the user's units; public as well.
     columns : sequence of str, optional
@@ -187,9 +202,13 @@ class Ball(_Bounds):
         self, radius: float, center: ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number):
-            raise ConfigurationTypeError(f"radius must be a number, got {type(radius).__name__}.")
+            raise ConfigurationTypeError(
+                f"radius must be a number, got {type(radius).__name__}."
+            )
         if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
-            raise ConfigurationError(f"radius must be positive and finite, got {radius!r}.")
+            raise ConfigurationError(
+                f"radius must be positive and finite, got {radius!r}."
+            )
         middle = _vector("center", center)
         names = check_names(columns, n_features=len(middle))
         vars(self).update(radius=float(radius), center=middle, columns=names)
@@ -199,10 +218,11 @@ class Ball(_Bounds):
         """Move records (n, d) into the ball and scale them to the unit ball."""
         with np.errstate(over="ignore"):
             unit = (records - self._center) * (1 / self.radius)
-        # Squares must stay finite. A record so far out keeps its direction only roughly.
+        # Squares must stay finite. A record so far out keeps its direction only
+        # roughly.
         np.clip(unit, -1e150, 1e150, out=unit)
-        # Most records are inside, as the fast sum shows. Its last bits may depend on the block, so
-        # it decides nothing near the sphere.
+        # Most records are inside, as the fast sum shows. Its last bits may depend on
+        # the block, so it decides nothing near the sphere.
         near = np.flatnonzero(np.einsum("ij,ij->i", unit, unit) > 1 - _SLACK)
         if len(near):
             squared = row_sums(unit[near] ** 2)
@@ -219,12 +239,13 @@ class Ball(_Bounds):
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
         """Return grid points (n, d) as integers in float64, truncated toward zero."""
-        # Rounding to the nearest one would put half of the points of the sphere outside.
+        # Rounding to the nearest one would put half of the points of the sphere
+        # outside.
         grid = np.trunc(unit_points * float(2**fraction_bits))
-        # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. These
-        # squared norms are integers below 2**53, which are exact in whatever order they are added,
-        # and the factor below 1 covers the roundings of this correction, so afterwards no norm
-        # exceeds 2**fraction_bits.
+        # Truncation cannot lengthen a vector, but to_unit's division may, by a few
+        # roundings. These squared norms are integers below 2**53, which are exact in
+        # whatever order they are added, and the factor below 1 covers the roundings of
+        # this correction, so afterwards no norm exceeds 2**fraction_bits.
         squared = np.einsum("ij,ij->i", grid, grid)
         outside = squared > float(4**fraction_bits)
         if np.count_nonzero(outside):  # quicker than any() for a few records
@@ -238,7 +259,8 @@ class Ball(_Bounds):
 
     def l1_bound(self, fraction_bits: int) -> float:
         """Return a bound of the l1 norm of a quantised record, in grid units."""
-        # By Cauchy-Schwarz sqrt(d) 2^fraction_bits, and an l1 norm of integers is an integer.
+        # By Cauchy-Schwarz sqrt(d) 2^fraction_bits, and an l1 norm of integers is an
+        # integer.
         return float(math.isqrt(self.n_features * 4**fraction_bits))
 
     def to_config(self) -> dict[str, Any]:
@@ -256,15 +278,22 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     expected = fields.get(name) if isinstance(name, str) else None
-    if expected is None or set(config) - {"columns"} != expected | {"name", "n_features"}:
-        raise ConfigurationError("domain must hold exactly the fields of a 'box' or a 'ball'.")
+    if expected is None or set(config) - {"columns"} != expected | {
+        "name",
+        "n_features",
+    }:
+        raise ConfigurationError(
+            "domain must hold exactly the fields of a 'box' or a 'ball'."
+        )
     width, columns = config["n_features"], config.get("columns")
     if type(width) is not int or width < 1:
         raise ConfigurationError("n_features of a domain must be a positive integer.")
     if "columns" in config and not isinstance(columns, list):
         raise ConfigurationError("columns of a domain must be a list of names.")
     if name == "box":
-        lower, upper = (array_from_text(config[bound], (width,)) for bound in ("lower", "upper"))
+        lower, upper = (
+            array_from_text(config[bound], (width,)) for bound in ("lower", "upper")
+        )
         return Box(lower, upper, config["scale"], columns)
     center = array_from_text(config["center"], (width,))
     return Ball(real_from_text(config["radius"]), center, columns)
@@ -326,19 +355,25 @@ def check_fraction_bits(fraction_bits: int) -> None:
 class GridRecords:
     """Records as exact integers on the grid of step ``2**-fraction_bits``, made block by block.
 
-    Coordinates are those of ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for
-    bit. The checked records, (n, d), stay in the user's units, so nothing of their size is copied.
+    Coordinates are those of
+    ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for bit. The
+    checked records, (n, d), stay in the user's units, so nothing of their size is
+    copied.
     """
 
-    box: Box | None = None  # the domain, where `table` holds records in the user's units
+    # the domain, where `table` holds records in the user's units
+    box: Box | None = None
 
-    def __init__(self, records: NDArray[Any], domain: Domain, fraction_bits: int) -> None:
+    def __init__(
+        self, records: NDArray[Any], domain: Domain, fraction_bits: int
+    ) -> None:
         check_fraction_bits(fraction_bits)
         if records.ndim != 2 or records.shape[1] != domain.n_features:
             raise DataError(
                 f"records must have shape (n, {domain.n_features}), got {records.shape}."
             )
-        # float32 stays as it is: every reader turns a block at a time into float64, exactly.
+        # float32 stays as it is: every reader turns a block at a time into float64,
+        # exactly.
         kept = np.float32 if records.dtype == np.float32 else np.float64
         self.table = np.ascontiguousarray(records, dtype=kept)
         self.box = domain if isinstance(domain, Box) else None
@@ -354,7 +389,9 @@ class GridRecords:
         if values.ndim != 2 or not (np.rint(points) == points).all():
             raise DataError("grid must be a two-dimensional array of integers.")
         if points.size and np.abs(points).max() > 2**fraction_bits:
-            raise DataError(f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}].")
+            raise DataError(
+                f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}]."
+            )
         self = cls.__new__(cls)
         self.table = np.ascontiguousarray(points)
         self.fraction_bits = int(fraction_bits)
@@ -366,10 +403,13 @@ class GridRecords:
         """Numbers of records and of columns."""
         return self.table.shape[0], self.table.shape[1]
 
-    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+    def read(
+        self, start: int, out: FloatArray, scratch: FloatArray | None = None
+    ) -> None:
         """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``.
 
-        ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves if it is.
+        ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves
+        if it is.
         """
         rows = self.table[start : start + len(out)]
         self._read(rows, out, out if scratch is None else scratch)
@@ -399,8 +439,9 @@ def _reader_of(domain: Domain, fraction_bits: int) -> _Reader:
 def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block, many times faster.
 
-    A factor 2**q commutes with every rounding, and clipping with rounding. Where columns differ,
-    their bounds are repeated: NumPy's inner loop would otherwise be as short as a record.
+    A factor 2**q commutes with every rounding, and clipping with rounding. Where
+    columns differ, their bounds are repeated: NumPy's inner loop would otherwise be as
+    short as a record.
     """
     d = box.n_features
     group = max(1, _INNER_LOOP // d)
@@ -418,7 +459,9 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     def convert(records: NDArray[Any], work: FloatArray) -> None:
         width = work.shape[1]
         if not centered:
-            records = np.subtract(records, cut(center, width), out=work, dtype=np.float64)
+            records = np.subtract(
+                records, cut(center, width), out=work, dtype=np.float64
+            )
         np.multiply(records, cut(factor, width), out=work, dtype=np.float64)
         # Rounded before it is clipped: with integer limits that gives the same.
         np.rint(work, out=work)
@@ -435,7 +478,8 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
             if whole < len(records):
                 convert(records[whole:], scratch[whole:])
         if not limit.ndim:
-            scratch.clip(-limit, limit, out=out)  # np.clip takes longer than a few records do
+            # np.clip takes longer than a few records do
+            scratch.clip(-limit, limit, out=out)
         elif out is not scratch:
             np.copyto(out, scratch)
 
@@ -445,8 +489,8 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
 def row_sums(values: FloatArray) -> FloatArray:
     """Return the sum of each row, adding halves in place (``values`` is overwritten).
 
-    Only elementwise operations: the order of additions depends on the width alone, so a row's sum
-    is the same in every block, which NumPy's own reductions do not promise.
+    Only elementwise operations: the order of additions depends on the width alone, so a
+    row's sum is the same in every block, which NumPy's own reductions do not promise.
     """
     width = values.shape[1]
     while width > 1:
@@ -461,7 +505,8 @@ def _sqrt_up(square: int) -> float:
     root = math.sqrt(square)
     numerator, denominator = root.as_integer_ratio()
     below = numerator**2 < square * denominator**2
-    # Compared in exact integers: a bound that is rounded down would understate the sensitivity.
+    # Compared in exact integers: a bound that is rounded down would understate the
+    # sensitivity.
     return math.nextafter(root, math.inf) if below else root
 
 
@@ -472,7 +517,8 @@ def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:
         raise ConfigurationError(
             f"{name} must be one number per column, of shape (d,), got shape {array.shape}."
         )
-    vector = array.astype(np.float64) + 0.0  # no negative zeros: equal domains hash alike
+    # no negative zeros: equal domains hash alike
+    vector = array.astype(np.float64) + 0.0
     wrong = np.flatnonzero(~(np.abs(vector) <= _LARGEST_BOUND))
     if wrong.size:
         raise ConfigurationError(

@@ -10,7 +10,9 @@ from datetime import date, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-_TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE)
+_TABLE = re.compile(
+    r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE
+)
 _TOP = ("columns", "from_records")
 _SHOWN = 60  # characters of a value in a sentence
 
@@ -106,7 +108,9 @@ def _mistake_in(i: int, column: Any, text: str) -> str | None:
     if not isinstance(kind, str) or kind not in KEYS:
         got = "nothing" if kind is None else _shown(kind)
         hint = _did_you_mean(kind, KEYS)
-        return f'{at("kind")}: expected "number", "category" or "date"; got {got}{hint}.'
+        return (
+            f'{at("kind")}: expected "number", "category" or "date"; got {got}{hint}.'
+        )
     keys = KEYS[kind]
     for key in column:
         if key != "kind" and key not in keys:
@@ -116,8 +120,12 @@ def _mistake_in(i: int, column: Any, text: str) -> str | None:
             if rule.is_needed:
                 return f"{at(key)}: expected {rule.expected}; got nothing."
         elif not rule.is_kind(column[key]):
-            hint = _did_you_mean(column[key], ("linear", "log")) if key == "scale" else ""
-            return f"{at(key)}: expected {rule.expected}; got {_shown(column[key])}{hint}."
+            hint = (
+                _did_you_mean(column[key], ("linear", "log")) if key == "scale" else ""
+            )
+            return (
+                f"{at(key)}: expected {rule.expected}; got {_shown(column[key])}{hint}."
+            )
     return None
 
 
@@ -136,7 +144,9 @@ def line_of(text: str, column: int, key: str | None = None) -> int | None:
 
 def unknown_key(key: str, known: Collection[str]) -> str:
     """Return what is said of a key that a file must not have."""
-    return f"expected one of {', '.join(known)}; got {key!r}{_did_you_mean(key, known)}."
+    return (
+        f"expected one of {', '.join(known)}; got {key!r}{_did_you_mean(key, known)}."
+    )
 
 
 def _did_you_mean(value: Any, known: Collection[str]) -> str:
@@ -161,7 +171,9 @@ def _line_of_key(text: str, key: str) -> int | None:
         return None
     found = _key(key).search(text)
     if found is None:
-        found = re.search(rf"^[ \t]*\[+[ \t]*{_spelled(key)}[ \t]*\]", text, re.MULTILINE)
+        found = re.search(
+            rf"^[ \t]*\[+[ \t]*{_spelled(key)}[ \t]*\]", text, re.MULTILINE
+        )
     return None if found is None else text.count("\n", 0, found.end()) + 1
 
 

@@ -36,17 +36,17 @@ class Sheet:
     def rows(self) -> Iterator[list[Any]]:
         """Yield the rows that have a cell with a value, from the top.
 
-        A row is as long as the first one, or as its own last value asks for: no row changes
-        another.
+        A row is as long as the first one, or as its own last value asks for: no row
+        changes another.
 
         Yields
         ------
         list
-            Cells from the first column on: str, float, int, bool, ``datetime.datetime`` (also for
-            a date alone), ``datetime.time`` and ``datetime.timedelta``, where the cell's format
-            says so, and None for an empty one. A formula has the value that was saved with it,
-            and none where a program saved none. An error is its text, such as ``#N/A``. Of merged
-            cells the first one has the value.
+            Cells from the first column on: str, float, int, bool, ``datetime.datetime``
+            (also for a date alone), ``datetime.time`` and ``datetime.timedelta``, where
+            the cell's format says so, and None for an empty one. A formula has the
+            value that was saved with it, and none where a program saved none. An error
+            is its text, such as ``#N/A``. Of merged cells the first one has the value.
 
         Raises
         ------
@@ -73,10 +73,12 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
     Raises
     ------
     ConfigurationError
-        If no sheet has this name, or if several have values and none is named; the error lists the
-        sheets. If the suffix is another one, or the package openpyxl is missing.
+        If no sheet has this name, or if several have values and none is named; the
+        error lists the sheets. If the suffix is another one, or the package openpyxl is
+        missing.
     DataError
-        If the file does not exist, is protected by a password, is no workbook, or has no values.
+        If the file does not exist, is protected by a password, is no workbook, or has
+        no values.
     """
     path = Path(path)
     _require_workbook(path)
@@ -89,7 +91,9 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
                 f"Got {sheet!r} instead."
             )
         return Sheet(path, sheet)
-    filled = [name for name in names if next(_filled_rows(path, name), None) is not None]
+    filled = [
+        name for name in names if next(_filled_rows(path, name), None) is not None
+    ]
     if not filled:
         raise DataError(f"The data file {path} has no sheet with values.")
     if len(filled) > 1:
@@ -116,9 +120,13 @@ def _require_workbook(path: Path) -> None:
     except OSError:
         raise _broken(path) from None
     if is_encrypted:
-        raise DataError(f"A password protects the data file {path}: save it without one.")
+        raise DataError(
+            f"A password protects the data file {path}: save it without one."
+        )
     if is_compound:
-        raise DataError(f"The data file {path} is an .xls workbook: save it as .xlsx or .csv.")
+        raise DataError(
+            f"The data file {path} is an .xls workbook: save it as .xlsx or .csv."
+        )
 
 
 def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
@@ -131,7 +139,8 @@ def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
         while True:
             try:
                 row = next(rows, None)
-            except Exception:  # openpyxl has no error of its own, and zip and XML have several
+            except Exception:
+                # openpyxl has no error of its own, and zip and XML have several
                 raise _broken(path) from None
             if row is None:
                 return
@@ -145,11 +154,14 @@ def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
 def _workbook(path: Path) -> Any:
     """Return the workbook, open to be read row by row, with the values of formulas."""
     openpyxl = require("openpyxl", _PURPOSE, "excel")
-    # They name cells that are no dates, which are errors here ("#VALUE!"), and parts that are not
-    # read, such as styles. A filter within a context would not be safe among threads.
+    # They name cells that are no dates, which are errors here ("#VALUE!"), and parts
+    # that are not read, such as styles. A filter within a context would not be safe
+    # among threads.
     warnings.filterwarnings("ignore", module=r"openpyxl\.")
     try:
-        return openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        return openpyxl.load_workbook(
+            path, read_only=True, data_only=True, keep_links=False
+        )
     except Exception:
         raise _broken(path) from None
 

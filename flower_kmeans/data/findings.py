@@ -1,7 +1,7 @@
 """What a holder must know of the cells of its own table: how many are missing, or not as expected.
 
-All of it are facts about records. They are for the holder's terminal and log alone, and no message
-of a run has them.
+All of it are facts about records. They are for the holder's terminal and log alone, and
+no message of a run has them.
 """
 
 import re
@@ -33,11 +33,13 @@ _MOST_NAMED = 8  # columns in one line
 _EXPECTED_PAIRS = 5.0  # of equal values, where none would be a coincidence
 _FEWER = 10  # times fewer pairs than expected are no coincidence either
 _SHARE_OF_ID = 0.95  # of values that differ, or follow the one before
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a name such as patient_id or patientId
+# of a name such as patient_id or patientId
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
 _PUNCTUATION = frozenset(f"{string.punctuation} \t\u00a0\u202f\u2009\u2019")
-_LIKE_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")  # 1.234: a fraction, or 1234
+# 1.234: a fraction, or 1234
+_LIKE_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")
 _FEWEST_GROUPS = 20
 _DIGITS = "[+-]?9{1,3}"
 _ENCODING = "another encoding: --encoding, such as cp1252"
@@ -45,7 +47,9 @@ _SIGNS = "signs for a missing cell: leave the cell empty"
 _COMMA = "a decimal comma: --decimal ,"
 _ANY_COMMA = "a decimal comma, or one between thousands: --decimal or --thousands ,"
 _POINTS = "points between thousands: --thousands . with --decimal ,"
-_POINTS_AND_COMMA = "points between thousands and a decimal comma: --thousands . with --decimal ,"
+_POINTS_AND_COMMA = (
+    "points between thousands and a decimal comma: --thousands . with --decimal ,"
+)
 _CAUSES: tuple[tuple[str, str], ...] = (
     (rf"{_DIGITS},9{{3}}", _ANY_COMMA),
     (rf"{_DIGITS}(,9{{3}})+(\.9+)?", "commas between thousands: --thousands ,"),
@@ -91,8 +95,8 @@ class ColumnFindings:
     ----------
     name : str
     kind : {"number", "category", "date", "text"}
-        What its cells are read as. Text is in no domain: its ``values`` are any numbers that are
-        equal where cells are.
+        What its cells are read as. Text is in no domain: its ``values`` are any numbers
+        that are equal where cells are.
     has_rule : bool
         Whether a public value is stated that missing cells count as.
     n_records : int
@@ -115,8 +119,10 @@ class ColumnFindings:
     n_below: int = 0
     n_above: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    _distinct: set[Any] = field(default_factory=set, repr=False)  # values: not to be shown
-    _n_counted: int = field(default=0, repr=False)  # cells of which all values are in it
+    # values: not to be shown
+    _distinct: set[Any] = field(default_factory=set, repr=False)
+    # cells of which all values are in it
+    _n_counted: int = field(default=0, repr=False)
     _last: float | None = field(default=None, repr=False)
     _n_fractions: int = field(default=0, repr=False)
     _n_like_groups: int = field(default=0, repr=False)
@@ -221,8 +227,8 @@ class ColumnFindings:
     def looks_like_id(self) -> bool:
         """Whether values name the records.
 
-        They do where far fewer are equal than chance would make so, or where the column's name says
-        it. A few are, in exports that repeat lines.
+        They do where far fewer are equal than chance would make so, or where the
+        column's name says it. A few are, in exports that repeat lines.
         """
         if self.kind not in ("number", "text") or self.n_read < _FEWEST_FOR_ID:
             return False
@@ -254,7 +260,8 @@ class ColumnFindings:
         all_alike = self._n_like_groups == self._n_fractions
         if self.kind == "number" and all_alike and self._n_fractions >= _FEWEST_GROUPS:
             return (
-                "has three digits behind each point or comma: name --thousands if it divides them"
+                "has three digits behind each point or comma: "
+                "name --thousands if it divides them"
             )
         return None
 
@@ -285,13 +292,16 @@ class ColumnFindings:
                 return None  # most of them are something else
         if not named:
             return None
-        return named[0] + "".join(f" (some like {each})" for each in named[1:_MOST_CAUSES])
+        return named[0] + "".join(
+            f" (some like {each})" for each in named[1:_MOST_CAUSES]
+        )
 
     @property
     def is_malformed(self) -> bool:
         """Whether there are unreadable cells, and no category that stands for them.
 
-        Where that category would stand for all cells, the column's categories have other names.
+        Where that category would stand for all cells, the column's categories have
+        other names.
         """
         has_category = self.kind == "category" and self.has_rule and self.n_read > 0
         return self.n_unreadable > 0 and not has_category
@@ -321,7 +331,8 @@ class Findings:
     columns : tuple of ColumnFindings
     n_records : int
     n_malformed : int
-        Lines of a csv file with more or fewer cells than columns, or a quote that does not end.
+        Lines of a csv file with more or fewer cells than columns, or a quote that does
+        not end.
     first_malformed : int
         Number of the first of them, where 1 is that of the file's first line.
     n_void : int
@@ -352,15 +363,23 @@ class Findings:
         if self.n_void:
             parts.append(f"{self.n_void:,} of {self.n_records:,} records count as none")
         if self.n_malformed:
-            first = f", the first is line {self.first_malformed:,}" if self.first_malformed else ""
+            first = (
+                f", the first is line {self.first_malformed:,}"
+                if self.first_malformed
+                else ""
+            )
             parts.append(f"malformed lines: {self.n_malformed:,}{first}")
         missing = [(column.name, column.n_missing) for column in self.columns]
         if any(n for _, n in missing):
             parts.append(f"missing cells: {named_counts(missing)}")
         unreadable = [(column.name, column.n_unreadable) for column in self.columns]
         if any(n for _, n in unreadable):
-            parts.append(f"unreadable cells: {named_counts(unreadable)}{self._causes()}")
-        moved = moved_text(self.n_records, [(c.name, c.n_outside) for c in self.columns])
+            parts.append(
+                f"unreadable cells: {named_counts(unreadable)}{self._causes()}"
+            )
+        moved = moved_text(
+            self.n_records, [(c.name, c.n_outside) for c in self.columns]
+        )
         if moved:
             parts.append(moved)
         text = "; ".join(parts)
@@ -368,18 +387,24 @@ class Findings:
 
     def _causes(self) -> str:
         """Return why cells are unreadable, as far as that is known."""
-        causes = dict.fromkeys(c.cause for c in self.columns if c.n_unreadable and c.cause)
+        causes = dict.fromkeys(
+            c.cause for c in self.columns if c.n_unreadable and c.cause
+        )
         return f" (they look like {', or like '.join(causes)})" if causes else ""
 
     def _suspicious(self) -> str:
         """Return which columns look as if nobody wanted to cluster by them."""
-        parts = [f"{each.name!r} {each.suspicion}" for each in self.columns if each.suspicion]
+        parts = [
+            f"{each.name!r} {each.suspicion}" for each in self.columns if each.suspicion
+        ]
         parts += [f"{each.name!r} {each.doubt}" for each in self.columns if each.doubt]
         return f"Look at the columns: {'; '.join(parts)}." if parts else ""
 
     def require_readable(self, what: str) -> None:
         """Raise a `DataError` if cells or lines of ``what`` are malformed, of all columns."""
-        parts = [column.unreadable_text() for column in self.columns if column.is_malformed]
+        parts = [
+            column.unreadable_text() for column in self.columns if column.is_malformed
+        ]
         if self.n_malformed:
             parts.append(
                 f"{self.n_malformed:,} of {self.n_records:,} lines have more or fewer cells than "
@@ -394,7 +419,9 @@ class Findings:
                     "(--columns, features= or the domain)."
                 )
             if self.n_malformed:
-                advice.append("Correct or remove these lines; an end of a line ends a record.")
+                advice.append(
+                    "Correct or remove these lines; an end of a line ends a record."
+                )
             raise DataError(
                 f"Expected cells of {what} as their columns have them. "
                 f"Got: {'; '.join(parts)}. {' '.join(advice)}"
@@ -402,8 +429,14 @@ class Findings:
 
     def require_present(self, what: str) -> None:
         """Raise a `DataError` if cells of ``what`` are missing without a rule, of all columns."""
-        without = [column for column in self.columns if column.n_missing and not column.has_rule]
-        parts = [f"{c.n_missing:,} of {c.n_records:,} cells of {c.name!r}" for c in without]
+        without = [
+            column
+            for column in self.columns
+            if column.n_missing and not column.has_rule
+        ]
+        parts = [
+            f"{c.n_missing:,} of {c.n_records:,} cells of {c.name!r}" for c in without
+        ]
         if parts:
             raise DataError(
                 f"Expected no missing cell in {what}. Missing: {'; '.join(parts)}. State in the "
@@ -419,8 +452,8 @@ class Findings:
 def shape_of(cell: Any) -> str:
     """Return how a cell looks: digits as 9, letters as a, and punctuation.
 
-    What is no character of the file's encoding is a sign for all of it, and anything else is a
-    question mark.
+    What is no character of the file's encoding is a sign for all of it, and anything
+    else is a question mark.
     """
     if isinstance(cell, bytes):
         cell = cell.decode(errors="surrogateescape")
@@ -447,7 +480,8 @@ def _shape_of_one(c: str) -> str:
 def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
     """Return why cells that look like this are unreadable, the most frequent cause first.
 
-    A cause that holds for others as well counts for them, too: amounts below 1,000 have no points.
+    A cause that holds for others as well counts for them, too: amounts below 1,000 have
+    no points.
     """
     counts: Counter[str | None] = Counter()
     for shape, n in shapes.most_common(_MOST_LOOKED_AT):
@@ -482,4 +516,6 @@ def moved_text(n_records: int, counts: Sequence[tuple[str, int]]) -> str:
     """Return how many values of each column are moved to its bounds; nothing if none is."""
     if not any(n for _, n in counts):
         return ""
-    return f"values moved to the bounds, of {n_records:,} records: {named_counts(counts)}"
+    return (
+        f"values moved to the bounds, of {n_records:,} records: {named_counts(counts)}"
+    )

@@ -1,8 +1,9 @@
 """Tables and columns of other libraries, told apart by their types alone.
 
-This is the one place where a type meets its reader. Nothing is imported for it: where there is an
-object of a library, that library has been imported. What a type decides may refuse, because a
-loader's code chooses types. What a single record decides is a missing cell, and never an error.
+This is the one place where a type meets its reader. Nothing is imported for it: where
+there is an object of a library, that library has been imported. What a type decides may
+refuse, because a loader's code chooses types. What a single record decides is a missing
+cell, and never an error.
 """
 
 import dataclasses
@@ -38,8 +39,8 @@ class Column:
     may_be_numbers : bool, default: True
         Whether cells of this type can be numbers, or text that spells them.
     may_be_dates : bool, default: True
-        The same for dates. Numbers are none; but a column of numbers may be one of which all dates
-        are missing.
+        The same for dates. Numbers are none; but a column of numbers may be one of
+        which all dates are missing.
     """
 
     kind: str
@@ -56,7 +57,8 @@ class Frame:
     Attributes
     ----------
     names : tuple of str
-        Of the columns. A name that is no text may be a record's value, so its type stands there.
+        Of the columns. A name that is no text may be a record's value, so its type
+        stands there.
     n_rows : int
         The number of records.
     column : callable
@@ -94,7 +96,8 @@ def frame_of(table: Any) -> Frame | None:
         return frame
     if isinstance(table, np.ndarray) and table.dtype.names is not None:
         return _structured(table)
-    if isinstance(table, Mapping) and not is_sparse(table):  # SciPy has one that is a dict
+    # SciPy has one that is a dict
+    if isinstance(table, Mapping) and not is_sparse(table):
         return _mapping(table)
     if hasattr(table, "__arrow_c_stream__"):
         return _by_protocol(table)
@@ -106,7 +109,9 @@ def column_of(cells: Any) -> Column | None:
     if is_masked(cells):
         return None  # without its mask, what it hides would count
     if is_list(cells) and not _reader_in(_COLUMNS, cells):
-        return Column("list", lambda: np.fromiter(cells, dtype=object, count=len(cells)))
+        return Column(
+            "list", lambda: np.fromiter(cells, dtype=object, count=len(cells))
+        )
     reader = _reader_in(_COLUMNS, cells)
     if reader is not None:
         column: Column = reader(cells)
@@ -132,16 +137,20 @@ def require_array_type(records: Any) -> None:
     """Refuse what NumPy would wrap as one object, and not read as an array."""
     has_protocol = any(hasattr(records, name) for name in _ARRAY_PROTOCOLS)
     if not (has_protocol or np.isscalar(records) or _is_buffer(records)):
-        raise _refusal(type(records).__name__, "return an array, a DataFrame or a list of records")
+        raise _refusal(
+            type(records).__name__, "return an array, a DataFrame or a list of records"
+        )
 
 
-def require_rows(rows: Sequence[Any], n_features: int, columns: Sequence[str] | None) -> None:
+def require_rows(
+    rows: Sequence[Any], n_features: int, columns: Sequence[str] | None
+) -> None:
     """Refuse a list that holds something else than records, by the types of what it holds.
 
-    A table within a list, and a class that names its cells, come from the loader's code, and never
-    from a record that is malformed. Columns side by side are told by their lengths: as records all
-    of them would be malformed alike, which is the loader's doing as well. So would pairs of a
-    record and its label.
+    A table within a list, and a class that names its cells, come from the loader's
+    code, and never from a record that is malformed. Columns side by side are told by
+    their lengths: as records all of them would be malformed alike, which is the
+    loader's doing as well. So would pairs of a record and its label.
     """
     examples = {type(row): row for row in rows}
     for kind, row in examples.items():
@@ -169,7 +178,8 @@ def require_rows(rows: Sequence[Any], n_features: int, columns: Sequence[str] | 
 def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
     """Return the cells of a record that names them, in the order of the domain's columns.
 
-    Without columns they are in the record's own order. Other records are returned as they are.
+    Without columns they are in the record's own order. Other records are returned as
+    they are.
     """
     named = _named_cells(row)
     if named is None:
@@ -192,7 +202,9 @@ def is_sparse(value: Any) -> bool:
 _Reader = Callable[[Any], Any]
 
 
-def _reader_in(readers: Iterable[tuple[str, str, _Reader]], value: Any) -> _Reader | None:
+def _reader_in(
+    readers: Iterable[tuple[str, str, _Reader]], value: Any
+) -> _Reader | None:
     for module, name, reader in readers:
         if _is_a(value, module, name):
             return reader
@@ -248,14 +260,17 @@ def _holds_arrays(row: Any) -> bool:
     """Return whether a record has an array, or a tensor, where a cell should be."""
     if not isinstance(row, list | tuple):
         return False
-    return any(hasattr(cell, "__array__") and getattr(cell, "ndim", 0) > 0 for cell in row)
+    return any(
+        hasattr(cell, "__array__") and getattr(cell, "ndim", 0) > 0 for cell in row
+    )
 
 
 def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
     """Return whether these are columns, or a pair of records and labels, and not records.
 
-    They are sequences of one length, which is not that of a record. Text may be split into too many
-    cells, so lists must be far too long. One sequence alone may be a malformed record.
+    They are sequences of one length, which is not that of a record. Text may be split
+    into too many cells, so lists must be far too long. One sequence alone may be a
+    malformed record.
     """
     are_arrays = all(_is_array(row) for row in rows)
     if not (are_arrays or all(isinstance(row, list | tuple) for row in rows)):
@@ -284,7 +299,9 @@ def _fields_of(row: Any) -> tuple[str, ...] | None:
         # Of named tuples and of SQLAlchemy's rows, and of PySpark's.
         for attribute in ("_fields", "__fields__"):
             names = getattr(row, attribute, None)
-            if isinstance(names, tuple | list) and all(isinstance(n, str) for n in names):
+            if isinstance(names, tuple | list) and all(
+                isinstance(n, str) for n in names
+            ):
                 return tuple(names)
         return None
     if dataclasses.is_dataclass(row):
@@ -296,10 +313,14 @@ def _require_fields(
     kind: str, names: Sequence[str], n_features: int, columns: Sequence[str] | None
 ) -> None:
     if columns is None and len(names) != n_features:
-        raise DataError(f"records must have {n_features} columns, got {len(names)} in {kind}.")
+        raise DataError(
+            f"records must have {n_features} columns, got {len(names)} in {kind}."
+        )
     for name in columns or ():
         if name not in names:
-            raise DataError(f"Expected the column {name!r} in {kind}. Got {list(names)}.")
+            raise DataError(
+                f"Expected the column {name!r} in {kind}. Got {list(names)}."
+            )
 
 
 def _named_cells(row: Any) -> Mapping[Any, Any] | None:
@@ -320,7 +341,7 @@ def _named_cells(row: Any) -> Mapping[Any, Any] | None:
     return {name: getattr(row, name, None) for name in names}
 
 
-# --------------------------------------------------------------------------- NumPy, dicts
+# ------------------------------------------------------------------------- NumPy, dicts
 
 
 def _numpy_column(array: NDArray[Any]) -> Column:
@@ -374,12 +395,17 @@ def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
 
 def _pandas_frame(table: Any) -> Frame:
     types = set(table.dtypes)
-    is_one = len(types) == 1 and all(isinstance(t, np.dtype) and t.kind in "biuf" for t in types)
+    is_one = len(types) == 1 and all(
+        isinstance(t, np.dtype) and t.kind in "biuf" for t in types
+    )
 
     def column(i: int) -> Column:
-        return _pandas_column(table.iloc[:, i])  # by number, for a name may be there twice
+        # by number, for a name may be there twice
+        return _pandas_column(table.iloc[:, i])
 
-    return Frame(_text(table.columns), len(table), column, table.to_numpy if is_one else None)
+    return Frame(
+        _text(table.columns), len(table), column, table.to_numpy if is_one else None
+    )
 
 
 def _pandas_column(series: Any) -> Column:
@@ -408,7 +434,9 @@ def _pandas_column(series: Any) -> Column:
 
     is_number = getattr(dtype, "kind", "O") in "biuf"
     is_interval = isinstance(dtype, pandas.IntervalDtype)
-    return Column(kind, cells, plain if is_number else None, not is_interval, not is_interval)
+    return Column(
+        kind, cells, plain if is_number else None, not is_interval, not is_interval
+    )
 
 
 def _pandas_categories(series: Any) -> Column:
@@ -430,7 +458,9 @@ def _local_times(series: Any) -> Cells:
     try:
         return np.asarray(series.dt.tz_localize(None))
     except Exception:  # one that is near the ends of what pandas can count
-        return np.array([_local_time(series, i) for i in range(len(series))], "datetime64[ns]")
+        return np.array(
+            [_local_time(series, i) for i in range(len(series))], "datetime64[ns]"
+        )
 
 
 def _local_time(series: Any, i: int) -> Any:
@@ -451,7 +481,9 @@ def _first_days(periods: Any) -> Cells:
 
 
 def _polars_frame(table: Any) -> Frame:
-    return Frame(tuple(table.columns), table.height, lambda i: _polars_column(table.to_series(i)))
+    return Frame(
+        tuple(table.columns), table.height, lambda i: _polars_column(table.to_series(i))
+    )
 
 
 def _polars_column(series: Any) -> Column:
@@ -495,8 +527,11 @@ def _known_times(series: Any) -> Any:
 
 
 def _polars_days(unit: str) -> tuple[str, str]:
-    # Nanoseconds in 64 bits are of these years, and no calendar of Python's has others than those.
-    return ("1678-01-01", "2262-01-01") if unit == "ns" else ("0001-01-02", "9999-12-30")
+    # Nanoseconds in 64 bits are of these years, and no calendar of Python's has others
+    # than those.
+    return (
+        ("1678-01-01", "2262-01-01") if unit == "ns" else ("0001-01-02", "9999-12-30")
+    )
 
 
 # --------------------------------------------------------------------------- pyarrow
@@ -504,7 +539,9 @@ def _polars_days(unit: str) -> tuple[str, str]:
 
 def _arrow_frame(table: Any) -> Frame:
     return Frame(
-        tuple(table.schema.names), table.num_rows, lambda i: _arrow_column(table.column(i))
+        tuple(table.schema.names),
+        table.num_rows,
+        lambda i: _arrow_column(table.column(i)),
     )
 
 
@@ -549,11 +586,16 @@ def _arrow_column(column: Any) -> Column:
 def text_as_bytes(column: Any) -> Any:
     """Return a column of pyarrow, with the bytes of its cells if it is one of text.
 
-    One cell that is not UTF-8 would be an error about the whole column; `as_number` reads bytes.
+    One cell that is not UTF-8 would be an error about the whole column; `as_number`
+    reads bytes.
     """
     import pyarrow
 
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+    kind = (
+        column.type.value_type
+        if pyarrow.types.is_dictionary(column.type)
+        else column.type
+    )
     is_text = str(kind) in ("string", "large_string", "string_view")
     return column.cast(pyarrow.large_binary()) if is_text else column
 
@@ -616,7 +658,11 @@ _FRAMES: tuple[tuple[str, str, _Reader], ...] = (
 _COLUMNS: tuple[tuple[str, str, _Reader], ...] = (
     ("pandas", "Series", _pandas_column),
     ("pandas", "Index", lambda index: _pandas_column(index.to_series())),
-    ("pandas.api.extensions", "ExtensionArray", lambda a: _pandas_column(_series_of(a))),
+    (
+        "pandas.api.extensions",
+        "ExtensionArray",
+        lambda a: _pandas_column(_series_of(a)),
+    ),
     ("polars", "Series", _polars_column),
     ("pyarrow", "ChunkedArray", _arrow_column),
     ("pyarrow", "Array", _arrow_column),
@@ -632,7 +678,11 @@ _NO_TABLES = (
     # A single record may end a query that is run when it is read.
     ("polars", "LazyFrame", "call collect() first"),
     ("datasets", "DatasetDict", 'choose a split, such as data["train"]'),
-    ("datasets", "IterableDatasetDict", "choose a split, and read it into a datasets.Dataset"),
+    (
+        "datasets",
+        "IterableDatasetDict",
+        "choose a split, and read it into a datasets.Dataset",
+    ),
     # It need not know its types before it has read the records.
     ("datasets", "IterableDataset", "read it into a datasets.Dataset first"),
     ("torch.utils.data", "DataLoader", "return the tensor of the records alone"),

@@ -24,11 +24,23 @@ _FEWEST_PER_CATEGORY = 2  # cells on average
 _MOST_SAMPLED = 1_000
 _ENOUGH = 0.5  # of a column's cells, to decide what it is
 _FEWEST_FOR_ID = 50
-_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d")
-_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS)
+_DAYS = (
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%Y.%m.%d",
+)
+_FORMATS = tuple(
+    f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS
+)
 """Of dates, which are tried beside the one of the reading."""
 _LIKE_DATES = re.compile(r"9{1,4}[./-]9{1,2}[./-]9{1,4}( .*)?")
-_LIKE_NUMBERS = re.compile(r"(?:[<>]=? ?)?[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*(?:[$%?]| \S{1,4})?")
+_LIKE_NUMBERS = re.compile(
+    r"(?:[<>]=? ?)?[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*(?:[$%?]| \S{1,4})?"
+)
 """Perhaps with a limit before them, or with a currency or a unit after them."""
 
 
@@ -41,7 +53,8 @@ class Guess:
     kind : str
         One of "number", "category", "date", "id", "free text" and "empty".
     formats : tuple of str
-        Of dates that the reading does not read: all that fit, such as days or months first.
+        Of dates that the reading does not read: all that fit, such as days or months
+        first.
     """
 
     kind: Guessed
@@ -67,7 +80,9 @@ def guess(cells: Cells, spelling: Spelling) -> Guess:
     if _spells_numbers(sample):
         return Guess("number")
     texts = Counter(map(category_of, present.tolist()))
-    if len(texts) <= MOST_CATEGORIES and len(present) >= _FEWEST_PER_CATEGORY * len(texts):
+    if len(texts) <= MOST_CATEGORIES and len(present) >= _FEWEST_PER_CATEGORY * len(
+        texts
+    ):
         return Guess("category")
     if len(texts) == len(present) >= _FEWEST_FOR_ID:
         return Guess("id")
@@ -79,10 +94,15 @@ def _formats_of(sample: Cells, spelling: Spelling) -> tuple[str, ...] | None:
     if _share(_are_dates(sample, spelling)) >= _ENOUGH:
         return ()
     # Most columns are no dates at all, and trying formats takes long.
-    look_so = [_LIKE_DATES.fullmatch(shape_of(cell)) is not None for cell in sample.tolist()]
+    look_so = [
+        _LIKE_DATES.fullmatch(shape_of(cell)) is not None for cell in sample.tolist()
+    ]
     if _share(np.array(look_so)) < _ENOUGH:
         return None
-    shares = {name: _share(_are_dates(sample, Spelling(date_format=name))) for name in _FORMATS}
+    shares = {
+        name: _share(_are_dates(sample, Spelling(date_format=name)))
+        for name in _FORMATS
+    }
     most = max(shares.values())
     if most < _ENOUGH:
         return None
@@ -101,7 +121,9 @@ def read_dates(cells: Cells, spelling: Spelling) -> NDArray[np.float64]:
 def _spells_numbers(sample: Cells) -> bool:
     """Return whether cells are numbers as they are written elsewhere, such as 1.234,50."""
     shapes = map(shape_of, sample.tolist())
-    fitting = [_LIKE_NUMBERS.fullmatch(each) and cause_of(each) is not None for each in shapes]
+    fitting = [
+        _LIKE_NUMBERS.fullmatch(each) and cause_of(each) is not None for each in shapes
+    ]
     return _share(np.array(fitting, dtype=bool)) >= _ENOUGH
 
 

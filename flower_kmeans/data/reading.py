@@ -31,11 +31,12 @@ class Reading:
     Parameters
     ----------
     header : True or sequence of str, optional
-        ``True`` if the first line names the columns, or their names if it does not. By default it
-        is recognised, which a node never does.
+        ``True`` if the first line names the columns, or their names if it does not. By
+        default it is recognised, which a node never does.
     delimiter : str, optional
-        What separates the cells of a csv file: one character. By default that of comma, semicolon,
-        tab and bar which the first line has most of; a comma where ``header`` gives names.
+        What separates the cells of a csv file: one character. By default that of comma,
+        semicolon, tab and bar which the first line has most of; a comma where
+        ``header`` gives names.
     decimal, thousands, format : str, optional
         How numbers and dates are written: see `Spelling`.
     encoding : str, optional
@@ -104,15 +105,18 @@ class Reading:
 def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
     """Return what a ``source.toml`` names: its data, a path or a database, and how to read it.
 
-    Its keys are ``data`` and the parameters of `Reading`. A relative path is taken from the file's
-    own directory. The file is its owner's alone (mode 0600).
+    Its keys are ``data`` and the parameters of `Reading`. A relative path is taken from
+    the file's own directory. The file is its owner's alone (mode 0600).
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If the file cannot be read, others may read it, or it holds another key or value.
+        If the file cannot be read, others may read it, or it holds another key or
+        value.
     """
-    values = read_toml(read_file(path, "source file", is_secret=True), f"source file {path}")
+    values = read_toml(
+        read_file(path, "source file", is_secret=True), f"source file {path}"
+    )
     known = ["data", *_NAMES]
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -147,13 +151,16 @@ def resolved(data: str | Path, reading: Reading) -> tuple[str | Path, Reading]:
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
     }
 
 
 def _require_text(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigurationTypeError(f"Expected {name} as a text. Got {value!r} instead.")
+        raise ConfigurationTypeError(
+            f"Expected {name} as a text. Got {value!r} instead."
+        )
 
 
 def _require_header(header: object) -> None:
@@ -180,8 +187,9 @@ def _require_encoding(encoding: str) -> None:
     """Require an encoding in which a record's bytes change no other record."""
     try:
         name = codecs.lookup(encoding).name
-        # Lines are divided before they are decoded, each by itself. In others an end of a line is
-        # another byte, or the byte of an end of a line is a part of a character.
+        # Lines are divided before they are decoded, each by itself. In others an end of
+        # a line is another byte, or the byte of an end of a line is a part of a
+        # character.
         is_plain = not name.replace("-", "_").startswith(_STATEFUL)
         is_right = name in UTF_16 or (
             is_plain and _ASCII.decode(encoding) == _ASCII.decode("ascii")

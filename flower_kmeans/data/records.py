@@ -25,7 +25,8 @@ _CHECK_ROWS = 8_192
 _TRUTH = {"true": "1", "false": "0"}
 _PLAIN_ROWS = (list, tuple, np.ndarray)
 _SINGLE_CELLS = (str, bytes, int, float, complex, np.generic)
-_NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() takes some of them
+# though float() takes some of them
+_NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)
 
 
 def check_records(
@@ -55,7 +56,9 @@ def check_records(
     """
     table = _as_table(records, n_features, name)
     with np.errstate(over="ignore"):
-        checked = np.ascontiguousarray(table, table.dtype if table.dtype in dtypes else dtypes[0])
+        checked = np.ascontiguousarray(
+            table, table.dtype if table.dtype in dtypes else dtypes[0]
+        )
     bad = first_bad_row(checked)
     if bad is not None:
         raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
@@ -67,9 +70,10 @@ def all_records(
 ) -> NDArray[Any]:
     """Return all rows of a table of numbers, (n, d), not finite where one is malformed.
 
-    Inside a run nothing visible may depend on a single record (docs/guarantees.md, "Neighbours,
-    budget, delta"). One row that turns a whole array into text, complex numbers or objects decides
-    nothing about the others: their cells are read one by one, by `as_number`.
+    Inside a run nothing visible may depend on a single record (docs/guarantees.md,
+    "Neighbours, budget, delta"). One row that turns a whole array into text, complex
+    numbers or objects decides nothing about the others: their cells are read one by
+    one, by `as_number`.
 
     Parameters
     ----------
@@ -83,13 +87,14 @@ def all_records(
     Returns
     -------
     ndarray of shape (n, d)
-        Of real numbers, of any type. Often the loader's own memory, which may still change.
+        Of real numbers, of any type. Often the loader's own memory, which may still
+        change.
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If this is not a table at all, an array of another width, of dates or with a mask, or one
-        with other columns: nothing that a single record decides.
+        If this is not a table at all, an array of another width, of dates or with a
+        mask, or one with other columns: nothing that a single record decides.
     """
     if hasattr(records, "toarray") and is_sparse(records):
         records = records.toarray()
@@ -125,7 +130,9 @@ def _as_array(records: Any) -> NDArray[Any]:
         ) from None
 
 
-def _table_of_frame(frame: Frame, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
+def _table_of_frame(
+    frame: Frame, n_features: int, columns: Sequence[str] | None
+) -> NDArray[Any]:
     """Return the columns of a table as real numbers, with NaN where a cell is none."""
     if frame.is_empty:
         return np.empty((0, n_features))
@@ -168,7 +175,9 @@ def named_columns(records: Any) -> tuple[str, ...] | None:
     for attribute in ("column_names", "columns"):
         names = getattr(records, attribute, None)
         if names is not None and not callable(names):
-            return tuple(n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names)
+            return tuple(
+                n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names
+            )
     return None
 
 
@@ -185,7 +194,9 @@ def check_columns(
 def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return an array of real numbers, of any shape, or raise ``ConfigurationTypeError``."""
     if is_masked(values):
-        raise ConfigurationTypeError(f"{name} must not be a masked array: remove masked rows.")
+        raise ConfigurationTypeError(
+            f"{name} must not be a masked array: remove masked rows."
+        )
     try:
         array = np.asarray(values)
     except ValueError:
@@ -212,7 +223,8 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> NDArray[
 
 def as_number(cell: Any) -> float:
     """Return the number that one cell of a table is or spells, or NaN."""
-    # With "true" as 1: a record is the same whether or not another made its column one of text.
+    # With "true" as 1: a record is the same whether or not another made its column one
+    # of text.
     if type(cell) is float:
         return cell
     try:
@@ -240,7 +252,8 @@ def table_of_rows(
 ) -> FloatArray:
     """Return rows of any kind as a table, with NaN where one is malformed.
 
-    A row that names its cells, such as a dict, has those of ``columns``, or all in its own order.
+    A row that names its cells, such as a dict, has those of ``columns``, or all in its
+    own order.
     """
     table = np.full((len(rows), n_features), np.nan)
     for i, row in enumerate(rows):
@@ -275,7 +288,8 @@ def numbers(array: NDArray[Any]) -> FloatArray | None:
     if kind in "biuf":
         with np.errstate(over="ignore"):
             return np.asarray(array, dtype=np.float64)
-    # One complex cell turns the whole array complex; real cells are then still what they were.
+    # One complex cell turns the whole array complex; real cells are then still what
+    # they were.
     if kind == "c":
         return np.where(array.imag == 0, array.real, np.nan).astype(np.float64)
     if kind in "OSTU":

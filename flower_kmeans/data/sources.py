@@ -1,9 +1,9 @@
 """Where a client's records come from, read in blocks of bounded size, as often as they are needed.
 
-An array, a table, a sparse matrix, a memory map, a factory of chunks, a file or data set of
-pyarrow, data sets of Hugging Face and Ray, and a query of a database all become a `Source`. Blocks
-are copies: what happens to the loader's memory while one is used changes nothing. Their borders
-show in no result, because sums of integers are exact.
+An array, a table, a sparse matrix, a memory map, a factory of chunks, a file or data
+set of pyarrow, data sets of Hugging Face and Ray, and a query of a database all become
+a `Source`. Blocks are copies: what happens to the loader's memory while one is used
+changes nothing. Their borders show in no result, because sums of integers are exact.
 """
 
 import mmap
@@ -33,17 +33,21 @@ from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 IntArray = NDArray[np.int64]
-Tables = Iterator[NDArray[Any]]  # named, as a function in a function makes its annotations anew
-Part = Callable[[NDArray[Any]], IntArray]  # from a block of records to words that add up
+# named, as a function in a function makes its annotations anew
+Tables = Iterator[NDArray[Any]]
+# from a block of records to words that add up
+Part = Callable[[NDArray[Any]], IntArray]
 RecordsLike = Any
 """An array-like; a table of pandas, polars or pyarrow, or a dict of columns; a list of records; a
-sparse matrix of SciPy; a function that returns an iterable of these, anew each time it is called; a
-``datasets.Dataset``, ``pyarrow.dataset.Dataset``, ``pyarrow.parquet.ParquetFile`` or
-``ray.data.Dataset``; a `flower_kmeans.data.sql.Query`. All else is refused by its type."""
+sparse matrix of SciPy; a function that returns an iterable of these, anew each time it
+is called; a ``datasets.Dataset``, ``pyarrow.dataset.Dataset``,
+``pyarrow.parquet.ParquetFile`` or ``ray.data.Dataset``; a
+`flower_kmeans.data.sql.Query`. All else is refused by its type."""
 
 _BLOCK_NUMBERS = 2**22  # of a block: 32 MB in float64
 _FEWEST_ROWS = 64
-_CHECKED_NUMBERS = 2**16  # that are checked and copied at once, so that they stay in a cache
+# that are checked and copied at once, so that they stay in a cache
+_CHECKED_NUMBERS = 2**16
 _DENSE_NUMBERS = 2**27  # of a sparse matrix in a simulation: 1 GB in float64
 _TASKS = 256  # on a cluster at once
 _READ_BYTES = 2**18  # of a column of a parquet file
@@ -55,8 +59,9 @@ _TYPED = ("parquet", "arrow", "orc")  # files whose columns have declared types
 class Source:
     """Records of ``n_features`` columns that can be read any number of times.
 
-    ``parts`` yields the rows in order, as arrays (m, n_features) of real numbers of any length,
-    with NaN where a row is malformed. Blocks have the type ``dtype``, float32 or float64.
+    ``parts`` yields the rows in order, as arrays (m, n_features) of real numbers of any
+    length, with NaN where a row is malformed. Blocks have the type ``dtype``, float32
+    or float64.
     """
 
     n_features: int
@@ -75,8 +80,9 @@ class Source:
     def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
         """Yield the finite records in blocks (m, n_features), which share one memory.
 
-        Inside a run a record that is malformed or not finite is a null record, which counts as
-        none. All records take the same path, so that the time shows no more than the result.
+        Inside a run a record that is malformed or not finite is a null record, which
+        counts as none. All records take the same path, so that the time shows no more
+        than the result.
         """
         if self.is_finite:
             yield from self.parts()
@@ -90,7 +96,8 @@ class Source:
                 with np.errstate(over="ignore", invalid="ignore"):
                     piece = np.array(part[start : start + step], dtype=self.dtype)
                     if not keep_null:
-                        # NaN where a cell is infinite or NaN, and much faster than `isfinite`.
+                        # NaN where a cell is infinite or NaN, and much faster than
+                        # `isfinite`.
                         finite = (piece - piece) @ ones == 0
                         self.n_null += len(piece) - int(np.count_nonzero(finite))
                         piece = piece[finite]
@@ -124,17 +131,19 @@ def as_source(
     Parameters
     ----------
     records : RecordsLike
-        Of files and data sets the named ``columns`` are read, or all without names; integers,
-        booleans, decimals and text are read as numbers.
+        Of files and data sets the named ``columns`` are read, or all without names;
+        integers, booleans, decimals and text are read as numbers.
     n_features : int
         The width that is expected.
     columns : sequence of str, optional
-        Names of the columns, in order. Records in memory must have them if they name theirs.
+        Names of the columns, in order. Records in memory must have them if they name
+        theirs.
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If these are not records, or not of these columns: nothing that a single record decides.
+        If these are not records, or not of these columns: nothing that a single record
+        decides.
     """
     if isinstance(records, Source):
         return records
@@ -165,8 +174,8 @@ def checked_source(
 ) -> RecordsLike:
     """Return records of which all are finite: as an array, or as given if they are a stream.
 
-    For simulations, which may tell a user which record is malformed. A live source is read once,
-    into memory.
+    For simulations, which may tell a user which record is malformed. A live source is
+    read once, into memory.
     """
     with _called(name):
         if _reader_of(records) is _of_query:
@@ -199,7 +208,9 @@ def _called(name: str) -> Iterator[None]:
         raise type(error)(f"{name}{between}{named}") from None
 
 
-def _checked_table(records: Any, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
+def _checked_table(
+    records: Any, n_features: int, columns: Sequence[str] | None
+) -> NDArray[Any]:
     """Return records in memory of which all are finite, uncopied if they are an array of floats."""
     kept = np.float64, np.float32
     try:
@@ -222,7 +233,9 @@ def _require_finite(table: NDArray[Any], start: int) -> None:
         )
 
 
-def has_a_record(records: RecordsLike, n_features: int, columns: Sequence[str] | None) -> bool:
+def has_a_record(
+    records: RecordsLike, n_features: int, columns: Sequence[str] | None
+) -> bool:
     """Return whether a run would count one of some records, or there are none at all.
 
     For simulations: no more than the first blocks are read, up to a record that counts.
@@ -253,7 +266,7 @@ def _float_type(dtype: DTypeLike) -> np.dtype[Any]:
     return np.dtype(np.float32 if is_short else np.float64)
 
 
-# --------------------------------------------------------------------------- memory maps
+# -------------------------------------------------------------------------- memory maps
 
 
 def _map_behind(table: object) -> np.memmap[Any, Any] | None:
@@ -270,7 +283,9 @@ def _state_of_file(mapped: np.memmap[Any, Any]) -> object:
         behind = behind.base
     start = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
     if behind.size() < start + len(behind):
-        raise DataError("Expected the file of a memory map as long as when it was mapped.")
+        raise DataError(
+            "Expected the file of a memory map as long as when it was mapped."
+        )
     stat = os.stat(str(mapped.filename))
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
@@ -284,7 +299,9 @@ def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
     def check() -> None:
         with _readable():
             if state() != before:
-                raise DataError("Expected files of records that do not change while they are read.")
+                raise DataError(
+                    "Expected files of records that do not change while they are read."
+                )
 
     yield check
     check()
@@ -321,8 +338,12 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
     def parts() -> Tables:
         chunks = make()
-        # A generator shows that an earlier message has used it up: it would count as no records.
-        is_used = isinstance(chunks, GeneratorType) and getgeneratorstate(chunks) != GEN_CREATED
+        # A generator shows that an earlier message has used it up: it would count as no
+        # records.
+        is_used = (
+            isinstance(chunks, GeneratorType)
+            and getgeneratorstate(chunks) != GEN_CREATED
+        )
         is_same = is_used or chunks is last[0] is not None
         if not isinstance(chunks, Iterable) or is_same:
             refuse("the same iterator twice" if is_same else type(chunks).__name__)
@@ -330,7 +351,9 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             last[0] = chunks
         for chunk in chunks:
             if n_features > 1 and _is_record(chunk):
-                refuse("one of records: put them into a list, or return them without a function")
+                refuse(
+                    "one of records: put them into a list, or return them without a function"
+                )
             yield all_records(chunk, n_features, columns)
 
     return Source(n_features, np.dtype(np.float64), parts)
@@ -339,10 +362,12 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 def _is_record(chunk: Any) -> bool:
     """Return whether a chunk, which the loader's code makes, is one record's numbers."""
     is_listed = isinstance(chunk, list | tuple) and len(chunk) > 1
-    return is_listed and all(isinstance(cell, int | float | np.number) for cell in chunk)
+    return is_listed and all(
+        isinstance(cell, int | float | np.number) for cell in chunk
+    )
 
 
-# --------------------------------------------------------------------------- sparse matrices
+# ---------------------------------------------------------------------- sparse matrices
 
 
 def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> Source:
@@ -387,7 +412,8 @@ def _of_hub(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
     require_no_transform(dataset)
     if not dataset.column_names and len(dataset) == 0:  # nothing says what there was
         return Source(n_features, np.dtype(np.float64), tuple)
-    # Without names those that the user chose by `set_format`, which are all unless he did.
+    # Without names those that the user chose by `set_format`, which are all unless he
+    # did.
     wanted = dataset.format["columns"] if columns is None else columns
     names, dtype = _chosen(dataset.features.arrow_schema, n_features, columns, wanted)
     chosen = dataset.select_columns(names).with_format("arrow")
@@ -436,7 +462,9 @@ def _check_fragment(fragment: Any, schema: Any, names: Sequence[str]) -> None:
     found = fragment.physical_schema
     for name in set(names) - _of_path(fragment):
         if name not in found.names:
-            raise DataError(f"Expected the column {name!r} in every file of a data set.")
+            raise DataError(
+                f"Expected the column {name!r} in every file of a data set."
+            )
         if found.field(name).type != schema.field(name).type:
             raise DataError(
                 f"Expected the column {name!r} as {schema.field(name).type} in every file of a "
@@ -460,7 +488,8 @@ def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
     if hasattr(fragment, "row_groups") and not _of_path(fragment) & set(names):
         from pyarrow.parquet import ParquetFile
 
-        # The scanner decodes several groups of rows ahead, of which each may be a file's whole.
+        # The scanner decodes several groups of rows ahead, of which each may be a
+        # file's whole.
         file = ParquetFile(fragment.open(), pre_buffer=False, buffer_size=_READ_BYTES)
         return _groups(file, names, [group.id for group in fragment.row_groups])
     # One batch at a time in memory.
@@ -496,11 +525,15 @@ def _state_of_files(dataset: Any) -> object:
     return [(info.path, info.type, info.size, info.mtime_ns) for info in infos]
 
 
-def _of_parquet_file(file: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+def _of_parquet_file(
+    file: Any, n_features: int, columns: Sequence[str] | None
+) -> Source:
     names, dtype = _chosen(file.schema_arrow, n_features, columns)
 
     def parts() -> Tables:
-        yield from _tables(_groups(file, names, range(file.num_row_groups)), names, dtype)
+        yield from _tables(
+            _groups(file, names, range(file.num_row_groups)), names, dtype
+        )
 
     return Source(n_features, dtype, parts)
 
@@ -527,10 +560,14 @@ def _chosen(
     for name in names:
         n_found = schema.names.count(name)
         if n_found != 1:
-            raise DataError(f"Expected the column {name!r} once. Got it {n_found} times.")
+            raise DataError(
+                f"Expected the column {name!r} once. Got it {n_found} times."
+            )
         kind = schema.field(name).type
         if pyarrow.types.is_temporal(kind) or pyarrow.types.is_nested(kind):
-            raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got {kind}.")
+            raise ConfigurationTypeError(
+                f"Expected the column {name!r} as numbers. Got {kind}."
+            )
     short = all(schema.field(name).type == pyarrow.float32() for name in names)
     return names, np.dtype(np.float32 if short else np.float64)
 
@@ -587,16 +624,22 @@ def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             if domain is not None:
                 yield domain.encode(block, "nan", query.spelling)
             else:
-                cells = [_number_cells(block[name], name, query.spelling) for name in names]
+                cells = [
+                    _number_cells(block[name], name, query.spelling) for name in names
+                ]
                 yield np.column_stack(cells)
 
     return Source(n_features, np.dtype(np.float64), parts, is_live=True)
 
 
-def _number_cells(cells: NDArray[Any], name: str, spelling: Spelling) -> NDArray[np.float64]:
+def _number_cells(
+    cells: NDArray[Any], name: str, spelling: Spelling
+) -> NDArray[np.float64]:
     """Return the cells of a column as numbers, with NaN where one is none."""
     if cells.dtype.kind in "mM":  # the column's type, which no record decides
-        raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got dates.")
+        raise ConfigurationTypeError(
+            f"Expected the column {name!r} as numbers. Got dates."
+        )
     return spelling.numbers(cells)
 
 
@@ -607,7 +650,8 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
     names = _names_in_ray(columns)
 
     def blocks() -> Iterator[Any]:
-        # As they are: Ray cannot join blocks of which one record made a column one of text.
+        # As they are: Ray cannot join blocks of which one record made a column one of
+        # text.
         with _readable():
             bundles = dataset.iter_internal_ref_bundles()
         for bundle in _each(bundles):
@@ -626,10 +670,15 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
         """Return the sum over all blocks, each in a task where it is, and the null records."""
         import ray
 
-        # A worker that is lost costs its tasks a retry: the same integers from the same block.
+        # A worker that is lost costs its tasks a retry: the same integers from the same
+        # block.
         task = ray.remote(_sum_of_block)
         # A single zero adds to words of any number.
-        shared, total, n_null = ray.put((part, names, n_features)), np.zeros(1, np.int64), 0
+        shared, total, n_null = (
+            ray.put((part, names, n_features)),
+            np.zeros(1, np.int64),
+            0,
+        )
         waiting: list[Any] = []
 
         def collect(most: int) -> None:
@@ -651,14 +700,16 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
 def _names_in_ray(columns: Sequence[str] | None) -> Sequence[str]:
     """Return the columns to read. One may be whole records, as Ray calls those of an array."""
-    # Not all that a block has: a single record may add columns to its block, or order them.
+    # Not all that a block has: a single record may add columns to its block, or order
+    # them.
     return [_WHOLE] if columns is None else columns
 
 
 def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
     """Require the columns of a data set, and numbers in them, as far as Ray knows its schema.
 
-    Not inside a run: of a data set that is computed, Ray knows that of single records' blocks.
+    Not inside a run: of a data set that is computed, Ray knows that of single records'
+    blocks.
     """
     import pyarrow
 
@@ -666,22 +717,35 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
         schema = dataset.schema()
     except Exception:  # types of blocks differ
         schema = None
-    if schema is None or not schema.names:  # or there are no blocks, or none with a record
+    # or there are no blocks, or none with a record
+    if schema is None or not schema.names:
         return
     kinds = dict(zip(schema.names, schema.types, strict=True))
     for name in _names_in_ray(columns):
         if name not in kinds:
-            hint = ": name those to read in columns= of the domain" if columns is None else ""
+            hint = (
+                ": name those to read in columns= of the domain"
+                if columns is None
+                else ""
+            )
             raise DataError(
                 f"Expected the column {name!r} in a data set of Ray. Got {list(kinds)}{hint}."
             )
         kind = kinds[name]
         is_type = isinstance(kind, pyarrow.DataType)
-        if pyarrow.types.is_temporal(kind) if is_type else getattr(kind, "kind", "") in "mM":
-            raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got {kind}.")
+        if (
+            pyarrow.types.is_temporal(kind)
+            if is_type
+            else getattr(kind, "kind", "") in "mM"
+        ):
+            raise ConfigurationTypeError(
+                f"Expected the column {name!r} as numbers. Got {kind}."
+            )
 
 
-def _sum_of_block(block: Any, shared: tuple[Part, Sequence[str], int]) -> tuple[IntArray, int]:
+def _sum_of_block(
+    block: Any, shared: tuple[Part, Sequence[str], int]
+) -> tuple[IntArray, int]:
     """Return the sum of a function over a block of a data set of Ray, and the null records."""
     from ray.data.block import BlockAccessor
 
@@ -693,7 +757,9 @@ def _sum_of_block(block: Any, shared: tuple[Part, Sequence[str], int]) -> tuple[
     return words, source.n_null
 
 
-def _tables_of_block(block: Any, names: Sequence[str], n_features: int) -> Iterator[NDArray[Any]]:
+def _tables_of_block(
+    block: Any, names: Sequence[str], n_features: int
+) -> Iterator[NDArray[Any]]:
     """Yield a block of a data set of Ray as tables (m, n_features); a column may be whole records.
 
     A single record may decide what types and columns a block has, so they are no error.
@@ -711,7 +777,9 @@ def _tables_of_block(block: Any, names: Sequence[str], n_features: int) -> Itera
                 cells = [text_as_bytes(column) for column in piece.columns]
                 piece = piece.from_arrays(cells, names=found)
             accessor = BlockAccessor.for_block(piece)
-            arrays = [accessor.to_numpy(name) if name in found else None for name in names]
+            arrays = [
+                accessor.to_numpy(name) if name in found else None for name in names
+            ]
             table = np.full((accessor.num_rows(), n_features), np.nan)
             if len(arrays) == 1 and arrays[0] is not None:
                 table[:] = _whole_records(np.asarray(arrays[0]), n_features)
@@ -730,7 +798,9 @@ def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
     if cells.dtype.kind in "biuf" and cells.ndim == 1 == n_features:
         return cells[:, None]
     kinds = list, tuple, np.ndarray
-    return table_of_rows([c if isinstance(c, kinds) else [c] for c in cells], n_features)
+    return table_of_rows(
+        [c if isinstance(c, kinds) else [c] for c in cells], n_features
+    )
 
 
 _Reader = Callable[[Any, int, Sequence[str] | None], Source]

@@ -1,8 +1,8 @@
 """How numbers, dates and missing cells are written in one party's file.
 
-Each cell is read by itself, so that a record stays what it is whatever others hold. A cell is
-*missing* if it is empty or spells that there is no value. It is *unreadable* if it holds something
-else that its column does not have.
+Each cell is read by itself, so that a record stays what it is whatever others hold. A
+cell is *missing* if it is empty or spells that there is no value. It is *unreadable* if
+it holds something else that its column does not have.
 """
 
 import re
@@ -29,8 +29,8 @@ MISSING_TEXTS = frozenset(
 write."""
 
 _DECIMALS = (".", ",")
-# Also those that word processors put between the digits of one number: no-break, narrow and thin
-# spaces, and the typographic apostrophe.
+# Also those that word processors put between the digits of one number: no-break, narrow
+# and thin spaces, and the typographic apostrophe.
 _ALIKE = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
 _THOUSANDS = (".", ",", " ", "'")
 
@@ -46,7 +46,8 @@ def is_missing(cell: Any) -> bool:
     if type(cell).__name__ == "NAType":  # of pandas, which compares as neither
         return True
     try:
-        # NaN, and what pandas and NumPy have in place of a date, differ from themselves.
+        # NaN, and what pandas and NumPy have in place of a date, differ from
+        # themselves.
         return bool(cell != cell)
     except Exception:  # whatever an object of the loader raises
         return False
@@ -73,12 +74,12 @@ class Spelling:
     decimal : {".", ","}
         Before the fraction of a number.
     thousands : {".", ",", " ", "'"}, optional
-        Between groups of three digits; a number may be written without. A space stands for
-        no-break and narrow spaces too, the apostrophe also for the typographic one. By default
-        numbers have no groups.
+        Between groups of three digits; a number may be written without. A space stands
+        for no-break and narrow spaces too, the apostrophe also for the typographic one.
+        By default numbers have no groups.
     date_format : str, optional
-        Of dates, as ``datetime.strptime`` has it: ``"%d.%m.%Y"``. By default dates are those of
-        ISO 8601: 2024-02-29.
+        Of dates, as ``datetime.strptime`` has it: ``"%d.%m.%Y"``. By default dates are
+        those of ISO 8601: 2024-02-29.
 
     Raises
     ------
@@ -92,7 +93,9 @@ class Spelling:
 
     def __post_init__(self) -> None:
         if self.decimal not in _DECIMALS:
-            raise ConfigurationError(f"Expected decimal as '.' or ','. Got {self.decimal!r}.")
+            raise ConfigurationError(
+                f"Expected decimal as '.' or ','. Got {self.decimal!r}."
+            )
         if self.thousands is not None and self.thousands not in _THOUSANDS:
             raise ConfigurationError(
                 f"Expected thousands as one of {list(_THOUSANDS)}. Got {self.thousands!r}."
@@ -115,10 +118,16 @@ class Spelling:
     @cached_property
     def _number(self) -> "re.Pattern[str]":
         """Return what a number looks like."""
-        groups = rf"[0-9]{{1,3}}(?:[{re.escape(self._groups)}][0-9]{{3}})+|" if self._groups else ""
+        groups = (
+            rf"[0-9]{{1,3}}(?:[{re.escape(self._groups)}][0-9]{{3}})+|"
+            if self._groups
+            else ""
+        )
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
         leading = rf"{re.escape(self.decimal)}[0-9]+"
-        return re.compile(rf"[+-]?(?:(?:{groups}[0-9]+){fraction}|{leading})(?:[eE][+-]?[0-9]+)?")
+        return re.compile(
+            rf"[+-]?(?:(?:{groups}[0-9]+){fraction}|{leading})(?:[eE][+-]?[0-9]+)?"
+        )
 
     @property
     def _is_usual(self) -> bool:
@@ -129,7 +138,9 @@ class Spelling:
         """Return the number that a cell is or spells, or NaN."""
         if self._is_usual or not isinstance(cell, str | bytes):
             return as_number(cell)
-        text = cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell
+        text = (
+            cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell
+        )
         text = text.strip()
         if self._number.fullmatch(text) is None:
             # True and false are written alike everywhere.
@@ -144,7 +155,9 @@ class Spelling:
         if self._is_usual or kind not in "OSTU":
             found = numbers(cells)
             return np.full(len(cells), np.nan) if found is None else found
-        return np.array([self.number(cell) for cell in cells.tolist()], dtype=np.float64)
+        return np.array(
+            [self.number(cell) for cell in cells.tolist()], dtype=np.float64
+        )
 
     def date(self, text: str) -> date:
         """Return the date that a text spells; ``ValueError`` if it spells none."""

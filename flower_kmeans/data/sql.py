@@ -1,15 +1,18 @@
 """Records of a database: the result of one query, read in blocks of bounded size.
 
-SQLite is read by Python's own module, which gives each cell as it is stored. ADBC's driver for it
-takes the type of a column from the rows that come first and fails at a later cell of another type
-(tried: 2,000 integers, then a text), so there one record could decide the fate of all others.
+SQLite is read by Python's own module, which gives each cell as it is stored. ADBC's
+driver for it takes the type of a column from the rows that come first and fails at a
+later cell of another type (tried: 2,000 integers, then a text), so there one record
+could decide the fate of all others.
 
-PostgreSQL is read through ADBC (Apache-2.0). Its columns have the types that the server declares.
-psycopg (LGPL-3.0) was tried too, with a cursor at the server: it makes an object of each cell, and
-fails at a date that Python cannot write, such as 'infinity', which is a single record's.
+PostgreSQL is read through ADBC (Apache-2.0). Its columns have the types that the server
+declares. psycopg (LGPL-3.0) was tried too, with a cursor at the server: it makes an
+object of each cell, and fails at a date that Python cannot write, such as 'infinity',
+which is a single record's.
 
-No error has a server's text about rows: it may quote a cell. Texts about connections and about a
-query that is prepared, and not yet run, are quoted: nothing has read a record then.
+No error has a server's text about rows: it may quote a cell. Texts about connections
+and about a query that is prepared, and not yet run, are quoted: nothing has read a
+record then.
 """
 
 import re
@@ -38,7 +41,8 @@ _SQLITE = "sqlite:///"
 _BLOCK_ROWS = 2**16
 _BLOCK_CELLS = 2**20  # of a block from SQLite, as Python's objects
 _FEWEST_ROWS = 64
-# A database without an encoding gives bytes as they are, of which not all need be UTF-8.
+# A database without an encoding gives bytes as they are, of which not all need be
+# UTF-8.
 _SET_ENCODING = """
     SELECT set_config('client_encoding', CASE current_setting('server_encoding')
         WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, false)
@@ -47,12 +51,25 @@ _BATCH_BYTES = 2**22  # of a batch from PostgreSQL
 _SECRETS = ("password", "sslpassword")  # parameters of a URI
 _VIEW = "flower_kmeans_query"
 _READ_VIEW = "SELECT * FROM temp.flower_kmeans_query"
-_REPEATED = re.compile(r"(.+):\d+", re.DOTALL)  # how SQLite renames the second column of a name
+# how SQLite renames the second column of a name
+_REPEATED = re.compile(r"(.+):\d+", re.DOTALL)
 _NAMELESS = ("", "?column?")
-_PLAIN = ("bool", "int2", "int4", "int8", "float4", "float8", "date", "timestamp", "timestamptz")
-# PostgreSQL's dates begin in 4713 BC. What has no place in the type that ADBC gives is before that.
+_PLAIN = (
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "float4",
+    "float8",
+    "date",
+    "timestamp",
+    "timestamptz",
+)
+# PostgreSQL's dates begin in 4713 BC. What has no place in the type that ADBC gives is
+# before that.
 _FIRST_DATE = np.datetime64("-5000-01-01")
-_OF_QUERY = ("25", "42")  # classes of SQLSTATE: not read-only; syntax, names, permissions
+# classes of SQLSTATE: not read-only; syntax, names, permissions
+_OF_QUERY = ("25", "42")
 _KINDS = {
     "08": "a lost connection",
     "22": "a value that an expression of the query cannot take",
@@ -72,21 +89,24 @@ def is_uri(text: str) -> bool:
 class Query:
     """The records that a query of a database finds, one for each row of its result.
 
-    For `load_data` of a client, and for the partitions of `simulate`. In a run the query is made
-    once, when the client first needs its records, and the run goes on with a private copy
-    (``copy_records`` of the `ClientPolicy`). Nothing is read, and no connection made, before.
+    For `load_data` of a client, and for the partitions of `simulate`. In a run the
+    query is made once, when the client first needs its records, and the run goes on
+    with a private copy (``copy_records`` of the `ClientPolicy`). Nothing is read, and
+    no connection made, before.
 
     Parameters
     ----------
     uri : str
         ``sqlite:///FILE`` (``sqlite:////srv/clinic.db`` for an absolute path), or
-        ``postgresql://USER@HOST:PORT/DATABASE`` as PostgreSQL's own programs take it. A password
-        comes from the environment variable PGPASSWORD or a password file (PGPASSFILE).
+        ``postgresql://USER@HOST:PORT/DATABASE`` as PostgreSQL's own programs take it. A
+        password comes from the environment variable PGPASSWORD or a password file
+        (PGPASSFILE).
     query : str
         One SELECT (or WITH). The database is opened for reading only.
     domain : TableDomain, optional
-        Declares the columns to read, as of ``domain.toml``. Without it, all columns that the run
-        names are numbers, or all columns of the query are where it names none.
+        Declares the columns to read, as of ``domain.toml``. Without it, all columns
+        that the run names are numbers, or all columns of the query are where it names
+        none.
     spelling : Spelling
         How text writes numbers and dates.
 
@@ -128,8 +148,9 @@ class Query:
         Yields
         ------
         dict from str to ndarray of shape (m,)
-            Columns by name: numbers, booleans or dates (datetime64), or Python's objects with
-            ``None`` where a cell is NULL. The type of a cell never depends on others.
+            Columns by name: numbers, booleans or dates (datetime64), or Python's
+            objects with ``None`` where a cell is NULL. The type of a cell never depends
+            on others.
 
         Raises
         ------
@@ -168,8 +189,9 @@ class _Result(NamedTuple):
 def _require_no_password(uri: str) -> None:
     if uri.lower().startswith(_SQLITE):
         return
-    # As PostgreSQL's client reads it, for which # is a character like others. Its password may hold
-    # all signs that divide other URIs, so that everything before the last @ is looked at.
+    # As PostgreSQL's client reads it, for which # is a character like others. Its
+    # password may hold all signs that divide other URIs, so that everything before the
+    # last @ is looked at.
     _, _, query = uri.partition("://")[2].partition("?")
     keys = {unquote(part.partition("=")[0]).strip() for part in query.split("&")}
     before, is_user, _ = uri.partition("://")[2].rpartition("@")
@@ -215,7 +237,8 @@ def _sqlite(uri: str, query: str) -> Iterator[_Result]:
         # Else one text that is not UTF-8 would be an error of the whole query.
         connection.text_factory = _text
         with _errors_of_sqlite(path, is_prepared=True):
-            # A view is one SELECT by the grammar, and has names before anything is computed.
+            # A view is one SELECT by the grammar, and has names before anything is
+            # computed.
             connection.execute(f"CREATE TEMP VIEW {_VIEW} AS\n{query}")
             columns = connection.execute(f"PRAGMA temp.table_info({_VIEW})").fetchall()
         found = [name for _, name, *_ in columns]
@@ -269,7 +292,9 @@ def _errors_of_sqlite(path: Path, *, is_prepared: bool) -> Iterator[None]:
 
 @contextmanager
 def _postgresql(uri: str, query: str) -> Iterator[_Result]:
-    driver: Any = require("adbc_driver_postgresql.dbapi", "A PostgreSQL database", "sql")
+    driver: Any = require(
+        "adbc_driver_postgresql.dbapi", "A PostgreSQL database", "sql"
+    )
     # The driver writes behind the query, where there may be a semicolon or a comment.
     query = query.strip().removesuffix(";") + "\n"
     try:
@@ -278,7 +303,9 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
         # The client's own text: it names host, user and database, and never a password.
         lines = str(error).partition("Failed to connect:")[2].strip().splitlines()
         said = lines[0].rstrip(".") if lines else "no connection"
-        raise DataError(f"Expected a PostgreSQL server that can be reached. Got: {said}.") from None
+        raise DataError(
+            f"Expected a PostgreSQL server that can be reached. Got: {said}."
+        ) from None
     with closing(connection), closing(connection.cursor()) as cursor:
         with _errors_of_postgresql(is_prepared=True):
             # Of the only transaction, and nothing that a query calls can take it back.
@@ -333,7 +360,9 @@ def _cells(column: Any) -> NDArray[Any]:
         return np.array([np.nan if cell is None else float(cell) for cell in digits])
     if pyarrow.types.is_string(kind):
         texts = column.cast(pyarrow.binary()).to_pylist()
-        return np.array([None if cell is None else _text(cell) for cell in texts], dtype=object)
+        return np.array(
+            [None if cell is None else _text(cell) for cell in texts], dtype=object
+        )
     if pyarrow.types.is_temporal(kind):
         dates = column.to_numpy(zero_copy_only=False).copy()
         dates[dates < _FIRST_DATE] = np.datetime64("NaT")

@@ -1,9 +1,10 @@
 """Columns as people have them: numbers, logarithms, categories, dates, and missing cells.
 
-A `TableDomain` declares columns from public knowledge, in a file that all parties share. It turns
-the cells of a table into records of a `Box`, and points of the box into what people read. Both
-happen here, at their holder: a run agrees on the box alone, whose names of columns say what was
-done. Each cell is read by itself, so a record stays what it is whatever others hold.
+A `TableDomain` declares columns from public knowledge, in a file that all parties
+share. It turns the cells of a table into records of a `Box`, and points of the box into
+what people read. Both happen here, at their holder: a run agrees on the box alone,
+whose names of columns say what was done. Each cell is read by itself, so a record stays
+what it is whatever others hold.
 """
 
 import hashlib
@@ -20,16 +21,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.domain import Box, Domain, check_names, difference, domain_from_config
+from flower_kmeans.data.domain import (
+    Box,
+    Domain,
+    check_names,
+    difference,
+    domain_from_config,
+)
 from flower_kmeans.data.domain_file import line_of, mistake, place_of
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import frame_of
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, KMeansError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+)
 from flower_kmeans.files import parsed_json, parsed_toml
 
-Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
+# columns of the box by name, with their bounds
+Coordinates = dict[str, tuple[float, float]]
 
 _EXACT = Context(prec=40)
 _ZEROS = 6  # at the end of a number: so many are counted and not written
@@ -54,7 +67,9 @@ class _DeclarationError(ConfigurationError):
         self.key = key
 
 
-class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+class _Column(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"
+):
     """What the declarations of columns have in common."""
 
     name: str
@@ -70,12 +85,12 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
     lower, upper : float
         Public bounds in the user's units; numbers outside are moved to them.
     scale : {"linear", "log"}
-        With ``"log"`` records are compared by their decimal logarithm, and the centroid is a
-        geometric mean. ``lower`` is above 0 then.
+        With ``"log"`` records are compared by their decimal logarithm, and the centroid
+        is a geometric mean. ``lower`` is above 0 then.
     missing : float, optional
-        The public number that a missing cell counts as. Without it, its record counts as none. A
-        cell with something else than a finite number is unreadable, and its record counts as none
-        in any case.
+        The public number that a missing cell counts as. Without it, its record counts
+        as none. A cell with something else than a finite number is unreadable, and its
+        record counts as none in any case.
     """
 
     lower: float
@@ -87,7 +102,9 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         """Return the declaration in words, in the user's units."""
         scale = ", log scale" if self.scale == "log" else ""
         bounds = f"number {number_text(self.lower)} to {number_text(self.upper)}{scale}"
-        return bounds + _counts_as(None if self.missing is None else number_text(self.missing))
+        return bounds + _counts_as(
+            None if self.missing is None else number_text(self.missing)
+        )
 
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
@@ -101,7 +118,8 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
             )
         if self.scale == "linear":
             return {self.name: (self.lower, self.upper)}
-        # All parties must have the same bounds, and only decimals have one logarithm everywhere.
+        # All parties must have the same bounds, and only decimals have one logarithm
+        # everywhere.
         low, high = (float(_EXACT.log10(_EXACT.create_decimal_from_float(bound)))
                      for bound in (self.lower, self.upper))  # fmt: skip
         return {f"log10({self.name})": (low, high)}
@@ -139,12 +157,12 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
     name : str
         As the table has it.
     values : tuple of str
-        The public categories, two or more. Spaces around a cell do not count, and integers are as
-        they are written. A float is the integer that it equals, below 2^53 alone: above, it may be
-        another one, rounded.
+        The public categories, two or more. Spaces around a cell do not count, and
+        integers are as they are written. A float is the integer that it equals, below
+        2^53 alone: above, it may be another one, rounded.
     missing : str, optional
-        The category that a cell counts as which is empty or not in ``values``: one of them, such as
-        "other". Without it, the record counts as none.
+        The category that a cell counts as which is empty or not in ``values``: one of
+        them, such as "other". Without it, the record counts as none.
     """
 
     values: tuple[str, ...]
@@ -181,7 +199,9 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
         """Return the place of each cell's category, (n,), with NaN where it is in none."""
-        places: dict[str | None, float] = {value: float(i) for i, value in enumerate(self.values)}
+        places: dict[str | None, float] = {
+            value: float(i) for i, value in enumerate(self.values)
+        }
         found = [places.get(category_of(cell), np.nan) for cell in cells.tolist()]
         return np.array(found, dtype=np.float64)
 
@@ -208,8 +228,9 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     lower, upper : datetime.date
         Public bounds; dates outside are moved to them.
     missing : datetime.date, optional
-        The public date that a missing cell counts as. Without it, its record counts as none. A cell
-        with something else than a date is unreadable, and its record counts as none in any case.
+        The public date that a missing cell counts as. Without it, its record counts as
+        none. A cell with something else than a date is unreadable, and its record
+        counts as none in any case.
 
     Notes
     -----
@@ -242,8 +263,12 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
         """Return the days of a column since the year 1, (n,), with NaN where there is none."""
         if cells.dtype.kind == "M":
             days = cells.astype("datetime64[D]")
-            return np.where(np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO))
-        return np.array([day_of(cell, spelling) for cell in cells.tolist()], dtype=np.float64)
+            return np.where(
+                np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO)
+            )
+        return np.array(
+            [day_of(cell, spelling) for cell in cells.tolist()], dtype=np.float64
+        )
 
     def place(self, values: FloatArray) -> FloatArray:
         """Return the column of the box, (n, 1), of what `read` returned."""
@@ -269,8 +294,9 @@ class TableDomain(Box):
     declared : sequence of Number, Category or Date
         The columns, in order.
     from_records : bool, default: False
-        Whether some of it was read off records: then no run is private. A strategy with a private
-        budget refuses such a domain, and so does a `ClientPolicy` that would pin it.
+        Whether some of it was read off records: then no run is private. A strategy with
+        a private budget refuses such a domain, and so does a `ClientPolicy` that would
+        pin it.
 
     Raises
     ------
@@ -296,11 +322,17 @@ class TableDomain(Box):
             values = {"columns": list(declared), "from_records": from_records}
             columns = msgspec.convert(msgspec.to_builtins(values), _File).columns
         except (msgspec.ValidationError, TypeError) as error:
-            raise ConfigurationError(f"Expected a domain of declared columns. {error}.") from None
+            raise ConfigurationError(
+                f"Expected a domain of declared columns. {error}."
+            ) from None
         check_names([column.name for column in columns], "names of declared columns")
         parts = [column.coordinates() for column in columns]
-        lower, upper = zip(*(bounds for part in parts for bounds in part.values()), strict=True)
-        super().__init__(lower, upper, columns=[name for part in parts for name in part])
+        lower, upper = zip(
+            *(bounds for part in parts for bounds in part.values()), strict=True
+        )
+        super().__init__(
+            lower, upper, columns=[name for part in parts for name in part]
+        )
         vars(self).update(declared=tuple(columns), from_records=from_records)
 
     @classmethod
@@ -357,13 +389,19 @@ class TableDomain(Box):
     def to_toml(self, comments: Mapping[str, Sequence[str]] | None = None) -> str:
         """Return the text that `from_toml` reads, the same for equal domains.
 
-        ``comments`` has lines that stand below a column, by its name; the domain has none of them.
+        ``comments`` has lines that stand below a column, by its name; the domain has
+        none of them.
         """
         notes = comments or {}
         parts = [_NOT_PUBLIC] if self.from_records else []
         for column in self.declared:
-            values = {"kind": column.__struct_config__.tag, **msgspec.structs.asdict(column)}
-            lines = (f"{key} = {_toml(v)}" for key, v in values.items() if v is not None)
+            values = {
+                "kind": column.__struct_config__.tag,
+                **msgspec.structs.asdict(column),
+            }
+            lines = (
+                f"{key} = {_toml(v)}" for key, v in values.items() if v is not None
+            )
             below = (f"# {note}" for note in notes.get(column.name, ()))
             parts.append("\n".join(("[[columns]]", *lines, *below, "")))
         return "\n".join(parts)
@@ -384,22 +422,24 @@ class TableDomain(Box):
         Parameters
         ----------
         table : mapping, DataFrame of pandas or polars, table of pyarrow, or datasets.Dataset
-            Has the declared columns by name; others do not count. Also a structured array, and what
-            hands its columns over as Arrow has them (``__arrow_c_stream__``).
+            Has the declared columns by name; others do not count. Also a structured
+            array, and what hands its columns over as Arrow has them
+            (``__arrow_c_stream__``).
         malformed : {"error", "nan"}
-            What to do with a cell that is unreadable, because it is not what its column declares,
-            and with a missing cell, where the column has no ``missing``. ``"error"`` stops.
-            ``"nan"`` is for `load_data` in a run: it is NaN, which makes the record a null record.
-            All of a record is NaN if no cell is usable, whatever ``missing`` says.
+            What to do with a cell that is unreadable, because it is not what its column
+            declares, and with a missing cell, where the column has no ``missing``.
+            ``"error"`` stops. ``"nan"`` is for `load_data` in a run: it is NaN, which
+            makes the record a null record. All of a record is NaN if no cell is usable,
+            whatever ``missing`` says.
         spelling : Spelling
             How text writes numbers and dates.
 
         Raises
         ------
         DataError, ConfigurationTypeError
-            If this is no table, a column is missing, one of dates is declared as numbers, or
-            columns differ in length: nothing that a single record decides. With
-            ``malformed="error"`` also for cells as above, of all columns at once.
+            If this is no table, a column is missing, one of dates is declared as
+            numbers, or columns differ in length: nothing that a single record decides.
+            With ``malformed="error"`` also for cells as above, of all columns at once.
         """
         findings = self.findings()
         records = self.examine(table, findings, spelling)
@@ -421,7 +461,9 @@ class TableDomain(Box):
             )
         )
 
-    def examine(self, table: Any, findings: Findings, spelling: Spelling = USUAL) -> FloatArray:
+    def examine(
+        self, table: Any, findings: Findings, spelling: Spelling = USUAL
+    ) -> FloatArray:
         """Return records as `encode` does with ``"nan"``, and count what their cells are.
 
         ``findings`` are those of `findings`, to which the counts are added.
@@ -432,7 +474,9 @@ class TableDomain(Box):
             raise DataError("Expected columns of one length.")
         parts = []
         unusable = np.ones(len(cells[0]), dtype=bool)
-        for column, own, found in zip(self.declared, cells, findings.columns, strict=True):
+        for column, own, found in zip(
+            self.declared, cells, findings.columns, strict=True
+        ):
             values = column.read(own, spelling)
             # A category may be called NA.
             missing = are_missing(own) & np.isnan(values)
@@ -440,8 +484,11 @@ class TableDomain(Box):
             unusable &= np.isnan(values)
             part = column.place(values)
             if column.missing is not None:
-                rule = column.place(column.read(np.array([column.missing], dtype=object)))
-                # A category may stand for all that are not listed, but no number for what is none.
+                rule = column.place(
+                    column.read(np.array([column.missing], dtype=object))
+                )
+                # A category may stand for all that are not listed, but no number for
+                # what is none.
                 is_for_all = isinstance(column, Category)
                 part[np.isnan(values) if is_for_all else missing] = rule
             parts.append(part)
@@ -454,8 +501,8 @@ class TableDomain(Box):
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return points of the box, (k, d), as columns in the user's units, by name.
 
-        Numbers are floats and dates are dates. Of a category there is the share of each of its
-        values, ``NAME=VALUE``, noisy like all of a centroid.
+        Numbers are floats and dates are dates. Of a category there is the share of each
+        of its values, ``NAME=VALUE``, noisy like all of a centroid.
         """
         columns: dict[str, list[Any]] = {}
         start = 0
@@ -470,7 +517,9 @@ def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
     """Return declarations that make a box; a `DataError` if they make another one."""
     differs = difference(domain, box)
     if differs is not None:
-        raise DataError(f"Expected the domain of the run. Got one with another {differs[0]}.")
+        raise DataError(
+            f"Expected the domain of the run. Got one with another {differs[0]}."
+        )
     return domain
 
 
@@ -528,7 +577,11 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
         if frame is not None and frame.is_empty and not isinstance(table, Mapping):
             return np.empty(0, dtype=object)
         # Other names are not listed: without a header, they are a record.
-        got = "" if frame is not None else f" with names of columns. Got {type(table).__name__}"
+        got = (
+            ""
+            if frame is not None
+            else f" with names of columns. Got {type(table).__name__}"
+        )
         raise DataError(f"Expected the column {name!r} once in the table{got}.")
     cells = frame.column(frame.names.index(name)).cells()
     return _whole_days(cells) if cells.dtype.kind == "M" else cells
@@ -618,7 +671,9 @@ def _counts_as(missing: str | None) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # printable, so that TOML reads it alike
+        # printable, so that TOML reads it alike
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return repr(value + 0.0) if isinstance(value, float) else str(value)  # no negative zero
+    # no negative zero
+    return repr(value + 0.0) if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
 """Tables of records from files: csv, npy, npz, parquet, Excel, or a database.
 
-All commands and all nodes read a table by `open_table`, block by block and cell by cell. A node
-differs only in that a malformed cell makes a null record instead of an error.
+All commands and all nodes read a table by `open_table`, block by block and cell by
+cell. A node differs only in that a malformed cell makes a null record instead of an
+error.
 """
 
 import logging
@@ -53,8 +54,8 @@ class Block:
     Attributes
     ----------
     columns : dict from str to ndarray of shape (m,)
-        Cells by column: text as the file has it, or numbers, dates and objects of a format with
-        types.
+        Cells by column: text as the file has it, or numbers, dates and objects of a
+        format with types.
     n_records : int
     malformed : ndarray of shape (m,)
         Records of which no cell is known.
@@ -92,7 +93,8 @@ class OpenTable:
     names : tuple of str
         Of the columns, in order. They may be empty or occur twice.
     has_names : bool
-        Whether the columns have names, of the table itself or given; else they are called x0, x1.
+        Whether the columns have names, of the table itself or given; else they are
+        called x0, x1.
     beside : tuple of str
         Names of what an npz file holds beside its columns.
     spelling : Spelling
@@ -180,7 +182,9 @@ class Table:
     columns: tuple[str, ...]
     labels: NDArray[Any] | None = None
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    findings: Findings = field(default_factory=lambda: Findings(()), repr=False, compare=False)
+    findings: Findings = field(
+        default_factory=lambda: Findings(()), repr=False, compare=False
+    )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for NumPy."""
@@ -215,12 +219,12 @@ def load_table(
 
     Columns without a name are called ``x0``, ``x1``, ... An npz file holds either one
     two-dimensional array (with, optionally, ``columns``: its names) and any number of
-    one-dimensional ones as long as it has rows, which may serve as label or to split by; or
-    one-dimensional arrays only, which are the columns.
+    one-dimensional ones as long as it has rows, which may serve as label or to split
+    by; or one-dimensional arrays only, which are the columns.
 
-    A record with a missing cell is left out, unless the domain states what the cell counts as. How
-    many there were, and what else its holder must know of the cells, is logged here, and in the
-    table's `findings`.
+    A record with a missing cell is left out, unless the domain states what the cell
+    counts as. How many there were, and what else its holder must know of the cells, is
+    logged here, and in the table's `findings`.
 
     Parameters
     ----------
@@ -230,33 +234,37 @@ def load_table(
     label : str, optional
         Column with labels. It is not a feature.
     features : sequence of str, optional
-        Columns to cluster by; by default all but the label and columns in ``keep`` that hold no
-        numbers. With ``malformed="nan"``: all but the label and columns in ``keep``.
+        Columns to cluster by; by default all but the label and columns in ``keep`` that
+        hold no numbers. With ``malformed="nan"``: all but the label and columns in
+        ``keep``.
     keep : collection of str
         Further columns to return, whatever they hold.
     malformed : {"error", "nan"}
-        What to do with a cell of a feature that is neither missing nor a finite number, and with a
-        line of a csv file that has more or fewer cells than there are columns. ``"error"`` stops,
-        with all columns that have such cells. ``"nan"`` is for `load_data` in a run, where no
-        single record may decide whether a client answers (docs/guarantees.md, "Neighbours, budget,
-        delta"): such a cell, or all of such a line, is NaN, and so a null record. Rows keep their
-        places then: one with a missing cell is NaN as well.
+        What to do with a cell of a feature that is neither missing nor a finite number,
+        and with a line of a csv file that has more or fewer cells than there are
+        columns. ``"error"`` stops, with all columns that have such cells. ``"nan"`` is
+        for `load_data` in a run, where no single record may decide whether a client
+        answers (docs/guarantees.md, "Neighbours, budget, delta"): such a cell, or all
+        of such a line, is NaN, and so a null record. Rows keep their places then: one
+        with a missing cell is NaN as well.
     header : True or sequence of str, optional
-        ``True`` if the first line of a csv file names its columns, or the names if it does not: the
-        file is then separated by commas, unless ``reading`` has another delimiter. By default the
-        first line names the columns if none of its cells looks like a number, and is a record if
-        all do; a line of both kinds is an error. With ``malformed="nan"`` this is not guessed from
-        a record, and has to be said.
+        ``True`` if the first line of a csv file names its columns, or the names if it
+        does not: the file is then separated by commas, unless ``reading`` has another
+        delimiter. By default the first line names the columns if none of its cells
+        looks like a number, and is a record if all do; a line of both kinds is an
+        error. With ``malformed="nan"`` this is not guessed from a record, and has to be
+        said.
     domain : TableDomain, optional
-        In place of ``features``: the records are in the columns of its box, as its ``encode`` makes
-        them of the declared columns.
+        In place of ``features``: the records are in the columns of its box, as its
+        ``encode`` makes them of the declared columns.
     reading : Reading
         How the file writes cells: delimiter, decimal comma, encoding and the like.
 
     Raises
     ------
     ConfigurationError, DataError
-        If an option does not fit the file, a package to read it is missing, or it cannot be read.
+        If an option does not fit the file, a package to read it is missing, or it
+        cannot be read.
     """
     reading = reading.with_options(header=header)
     table = read_table(path, reading, label, features, keep, malformed, domain)
@@ -274,19 +282,19 @@ def load_records(
 ) -> "Table | Query":
     """Return a client's records, as ``load_data`` returns them in a run.
 
-    Those of a file are read now, as by `load_table` with ``malformed="nan"``. Those of a database
-    are a `Query`, which a run makes once.
+    Those of a file are read now, as by `load_table` with ``malformed="nan"``. Those of
+    a database are a `Query`, which a run makes once.
 
     Parameters
     ----------
     data : path or str
         A file, a ``source.toml``, or an address of a database.
     domain : TableDomain, optional
-        Declares the columns. Without it they are numbers: all of a file, and of a database those
-        that the run names.
+        Declares the columns. Without it they are numbers: all of a file, and of a
+        database those that the run names.
     header : True or sequence of str, optional
-        As of `load_table`. By default a ``source.toml`` says it; where it does not, and for other
-        files, the first line names the columns.
+        As of `load_table`. By default a ``source.toml`` says it; where it does not, and
+        for other files, the first line names the columns.
     reading : Reading
 
     Raises
@@ -308,7 +316,9 @@ def column_names(data: str | Path, header: Header | None = None) -> tuple[str, .
     """Return the columns of a client's table, as `load_records` names them, without its records."""
     if header is None and Path(data).suffix.lower() != ".toml":
         header = True
-    return open_table(data, USUAL_READING.with_options(header=header), recognises=False).names
+    return open_table(
+        data, USUAL_READING.with_options(header=header), recognises=False
+    ).names
 
 
 def read_table(
@@ -326,9 +336,13 @@ def read_table(
             f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
         )
     if domain is not None and features is not None:
-        raise ConfigurationError("Expected features or domain, which has them. Got both.")
+        raise ConfigurationError(
+            "Expected features or domain, which has them. Got both."
+        )
     if features is not None and label in features:
-        raise ConfigurationError(f"The label column {label!r} cannot be a feature as well.")
+        raise ConfigurationError(
+            f"The label column {label!r} cannot be a feature as well."
+        )
     if features is not None and len(set(features)) < len(features):
         raise ConfigurationError("Expected every feature once. Got one of them twice.")
     is_node = malformed == "nan"
@@ -342,7 +356,9 @@ def read_table(
     else:
         excluded = {label, *keep} if is_node else {label}
         chosen = opened.features(excluded)
-    loaded = _load(opened, chosen, domain, beside, refuses_types=is_node and domain is None)
+    loaded = _load(
+        opened, chosen, domain, beside, refuses_types=is_node and domain is None
+    )
     if not is_node:
         if features is None and domain is None:
             loaded = _without_text(loaded, keep)
@@ -378,14 +394,18 @@ def _load(
         parts.append(records_of(block, chosen, domain, findings, opened.spelling))
         for name, found in kept.items():
             found.append(block.columns[name])
-    others = {name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()}
+    others = {
+        name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()
+    }
     return Table(np.concatenate(parts), names, None, others, findings)
 
 
 def _require_types(block: Block, chosen: Sequence[str]) -> None:
     """Refuse a column of a type that holds no numbers: at a node no record would count."""
     for name in chosen:
-        cells = block.columns[name] if block.stored is None else block.stored.column(name)
+        cells = (
+            block.columns[name] if block.stored is None else block.stored.column(name)
+        )
         column = column_of(cells)
         if column is not None and not column.may_be_numbers:
             raise ConfigurationTypeError(
@@ -403,7 +423,8 @@ def records_of(
 ) -> NDArray[np.float64]:
     """Return the records of a block, (m, d), and count what their cells are.
 
-    A record with a cell that is not usable has NaN there; a malformed one has nothing else.
+    A record with a cell that is not usable has NaN there; a malformed one has nothing
+    else.
     """
     cells = block.whole(chosen)
     if domain is None:
@@ -431,12 +452,16 @@ def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
     return names
 
 
-def _numbers(cells: Columns, findings: Findings, spelling: Spelling) -> NDArray[np.float64]:
+def _numbers(
+    cells: Columns, findings: Findings, spelling: Spelling
+) -> NDArray[np.float64]:
     """Return columns without declarations as records, NaN where a cell is no finite number."""
     parts = []
     for own, found in zip(cells.values(), findings.columns, strict=True):
         if own.ndim != 1:
-            raise DataError(f"Expected the column {found.name!r} as one cell for each record.")
+            raise DataError(
+                f"Expected the column {found.name!r} as one cell for each record."
+            )
         values = spelling.numbers(own)
         values = np.where(np.isfinite(values), values, np.nan)
         found.add(own, values, are_missing(own))
@@ -452,7 +477,9 @@ def _without_text(table: Table, keep: Collection[str]) -> Table:
         for name, found in zip(table.columns, table.findings.columns, strict=True)
     ]
     if not any(is_feature):
-        raise DataError("Expected a column to cluster by beside those that are kept. Got none.")
+        raise DataError(
+            "Expected a column to cluster by beside those that are kept. Got none."
+        )
     columns = tuple(compress(table.columns, is_feature))
     table.findings.columns = tuple(compress(table.findings.columns, is_feature))
     return replace(table, records=table.records[:, is_feature], columns=columns)
@@ -478,13 +505,14 @@ def open_table(
     reading : Reading
         How it is read; options of a ``source.toml`` hold where this has none.
     recognises : bool
-        Whether the first line may be recognised as names or as a record. At a node it may not.
+        Whether the first line may be recognised as names or as a record. At a node it
+        may not.
 
     Raises
     ------
     ConfigurationError, DataError
-        If there is no such file, its format or its columns cannot be known, or a package to read
-        it is missing.
+        If there is no such file, its format or its columns cannot be known, or a
+        package to read it is missing.
     """
     named, reading = resolved(data, reading)
     opened = _opened(named, reading, recognises)
@@ -507,7 +535,11 @@ def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:
             "Expected header with malformed='nan': True if the first line of a file names its "
             "columns, else their names. Got None: it is not guessed from a record."
         )
-    return _open_excel(path, reading) if suffix in excel.SUFFIXES else _open_csv(path, reading)
+    return (
+        _open_excel(path, reading)
+        if suffix in excel.SUFFIXES
+        else _open_csv(path, reading)
+    )
 
 
 def data_name(data: str) -> str:
@@ -541,7 +573,9 @@ def _open_csv(path: Path, reading: Reading) -> OpenTable:
 
 
 def _block_of_rows(
-    rows: Sequence[tuple[int, Sequence[Any] | None]], wanted: Sequence[str], places: Sequence[int]
+    rows: Sequence[tuple[int, Sequence[Any] | None]],
+    wanted: Sequence[str],
+    places: Sequence[int],
 ) -> Block:
     """Return a block of rows with their numbers; a malformed one has empty cells."""
     malformed = np.array([row is None for _, row in rows], dtype=bool)
@@ -595,9 +629,16 @@ def _open_parquet(path: Path) -> OpenTable:
         columns = {name: stored[names.index(name)] for name in wanted}
         try:
             with ParquetFile(path) as file:
-                for batch in file.iter_batches(BLOCK_ROWS, columns=list(columns.values())):
-                    cells = {n: _stored_cells(batch.column(own)) for n, own in columns.items()}
-                    named = batch.select(list(columns.values())).rename_columns(list(columns))
+                for batch in file.iter_batches(
+                    BLOCK_ROWS, columns=list(columns.values())
+                ):
+                    cells = {
+                        n: _stored_cells(batch.column(own))
+                        for n, own in columns.items()
+                    }
+                    named = batch.select(list(columns.values())).rename_columns(
+                        list(columns)
+                    )
                     yield replace(_whole(cells), stored=named)
         except (ArrowException, OSError):
             # The reader's own text quotes what it failed on.
@@ -642,7 +683,9 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
         for batch in batched(sized):
             yield _block_of_rows(batch, wanted, places)
 
-    return OpenTable(str(path), columns, has_names or reading.given_names is not None, read)
+    return OpenTable(
+        str(path), columns, has_names or reading.given_names is not None, read
+    )
 
 
 def _name_of(cell: Any) -> str:
@@ -688,7 +731,9 @@ def _read_numpy(path: Path) -> tuple[Columns, Columns]:
             with loaded:
                 arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
     except Exception:  # a damaged archive raises what zipfile, zlib and numpy have
-        raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
+        raise DataError(
+            f"The data file {path} is not a NumPy file, or it holds objects."
+        ) from None
     if isinstance(loaded, np.ndarray):
         return _columns_of_array(loaded, None), {}
     names = arrays.pop("columns", None)
@@ -702,7 +747,9 @@ def _read_numpy(path: Path) -> tuple[Columns, Columns]:
             f"one-dimensional arrays of one length. Got {len(tables)} two-dimensional instead."
         )
     (table,) = tables
-    columns = _columns_of_array(table, None if names is None else [str(n) for n in names.flat])
+    columns = _columns_of_array(
+        table, None if names is None else [str(n) for n in names.flat]
+    )
     side = {name: flat[name] for name in flat if len(flat[name]) == len(table)}
     return columns, {name: array for name, array in side.items() if name not in columns}
 
@@ -712,7 +759,9 @@ def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> Colum
     if fields is not None and array.ndim == 1:
         return {name: array[name] for name in fields}
     if array.ndim != 2:
-        raise DataError(f"Expected a two-dimensional array of records. Got {array.ndim}-d instead.")
+        raise DataError(
+            f"Expected a two-dimensional array of records. Got {array.ndim}-d instead."
+        )
     if names is None:
         names = default_names(array.shape[1])
     if len(names) != array.shape[1] or len(set(names)) < len(names):

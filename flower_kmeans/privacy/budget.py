@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.parameters import require_positive
 
 Unit = Literal["record", "client"]
@@ -36,11 +40,15 @@ class PrivacyBudget:
             object.__setattr__(self, name, _real_or_none(name, getattr(self, name)))
         epsilon, delta = self.epsilon, self.delta
         if epsilon is not None and not 0 < epsilon < math.inf:
-            raise self._wrong("epsilon", "positive and finite, or None for a run without privacy")
+            raise self._wrong(
+                "epsilon", "positive and finite, or None for a run without privacy"
+            )
         if delta is not None and not 0 <= delta < 1:
             raise self._wrong("delta", "at least 0 and below 1")
         if epsilon is None and delta is not None:
-            raise self._wrong("delta", "None when epsilon is None, for such a run is not private")
+            raise self._wrong(
+                "delta", "None when epsilon is None, for such a run is not private"
+            )
         if self.unit not in ("record", "client"):
             raise self._wrong("unit", "'record' or 'client'")
 
@@ -63,9 +71,10 @@ class PrivacyBudget:
     def resolved(self, n_units: int) -> "PrivacyBudget":
         """Return this budget with a delta of ``None`` replaced by ``min(1e-6, 1 / (100 n_units))``.
 
-        ``n_units`` is the public number of records or clients, whichever the unit is; never a count
-        of the data. A mechanism that publishes a random record is (0, 1 / n_units)-private, so
-        delta has to stay well below that (docs/guarantees: Neighbours, budget, delta).
+        ``n_units`` is the public number of records or clients, whichever the unit is;
+        never a count of the data. A mechanism that publishes a random record is (0, 1 /
+        n_units)-private, so delta has to stay well below that (docs/guarantees:
+        Neighbours, budget, delta).
         """
         require_positive("n_units", n_units)
         if self.epsilon is None or self.delta is not None:
@@ -75,7 +84,9 @@ class PrivacyBudget:
     def to_config(self) -> dict[str, Any]:
         """Return the budget for a run document; what is ``None`` is left out."""
         reals = {"epsilon": self.epsilon, "delta": self.delta}
-        given = {name: real_to_text(real) for name, real in reals.items() if real is not None}
+        given = {
+            name: real_to_text(real) for name, real in reals.items() if real is not None
+        }
         return {"unit": self.unit, **given}
 
 
@@ -83,15 +94,20 @@ def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
     """Return the budget that a run document states, or raise ``MessageError``."""
     names = {"unit", "epsilon", "delta"}
     if not isinstance(config, Mapping) or not {"unit"} <= set(config) <= names:
-        raise MessageError("A privacy budget must have a unit, and may have epsilon and delta.")
+        raise MessageError(
+            "A privacy budget must have a unit, and may have epsilon and delta."
+        )
     epsilon, delta = (
-        real_from_text(config[name]) if name in config else None for name in ("epsilon", "delta")
+        real_from_text(config[name]) if name in config else None
+        for name in ("epsilon", "delta")
     )
     try:
         return PrivacyBudget(epsilon, delta, cast(Unit, config["unit"]))
     except ConfigurationError:
         # The inner text advises who made the budget; here that was the server.
-        raise MessageError("The privacy budget of the run document is out of range.") from None
+        raise MessageError(
+            "The privacy budget of the run document is out of range."
+        ) from None
 
 
 def _real_or_none(name: str, value: Any) -> float | None:

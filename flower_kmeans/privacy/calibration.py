@@ -4,12 +4,13 @@ mu-GDP is (epsilon, delta)-DP exactly when delta is at least
 
     delta(epsilon) = Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2)
 
-(Balle & Wang 2018, Theorem 8; docs/guarantees: Neighbours, budget, delta). It is computed with
-mpmath in as many digits as the cancellation needs: milliseconds once per plan, and bit for bit the
-same on all processors, so clients can recompute the plan. Only the last step rounds to float64, and
-it errs to the safe side: delta and epsilon upward, mu downward. Laplace releases are composed with
-one Gaussian release, which stands for all of them, by privacy loss distributions: pessimistic ones,
-so every number is an upper bound (Doroshenko et al. 2022).
+(Balle & Wang 2018, Theorem 8; docs/guarantees: Neighbours, budget, delta). It is
+computed with mpmath in as many digits as the cancellation needs: milliseconds once per
+plan, and bit for bit the same on all processors, so clients can recompute the plan.
+Only the last step rounds to float64, and it errs to the safe side: delta and epsilon
+upward, mu downward. Laplace releases are composed with one Gaussian release, which
+stands for all of them, by privacy loss distributions: pessimistic ones, so every number
+is an upper bound (Doroshenko et al. 2022).
 """
 
 import math
@@ -30,13 +31,14 @@ _SMALLEST_EPSILON = 2.0**-50
 _STEPS = 3_000
 _MAX_STEP = 1e-2
 _MIN_STEP = 1e-7
-# Largest privacy loss that is composed numerically. Beyond it e^loss leaves float64's range, and an
-# epsilon of thousands would take gigabytes.
+# Largest privacy loss that is composed numerically. Beyond it e^loss leaves float64's
+# range, and an epsilon of thousands would take gigabytes.
 _MAX_LOSS = 500.0
 # Standard deviations of a privacy loss whose tail beyond them does not matter.
 _TAIL = 8.0
-# Scales are found on a grid this fine, so that the last bits of the numerical composition, which
-# differ between processors, do not reach the noise: clients recompute the plan they are sent.
+# Scales are found on a grid this fine, so that the last bits of the numerical
+# composition, which differ between processors, do not reach the noise: clients
+# recompute the plan they are sent.
 _SCALE_BITS = 16
 
 
@@ -53,22 +55,29 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
         return 0.0
     if mu / 2 - epsilon / mu > _UNDERFLOW:
         return 1.0
-    # The difference loses about mu^2 / epsilon of its size, or mu at epsilon = 0; the arguments
-    # of Phi are squared, which costs their own size twice. The rest is margin.
-    digits = 40 + 2 * abs(math.log10(mu)) + 2 * math.log10(1 + epsilon) + math.log10(2 + mu) * 2
+    # The difference loses about mu^2 / epsilon of its size, or mu at epsilon = 0; the
+    # arguments of Phi are squared, which costs their own size twice. The rest is
+    # margin.
+    digits = (
+        40
+        + 2 * abs(math.log10(mu))
+        + 2 * math.log10(1 + epsilon)
+        + math.log10(2 + mu) * 2
+    )
     with mpmath.workdps(int(digits)):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
         return min(1.0, max(0.0, _upward(value)))
 
 
-# A plan, its check and its ledger ask for the same numbers, at tens of milliseconds each.
+# A plan, its check and its ledger ask for the same numbers, at tens of milliseconds
+# each.
 @lru_cache(maxsize=1024)
 def mu_of_budget(epsilon: float, delta: float) -> float:
     """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``, for positive delta.
 
-    The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget (Balle & Wang
-    2018, Algorithm 1), and the next larger float64 exceeds it.
+    The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget (Balle
+    & Wang 2018, Algorithm 1), and the next larger float64 exceeds it.
 
     Raises
     ------
@@ -83,7 +92,8 @@ def mu_of_budget(epsilon: float, delta: float) -> float:
             "differentially private. Got 0 instead."
         )
     high = 1.0
-    # Both loops end: delta_of_mu runs from 0 to 1 as mu grows, and delta lies strictly between.
+    # Both loops end: delta_of_mu runs from 0 to 1 as mu grows, and delta lies strictly
+    # between.
     while delta_of_mu(high, epsilon) <= delta:
         high *= 2
     low = high / 2
@@ -97,8 +107,8 @@ def mu_of_budget(epsilon: float, delta: float) -> float:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Return the least float64 epsilon with ``delta_of_mu(mu, epsilon) <= delta``.
 
-    One that is positive and below 2^-50 becomes 2^-50. It is infinite when delta is 0 and mu is
-    not.
+    One that is positive and below 2^-50 becomes 2^-50. It is infinite when delta is 0
+    and mu is not.
     """
     _check("mu", mu)
     _check("delta", delta, below=1.0)
@@ -116,7 +126,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     return _bisected(low, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta)[1]
 
 
-def _bisected(low: float, high: float, is_low: Callable[[float], bool]) -> tuple[float, float]:
+def _bisected(
+    low: float, high: float, is_low: Callable[[float], bool]
+) -> tuple[float, float]:
     """Return the neighbouring floats around the end of a condition."""
     while low < (middle := low + (high - low) / 2) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
@@ -139,19 +151,22 @@ def _check(name: str, value: float, below: float = math.inf) -> None:
 
 def laplace_delta(cost: float, epsilon: float) -> float:
     """Return the least delta of one Laplace release of pure epsilon ``cost`` at ``epsilon``."""
-    # 1 - e^((epsilon - cost)/2), exactly (Balle, Barthe & Gaboardi 2018); 0.0 - 0.0 is not -0.0.
+    # 1 - e^((epsilon - cost)/2), exactly (Balle, Barthe & Gaboardi 2018); 0.0 - 0.0 is
+    # not -0.0.
     return 0.0 - math.expm1(min(0.0, epsilon - cost) / 2)
 
 
 def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> float:
     """Return a delta that all releases together meet at an epsilon.
 
-    ``mu`` is that of all Gaussian releases, ``laplace`` has each Laplace release's pure epsilon.
-    Where the cost is too large to be composed numerically, epsilons are added up instead.
+    ``mu`` is that of all Gaussian releases, ``laplace`` has each Laplace release's pure
+    epsilon. Where the cost is too large to be composed numerically, epsilons are added
+    up instead.
     """
     if not laplace:
         return delta_of_mu(mu, epsilon)
-    # Basic composition: the Laplace releases use up their epsilons, the Gaussian ones the rest.
+    # Basic composition: the Laplace releases use up their epsilons, the Gaussian ones
+    # the rest.
     rest = epsilon - math.fsum(laplace)
     if not mu and rest >= 0:
         return 0.0
@@ -176,19 +191,20 @@ def _is_composable(mu: float, laplace: tuple[float, ...]) -> bool:
     """Return whether the numerical composition is small enough to be carried out."""
     gaussian = mu * (mu / 2 + _TAIL)
     size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
-    # The loss is at most the sum of the epsilons, and hardly ever beyond that of a Gaussian.
+    # The loss is at most the sum of the epsilons, and hardly ever beyond that of a
+    # Gaussian.
     largest = min(math.fsum(laplace) + gaussian, size * (size / 2 + _TAIL))
     return max(largest, gaussian, *laplace) <= _MAX_LOSS
 
 
 @lru_cache(maxsize=64)
 def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
-    # A second of import time, which clients (a new process per message) need not pay for plans
-    # of Gaussian releases.
+    # A second of import time, which clients (a new process per message) need not pay
+    # for plans of Gaussian releases.
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # The step follows the size of the typical loss, so that small budgets stay exact and large
-    # ones stay cheap.
+    # The step follows the size of the typical loss, so that small budgets stay exact
+    # and large ones stay cheap.
     size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
     step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
     total = None
@@ -206,8 +222,9 @@ def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
 def least_scale(excess: Callable[[float], float], low: float, high: float) -> float:
     """Return the least scale on a grid of relative width 2^-16 or so that meets a budget.
 
-    ``excess`` gives the part by which a scale exceeds the budget: falling, at most 0 where it is
-    met. No scale below ``low``, which is positive, meets the budget, and ``high`` does.
+    ``excess`` gives the part by which a scale exceeds the budget: falling, at most 0
+    where it is met. No scale below ``low``, which is positive, meets the budget, and
+    ``high`` does.
     """
     # A power of two, so that every place of the grid is an exact float64.
     step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
@@ -220,8 +237,9 @@ def least_scale(excess: Callable[[float], float], low: float, high: float) -> fl
     while last - first > 1:
         turn += 1
         middle = (first + last) // 2
-        # Epsilon is nearly a line in the inverse of the scale, so interpolation finds the place in
-        # a few evaluations, each of which is a numerical composition; every fourth step bisects.
+        # Epsilon is nearly a line in the inverse of the scale, so interpolation finds
+        # the place in a few evaluations, each of which is a numerical composition;
+        # every fourth step bisects.
         if turn % 4 and above < math.inf:
             part = above / (above - below)
             place = 1 / ((1 - part) / first + part / last)

@@ -1,10 +1,11 @@
 """What releases of several runs cost together, where each run is chosen after earlier results.
 
-Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all releases together
-meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after earlier results"). Either sum
-may keep it: that of mu^2, where a Laplace release counts the mu of the Gaussian release that
-reveals at least as much, or that of pure epsilons, as long as all noise is Laplace. Sums are
-integers, so they are exact in any order, and every term is rounded upward.
+Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all
+releases together meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after
+earlier results"). Either sum may keep it: that of mu^2, where a Laplace release counts
+the mu of the Gaussian release that reveals at least as much, or that of pure epsilons,
+as long as all noise is Laplace. Sums are integers, so they are exact in any order, and
+every term is rounded upward.
 """
 
 import math
@@ -19,10 +20,11 @@ import mpmath
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.release import Release
 
-# Fine enough for a mu of 2^-48, and integers are exact in any order, whatever runs came first.
-# A sum of squares and a sum of epsilons are counted in steps of 2^-96.
+# Fine enough for a mu of 2^-48, and integers are exact in any order, whatever runs came
+# first. A sum of squares and a sum of epsilons are counted in steps of 2^-96.
 _BITS = 96
-# Beyond these costs the level is bounded by its limit, which is then within 1e-12 or 1e-3 of it.
+# Beyond these costs the level is bounded by its limit, which is then within 1e-12 or
+# 1e-3 of it.
 _SMALL, _LARGE = 1e-12, 1e5
 _DIGITS = 50
 
@@ -37,11 +39,15 @@ class Charge:
 
     def __add__(self, other: "Charge") -> "Charge":
         return Charge(
-            self.square + other.square, self.pure + other.pure, self.n_gaussian + other.n_gaussian
+            self.square + other.square,
+            self.pure + other.pure,
+            self.n_gaussian + other.n_gaussian,
         )
 
     def __mul__(self, number: int) -> "Charge":
-        return Charge(self.square * number, self.pure * number, self.n_gaussian * number)
+        return Charge(
+            self.square * number, self.pure * number, self.n_gaussian * number
+        )
 
     def __sub__(self, other: "Charge") -> "Charge":
         return self + other * -1
@@ -49,7 +55,8 @@ class Charge:
     @property
     def mu(self) -> float:
         """Root of the sum of mu^2, rounded upward."""
-        # Quotient and root round once each, together by less than the one step that _upward adds.
+        # Quotient and root round once each, together by less than the one step that
+        # _upward adds.
         return _upward(math.sqrt(Fraction(self.square, 1 << _BITS)))
 
     def fits(self, epsilon: float, delta: float) -> bool:
@@ -63,7 +70,11 @@ class Charge:
         """Return the least epsilon whose limit (epsilon, delta) the sums keep."""
         if not self.square:
             return 0.0
-        pure = math.inf if self.n_gaussian else _upward(float(Fraction(self.pure, 1 << _BITS)))
+        pure = (
+            math.inf
+            if self.n_gaussian
+            else _upward(float(Fraction(self.pure, 1 << _BITS)))
+        )
         return min(pure, epsilon_of_mu(self.mu, delta))
 
     def delta(self, epsilon: float) -> float:
@@ -71,14 +82,19 @@ class Charge:
         return 0.0 if self._is_pure(epsilon) else delta_of_mu(self.mu, epsilon)
 
     def _is_pure(self, epsilon: float) -> bool:
-        return not self.n_gaussian and self.pure <= math.floor(Fraction(epsilon) * (1 << _BITS))
+        return not self.n_gaussian and self.pure <= math.floor(
+            Fraction(epsilon) * (1 << _BITS)
+        )
 
 
-def charge_of(releases: Iterable[Release], moves: Iterable[float] | None = None) -> Charge:
+def charge_of(
+    releases: Iterable[Release], moves: Iterable[float] | None = None
+) -> Charge:
     """Return what releases, which have noise, charge.
 
-    ``moves`` says by how much the neighbours in question move each release, in the units of its
-    noise and in its norm: by 1, unless they are others than those that it is calibrated to.
+    ``moves`` says by how much the neighbours in question move each release, in the
+    units of its noise and in its norm: by 1, unless they are others than those that it
+    is calibrated to.
     """
     total = Charge()
     releases = tuple(releases)
@@ -95,7 +111,8 @@ class Price:
     """What a run charges, round by round."""
 
     unit: str  # that the run protects: "record" or "client"
-    # Of each round, for the run's unit and for one record; equal where the unit is the record.
+    # Of each round, for the run's unit and for one record; equal where the unit is the
+    # record.
     rounds: tuple[tuple[Charge, Charge], ...]
 
     @property
@@ -106,19 +123,23 @@ class Price:
 
 
 def price_of(
-    unit: str, rounds: Sequence[Sequence[Release]], moves: Sequence[Sequence[float]] | None = None
+    unit: str,
+    rounds: Sequence[Sequence[Release]],
+    moves: Sequence[Sequence[float]] | None = None,
 ) -> Price:
     """Return what a run that protects a unit, "record" or "client", charges for its releases.
 
-    For a run that protects clients, ``moves`` says by how much one record of a client that stays
-    moves each release, in the units of its noise: by 2 where it is not known, the way from one end
-    of the clip to the other.
+    For a run that protects clients, ``moves`` says by how much one record of a client
+    that stays moves each release, in the units of its noise: by 2 where it is not
+    known, the way from one end of the clip to the other.
     """
     charges = []
     for number, releases in enumerate(rounds):
         own = record = charge_of(releases)
         if unit != "record":
-            record = charge_of(releases, [2.0] * len(releases) if moves is None else moves[number])
+            record = charge_of(
+                releases, [2.0] * len(releases) if moves is None else moves[number]
+            )
         charges.append((own, record))
     return Price(unit, tuple(charges))
 
@@ -126,19 +147,22 @@ def price_of(
 def _laplace_square(cost: float) -> Fraction:
     """Return the square of a Laplace release's level, rounded upward.
 
-    The level is ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve lies nowhere
-    above that of the Laplace release of this pure epsilon.
+    The level is ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve
+    lies nowhere above that of the Laplace release of this pure epsilon.
     """
     # It is below the roots of both of these, and meets one at either end.
     exact = Fraction(cost)
     # math.pi lies below pi, by less than the last factor adds.
-    bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (1 + Fraction(1, 1 << 50))
+    bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (
+        1 + Fraction(1, 1 << 50)
+    )
     if not _SMALL < cost < _LARGE:
         return bound
     with mpmath.workdps(_DIGITS):
         target = -mpmath.mpf(cost) / 2 - mpmath.log(2)
         x = mpmath.sqrt(mpmath.mpf(bound.numerator) / bound.denominator) / 2
-        # ln Phi(-x) is concave and falls, so Newton's steps from above stay above the root.
+        # ln Phi(-x) is concave and falls, so Newton's steps from above stay above the
+        # root.
         while True:
             tail = mpmath.ncdf(-x)
             step = (target - mpmath.log(tail)) * tail / mpmath.npdf(x)
@@ -148,9 +172,9 @@ def _laplace_square(cost: float) -> Fraction:
         # One more step would change less than this margin.
         mantissa, exponent = mpmath.frexp(4 * x * x * (1 + mpmath.mpf(2) ** -70))
         # 120 bits of the 50 digits, the last of them rounded upward.
-        return Fraction(int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))) * Fraction(2) ** (
-            int(exponent) - 120
-        )
+        return Fraction(int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))) * Fraction(
+            2
+        ) ** (int(exponent) - 120)
 
 
 @lru_cache(maxsize=4096)
@@ -158,8 +182,11 @@ def _charge(is_gaussian: bool, multiplier: float, move: float, bound: float) -> 
     cost = Fraction(move) * Fraction(bound) / Fraction(multiplier)
     if is_gaussian:
         return Charge(_steps_above(cost * cost), 0, 1)
-    # The level grows with the cost, so a cost that is rounded upward is one that covers it.
-    return Charge(_steps_above(_laplace_square(_upward(float(cost)))), _steps_above(cost), 0)
+    # The level grows with the cost, so a cost that is rounded upward is one that covers
+    # it.
+    return Charge(
+        _steps_above(_laplace_square(_upward(float(cost)))), _steps_above(cost), 0
+    )
 
 
 def _steps_above(value: Fraction) -> int:
@@ -168,7 +195,8 @@ def _steps_above(value: Fraction) -> int:
 
 @lru_cache(maxsize=64)
 def _largest_square(epsilon: float, delta: float) -> int:
-    # Downward: terms are rounded upward and the limit downward, so no rounding favours the spender.
+    # Downward: terms are rounded upward and the limit downward, so no rounding favours
+    # the spender.
     largest = Fraction(mu_of_budget(epsilon, delta))
     return math.floor(largest * largest * (1 << _BITS))
 

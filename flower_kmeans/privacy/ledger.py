@@ -1,15 +1,15 @@
 """A node's memory of what it released, in one SQLite file: what runs cost together.
 
-A node starts a process per message, and any of them may die at any moment. So an answer is written
-down, with what it costs, in one exclusive transaction that is on the disk before anything is sent:
-a crash in between loses an answer, never a charge.
+A node starts a process per message, and any of them may die at any moment. So an answer
+is written down, with what it costs, in one exclusive transaction that is on the disk
+before anything is sent: a crash in between loses an answer, never a charge.
 
-The first answer or vote in a run reserves its plan; answers turn reservations into charges, and
-what is left comes back when the run has ended. One sum of a round opens, so a round is charged
-once. Of each run the last answer and the last vote stay for good, with the charge: so a round that
-was answered is never answered otherwise, also after the run. Sums are those of a filter
-(`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
-(docs/threat-model.md, "The ledger").
+The first answer or vote in a run reserves its plan; answers turn reservations into
+charges, and what is left comes back when the run has ended. One sum of a round opens,
+so a round is charged once. Of each run the last answer and the last vote stay for good,
+with the charge: so a round that was answered is never answered otherwise, also after
+the run. Sums are those of a filter (`privacy.filter`); they lie in the file, so a
+charge reads nothing of other runs (docs/threat-model.md, "The ledger").
 
 Beside them lies an opaque memory for each run, the client's session.
 """
@@ -44,8 +44,10 @@ FORGET_AFTER = 30 * 24 * 3600
 _VERSION = 4
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
-    "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
-    "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
+    # a commit is on the disk, with its directory entry, when it returns
+    "synchronous = EXTRA",
+    # on macOS too, where a drive may keep in its cache what was synced
+    "fullfsync = ON",
     "checkpoint_fullfsync = ON",
     "secure_delete = ON",  # erased secrets are overwritten in the file
 )
@@ -62,8 +64,9 @@ _CAUSES = {
 }
 # What a run has given: nothing, an answer or a vote, and nothing further as it is over.
 _NOTHING, _SOMETHING, _ENDED = 0, 1, 2
-# Of the sums, "client" is there as long as all runs protect clients. "writes" counts what was ever
-# written, so no version of a memory comes twice, not even of one that was dropped and made again.
+# Of the sums, "client" is there as long as all runs protect clients. "writes" counts
+# what was ever written, so no version of a memory comes twice, not even of one that was
+# dropped and made again.
 _SCHEMA = """
 CREATE TABLE sums (unit TEXT PRIMARY KEY, charge TEXT NOT NULL) WITHOUT ROWID;
 INSERT INTO sums VALUES ('client', '[0, 0, 0]'), ('record', '[0, 0, 0]');
@@ -94,8 +97,8 @@ class MemoryChangedError(KMeansError):
 class Limit:
     """The (epsilon, delta) that all releases ever charged must meet together.
 
-    It counts for clients if all runs protect clients, else for single records, and holds also where
-    runs were chosen after earlier results.
+    It counts for clients if all runs protect clients, else for single records, and
+    holds also where runs were chosen after earlier results.
     """
 
     epsilon: float
@@ -129,26 +132,33 @@ class Ledger:
     Parameters
     ----------
     state_dir : path
-        The node's own directory, mode 0700, in a parent that exists; it is made if it is missing.
-        One per node and data set: two directories are two accounts.
+        The node's own directory, mode 0700, in a parent that exists; it is made if it
+        is missing. One per node and data set: two directories are two accounts.
     clock : callable, optional
-        Returns the time in seconds since the epoch, by which unfinished runs are forgotten.
+        Returns the time in seconds since the epoch, by which unfinished runs are
+        forgotten.
 
     Raises
     ------
     LedgerError
-        If the directory or the file cannot be used, is another user's or open to others, or if the
-        file is a symbolic link, or of another version.
+        If the directory or the file cannot be used, is another user's or open to
+        others, or if the file is a symbolic link, or of another version.
     """
 
     def __init__(
-        self, state_dir: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+        self,
+        state_dir: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         path = make_private_file(Path(state_dir))
         self._clock = clock
         with _ledger_errors():
-            # No level: `_exclusive` begins every transaction itself, with the lock that it needs.
-            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+            # No level: `_exclusive` begins every transaction itself, with the lock that
+            # it needs.
+            self._db = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None
+            )
             try:
                 for setting in _SETTINGS:
                     self._db.execute(f"PRAGMA {setting}")
@@ -188,8 +198,11 @@ class Ledger:
             for (run,) in self._db.execute(query, old).fetchall():
                 self._write_run(run, memory=b"", version=self._next_version())
                 self._give_back(run)
-            # Runs that gave something keep their row: another answer or vote must be noticed.
-            self._db.execute("DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1]))
+            # Runs that gave something keep their row: another answer or vote must be
+            # noticed.
+            self._db.execute(
+                "DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1])
+            )
 
     # ------------------------------------------------------------------ memories
 
@@ -204,8 +217,8 @@ class Ledger:
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
-        ``version`` is the one that was read, 0 if there was none. If the file holds another one by
-        now, nothing is written and ``MemoryChangedError`` is raised.
+        ``version`` is the one that was read, 0 if there was none. If the file holds
+        another one by now, nothing is written and ``MemoryChangedError`` is raised.
         """
         with self._exclusive():
             return self._replace(run, version, memory)
@@ -213,11 +226,13 @@ class Ledger:
     def _replace(self, run: bytes, version: int, memory: bytes) -> int:
         row = self._run(run, "version")
         if (0 if row is None else row[0]) != version:
-            # What the caller wants to write was decided from a memory that is no longer there.
+            # What the caller wants to write was decided from a memory that is no longer
+            # there.
             raise MemoryChangedError("Another process changed the memory of this run.")
         new = self._next_version()
         if row is None:
-            # Drop the oldest memories of runs that have given nothing, to keep one more.
+            # Drop the oldest memories of runs that have given nothing, to keep one
+            # more.
             self._db.execute(
                 # SQLite has an OFFSET only behind a LIMIT; -1 is none.
                 "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
@@ -249,7 +264,8 @@ class Ledger:
     def end(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace the memory of a run that has ended, and give back what it did not use.
 
-        Parameters and errors are those of `save`. A run that ended before gives back nothing more.
+        Parameters and errors are those of `save`. A run that ended before gives back
+        nothing more.
         """
         with self._exclusive():
             replaced = self._replace(run, version, memory)
@@ -259,8 +275,8 @@ class Ledger:
     def end_all(self, change: Callable[[bytes], bytes | None]) -> int:
         """End runs in one transaction, each as `end` does, and return how many ended.
 
-        ``change`` returns what replaces the memory of a run that ends now, or ``None`` for any
-        other run, which is left as it is.
+        ``change`` returns what replaces the memory of a run that ends now, or ``None``
+        for any other run, which is left as it is.
         """
         n_ended = 0
         with self._exclusive():
@@ -295,7 +311,7 @@ class Ledger:
         places = ", ".join("?" for _ in row)
         self._db.execute(f"INSERT INTO runs VALUES ({places})", row)  # noqa: S608 (only marks)
 
-    # ------------------------------------------------------------------ answers and votes
+    # ---------------------------------------------------------------- answers and votes
 
     def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes, bytes] | None:
         """Return round, attempt, context, digest and query of a run's last answer, or ``None``."""
@@ -313,31 +329,39 @@ class Ledger:
         return None if row is None or row[0] is None else tuple(row)
 
     def charge(
-        self, answer: Answer, price: Price | None, limit: Limit, version: int, memory: bytes
+        self,
+        answer: Answer,
+        price: Price | None,
+        limit: Limit,
+        version: int,
+        memory: bytes,
     ) -> int:
         """Write down an answer, what it costs and the memory that goes with it; all or nothing.
 
         It is on the disk when this returns: send the answer then, and not before.
 
-        ``price`` is the run's, of its verified plan; ``None`` for a run without privacy. The limit
-        is checked only if the answer is charged; what was charged before is not refused. The rest
-        is as in `save`.
+        ``price`` is the run's, of its verified plan; ``None`` for a run without
+        privacy. The limit is checked only if the answer is charged; what was charged
+        before is not refused. The rest is as in `save`.
 
         Raises
         ------
         BudgetError
             If all runs together would exceed the limit.
         StaleAnswerError, AnotherAnswerError, MemoryChangedError
-            If a later (round, attempt) was answered, or this one otherwise, or this round for
-            another query, or if the file holds another version of the memory by now.
+            If a later (round, attempt) was answered, or this one otherwise, or this
+            round for another query, or if the file holds another version of the memory
+            by now.
         """
         with self._exclusive():
-            # The memory first: the answer was made from this version of it. An error undoes both.
+            # The memory first: the answer was made from this version of it. An error
+            # undoes both.
             replaced = self._replace(answer.run, version, memory)
             last, place = self.last_answer(answer.run), (answer.round, answer.attempt)
             _require_order(last, place, answer.context, answer.digest, answer.query)
             _require_one_query(last, answer)
-            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and restart").
+            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and
+            # restart").
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit)
             written = asdict(answer)
@@ -349,8 +373,9 @@ class Ledger:
     ) -> int:
         """Write down which sum of a round the client adds its shares for, with the memory.
 
-        The first vote in a run reserves its plan, as a first answer does: so the budget bounds the
-        runs that a client votes in without an answer. Parameters and errors are those of `charge`.
+        The first vote in a run reserves its plan, as a first answer does: so the budget
+        bounds the runs that a client votes in without an answer. Parameters and errors
+        are those of `charge`.
         """
         with self._exclusive():
             replaced = self._replace(vote.run, version, memory)
@@ -369,12 +394,15 @@ class Ledger:
     def _charge_round(self, answer: Answer, price: Price, limit: Limit) -> None:
         """Charge a round that was not answered before, by the plan's reservation where it holds."""
         (given,) = self._run(answer.run, "given")
-        if given == _ENDED:  # its reservations came back, so each round is charged alone
+        # its reservations came back, so each round is charged alone
+        if given == _ENDED:
             self._add(price.rounds[answer.round - 1], price.unit, limit)
             return
         left = list(self._reserve(answer.run, price, limit).rounds)
         left[answer.round - 1] = (Charge(), Charge())
-        self._write_run(answer.run, reserved=_price_text(Price(price.unit, tuple(left))))
+        self._write_run(
+            answer.run, reserved=_price_text(Price(price.unit, tuple(left)))
+        )
 
     def _reserve(self, run: bytes, price: Price, limit: Limit) -> Price:
         """Return what is reserved for a run; at first its whole plan, unless the run is over.
@@ -405,8 +433,9 @@ class Ledger:
     def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
         """Require that a run fits: with its plan, or, if that is reserved already, as it is.
 
-        A run that was charged costs nothing further, but the limit may have been tightened since.
-        Only `charge` decides: another process may take the room in between.
+        A run that was charged costs nothing further, but the limit may have been
+        tightened since. Only `charge` decides: another process may take the room in
+        between.
         """
         if price is None:
             return
@@ -430,14 +459,16 @@ class Ledger:
     def _exclusive(self) -> Iterator[None]:
         """Hold the file against all other writers; everything inside happens, or nothing."""
         with _ledger_errors():
-            # IMMEDIATE takes the write lock before anything is read, so no two processes decide
-            # from the same sums. A deferred one would fail at its first write instead of waiting.
+            # IMMEDIATE takes the write lock before anything is read, so no two
+            # processes decide from the same sums. A deferred one would fail at its
+            # first write instead of waiting.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                # SQLite rolls back by itself after some errors, as when the disk is full.
+                # SQLite rolls back by itself after some errors, as when the disk is
+                # full.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -446,19 +477,23 @@ class Ledger:
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
     """Return what all that is charged or reserved costs at a delta; change nothing on the disk.
 
-    It is ``None`` if there is no ledger yet, and one can be made. ``LedgerError`` is raised where
-    `Ledger` would raise it, and if the charges cannot be read.
+    It is ``None`` if there is no ledger yet, and one can be made. ``LedgerError`` is
+    raised where `Ledger` would raise it, and if the charges cannot be read.
     """
     path = find_private_file(Path(state_dir))
     if path is None:
         return None
     # Read only: a reader that may write would finish a dead process's rollback.
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    with _ledger_errors(), closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db:
+    with (
+        _ledger_errors(),
+        closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db,
+    ):
         try:
             charge = _total(_sums(db)) if _version(db) else Charge()
         except sqlite3.OperationalError as error:
-            # SQLite's name for a journal that was left behind, which only a writer may play back.
+            # SQLite's name for a journal that was left behind, which only a writer may
+            # play back.
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
             raise LedgerError(
@@ -486,7 +521,9 @@ def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
     return {unit: _charge_from(json.loads(text)) for unit, text in rows}
 
 
-def _with(sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str) -> dict[str, Charge]:
+def _with(
+    sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str
+) -> dict[str, Charge]:
     """Return sums with what a run of a unit adds to them."""
     added = {"record": sums["record"] + due[1]}
     if unit == "client" and "client" in sums:
@@ -497,10 +534,11 @@ def _with(sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str) -> dic
 def _total(sums: dict[str, Charge]) -> Charge:
     """Return the sum that counts: for clients if all runs protect clients, else for records.
 
-    A run that protects clients protects a single record too; what one record of a client that stays
-    may move is part of the run's price.
+    A run that protects clients protects a single record too; what one record of a
+    client that stays may move is part of the run's price.
     """
-    # "client" is gone for good after the first run that protects single records (`_with`).
+    # "client" is gone for good after the first run that protects single records
+    # (`_with`).
     return sums.get("client", sums["record"])
 
 
@@ -514,19 +552,26 @@ def _require(sums: dict[str, Charge], limit: Limit) -> None:
         )
 
 
-def _require_order(last: tuple[Any, ...] | None, now: tuple[int, ...], *content: bytes) -> None:
+def _require_order(
+    last: tuple[Any, ...] | None, now: tuple[int, ...], *content: bytes
+) -> None:
     """Require what is given to come after what was given last, or to be the same again."""
     if last is None:
         return
     place, before = last[: len(now)], last[len(now) :]
     if now < place:
-        raise StaleAnswerError("A later query was answered, or a later round voted for, before.")
-    # The same answer again is wanted: a server that lost a reply asks once more, at no cost.
+        raise StaleAnswerError(
+            "A later query was answered, or a later round voted for, before."
+        )
+    # The same answer again is wanted: a server that lost a reply asks once more, at no
+    # cost.
     if now == place and content != before:
         raise AnotherAnswerError("Something else was answered, or voted for, before.")
 
 
-def _require_one_query(last: tuple[int, int, bytes, bytes, bytes] | None, answer: Answer) -> None:
+def _require_one_query(
+    last: tuple[int, int, bytes, bytes, bytes] | None, answer: Answer
+) -> None:
     """Require that all attempts at a round ask the same."""
     if last is None:
         return
@@ -542,7 +587,9 @@ def _price_text(price: Price) -> str:
 
 def _price_from(text: str) -> Price:
     price = json.loads(text)
-    rounds = tuple((_charge_from(pair[0]), _charge_from(pair[1])) for pair in price["rounds"])
+    rounds = tuple(
+        (_charge_from(pair[0]), _charge_from(pair[1])) for pair in price["rounds"]
+    )
     return Price(price["unit"], rounds)
 
 

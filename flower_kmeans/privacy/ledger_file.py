@@ -1,6 +1,7 @@
 """Where a ledger lies: one file in a directory, both this user's and closed to others.
 
-A server keeps a run that may be resumed in such a file, too (`flower_kmeans.protocol.resume`).
+A server keeps a run that may be resumed in such a file, too
+(`flower_kmeans.protocol.resume`).
 """
 
 import errno
@@ -17,7 +18,9 @@ from flower_kmeans.files import is_own, reason_and_cure
 FILE_NAME = "ledger.sqlite3"
 FULL = "The ledger's disk is full, so make room there"
 LOCKED = "The ledger is locked, as another process holds it for long"
-READ_ONLY = "The ledger is read-only, and this user must be able to write it and its directory"
+READ_ONLY = (
+    "The ledger is read-only, and this user must be able to write it and its directory"
+)
 DAMAGED = "The ledger is damaged, or no ledger, and cannot be used"
 """Why a ledger cannot be used; none of them is that it does not allow a run."""
 _CAUSES = {
@@ -47,8 +50,8 @@ _LEDGER = PrivateFile(FILE_NAME, "ledger", "state_dir", LedgerError)
 def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
     """Return the path of a file in a directory, both made if missing, both their owner's alone.
 
-    A symbolic link is refused, as is what belongs to others or is open to them: who placed it there
-    could choose what is written.
+    A symbolic link is refused, as is what belongs to others or is open to them: who
+    placed it there could choose what is written.
     """
     path = directory / file.name
     with _os_errors(directory, file):
@@ -57,7 +60,8 @@ def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         facts = directory.stat()
         require_own(facts, directory, file.directory, _DIRECTORY_MODE, file.error)
-        # Where the system has no such flag, a check before opening is the best there is.
+        # Where the system has no such flag, a check before opening is the best there
+        # is.
         if not hasattr(os, "O_NOFOLLOW"):
             _require_no_link(path, file)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -118,21 +122,31 @@ def require_own(
 
 def _require_writable(path: Path, name: str) -> None:
     if path.is_dir() != (name != "ledger"):
-        raise LedgerError(f"Expected {name} {path} as a directory. Got something else instead.")
+        raise LedgerError(
+            f"Expected {name} {path} as a directory. Got something else instead."
+        )
     if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
-        raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
+        raise LedgerError(
+            f"Expected {name} {path} to be writable by this user. Got another."
+        )
 
 
 def _require_no_link(path: Path, file: PrivateFile = _LEDGER) -> None:
     if path.is_symlink():
-        raise file.error(f"Expected {file.what} {path} as a file. Got a symbolic link instead.")
+        raise file.error(
+            f"Expected {file.what} {path} as a file. Got a symbolic link instead."
+        )
 
 
 def os_sentence(place: str, error: OSError) -> str:
     """Return why the machine let a place of the ledger not be used."""
     reason = error.strerror or str(error)
     cause = _CAUSES.get(error.errno or 0)
-    return f"The {place} cannot be used: {reason}." if cause is None else f"{cause}: {reason}."
+    return (
+        f"The {place} cannot be used: {reason}."
+        if cause is None
+        else f"{cause}: {reason}."
+    )
 
 
 @contextmanager

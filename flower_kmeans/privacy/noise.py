@@ -1,15 +1,17 @@
 r"""Exact integer noise, vectorised.
 
-Guarantee: if the words of the stream are uniform, every sampler has exactly the law that it names,
-not one within some distance of it, and its result is a function of the words alone, on every
-processor (docs/guarantees: Fixed point, rounding, sampling).
+Guarantee: if the words of the stream are uniform, every sampler has exactly the law
+that it names, not one within some distance of it, and its result is a function of the
+words alone, on every processor (docs/guarantees: Fixed point, rounding, sampling).
 
-How: a word is the leading bits of a uniform real. Where neither its further bits nor the error of
-float64 can change the integer, float64 decides. The rare others (one in ten million or so at usual
-scales) are settled with mpmath: the uniform's interval is compared with the exact boundary, with
-more words from the branch of that very position until it lies on one side.
+How: a word is the leading bits of a uniform real. Where neither its further bits nor
+the error of float64 can change the integer, float64 decides. The rare others (one in
+ten million or so at usual scales) are settled with mpmath: the uniform's interval is
+compared with the exact boundary, with more words from the branch of that very position
+until it lies on one side.
 
-The running time depends on the noise (by far less than a network's jitter), never on records.
+The running time depends on the noise (by far less than a network's jitter), never on
+records.
 """
 
 from bisect import bisect_right
@@ -31,17 +33,20 @@ from flower_kmeans.privacy.release import Release
 
 # Above it, a draw could leave int64 with more than a negligible probability.
 MAX_SCALE = 2.0**55
-# Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to 7e-17.
+# Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to
+# 7e-17.
 MIN_SHARE_STD = 2.0
 _BELOW_PI_SQUARED = 9.8696  # a smaller value widens the noise
 
-# Bound on the error of ndtri, log and exp, and of the few operations around them, relative to
-# 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
+# Bound on the error of ndtri, log and exp, and of the few operations around them,
+# relative to 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
 _FLOAT_ERROR = 2.0**-46
-# Words whose leading bits are all zero carry too little of the uniform for the fast path.
+# Words whose leading bits are all zero carry too little of the uniform for the fast
+# path.
 _MIN_HEAD = 2**20
 _GUARD_BITS = 40
-_PROPOSALS = 64  # at once, of the discrete Gaussian; part of the map from words to noise
+# at once, of the discrete Gaussian; part of the map from words to noise
+_PROPOSALS = 64
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -51,8 +56,8 @@ _Integers = NDArray[np.int64]
 class _Law:
     """A symmetric law on the reals, by its upper tail at unit scale: tail(0) = 1/2."""
 
-    # float64: tail probabilities in (0, 1/2] -> x >= 0. Its density is at least 0.79 tail, so a
-    # relative error r of the tail moves x by at most 1.26 r / (1 - r).
+    # float64: tail probabilities in (0, 1/2] -> x >= 0. Its density is at least 0.79
+    # tail, so a relative error r of the tail moves x by at most 1.26 r / (1 - r).
     inverse: Callable[[_Floats], _Floats]
     # mpmath, at the working precision.
     exact_tail: Callable[[Any], Any]
@@ -60,22 +65,28 @@ class _Law:
 
 
 def _gaussian_quantile(tail: Any) -> Any:
-    from scipy.special import ndtri  # here, so that clients that draw no such noise start faster
+    # here, so that clients that draw no such noise start faster
+    from scipy.special import ndtri
 
     return -ndtri(tail)
 
 
 def _gaussian_tail(x: Any) -> Any:
-    # mpmath overflows far out. A uniform reaches this tail, 2^-(2^39), after 2^33 zero words.
+    # mpmath overflows far out. A uniform reaches this tail, 2^-(2^39), after 2^33 zero
+    # words.
     x = min(x, mpmath.mpf(2**20))
     return mpmath.erfc(x / mpmath.sqrt(2)) / 2
 
 
 def _gaussian_inverse(tail: Any) -> Any:
-    # Newton's method on the logarithm, which is smooth and nearly a parabola. The caller checks
-    # what comes out, so this needs to be good, not proved.
+    # Newton's method on the logarithm, which is smooth and nearly a parabola. The
+    # caller checks what comes out, so this needs to be good, not proved.
     log_tail = mpmath.log(tail)
-    x = mpmath.mpf(_gaussian_quantile(float(tail))) if tail > 1e-300 else mpmath.sqrt(-2 * log_tail)
+    x = (
+        mpmath.mpf(_gaussian_quantile(float(tail)))
+        if tail > 1e-300
+        else mpmath.sqrt(-2 * log_tail)
+    )
     for _ in range(64):
         value = _gaussian_tail(x)
         slope = mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)
@@ -91,7 +102,9 @@ def _laplace_tail(x: Any) -> Any:
 
 
 _GAUSSIAN = _Law(_gaussian_quantile, _gaussian_tail, _gaussian_inverse)
-_LAPLACE = _Law(lambda tail: -np.log(2 * tail), _laplace_tail, lambda tail: -mpmath.log(2 * tail))
+_LAPLACE = _Law(
+    lambda tail: -np.log(2 * tail), _laplace_tail, lambda tail: -mpmath.log(2 * tail)
+)
 
 
 class _Words:
@@ -122,7 +135,10 @@ class _Uniform:
 
     def ends(self) -> tuple[Any, Any]:
         """Return the interval's ends, exactly if the working precision is ``bits`` or more."""
-        return (mpmath.ldexp(self._value, -self.bits), mpmath.ldexp(self._value + 1, -self.bits))
+        return (
+            mpmath.ldexp(self._value, -self.bits),
+            mpmath.ldexp(self._value + 1, -self.bits),
+        )
 
 
 def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
@@ -132,9 +148,10 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     t = floor(sqrt(variance)) + 1, in float64, is accepted with probability
     exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
 
-    Variances, (m,), are in squared grid units, in [0, 2^111]; 0 gives 0. The stream gives two words
-    per proposal. Each of p coordinates makes ``1 + 64 // p`` proposals at once, of which the first
-    accepted one counts; those without one propose again, in order.
+    Variances, (m,), are in squared grid units, in [0, 2^111]; 0 gives 0. The stream
+    gives two words per proposal. Each of p coordinates makes ``1 + 64 // p`` proposals
+    at once, of which the first accepted one counts; those without one propose again, in
+    order.
     """
     drawn: _Integers = discrete_gaussians(np.asarray(variance)[None], [stream])[0]
     return drawn
@@ -168,8 +185,9 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
 def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
     """Draw floor(scale X + 1/2), X of the law, of one word for every coordinate.
 
-    Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most draws are
-    settled exactly, which is slow. Noise beyond int64 (probability below e^-255) wraps modulo 2^64.
+    Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most
+    draws are settled exactly, which is slow. Noise beyond int64 (probability below
+    e^-255) wraps modulo 2^64.
     """
     scale = _checked("scale", scale)
     words = _Words([stream], [scale.size])
@@ -179,7 +197,8 @@ def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
 
 
 SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
-    # Run documents name the sampler, so that client and server agree on the law that is drawn.
+    # Run documents name the sampler, so that client and server agree on the law that is
+    # drawn.
     "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
     "rounded-laplace/1": partial(_rounded, _LAPLACE),
     "discrete-gaussian/2": discrete_gaussian,
@@ -195,25 +214,27 @@ def sampler_name(release: Release, shared: bool = False) -> str:
 def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
     """Draw the noise of one release, (m,), in grid units; zeros when its multiplier is 0.
 
-    ``sensitivities`` are the public units of its coordinates, (m,), in grid units: times the noise
-    multiplier, they are the scales of the noise.
+    ``sensitivities`` are the public units of its coordinates, (m,), in grid units:
+    times the noise multiplier, they are the scales of the noise.
     """
     return SAMPLERS[sampler_name(release)](_scale(release, sensitivities), stream)
 
 
-def draw_share(release: Release, sensitivities: _Floats, shares: int, stream: Stream) -> _Integers:
+def draw_share(
+    release: Release, sensitivities: _Floats, shares: int, stream: Stream
+) -> _Integers:
     """Draw one client's noise share of a Gaussian release (docs/guarantees: Distributed noise).
 
-    A discrete Gaussian of variance ``v / shares``: the sum of ``shares`` of them carries the
-    planned noise. ``v`` is ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that
-    the sum is as private as the continuous Gaussian that was planned. Units and result are those
-    of `draw`.
+    A discrete Gaussian of variance ``v / shares``: the sum of ``shares`` of them
+    carries the planned noise. ``v`` is ``(multiplier * unit)^2``, and so much more
+    (about ``1 / pi^2``) that the sum is as private as the continuous Gaussian that was
+    planned. Units and result are those of `draw`.
 
     Raises
     ------
     ConfigurationError
-        If the release is not Gaussian, ``shares`` is not a positive integer, or a share's
-        standard deviation is below 2 grid units.
+        If the release is not Gaussian, ``shares`` is not a positive integer, or a
+        share's standard deviation is below 2 grid units.
     """
     if release.mechanism != "gaussian":
         raise ConfigurationError(
@@ -222,7 +243,9 @@ def draw_share(release: Release, sensitivities: _Floats, shares: int, stream: St
         )
     require_positive("shares", shares)
     # Bytes, because arrays cannot be keys of a cache.
-    variance = _drawn_variance(release, _checked("sensitivities", sensitivities).tobytes(), shares)
+    variance = _drawn_variance(
+        release, _checked("sensitivities", sensitivities).tobytes(), shares
+    )
     return discrete_gaussian(variance, stream)
 
 
@@ -242,15 +265,17 @@ def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Flo
 
 def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Floats:
     """Return the variances of one of so many noise shares, (m,), in squared grid units."""
-    # Rounded upward. A coordinate of unit 0, which no record can change, has variance 0.
+    # Rounded upward. A coordinate of unit 0, which no record can change, has variance
+    # 0.
     scale = _checked("std", _scale(release, sensitivities))
     variance = _upwards(scale * scale)
-    with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
-        # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as private as a
-        # continuous one of variance v, for any v that a sum of shares may have (docs/guarantees:
-        # Distributed noise).
-        # The formula needs a variance above 1/pi^2. Below 1 nothing is drawn from it: such shares
-        # are too narrow, and refused.
+    # an infinite variance is refused where it is drawn
+    with np.errstate(over="ignore"):
+        # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as
+        # private as a continuous one of variance v, for any v that a sum of shares may
+        # have (docs/guarantees: Distributed noise). The formula needs a variance above
+        # 1/pi^2. Below 1 nothing is drawn from it: such shares are too narrow, and
+        # refused.
         wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
         whole = _upwards(_upwards(wider))
     return np.where(scale > 0, _upwards(whole / shares), 0.0)
@@ -261,11 +286,14 @@ def part_variance(
 ) -> _Floats:
     """Return the variances of a part of a noise share that is removed from sums of more shares.
 
-    Its variance and that of one of ``more_shares`` shares add up to at least that of one of
-    ``shares`` shares (docs/guarantees: Distributed noise), in squared grid units, (m,).
+    Its variance and that of one of ``more_shares`` shares add up to at least that of
+    one of ``shares`` shares (docs/guarantees: Distributed noise), in squared grid
+    units, (m,).
     """
     kept = share_variance(release, sensitivities, more_shares)
-    return np.where(kept > 0, _upwards(share_variance(release, sensitivities, shares) - kept), 0.0)
+    return np.where(
+        kept > 0, _upwards(share_variance(release, sensitivities, shares) - kept), 0.0
+    )
 
 
 def _scale(release: Release, sensitivities: _Floats) -> _Floats:
@@ -295,13 +323,20 @@ def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
     return array
 
 
-def _sign_and_head(words: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+def _sign_and_head(
+    words: NDArray[np.uint64],
+) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Split words into a fair sign and 63 leading bits of the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
 
 
 def _magnitudes(
-    law: _Law, scale: _Floats, offset: float, heads: NDArray[np.uint64], words: _Words, stride: int
+    law: _Law,
+    scale: _Floats,
+    offset: float,
+    heads: NDArray[np.uint64],
+    words: _Words,
+    stride: int,
 ) -> _Integers:
     """Return floor(scale |X| + offset), X of the law; head i is of word stride i."""
     head = heads.astype(np.float64)
@@ -309,8 +344,9 @@ def _magnitudes(
     x = law.inverse((head + 0.5) * 2.0**-64)
     value = scale * x + offset
     nearest = np.rint(value)
-    # Relative error r of the tail: float64's rounding of 63 bits, and half a step of the word's
-    # interval. It moves x by at most 1.26 r / (1 - r) (`_Law`), below the 2 r of the next line.
+    # Relative error r of the tail: float64's rounding of 63 bits, and half a step of
+    # the word's interval. It moves x by at most 1.26 r / (1 - r) (`_Law`), below the 2
+    # r of the next line.
     doubt = 2.0**-52 + 0.5 / np.maximum(head, 1.0)
     error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
     unsettled = (np.abs(value - nearest) <= error) | (heads < _MIN_HEAD)
@@ -323,16 +359,21 @@ def _magnitudes(
     return size
 
 
-def _settled_magnitude(law: _Law, scale: float, offset: float, uniform: _Uniform) -> int:
+def _settled_magnitude(
+    law: _Law, scale: float, offset: float, uniform: _Uniform
+) -> int:
     while True:
         uniform.refine()
-        # Boundaries are computed to a relative 2^-(bits + 20) at least, the interval is exact.
+        # Boundaries are computed to a relative 2^-(bits + 20) at least, the interval is
+        # exact.
         with mpmath.workprec(uniform.bits + _GUARD_BITS):
             low, high = uniform.ends()
             # An interval that reaches 0 leaves the magnitude without an upper end.
             if low == 0:
                 continue
-            size = int(mpmath.floor(law.exact_inverse((low + high) / 2) * scale + offset))
+            size = int(
+                mpmath.floor(law.exact_inverse((low + high) / 2) * scale + offset)
+            )
             margin = mpmath.ldexp(1, -uniform.bits - _GUARD_BITS // 2)
             # The real exceeds a boundary exactly where the uniform is below its tail.
             upper = (mpmath.mpf(size) + 1 - offset) / scale
@@ -349,8 +390,8 @@ def _accepted(
     size: _Integers, scale: _Floats, variance: _Floats, words: _Words
 ) -> NDArray[np.bool_]:
     """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
-    # Divided first: squares of large scales stay far from overflow, and errors stay relative to
-    # 1 + the exponent.
+    # Divided first: squares of large scales stay far from overflow, and errors stay
+    # relative to 1 + the exponent.
     std = np.sqrt(variance)
     # Beyond 1e4 the chance is below e^-1e7, and squares might overflow.
     ratio = np.minimum(size / std, 1e4)
@@ -359,15 +400,21 @@ def _accepted(
     chance = np.exp(-exponent)
     last = words.taken[1::2]
     uniform = (last.astype(np.float64) + 0.5) * 2.0**-64
-    error = chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
+    error = (
+        chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
+    )
     taken: NDArray[np.bool_] = uniform < chance
     for i in np.flatnonzero(np.abs(uniform - chance) <= error):
         refined = _Uniform(int(last[i]), 64, words.branch(2 * int(i) + 1))
-        taken[i] = _settled_acceptance(int(size[i]), int(scale[i]), float(variance[i]), refined)
+        taken[i] = _settled_acceptance(
+            int(size[i]), int(scale[i]), float(variance[i]), refined
+        )
     return taken
 
 
-def _settled_acceptance(size: int, scale: int, variance: float, uniform: _Uniform) -> bool:
+def _settled_acceptance(
+    size: int, scale: int, variance: float, uniform: _Uniform
+) -> bool:
     exact = Fraction(variance)
     exponent = (size - exact / scale) ** 2 / (2 * exact)
     # Every uniform is below 1, but the end of its interval may not be.

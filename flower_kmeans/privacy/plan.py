@@ -1,10 +1,11 @@
 """What a run releases, round by round, and what all of it costs together.
 
-Guarantee: a run whose answers carry the planned noise is (epsilon, delta)-differentially private
-for its unit under null-record adjacency, adaptively composed over all rounds
-(docs/guarantees: Neighbours, budget, delta). Runs that are chosen after the results of others cost
-together what the filter of `privacy.filter` sums up. The same :class:`Release` objects draw the
-noise and are accounted, so the two cannot drift apart.
+Guarantee: a run whose answers carry the planned noise is (epsilon,
+delta)-differentially private for its unit under null-record adjacency, adaptively
+composed over all rounds (docs/guarantees: Neighbours, budget, delta). Runs that are
+chosen after the results of others cost together what the filter of `privacy.filter`
+sums up. The same :class:`Release` objects draw the noise and are accounted, so the two
+cannot drift apart.
 """
 
 import math
@@ -48,14 +49,17 @@ class PrivacyPlan:
     budget : PrivacyBudget
         The budget that the run keeps, with its delta resolved.
     n_records, n_clients : int or None
-        The public numbers of record slots and, if the budget protects clients, of client slots.
+        The public numbers of record slots and, if the budget protects clients, of
+        client slots.
     rounds : tuple of tuples of Release
         Releases by round.
     is_chosen_later : bool
-        Whether the rounds are those of several runs, each of which may have been chosen after the
-        results of those before: what `then` returns. Such a plan is for its reader, and no run's.
+        Whether the rounds are those of several runs, each of which may have been chosen
+        after the results of those before: what `then` returns. Such a plan is for its
+        reader, and no run's.
     notes : tuple of str
-        What else the run costs, in sentences that `describe` ends with; no part of the plan.
+        What else the run costs, in sentences that `describe` ends with; no part of the
+        plan.
     """
 
     budget: PrivacyBudget
@@ -66,7 +70,9 @@ class PrivacyPlan:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
+        object.__setattr__(
+            self, "rounds", tuple(tuple(releases) for releases in self.rounds)
+        )
         for name in ("n_records", "n_clients"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
@@ -97,7 +103,9 @@ class PrivacyPlan:
             raise ConfigurationError(
                 "The 'noise_multiplier' of every release in a private plan must be positive."
             )
-        n_parts = sum(number for release in self.releases for _, number in release.parts)
+        n_parts = sum(
+            number for release in self.releases for _, number in release.parts
+        )
         # One client can change every word, so bounds of single words cover records only
         # (docs/guarantees.md, "Lloyd family, one round").
         most = 0 if self.budget.protects_clients else MAX_PARTS
@@ -106,7 +114,9 @@ class PrivacyPlan:
                 f"The releases of a plan for one {self.budget.unit} must have at most {most} parts "
                 f"together. Got {n_parts} instead."
             )
-        n_scales = len({c for r in self.releases if r.mechanism == "laplace" for c in r.costs})
+        n_scales = len(
+            {c for r in self.releases if r.mechanism == "laplace" for c in r.costs}
+        )
         if n_scales > _MAX_LAPLACE_SCALES:
             raise ConfigurationError(
                 f"A plan must have at most {_MAX_LAPLACE_SCALES} different scales of Laplace "
@@ -147,8 +157,9 @@ class PrivacyPlan:
     def group(self, size: int, delta: float | None = None) -> float:
         """Return the least epsilon that protects a group of units (records or clients) together.
 
-        A group changes every answer by at most ``size`` units of the release, so the group's
-        guarantee is that of noise ``size`` times smaller (all-Gaussian: ``size * mu``-GDP).
+        A group changes every answer by at most ``size`` units of the release, so the
+        group's guarantee is that of noise ``size`` times smaller (all-Gaussian:
+        ``size * mu``-GDP).
         """
         require_positive("size", size)
         if not self.is_private:
@@ -157,7 +168,8 @@ class PrivacyPlan:
         mu, laplace = _split(self.releases)
         if not laplace and not self.is_chosen_later:
             return epsilon_of_mu(_mu_above(mu, self.releases, size), delta)
-        # Clients compute epsilon for every request, and new releases would be most of that.
+        # Clients compute epsilon for every request, and new releases would be most of
+        # that.
         releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
         if self.is_chosen_later:
             return charge_of(releases).epsilon(delta)
@@ -166,9 +178,10 @@ class PrivacyPlan:
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
         """Return what this run and another one over the same records release together.
 
-        The other run, of the same unit, may have been chosen after the results of this one
-        (docs/guarantees.md, "Runs that are chosen after earlier results"). The plan has the larger
-        delta, and the epsilon that both meet there; numbers in which they differ are ``None``.
+        The other run, of the same unit, may have been chosen after the results of this
+        one (docs/guarantees.md, "Runs that are chosen after earlier results"). The plan
+        has the larger delta, and the epsilon that both meet there; numbers in which
+        they differ are ``None``.
         """
         if not (self.is_private and other.is_private):
             raise ConfigurationError(
@@ -198,13 +211,18 @@ class PrivacyPlan:
         rows = [releases.head, *releases.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
             for row in rows
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
         mu = "" if self.mu is None else f"mu {self.mu:.6g}, "
         together = f"{mu}epsilon {self.epsilon():.6g} at delta {self.budget.delta:.4g}"
-        epsilons = [factor * cast(float, self.budget.epsilon) for factor in (0.25, 0.5, 2.0, 4.0)]
+        epsilons = [
+            factor * cast(float, self.budget.epsilon)
+            for factor in (0.25, 0.5, 2.0, 4.0)
+        ]
         curve = ", ".join(f"{e:.3g}: {self.delta(e):.2g}" for e in epsilons)
         unit = self.budget.unit
         groups = ", ".join(f"{size} {unit}s {self.group(size):.4g}" for size in (2, 10))
@@ -221,9 +239,15 @@ class PrivacyPlan:
         if not self.is_private:
             return ()
         rows = []
-        for number, release in ((i, r) for i, group in enumerate(self.rounds, 1) for r in group):
+        for number, release in (
+            (i, r) for i, group in enumerate(self.rounds, 1) for r in group
+        ):
             alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
-            noise = release.mechanism, release.measure, f"{release.noise_multiplier:.6g}"
+            noise = (
+                release.mechanism,
+                release.measure,
+                f"{release.noise_multiplier:.6g}",
+            )
             rows.append((str(number), release.name, *noise, alone))
         head = ("round", "release", "noise", "norm", "multiplier", "alone")
         return (Table("Releases", head, rows),)
@@ -258,11 +282,16 @@ class PrivacyPlan:
             )
         config: dict[str, Any] = {
             "budget": self.budget.to_config(),
-            "rounds": [[release.to_config() for release in releases] for releases in self.rounds],
+            "rounds": [
+                [release.to_config() for release in releases]
+                for releases in self.rounds
+            ],
         }
         mu = None if self.mu is None else real_to_text(self.mu)
         given = {"n_records": self.n_records, "n_clients": self.n_clients, "mu": mu}
-        return config | {name: value for name, value in given.items() if value is not None}
+        return config | {
+            name: value for name, value in given.items() if value is not None
+        }
 
 
 @lru_cache(maxsize=256)
@@ -294,17 +323,17 @@ def calibrate(
 ) -> PrivacyPlan:
     """Scale the noise of all releases by one factor, so that together they meet the budget.
 
-    Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and all noise
-    is Laplace; otherwise bisection over the numerical composition of privacy loss distributions
-    (docs/guarantees: Neighbours, budget, delta).
+    Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and
+    all noise is Laplace; otherwise bisection over the numerical composition of privacy
+    loss distributions (docs/guarantees: Neighbours, budget, delta).
 
     Parameters
     ----------
     budget : PrivacyBudget
         A delta of ``None`` is resolved with the public number of what it protects.
     rounds : sequence of sequences of Release
-        Releases by round; only the ratios of their noise multipliers matter. They become 0 when
-        ``budget.epsilon`` is ``None``.
+        Releases by round; only the ratios of their noise multipliers matter. They
+        become 0 when ``budget.epsilon`` is ``None``.
     n_records : int or None
         Public number of record slots.
     n_clients : int, optional
@@ -313,12 +342,14 @@ def calibrate(
     Raises
     ------
     BudgetError
-        If no scale can meet the budget: delta 0 with Gaussian noise, or one that is nearly 0 with
-        Gaussian and Laplace noise.
+        If no scale can meet the budget: delta 0 with Gaussian noise, or one that is
+        nearly 0 with Gaussian and Laplace noise.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
-        bare = tuple(tuple(replace(r, noise_multiplier=0.0) for r in group) for group in given)
+        bare = tuple(
+            tuple(replace(r, noise_multiplier=0.0) for r in group) for group in given
+        )
         return PrivacyPlan(budget, n_records, bare, n_clients)
     if budget.delta is None:
         n_units = n_clients if budget.protects_clients else n_records
@@ -327,9 +358,11 @@ def calibrate(
                 f"The 'n_{budget.unit}s' parameter is required: delta is to be chosen from the "
                 f"public number of {budget.unit}s. Got None instead."
             )
-        # A delta must come from a public number: one from len(records) would itself reveal it.
+        # A delta must come from a public number: one from len(records) would itself
+        # reveal it.
         budget = budget.resolved(n_units)
-    # Checks the given multipliers and public numbers before anything is computed from them.
+    # Checks the given multipliers and public numbers before anything is computed from
+    # them.
     PrivacyPlan(budget, n_records, given, n_clients)
     return _calibrated(budget, given, n_records, n_clients)
 
@@ -343,21 +376,35 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         If it is malformed, or its releases cost more than the budget it states.
     """
     required, optional = {"budget", "rounds"}, {"n_records", "n_clients", "mu"}
-    if not isinstance(config, Mapping) or not required <= set(config) <= required | optional:
+    if (
+        not isinstance(config, Mapping)
+        or not required <= set(config) <= required | optional
+    ):
         raise MessageError("A privacy plan must have a budget and rounds.")
     rounds = config["rounds"]
-    if not isinstance(rounds, list) or not all(isinstance(group, list) for group in rounds):
+    if not isinstance(rounds, list) or not all(
+        isinstance(group, list) for group in rounds
+    ):
         raise MessageError("The rounds of a privacy plan must be lists of releases.")
     budget = budget_from_config(config["budget"])
     # Counted before any of them is parsed: the document may be hostile.
     if sum(map(len, rounds)) > _MAX_RELEASES:
-        raise MessageError(f"A privacy plan must have at most {_MAX_RELEASES} releases.")
-    releases = tuple(tuple(release_from_config(item) for item in group) for group in rounds)
+        raise MessageError(
+            f"A privacy plan must have at most {_MAX_RELEASES} releases."
+        )
+    releases = tuple(
+        tuple(release_from_config(item) for item in group) for group in rounds
+    )
     try:
-        plan = PrivacyPlan(budget, config.get("n_records"), releases, config.get("n_clients"))
+        plan = PrivacyPlan(
+            budget, config.get("n_records"), releases, config.get("n_clients")
+        )
     except ConfigurationError:
-        raise MessageError("The privacy plan of the run document is out of range.") from None
-    # Compared as text, bit for bit: mu follows from the releases, so it can say nothing else.
+        raise MessageError(
+            "The privacy plan of the run document is out of range."
+        ) from None
+    # Compared as text, bit for bit: mu follows from the releases, so it can say nothing
+    # else.
     if config.get("mu") != plan.to_config().get("mu"):
         raise MessageError("The mu of a privacy plan must be that of its releases.")
     if plan.is_private and not _meets(plan.releases, budget):
@@ -366,18 +413,21 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
 
 
 def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
-    return tuple(replace(r, noise_multiplier=r.noise_multiplier * scale) for r in releases)
+    return tuple(
+        replace(r, noise_multiplier=r.noise_multiplier * scale) for r in releases
+    )
 
 
 def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -> float:
     """Return a scale, widened by some roundings until the plan and ledgers' exact sums fit.
 
-    The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the same, and
-    ledgers with such a limit refuse it.
+    The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the
+    same, and ledgers with such a limit refuse it.
     """
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
     wider = scale
-    # The step doubles from one rounding of float64 on, so the noise grows by 2^-32 at most.
+    # The step doubles from one rounding of float64 on, so the noise grows by 2^-32 at
+    # most.
     for bits in range(52, 32, -1):
         scaled = _scaled(releases, wider)
         if _meets(scaled, budget) and charge_of(scaled).fits(epsilon, delta):
@@ -389,8 +439,12 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     """Return the composed mu of the Gaussian releases, and the epsilons of the Laplace ones."""
     releases = tuple(releases)
-    squares = (each.cost * each.cost for each in releases if each.mechanism == "gaussian")
-    laplace = (cost for each in releases if each.mechanism == "laplace" for cost in each.costs)
+    squares = (
+        each.cost * each.cost for each in releases if each.mechanism == "gaussian"
+    )
+    laplace = (
+        cost for each in releases if each.mechanism == "laplace" for cost in each.costs
+    )
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 
@@ -399,11 +453,13 @@ def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
 
     That one was rounded at every step, and may lie some roundings below the exact root.
     """
-    # Integers in place of fractions, whose denominators would grow with every release. Each square
-    # is rounded upward, by 2^-238 of the sum at most.
+    # Integers in place of fractions, whose denominators would grow with every release.
+    # Each square is rounded upward, by 2^-238 of the sum at most.
     bits = max(0, 120 - math.frexp(mu)[1])
     total = 0
-    for multiplier, number in Counter(each.noise_multiplier for each in releases).items():
+    for multiplier, number in Counter(
+        each.noise_multiplier for each in releases
+    ).items():
         cost = Fraction(1 << bits) / Fraction(multiplier)
         total += number * math.ceil(cost * cost)
     square = Fraction(total * size * size, 1 << 2 * bits)
@@ -419,7 +475,8 @@ def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
     mu, laplace = _split(releases)
     if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
         return False
-    # mu alone decides Gaussian plans, exactly; the sum of epsilons is enough for Laplace ones.
+    # mu alone decides Gaussian plans, exactly; the sum of epsilons is enough for
+    # Laplace ones.
     if not laplace or (not mu and math.fsum(laplace) <= epsilon):
         return True
     if delta == 0 or any(laplace_delta(cost, epsilon) > delta for cost in laplace):
@@ -444,15 +501,16 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
         scaled = _scaled(releases, scale)
         mu, laplace = _split(scaled)
         over = mixture_epsilon(mu, laplace, delta) / epsilon - 1
-        # Every composition adds about 1e-15 to the probability of an infinite loss, however large
-        # the noise is.
+        # Every composition adds about 1e-15 to the probability of an infinite loss,
+        # however large the noise is.
         if over == math.inf and scale >= high:
             raise BudgetError(
                 f"Expected a larger delta, such as 1e-9. Got {delta:g}, which the numerical "
                 "composition of Laplace and Gaussian noise does not reach: take a larger one, or "
                 "noise of one kind."
             )
-        # Both numbers are printed, so both must hold; they may differ in their last digits.
+        # Both numbers are printed, so both must hold; they may differ in their last
+        # digits.
         return max(over, 1e-9) if mixture_delta(mu, laplace, epsilon) > delta else over
 
     return least_scale(excess, low, high)

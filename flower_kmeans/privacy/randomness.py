@@ -1,11 +1,13 @@
 """The one module that reads the operating system's randomness.
 
-Keys, run identifiers and privacy noise all start here, and never from a seed that anybody could
-choose: a client that knows the seed can subtract the noise (docs/guarantees: Fixed point,
-rounding, sampling). Nothing public in this library takes a seed for them.
+Keys, run identifiers and privacy noise all start here, and never from a seed that
+anybody could choose: a client that knows the seed can subtract the noise
+(docs/guarantees: Fixed point, rounding, sampling). Nothing public in this library takes
+a seed for them.
 
-The seam: everything secret goes through the private name ``_os_random`` of this module, a function
-from a number of bytes to that many bytes. Tests replace it to make a run repeatable.
+The seam: everything secret goes through the private name ``_os_random`` of this module,
+a function from a number of bytes to that many bytes. Tests replace it to make a run
+repeatable.
 """
 
 import os
@@ -36,9 +38,9 @@ def token(n_bytes: int) -> bytes:
 class Stream:
     """Endless uniform 64-bit words: AES-256 in counter mode (docs/protocol.md, "Noise share").
 
-    The main stream starts at counter block 0. Beside it, every position has its own branch, words
-    that refine the one at that position: branch ``i`` starts at counter block
-    u64be(i + 1) || u64be(0), so no two of them share a block.
+    The main stream starts at counter block 0. Beside it, every position has its own
+    branch, words that refine the one at that position: branch ``i`` starts at counter
+    block u64be(i + 1) || u64be(0), so no two of them share a block.
 
     Parameters
     ----------
@@ -78,7 +80,9 @@ class Stream:
         """Return the next words of the main stream, (n_words,)."""
         self._position += n_words
         # Little-endian words on every processor.
-        return np.frombuffer(self._main(n_words * _WORD_BYTES), dtype="<u8").astype(np.uint64)
+        return np.frombuffer(self._main(n_words * _WORD_BYTES), dtype="<u8").astype(
+            np.uint64
+        )
 
     def branch(self, position: int) -> Iterator[int]:
         """Yield the words that refine the one at a position of the main stream."""

@@ -31,18 +31,18 @@ class Release:
     mechanism : {"gaussian", "laplace"}
         Law of the noise, before rounding.
     norm : {"l2", "l1", "linf"}
-        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise; linf for the latter where
-        there are ``parts``.
+        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise; linf for the
+        latter where there are ``parts``.
     noise_multiplier : float
-        Noise of a coordinate over its public unit: a standard deviation for Gaussian, the scale
-        ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``, in units, jointly
-        over all blocks. 0 in a run without privacy.
+        Noise of a coordinate over its public unit: a standard deviation for Gaussian,
+        the scale ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``,
+        in units, jointly over all blocks. 0 in a run without privacy.
     blocks : tuple of str
         Blocks of the round's statistic that this release covers.
     parts : tuple of (float, int)
-        With the norm linf only: bounds in units, in (0, 1], each with the number of words that one
-        record changes at most by that bound. Each of these words has a Laplace mechanism to itself,
-        of cost bound / multiplier.
+        With the norm linf only: bounds in units, in (0, 1], each with the number of
+        words that one record changes at most by that bound. Each of these words has a
+        Laplace mechanism to itself, of cost bound / multiplier.
     """
 
     name: str
@@ -65,9 +65,16 @@ class Release:
             expected = "be given where its norm is 'linf', and only there"
             raise _wrong("parts", expected, (self.norm, self.parts))
         for bound, number in self.parts:
-            # type(), since True is an int as well; these values may come from a document.
-            if not 0 < bound <= 1 or type(number) is not int or not 1 <= number <= MAX_PARTS:
-                expected = f"be bounds in (0, 1] with numbers of words in [1, {MAX_PARTS}]"
+            # type(), since True is an int as well; these values may come from a
+            # document.
+            if (
+                not 0 < bound <= 1
+                or type(number) is not int
+                or not 1 <= number <= MAX_PARTS
+            ):
+                expected = (
+                    f"be bounds in (0, 1] with numbers of words in [1, {MAX_PARTS}]"
+                )
                 raise _wrong("parts", expected, (bound, number))
         multiplier = self.noise_multiplier
         if multiplier != 0 and not _MIN_MULTIPLIER <= multiplier < math.inf:
@@ -87,7 +94,10 @@ class Release:
         """The cost of every mechanism that the release consists of: one, or one for each part."""
         if not self.parts or not self.noise_multiplier:
             return (self.cost,)
-        each = (repeat(bound / self.noise_multiplier, number) for bound, number in self.parts)
+        each = (
+            repeat(bound / self.noise_multiplier, number)
+            for bound, number in self.parts
+        )
         return tuple(chain.from_iterable(each))
 
     @property
@@ -106,7 +116,9 @@ class Release:
             "blocks": list(self.blocks),
         }
         if self.parts:
-            config["parts"] = [[real_to_text(bound), number] for bound, number in self.parts]
+            config["parts"] = [
+                [real_to_text(bound), number] for bound, number in self.parts
+            ]
         return config
 
 
@@ -115,13 +127,19 @@ def release_from_config(config: Any) -> Release:
     if not isinstance(config, Mapping) or set(config) - {"parts"} != _FIELDS:
         raise MessageError("A release must have exactly the fields of a release.")
     blocks, parts = config["blocks"], config.get("parts", [])
-    name, mechanism, norm = texts = [config[key] for key in ("name", "mechanism", "norm")]
-    if not isinstance(blocks, list) or not all(isinstance(text, str) for text in texts + blocks):
+    name, mechanism, norm = texts = [
+        config[key] for key in ("name", "mechanism", "norm")
+    ]
+    if not isinstance(blocks, list) or not all(
+        isinstance(text, str) for text in texts + blocks
+    ):
         raise MessageError("The names of a release and of its blocks must be text.")
     if not isinstance(parts, list) or not all(
         isinstance(part, list) and len(part) == 2 for part in parts
     ):
-        raise MessageError("The parts of a release must be pairs of a bound and a number.")
+        raise MessageError(
+            "The parts of a release must be pairs of a bound and a number."
+        )
     multiplier = real_from_text(config["noise_multiplier"])
     bounds = tuple((real_from_text(bound), number) for bound, number in parts)
     try:
@@ -131,4 +149,6 @@ def release_from_config(config: Any) -> Release:
 
 
 def _wrong(name: str, expected: str, value: Any) -> ConfigurationError:
-    return ConfigurationError(f"The '{name}' of a release must {expected}. Got {value!r} instead.")
+    return ConfigurationError(
+        f"The '{name}' of a release must {expected}. Got {value!r} instead."
+    )

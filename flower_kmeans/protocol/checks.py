@@ -1,6 +1,7 @@
 """What a client requires before it sends anything, in the order of docs/protocol.md, section 6.
 
-Each function stops an attack of section 10: a test replaces it and shows that the attack succeeds.
+Each function stops an attack of section 10: a test replaces it and shows that the
+attack succeeds.
 """
 
 import hashlib
@@ -77,7 +78,11 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
     objection = _objection(policy, run)
     _require(objection is None, Code.POLICY, objection or "")
     recorded = policy.allows_private_work or not run.plan.is_private
-    _require(recorded, Code.LEDGER, "Expected a policy with state_dir for a private run. Got none.")
+    _require(
+        recorded,
+        Code.LEDGER,
+        "Expected a policy with state_dir for a private run. Got none.",
+    )
 
 
 @lru_cache(maxsize=4)  # clients of one process mostly have one policy
@@ -90,7 +95,11 @@ def require_roster(identity: Identity | None, document: RunDocument) -> None:
     if identity is None:
         return
     is_own = document.roster == identity.roster.digest
-    _require(is_own, Code.POLICY, "Expected the digest of this client's own roster. Got another.")
+    _require(
+        is_own,
+        Code.POLICY,
+        "Expected the digest of this client's own roster. Got another.",
+    )
     most = len(identity.roster) - document.max_colluders
     reason = f"Expected levels up to {most} with this client's own roster. Got more."
     _require(max(document.levels, default=most) <= most, Code.POLICY, reason)
@@ -105,7 +114,9 @@ def is_committed(session: ClientSession, commitment: bytes) -> bool:
 def require_few_sessions(n_sessions: int) -> None:
     """Require that a run sees a change of records a bounded number of times."""
     is_few = n_sessions <= MAX_SESSIONS
-    _require(is_few, Code.STALE, f"The client began {MAX_SESSIONS} sessions in this run.")
+    _require(
+        is_few, Code.STALE, f"The client began {MAX_SESSIONS} sessions in this run."
+    )
 
 
 def require_attempt(document: RunDocument, t: int, attempt: int) -> None:
@@ -122,7 +133,9 @@ def require_blind(run: Run) -> None:
     _require(run.trust.is_blind, Code.POLICY, "Expected a request of a blind run.")
 
 
-def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: bytes) -> None:
+def require_peers(
+    policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: bytes
+) -> None:
     """Require that a key distributor serves enough clients, itself among them."""
     is_served = own in {peer.public_key for peer in peers}
     _require(is_served, Code.POLICY, "Expected this client's own key among the peers.")
@@ -131,11 +144,19 @@ def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: by
 
 def require_distinct(peers: Sequence[Peer]) -> None:
     """Require every peer once, and no more of them than a cohort has: each costs an exchange."""
-    are_distinct = len(peers) <= MAX_SLOTS and len({peer.slot for peer in peers}) == len(peers)
-    _require(are_distinct, Code.POLICY, f"Expected at most {MAX_SLOTS} peers, every one once.")
+    are_distinct = len(peers) <= MAX_SLOTS and len(
+        {peer.slot for peer in peers}
+    ) == len(peers)
+    _require(
+        are_distinct,
+        Code.POLICY,
+        f"Expected at most {MAX_SLOTS} peers, every one once.",
+    )
 
 
-def require_crowd(policy: ClientPolicy, document: RunDocument, n: int, what: str) -> None:
+def require_crowd(
+    policy: ClientPolicy, document: RunDocument, n: int, what: str
+) -> None:
     """Require enough clients in a cohort, behind a sum, or among the peers of a distributor."""
     least = max(document.min_clients, policy.min_clients)
     if n < least:
@@ -145,13 +166,18 @@ def require_crowd(policy: ClientPolicy, document: RunDocument, n: int, what: str
 
 def require_own_slot(identity: Identity | None, slot: int, n_slots: int) -> None:
     """Require the slot that the client has on its own roster, and a cohort of the roster's size."""
-    if identity is not None and (slot, n_slots) != (identity.slot, len(identity.roster)):
+    if identity is not None and (slot, n_slots) != (
+        identity.slot,
+        len(identity.roster),
+    ):
         got = f"Got slot {slot} of {n_slots} instead."
         reason = f"Expected this client's slot on its own roster. {got}"
         raise RefuseError(Code.POLICY, reason)
 
 
-def require_leaf(leaf: bytes, slot: int, n_slots: int, path: bytes, root: bytes) -> None:
+def require_leaf(
+    leaf: bytes, slot: int, n_slots: int, path: bytes, root: bytes
+) -> None:
     """Require that the leaf of this client session lies under the cohort's root."""
     _require(root_from(leaf, slot, n_slots, path) == root, Code.RENEW)
 
@@ -168,11 +194,16 @@ def require_committee(
     if committee.n_slots <= MAX_POSITIONS:
         slots = tuple(range(committee.n_slots))
     elif identity is None:
-        slots = committee.slots  # drawn by the server, which relayed keys trust to be passive
+        # drawn by the server, which relayed keys trust to be passive
+        slots = committee.slots
     else:
         slots = drawn(identity.roster.keys, identity.roster.beacon, document.epoch)
-    is_unchosen = committee.slots == slots and len(slots) == min(committee.n_slots, MAX_POSITIONS)
-    _require(is_unchosen, Code.POLICY, "Expected all slots in the committee, or those drawn.")
+    is_unchosen = committee.slots == slots and len(slots) == min(
+        committee.n_slots, MAX_POSITIONS
+    )
+    _require(
+        is_unchosen, Code.POLICY, "Expected all slots in the committee, or those drawn."
+    )
 
 
 def require_sharing(committee: Committee, run: Run) -> Sharing | None:
@@ -186,7 +217,9 @@ def require_sharing(committee: Committee, run: Run) -> Sharing | None:
 
 def is_claimed(roster: Roster, doc_hash: bytes, peer: Peer) -> bool:
     """Return whether the owner of a slot claimed it for this run, this node and this key."""
-    return roster.has_claimed(doc_hash, peer.slot, peer.node_id, peer.public_key, peer.claim)
+    return roster.has_claimed(
+        doc_hash, peer.slot, peer.node_id, peer.public_key, peer.claim
+    )
 
 
 def static_secret(identity: Identity | None) -> bytes:
@@ -203,7 +236,11 @@ def require_same_query(entry: Entry, tag: bytes) -> None:
     """Require a sum of the query, and of the history, that this client has."""
     # The sum of another query would lead to a state that no other client has.
     is_same = hmac.compare_digest(entry.tag, tag)
-    _require(is_same, Code.CONFLICT, "Expected the sum of this client's query. Got another's sum.")
+    _require(
+        is_same,
+        Code.CONFLICT,
+        "Expected the sum of this client's query. Got another's sum.",
+    )
 
 
 def require_checksum(opened: Integers, n_survivors: int) -> None:

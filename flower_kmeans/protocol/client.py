@@ -1,9 +1,9 @@
 """The client's side of the protocol: what it checks, answers and refuses (docs/protocol.md).
 
-A client answers one message at a time from what its session remembers. An error leaves as a code
-and nothing else. No refusal depends on records or, apart from the checksum word, on an opened sum.
-Each part of this file is a step of section 6: open the run, take the slot, follow the entries,
-answer or add, hand over the result.
+A client answers one message at a time from what its session remembers. An error leaves
+as a code and nothing else. No refusal depends on records or, apart from the checksum
+word, on an opened sum. Each part of this file is a step of section 6: open the run,
+take the slot, follow the entries, answer or add, hand over the result.
 """
 
 import hashlib
@@ -47,7 +47,13 @@ from flower_kmeans.protocol.messages import Code, Entry, Head, Request
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult, read_result, result_of
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import MAX_SLOTS, Run, UnacceptableRunError, open_run, verify_plan
+from flower_kmeans.protocol.run import (
+    MAX_SLOTS,
+    Run,
+    UnacceptableRunError,
+    open_run,
+    verify_plan,
+)
 from flower_kmeans.protocol.session import ClientSession, Memory
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
@@ -61,7 +67,8 @@ if TYPE_CHECKING:
     from flower_kmeans.protocol.vertical import VerticalParty
 
 SOFTWARE = f"flower-kmeans {__version__}"
-# Each time, another process of this node answered another message of the run in the meantime.
+# Each time, another process of this node answered another message of the run in the
+# meantime.
 _FINDINGS = "findings"  # beside the arrays of a session's state
 _TRIES = 8
 _CHECKSUM = np.ones(1, dtype=np.int64)  # of one vector
@@ -69,7 +76,8 @@ _NO_COPIES = (
     "The records come from a database, where each message could find others. Expected "
     "copy_records = true in the policy, for a private copy of this run, or records in a file."
 )
-_MOST_STATES = 4  # clients of one process are rarely in more rounds of more runs at once
+# clients of one process are rarely in more rounds of more runs at once
+_MOST_STATES = 4
 _states: dict[bytes, bytes] = {}
 _lock = Lock()
 log = logging.getLogger("flower_kmeans.client")
@@ -83,14 +91,16 @@ Blocks = Iterator[NDArray[Any]]  # of records, which share one memory
 class Client:
     """One client, for any number of messages.
 
-    ``on_result`` is called once per run; again on a repeated ``finish`` if it failed, or if the
-    client was interrupted before it had written down that the run is over. ``load_ids`` returns the
-    ids of the records, in their order; for vertical runs that compare rows.
+    ``on_result`` is called once per run; again on a repeated ``finish`` if it failed,
+    or if the client was interrupted before it had written down that the run is over.
+    ``load_ids`` returns the ids of the records, in their order; for vertical runs that
+    compare rows.
     """
 
     policy: ClientPolicy
     state: RecordDict  # the context's: the memory where the policy names no ledger
-    load_records: Callable[[], RecordsLike]  # of shape (n, n_features), in the user's units
+    # of shape (n, n_features), in the user's units
+    load_records: Callable[[], RecordsLike]
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
     node_id: int = 0  # the context's, for which a client with a roster claims its slot
@@ -108,7 +118,9 @@ class Client:
         request: Request | Head | None = None
         try:
             is_long = len(data) > limits.FIRST
-            request = messages.read_head(data) if is_long else messages.decode_request(data)
+            request = (
+                messages.read_head(data) if is_long else messages.decode_request(data)
+            )
             return encode(self._remembering(request, data))
         except Exception as error:
             return encode(_refusal(request, error))
@@ -118,7 +130,9 @@ class Client:
         policy = self.policy
         if policy.state_dir is None:
             context = sessions.ContextMemory(self.state)
-            return _Conversation(self, context, self._whole(request, data, context)).reply()
+            return _Conversation(
+                self, context, self._whole(request, data, context)
+            ).reply()
         with ledgers.Ledger(policy.state_dir) as ledger:
             limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
@@ -134,8 +148,13 @@ class Client:
         if not isinstance(request, Head):
             return request
         head, session = request, memory.load(request.doc_hash)
-        if session is not None and session.over == sessions.DELIVERED and head.kind == "finish":
-            return messages.Finish(doc_hash=head.doc_hash)  # the reply needs nothing else
+        if (
+            session is not None
+            and session.over == sessions.DELIVERED
+            and head.kind == "finish"
+        ):
+            # the reply needs nothing else
+            return messages.Finish(doc_hash=head.doc_hash)
         checks.require_not_over(session)
         document = session.document if session else head.doc
         refuse_unless(bool(document), _code_without_document(head.kind == "keys"))
@@ -143,7 +162,9 @@ class Client:
         run = open_run(document)
         checks.require_policy(self.policy, run)
         reason = "Expected no longer request of this run."
-        refuse_unless(len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason)
+        refuse_unless(
+            len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason
+        )
         return messages.decode_request(data)
 
 
@@ -175,12 +196,16 @@ def _refusal(request: Request | Head | None, error: Exception) -> messages.Refus
     code, what, doc_hash = refusal.code, "a message", None
     if request is not None:
         doc_hash = request.doc_hash
-        kind = request.kind if isinstance(request, Head) else request.__struct_config__.tag
+        kind = (
+            request.kind if isinstance(request, Head) else request.__struct_config__.tag
+        )
         what = f"'{kind}' of run {doc_hash.hex()[:8]}"
     if code is Code.INTERNAL:
         log.error("A message could not be answered.", exc_info=error)
     else:
-        log.warning("Refused %s (%s): %s", what, code.name, refusal, exc_info=refusal.__cause__)
+        log.warning(
+            "Refused %s (%s): %s", what, code.name, refusal, exc_info=refusal.__cause__
+        )
     return messages.Refusal(code=code, doc_hash=doc_hash, **refusal.fields)
 
 
@@ -203,7 +228,8 @@ class _Conversation:
         request, session = self._request, self._memory.load(self._doc_hash)
         try:
             if session is not None and session.over == sessions.DELIVERED:
-                # The reply to the last request was lost: there is nothing left to compute it from.
+                # The reply to the last request was lost: there is nothing left to
+                # compute it from.
                 if isinstance(request, messages.Finish):
                     return messages.Finished(doc_hash=self._doc_hash)
                 if isinstance(request, messages.Turn):
@@ -211,7 +237,8 @@ class _Conversation:
             if isinstance(request, messages.Abort):
                 return self._abort(session)
             self._open(session)
-            # The tag is one of the union that was decoded, so no message can name another method.
+            # The tag is one of the union that was decoded, so no message can name
+            # another method.
             answer = getattr(self, f"_{request.__struct_config__.tag}")
             reply: messages.Reply = answer(request)
             return reply
@@ -223,16 +250,19 @@ class _Conversation:
             if hasattr(self, "_session"):
                 self._memory.save(self._doc_hash, self._session)
 
-    # ------------------------------------------------------------------ the run and its session
+    # ---------------------------------------------------------- the run and its session
 
     def _open(self, session: ClientSession | None) -> None:
         """Take up the session of a run, or begin one if the document is there."""
         request = self._request
         checks.require_not_over(session)
         document = session.document if session else getattr(request, "doc", b"")
-        refuse_unless(bool(document), _code_without_document(isinstance(request, messages.Keys)))
+        refuse_unless(
+            bool(document), _code_without_document(isinstance(request, messages.Keys))
+        )
         self._accept(document, is_new=session is None)
-        # The last message reads no records: they may be gone, and nothing is answered from them.
+        # The last message reads no records: they may be gone, and nothing is answered
+        # from them.
         if session is None or not isinstance(request, messages.Finish | messages.Hold):
             session = self._current(session)
         self._session = session
@@ -241,7 +271,9 @@ class _Conversation:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         checks.require_hash(data, self._doc_hash)
         self._run = open_run(data)
-        is_of_kind = isinstance(self._request, messages.Turn) == self._run.trust.is_vertical
+        is_of_kind = (
+            isinstance(self._request, messages.Turn) == self._run.trust.is_vertical
+        )
         is_of_all = isinstance(self._request, messages.Enrol | messages.Abort)
         refuse_unless(is_of_all or is_of_kind, Code.BAD_MESSAGE)
         checks.require_policy(self._policy, self._run)
@@ -262,12 +294,14 @@ class _Conversation:
 
     def _current(self, session: ClientSession | None) -> ClientSession:
         """Return the session, or a new one if it is not of these records and this software."""
-        # One mask must not cover two vectors. Shares of another vector have other polynomials.
+        # One mask must not cover two vectors. Shares of another vector have other
+        # polynomials.
         if not self._run.trust.commits_to_records:
             return session or self._begun(None, b"")
         if session is not None and session.software == SOFTWARE:
             if self._policy.copy_records:
-                # A copy has the session's commitment in its name, so it is not hashed again.
+                # A copy has the session's commitment in its name, so it is not hashed
+                # again.
                 self._copy = self._memory.load_records(self._doc_hash, session)
             if self._copy is not None:
                 return session
@@ -281,7 +315,8 @@ class _Conversation:
         own = joined(self._blocks(), width) if self._source.in_memory else None
 
         def read() -> Blocks:
-            # What fits into memory is copied once: nobody changes the copy between two uses.
+            # What fits into memory is copied once: nobody changes the copy between two
+            # uses.
             return self._blocks() if own is None else iter([own])
 
         n_records = sum(map(len, read()))
@@ -291,23 +326,31 @@ class _Conversation:
             session = self._begun(session, data.digest(), n_records)
         if self._may_copy:
             blocks = self._compared(session, read()) if own is None else read()
-            self._memory.save_records(self._doc_hash, session, blocks, (n_records, width))
+            self._memory.save_records(
+                self._doc_hash, session, blocks, (n_records, width)
+            )
             self._copy = self._memory.load_records(self._doc_hash, session)
         return session
 
     def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
         """Yield the records to which a session is committed, or raise at their end."""
-        data = transcript.DataHash(session.n_records, self._run.algorithm.domain.n_features)
+        data = transcript.DataHash(
+            session.n_records, self._run.algorithm.domain.n_features
+        )
         yield from data.of(blocks)
         if not self._is_of(session, data.digest()):
-            expected = "Expected the same records in the same order whenever they are read."
+            expected = (
+                "Expected the same records in the same order whenever they are read."
+            )
             raise _ChangedError(Code.DATA, expected)
 
     def _is_of(self, session: ClientSession, digest: bytes) -> bool:
         return checks.is_committed(session, self._commitment(session, digest))
 
     def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
-        return transcript.commitment(session.secret, self._doc_hash, SOFTWARE.encode(), digest)
+        return transcript.commitment(
+            session.secret, self._doc_hash, SOFTWARE.encode(), digest
+        )
 
     def _begun(
         self, former: ClientSession | None, digest: bytes, n_records: int = 0
@@ -322,7 +365,11 @@ class _Conversation:
             self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
             raise
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
-        session.digest, session.n_records, session.software = digest, n_records, SOFTWARE
+        session.digest, session.n_records, session.software = (
+            digest,
+            n_records,
+            SOFTWARE,
+        )
         session.commitment = self._commitment(session, digest) if digest else ZERO
         self._memory.save(self._doc_hash, session)
         return session
@@ -336,7 +383,9 @@ class _Conversation:
         """The user's records, which are asked for once per message at most; live ones are held."""
         domain = self._run.algorithm.domain
         with RefuseError.of_user():
-            source = as_source(self._client.load_records(), domain.n_features, domain.columns)
+            source = as_source(
+                self._client.load_records(), domain.n_features, domain.columns
+            )
         if not source.is_live:
             return source
         refuse_unless(self._policy.copy_records, Code.POLICY, _NO_COPIES)
@@ -352,7 +401,9 @@ class _Conversation:
         if copy is None and self._source.is_live:
             # Also if the copy was lost: each round protects the records that it reads.
             shape = self._source.n_rows, self._source.n_features
-            self._memory.save_records(self._doc_hash, self._session, self._source.blocks(), shape)
+            self._memory.save_records(
+                self._doc_hash, self._session, self._source.blocks(), shape
+            )
             return self._source
         return copy
 
@@ -374,10 +425,12 @@ class _Conversation:
     def _total(self, query: Query) -> Integers:
         """Return the statistic of all records, (words,), in one pass.
 
-        In the first round, values outside the bounds are counted as well, for this node's log.
+        In the first round, values outside the bounds are counted as well, for this
+        node's log.
         """
         domain = self._run.algorithm.domain
-        n_words = self._run.document.words[query.round - 1] - 1  # without the checksum word
+        # without the checksum word
+        n_words = self._run.document.words[query.round - 1] - 1
         part: Part = partial(self._run.algorithm.words_of, query)
         if query.round > 1:
             return self._summed(part, n_words)
@@ -392,7 +445,11 @@ class _Conversation:
         total = np.zeros(n_words, dtype=np.int64)
         commits, whole = self._run.trust.commits_to_records, algorithm.needs_all_records
         copy = self._copy if commits else self._copy_of_live()
-        if copy is None and not (commits or whole) and self._source.sum_in_place is not None:
+        if (
+            copy is None
+            and not (commits or whole)
+            and self._source.sum_in_place is not None
+        ):
             with RefuseError.of_user():
                 words, n_null = self._source.sum_in_place(part)
             _warn_of_null(n_null)
@@ -429,7 +486,9 @@ class _Conversation:
             return self._party().join()
         ledger, software = self._policy.state_dir is not None, stated_software()
         own = self._public_values()
-        return messages.Enrolled(doc_hash=self._doc_hash, **own, ledger=ledger, software=software)
+        return messages.Enrolled(
+            doc_hash=self._doc_hash, **own, ledger=ledger, software=software
+        )
 
     def _public_values(self) -> dict[str, Any]:
         """Return the session's public values, as an enrolment and a renewal hold them."""
@@ -443,14 +502,19 @@ class _Conversation:
     def _keys(self, request: messages.Keys) -> messages.Wrapped:
         peers = self._pairs.peers(request.peers)
         checks.require_blind(self._run)
-        if not self._session.group_secret:  # a key that exists goes to any number of owners
+        # a key that exists goes to any number of owners
+        if not self._session.group_secret:
             checks.require_peers(self._policy, self._run, peers, self._pairs.public_key)
         key_id, envelopes = self._wrap(peers)
-        return messages.Wrapped(doc_hash=self._doc_hash, key_id=key_id, envelopes=envelopes)
+        return messages.Wrapped(
+            doc_hash=self._doc_hash, key_id=key_id, envelopes=envelopes
+        )
 
     def _hold(self, request: messages.Hold) -> messages.Held:
         checks.require_blind(self._run)
-        refuse_unless(bool(request.wraps), Code.BAD_MESSAGE, "Expected envelopes to open.")
+        refuse_unless(
+            bool(request.wraps), Code.BAD_MESSAGE, "Expected envelopes to open."
+        )
         self._take_group_key(request.wraps)
         key_id = key_agreement.key_id(self._session.group_key, self._doc_hash)
         return messages.Held(doc_hash=self._doc_hash, key_id=key_id)
@@ -474,14 +538,21 @@ class _Conversation:
         if not wraps:
             refuse_unless(bool(session.group_key), Code.NEED)
             return
-        wanted, leaders = {wrap.key_id for wrap in wraps}, {wrap.distributor for wrap in wraps}
+        wanted, leaders = (
+            {wrap.key_id for wrap in wraps},
+            {wrap.distributor for wrap in wraps},
+        )
         is_one = len(wanted) == 1 and len(leaders) == len(wraps)
-        refuse_unless(is_one, Code.BAD_MESSAGE, "Expected one key, of different distributors.")
+        refuse_unless(
+            is_one, Code.BAD_MESSAGE, "Expected one key, of different distributors."
+        )
         key = session.group_key
         if key and key_agreement.key_id(key, doc_hash) in wanted:
             return
         is_first = not key or session.head == 0
-        refuse_unless(is_first, Code.KEY, "Expected the group key that the session has.")
+        refuse_unless(
+            is_first, Code.KEY, "Expected the group key that the session has."
+        )
         for wrap in wraps:
             # A distributor that lies costs itself: another one's envelope may fit.
             with suppress(MessageError):
@@ -499,9 +570,13 @@ class _Conversation:
         """Check the attempt, and the client's slot in its cohort and committee."""
         run, session, slot, own = self._run, self._session, request.slot, self._pairs
         checks.require_attempt(run.document, request.t, request.attempt)
-        checks.require_crowd(self._policy, run.document, request.n_slots, "slots in the cohort")
+        checks.require_crowd(
+            self._policy, run.document, request.n_slots, "slots in the cohort"
+        )
         # Paths and bitmaps are as long as the number that is announced.
-        refuse_unless(request.n_slots <= MAX_SLOTS, Code.BAD_MESSAGE, "Expected fewer slots.")
+        refuse_unless(
+            request.n_slots <= MAX_SLOTS, Code.BAD_MESSAGE, "Expected fewer slots."
+        )
         if not run.trust.is_protected:
             return
         checks.require_own_slot(self._identity, slot, request.n_slots)
@@ -509,18 +584,25 @@ class _Conversation:
         checks.require_leaf(leaf, slot, request.n_slots, request.path, request.root)
         checks.require_one_slot(session, slot)
         session.slot = slot
-        committee = Committee.decode(request.committee, request.n_slots, run.document.max_colluders)
+        committee = Committee.decode(
+            request.committee, request.n_slots, run.document.max_colluders
+        )
         checks.require_committee(committee, self._identity, run.document)
         position = committee.position_of(slot)
         # Of a session before this one: what others seal for it, this one cannot open.
         is_own = position is None or committee.public_keys[position] == own.public_key
         refuse_unless(is_own, Code.RENEW)
-        self._committee, self._sharing = committee, checks.require_sharing(committee, run)
+        self._committee, self._sharing = (
+            committee,
+            checks.require_sharing(committee, run),
+        )
 
     def _require_claims(self, claims: bytes) -> None:
         """Require that each share is sealed for a key that a slot's owner made."""
         if self._committee is None or not self._run.trust.has_committee:
-            refuse_unless(not claims, Code.BAD_MESSAGE, "Expected no claims without shares.")
+            refuse_unless(
+                not claims, Code.BAD_MESSAGE, "Expected no claims without shares."
+            )
             return
         with RefuseError.of_key():
             self._pairs.require_claims(self._committee, claims)
@@ -528,10 +610,18 @@ class _Conversation:
     def _sums(self, request: messages.Located, h: bytes, tag: bytes) -> SumContext:
         """Return what the sum of an attempt depends on, its context first."""
         com = ZERO if self._committee is None else self._committee.digest
-        t, n_slots, n_words = request.t, request.n_slots, self._run.document.words[request.t - 1]
+        t, n_slots, n_words = (
+            request.t,
+            request.n_slots,
+            self._run.document.words[request.t - 1],
+        )
         cohort = n_slots, request.root, com
-        context = transcript.round_context(self._doc_hash, t, request.attempt, *cohort, h, tag)
-        return SumContext(context, n_words, n_slots, self._session.group_key, self._sharing)
+        context = transcript.round_context(
+            self._doc_hash, t, request.attempt, *cohort, h, tag
+        )
+        return SumContext(
+            context, n_words, n_slots, self._session.group_key, self._sharing
+        )
 
     # ------------------------------------------------------------------ entries
 
@@ -551,16 +641,25 @@ class _Conversation:
         for entry in entries:
             if checks.is_followed(session, entry):
                 continue
-            refuse_unless(entry.t <= session.head + 1 and bool(session.group_key), Code.NEED)
-            is_one = entry.t <= document.rounds and entry.attempt <= document.max_attempts
-            # The transcript's hash covers one of them: the other would differ among clients.
+            refuse_unless(
+                entry.t <= session.head + 1 and bool(session.group_key), Code.NEED
+            )
+            is_one = (
+                entry.t <= document.rounds and entry.attempt <= document.max_attempts
+            )
+            # The transcript's hash covers one of them: the other would differ among
+            # clients.
             of_shares = entry.positions or entry.shares
             other = entry.words if self._run.trust.has_committee else of_shares
             reason = "An entry is of no round of the run, or holds the sum of another trust model."
             refuse_unless(is_one and not other, Code.BAD_MESSAGE, reason)
-            survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
+            survivors = transcript.unpack_survivors(
+                entry.survivors, min(entry.n_slots, MAX_SLOTS)
+            )
             n_survivors = int(np.count_nonzero(survivors))
-            checks.require_crowd(self._policy, document, n_survivors, "survivors of a sum")
+            checks.require_crowd(
+                self._policy, document, n_survivors, "survivors of a sum"
+            )
             _, asked = _query_after(self._run, session.head, session.state)
             checks.require_same_query(entry, self._query_tag(entry.t, session.h, asked))
             context = transcript.entry_context(self._doc_hash, session.h, entry)
@@ -569,7 +668,9 @@ class _Conversation:
             session.h = transcript.next_hash(session.h, context, entry)
             session.head, session.n_answers = entry.t, n_survivors
 
-    def _opened(self, entry: Entry, survivors: NDArray[np.bool_], context: bytes) -> bytes:
+    def _opened(
+        self, entry: Entry, survivors: NDArray[np.bool_], context: bytes
+    ) -> bytes:
         """Return the state after an entry, from what its sum opens to."""
         run, key, n_slots = self._run, self._session.group_key, entry.n_slots
         colluders, n_words = run.document.max_colluders, run.document.words[entry.t - 1]
@@ -579,16 +680,21 @@ class _Conversation:
         if sharing and max(sealed_shares) >= sharing.n_positions:
             raise MessageError("Expected sum-shares of the committee's positions.")
         for position, sealed in sealed_shares.items():
-            share_key = key_agreement.sum_share_key(key, context, position, entry.survivors)
+            share_key = key_agreement.sum_share_key(
+                key, context, position, entry.survivors
+            )
             # A share that does not open costs its member: enough others may be left.
             with suppress(MessageError):
                 combined[position] = key_agreement.unseal(share_key, sealed, context)
-        # From here on nothing that is refused may depend on the sum, but for its checksum word.
+        # From here on nothing that is refused may depend on the sum, but for its
+        # checksum word.
         sums = SumContext(context, n_words, n_slots, key, sharing)
         opened = run.trust.sum.open(combined, survivors, sums).vector
         n_survivors = int(survivors.sum())
         checks.require_checksum(opened, n_survivors)
-        answer = run.algorithm.unflatten(opened[:-1], entry.t, n_survivors / n_slots, n_survivors)
+        answer = run.algorithm.unflatten(
+            opened[:-1], entry.t, n_survivors / n_slots, n_survivors
+        )
         before = self._state()
         factor = removal.noise_factor(run, n_survivors)
         findings = plausibility.findings_of(run.algorithm, before, answer, factor)
@@ -601,13 +707,17 @@ class _Conversation:
         run, session, t = self._run, self._session, request.t
         self._take_slot(request)
         self._require_claims(request.claims)
-        is_blind, extras = run.trust.is_blind, request.entries or request.peers or request.wraps
+        is_blind, extras = (
+            run.trust.is_blind,
+            request.entries or request.peers or request.wraps,
+        )
         reason = "Expected a query, and nothing else, exactly from a server that sees the sums."
         key_id = envelopes = b""
         is_expected = is_blind if request.query is None else not (is_blind or extras)
         refuse_unless(is_expected, Code.BAD_MESSAGE, reason)
         if request.query is None:
-            # With a committee the query of round 1 is public, and keys are on their way.
+            # With a committee the query of round 1 is public, and keys are on their
+            # way.
             if not run.trust.has_committee or t > 1 or request.wraps:
                 self._take_group_key(request.wraps)
             if request.peers:
@@ -621,7 +731,8 @@ class _Conversation:
             query = _query_of(run, t, asked)
         tag = self._query_tag(t, h, asked)
         sums = self._sums(request, h, tag)
-        # Before anything is computed from records: these refusals do not depend on them.
+        # Before anything is computed from records: these refusals do not depend on
+        # them.
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
@@ -630,12 +741,17 @@ class _Conversation:
         vector = self._vector(query, sums.digest)
         protected = self._protected(request, sums, vector)
         digest = hashlib.sha256(protected).digest()
-        answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest, query_hash)
+        answer = sessions.LastAnswer(
+            t, request.attempt, sums.digest, digest, query_hash
+        )
         checks.require_one_answer(last, answer)
         # Not before the check: a refused query would replace what was answered.
         session.answered = sums.digest + vector.astype("<i8", copy=False).tobytes()
-        self._memory.answer(self._doc_hash, answer, run.price, session)  # charged before it is sent
-        words, sealed = (b"", protected) if run.trust.has_committee else (protected, b"")
+        # charged before it is sent
+        self._memory.answer(self._doc_hash, answer, run.price, session)
+        words, sealed = (
+            (b"", protected) if run.trust.has_committee else (protected, b"")
+        )
         return messages.Answer(
             doc_hash=self._doc_hash,
             tag=tag,
@@ -650,18 +766,28 @@ class _Conversation:
         run, algorithm, session = self._run, self._run.algorithm, self._session
         # A repeated request cannot show whether records changed in the meantime.
         if session.answered[: len(context)] == context:
-            return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(np.int64)
+            return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(
+                np.int64
+            )
         vector = self._total(query)
         if algorithm.budget.unit == "client":  # what a record adds is limited by itself
-            limited = algorithm.limited(algorithm.unflatten(vector, query.round), query.round)
+            limited = algorithm.limited(
+                algorithm.unflatten(vector, query.round), query.round
+            )
             vector = algorithm.flatten(limited, query.round)
         if run.trust.shares_noise:
-            vector = vector + removal.client_noise(run, query.round, session.secret, context)
+            vector = vector + removal.client_noise(
+                run, query.round, session.secret, context
+            )
         return np.concatenate([vector, _CHECKSUM])
 
-    def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> bytes:
+    def _protected(
+        self, request: messages.Ask, sums: SumContext, vector: Integers
+    ) -> bytes:
         """Return a vector as it leaves the client: one part, or one for each present position."""
-        parts = removal.protect(self._run, vector, sums, request.slot, self._session.secret)
+        parts = removal.protect(
+            self._run, vector, sums, request.slot, self._session.secret
+        )
         committee, context = self._committee, sums.digest
         if committee is None or not self._run.trust.has_committee:
             return b"".join(parts)
@@ -681,18 +807,28 @@ class _Conversation:
 
     def _add(self, request: messages.Add) -> messages.Added:
         run, session = self._run, self._session
-        refuse_unless(run.trust.has_committee, Code.POLICY, "Expected to add in a committee.")
-        refuse_unless(not request.claims, Code.BAD_MESSAGE, "Expected claims with `ask` alone.")
+        refuse_unless(
+            run.trust.has_committee, Code.POLICY, "Expected to add in a committee."
+        )
+        refuse_unless(
+            not request.claims, Code.BAD_MESSAGE, "Expected claims with `ask` alone."
+        )
         self._take_slot(request)
-        position = self._committee.position_of(request.slot) if self._committee else None
+        position = (
+            self._committee.position_of(request.slot) if self._committee else None
+        )
         if position is None:
-            raise RefuseError(Code.POLICY, "Expected to add as a member of the committee.")
+            raise RefuseError(
+                Code.POLICY, "Expected to add as a member of the committee."
+            )
         survivors = transcript.unpack_survivors(request.survivors, request.n_slots)
         dealers = np.flatnonzero(survivors).tolist()
         n_dealers, size = len(dealers), self._sealed_bytes(request.t)
         lengths = len(request.public_keys), len(request.sealed)
         is_whole = lengths == (KEY_BYTES * n_dealers, size * n_dealers)
-        refuse_unless(is_whole, Code.BAD_MESSAGE, "Expected a key and share per survivor.")
+        refuse_unless(
+            is_whole, Code.BAD_MESSAGE, "Expected a key and share per survivor."
+        )
         checks.require_crowd(self._policy, run.document, n_dealers, "survivors to add")
         if run.trust.is_blind:
             self._take_group_key(request.wraps)
@@ -702,7 +838,9 @@ class _Conversation:
         sums = self._sums(request, request.h, request.tag)
         parts = request.survivors, request.public_keys, request.sealed
         # The votes of a round count together, whatever the attempt: one sum opens.
-        vote = sessions.LastVote(request.t, transcript.variant_hash(sums.digest, *parts))
+        vote = sessions.LastVote(
+            request.t, transcript.variant_hash(sums.digest, *parts)
+        )
         last = self._memory.last_vote(self._doc_hash)
         checks.require_one_vote(last, vote)
         checks.require_no_later_vote(last, request.t)
@@ -711,7 +849,9 @@ class _Conversation:
             share = removal.combine(run, shares, sums, n_dealers)
         except PartError as error:  # a client that names a dealer has not voted
             slot = dealers[error.index]
-            raise RefuseError(Code.KEY, f"The share of slot {slot} is false.", slot=slot) from None
+            raise RefuseError(
+                Code.KEY, f"The share of slot {slot} is false.", slot=slot
+            ) from None
         self._memory.vote(self._doc_hash, vote, run.price, session)
         key_id = b""
         if run.trust.is_blind:
@@ -724,7 +864,10 @@ class _Conversation:
     def _sealed_bytes(self, t: int) -> int:
         """Return the length of one sealed share of a round."""
         n_words = self._run.document.words[t - 1]
-        return removal.part_bytes(self._run, n_words, self._sharing) + key_agreement.SEAL_BYTES
+        return (
+            removal.part_bytes(self._run, n_words, self._sharing)
+            + key_agreement.SEAL_BYTES
+        )
 
     def _shares(
         self, request: messages.Add, dealers: list[int], position: int, context: bytes
@@ -733,10 +876,14 @@ class _Conversation:
         own_key = self._pairs.public_key
         keys = messages.split(request.public_keys, KEY_BYTES)
         seals = messages.split(request.sealed, self._sealed_bytes(request.t))
-        for n, (dealer, other, sealed) in enumerate(zip(dealers, keys, seals, strict=True)):
+        for n, (dealer, other, sealed) in enumerate(
+            zip(dealers, keys, seals, strict=True)
+        ):
             try:
                 shared = self._pairs.secret(dealer, other)
-                key = key_agreement.share_key(shared, context, dealer, position, other, own_key)
+                key = key_agreement.share_key(
+                    shared, context, dealer, position, other, own_key
+                )
                 share = key_agreement.unseal(key, sealed, context)
             except MessageError:
                 raise PartError(n) from None
@@ -754,7 +901,9 @@ class _Conversation:
         """Return the result that follows from the entries, or that the server sends."""
         run, result = self._run, request.result
         is_expected = (result is None) == run.trust.is_blind
-        refuse_unless(is_expected, Code.BAD_MESSAGE, "Expected a result where a server sees sums.")
+        refuse_unless(
+            is_expected, Code.BAD_MESSAGE, "Expected a result where a server sees sums."
+        )
         if result is not None:
             return read_result(run, result)
         self._take_group_key(request.wraps)
@@ -779,7 +928,9 @@ class _Conversation:
         try:
             on_result(result)
         except BaseException:  # the reply must not show anything about the result
-            log.exception("on_result failed; it is called again if the last request is repeated.")
+            log.exception(
+                "on_result failed; it is called again if the last request is repeated."
+            )
             return False
         return True
 
@@ -806,7 +957,9 @@ class _Conversation:
     def _turn(self, request: messages.Turn) -> messages.Sent:
         return self._party().take(request)
 
-    def _abort(self, session: ClientSession | None) -> messages.Sent | messages.Finished:
+    def _abort(
+        self, session: ClientSession | None
+    ) -> messages.Sent | messages.Finished:
         is_vertical = session is not None and bool(session.vertical)
         if session is not None and not session.over:
             is_vertical = open_run(session.document).trust.is_vertical
@@ -819,7 +972,9 @@ class _Conversation:
             self._session = session
         leftovers.erase(self._policy, self._doc_hash)
         leftovers.forget_witness(self._client.state, self._doc_hash)
-        return (messages.Sent if is_vertical else messages.Finished)(doc_hash=self._doc_hash)
+        return (messages.Sent if is_vertical else messages.Finished)(
+            doc_hash=self._doc_hash
+        )
 
 
 class _ChangedError(RefuseError):
@@ -831,25 +986,35 @@ def _of_copy(copy: Source) -> Blocks:
     try:
         yield from copy.blocks()
     except errors.DataError as error:
-        raise ledgers.MemoryChangedError("Another process changed a copy of records.") from error
+        raise ledgers.MemoryChangedError(
+            "Another process changed a copy of records."
+        ) from error
 
 
 def _warn_of_null(n_null: int, n_records: int = 1) -> None:
     if n_null:
-        log.warning("%d records are malformed or not finite; each counts as none.", n_null)
+        log.warning(
+            "%d records are malformed or not finite; each counts as none.", n_null
+        )
         if not n_records:
-            log.warning("No record is left. Expected one table of numbers, without labels.")
+            log.warning(
+                "No record is left. Expected one table of numbers, without labels."
+            )
 
 
 def _counted(part: Part, domain: Domain, block: NDArray[Any]) -> Integers:
     """Return a function of a block, and behind it its numbers of records and values outside."""
     outside = domain.outside(block)
-    return np.concatenate([part(block), np.array([len(block)], dtype=np.int64), outside])
+    return np.concatenate(
+        [part(block), np.array([len(block)], dtype=np.int64), outside]
+    )
 
 
 def _nobody_outside(domain: Domain) -> Integers:
     """Return what `_counted` has behind the words of no record: zeros."""
-    return np.concatenate([np.zeros(1, np.int64), domain.outside(np.empty((0, domain.n_features)))])
+    return np.concatenate(
+        [np.zeros(1, np.int64), domain.outside(np.empty((0, domain.n_features)))]
+    )
 
 
 @lru_cache(maxsize=256)
@@ -912,7 +1077,9 @@ def _warn(run: str, warning: str) -> None:
     log.warning("Run %s: %s", run, warning)
 
 
-def followed(session: ClientSession, entry: bytes, follow: Callable[[], bytes]) -> bytes:
+def followed(
+    session: ClientSession, entry: bytes, follow: Callable[[], bytes]
+) -> bytes:
     """Return the state after an entry; one client of a process computes it for all of them."""
     # Opening a sum may take a second. The hash names the run and all entries before.
     key = H(b"followed", session.h, session.group_key, entry, session.state)

@@ -1,9 +1,9 @@
 """The cohort as the server knows it: its clients, the frame of an attempt, and the group key.
 
-With a roster every pinned key has a slot, whether its client is there or not. So has every named
-node under relayed keys; without names slots follow the order in which clients came. A cohort
-changes between two attempts and never within one, because the root of its tree stands in every
-context (docs/protocol.md, sections 4 to 6).
+With a roster every pinned key has a slot, whether its client is there or not. So has
+every named node under relayed keys; without names slots follow the order in which
+clients came. A cohort changes between two attempts and never within one, because the
+root of its tree stands in every context (docs/protocol.md, sections 4 to 6).
 """
 
 from collections import Counter, deque
@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, corrupt_positions, drawn
+from flower_kmeans.protocol.committee import (
+    MAX_POSITIONS,
+    Committee,
+    corrupt_positions,
+    drawn,
+)
 from flower_kmeans.protocol.messages import (
     ENVELOPE_BYTES,
     MAX_WRAPS,
@@ -43,7 +48,9 @@ MALFORMED = "The answer was malformed."
 STRANGER = "The client's key is not on the roster."
 TAKEN = "Another node holds this slot, with the same key."
 SECOND_SLOT = "The node has claimed another slot before."
-UNCLAIMED = "The claim of the slot is not its owner's, or is for another run, node or key."
+UNCLAIMED = (
+    "The claim of the slot is not its owner's, or is for another run, node or key."
+)
 TOO_MANY = "The client began too many sessions."
 FULL = "The cohort has no slot left."
 DISTRIBUTORS = 3  # of the group key, that are asked in one round trip
@@ -63,8 +70,10 @@ class Client:
     new: Enrolled | None  # what it has from the next frame on, where it has a slot then
     has_document: bool = False
     has_key: bool = False  # the group key
-    wraps: list[Wrap] = field(default_factory=list)  # envelopes of it, of different distributors
-    refused: set[int] = field(default_factory=set)  # slots of distributors whose envelopes failed
+    # envelopes of it, of different distributors
+    wraps: list[Wrap] = field(default_factory=list)
+    # slots of distributors whose envelopes failed
+    refused: set[int] = field(default_factory=set)
     was_asked: bool = False  # for the group key
     head: int = 0  # rounds whose entries it has
     sent: int = 0  # last round of the entries that it was sent
@@ -100,10 +109,12 @@ class Frame:
     tree: Tree
     n_slots: int
     committee: Committee | None = None
-    present: dict[int, Client] = field(default_factory=dict)  # of the committee, by position
+    # of the committee, by position
+    present: dict[int, Client] = field(default_factory=dict)
     digest: bytes = ZERO  # of the committee's keys
     encoded: bytes = b""  # the committee as it travels
-    sharing: Sharing | None = None  # where the committee adds, and enough of it are present
+    # where the committee adds, and enough of it are present
+    sharing: Sharing | None = None
 
     def bits(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
         """Return which slots are those of some clients, (n_slots,) bool."""
@@ -121,26 +132,33 @@ class Frame:
 class Cohort:
     """The clients of a run, and who has the group key (docs/protocol.md, section 5).
 
-    Each key distributor offers a group key of its own. The server uses one, and the next one if
-    too few clients could open it: offers have no rank, and rotate. The roster is that of
-    ``keys="roster"``, the nodes are the only ones that may take part.
+    Each key distributor offers a group key of its own. The server uses one, and the
+    next one if too few clients could open it: offers have no rank, and rotate. The
+    roster is that of ``keys="roster"``, the nodes are the only ones that may take part.
     """
 
     def __init__(
         self, run: Run, roster: Roster | None, nodes: tuple[int, ...] | None = None
     ) -> None:
         self._run, self._roster, self.nodes = run, roster, nodes
-        self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
-        self.clients: dict[int, Client] = {}  # those with a slot, by node, in the order of slots
-        self.claims: dict[int, deque[Client]] = {}  # by slot: who has it, or will, and who waits
+        self._slot_of = (
+            {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
+        )
+        # those with a slot, by node, in the order of slots
+        self.clients: dict[int, Client] = {}
+        # by slot: who has it, or will, and who waits
+        self.claims: dict[int, deque[Client]] = {}
         self._slot_by_node: dict[int, int] = {}  # of those that claimed one
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
         self.is_closed = False  # to new clients
         self.offers: deque[Offer] = deque()  # of group keys; the first is in use
         self.is_settled = False  # the first offer's key is that of the run
-        self._owners: dict[bytes, int] = {}  # slots by the ephemeral keys of their clients
+        # slots by the ephemeral keys of their clients
+        self._owners: dict[bytes, int] = {}
         self._n_keys = Counter[int]()  # ephemeral keys that a slot had
-        self._committee = None if roster is None else committee_of(roster, run.document.epoch)
+        self._committee = (
+            None if roster is None else committee_of(roster, run.document.epoch)
+        )
         self._frame: Frame | None = None
 
     @property
@@ -155,7 +173,8 @@ class Cohort:
     def take(self, node_id: int, reply: Enrolled) -> str | None:
         """Give a client a slot from the next frame on, or return why it has none.
 
-        A later claim of a node replaces its own. Of nodes with one key the first has the slot.
+        A later claim of a node replaces its own. Of nodes with one key the first has
+        the slot.
         """
         self.known.add(node_id)
         slot = self._slot_for(node_id, reply)
@@ -175,7 +194,9 @@ class Cohort:
         if objection is not None:
             return objection
         if own is None:
-            self.claims.setdefault(slot, claims).append(Client(node_id, slot, reply, reply))
+            self.claims.setdefault(slot, claims).append(
+                Client(node_id, slot, reply, reply)
+            )
             self._slot_by_node[node_id] = slot
         else:
             own.new = reply
@@ -234,7 +255,8 @@ class Cohort:
                 return MALFORMED
         elif not self._roster.has_claimed(doc_hash, slot, node_id, key, public.claim):
             return UNCLAIMED
-        # A key that another slot ever had would make the list of a later attempt malformed.
+        # A key that another slot ever had would make the list of a later attempt
+        # malformed.
         if not is_acceptable(key) or self._owners.get(key, slot) != slot:
             return MALFORMED
         if key not in self._owners:
@@ -255,7 +277,9 @@ class Cohort:
         """Return clients that were not asked for a group key yet, committee members first."""
         members = list(frame.present.values())
         others = [client for client in frame.slots.values() if client not in members]
-        fresh = [client for client in (*members, *others) if not client.was_asked][:DISTRIBUTORS]
+        fresh = [client for client in (*members, *others) if not client.was_asked][
+            :DISTRIBUTORS
+        ]
         for client in fresh:
             client.was_asked = True
         return fresh
@@ -264,12 +288,17 @@ class Cohort:
         """Return clients that have the group key, committee members first."""
         members = list(frame.present.values())
         others = [client for client in frame.slots.values() if client not in members]
-        return [client for client in (*members, *others) if client.has_key and not client.differs]
+        return [
+            client
+            for client in (*members, *others)
+            if client.has_key and not client.differs
+        ]
 
     def sealers(self, frame: Frame) -> list[Client]:
         """Return clients that can seal the group key for those that lack it.
 
-        Before anybody was sent it, these are the distributors. Each seals the key that it made.
+        Before anybody was sent it, these are the distributors. Each seals the key that
+        it made.
         """
         clients = list(frame.slots.values())
         leaders = [each.leader for each in self.offers if each.leader in clients]
@@ -282,8 +311,8 @@ class Cohort:
     ) -> None:
         """Keep a distributor's envelopes for peers, unless their number is another.
 
-        Those of the key that is in use go to the clients that they are for; another key is an
-        offer, until one is settled.
+        Those of the key that is in use go to the clients that they are for; another key
+        is an offer, until one is settled.
         """
         peers = read_rows(rows, self._roster is not None)
         if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
@@ -292,7 +321,11 @@ class Cohort:
         for peer, envelope in zip(peers, split(envelopes, ENVELOPE_BYTES), strict=True):
             wrap = Wrap(distributor=leader, key_id=key_id, envelope=envelope)
             made[frame.slots[peer.slot]] = wrap
-        known = [each for each in self.offers if (each.leader, each.key_id) == (sender, key_id)]
+        known = [
+            each
+            for each in self.offers
+            if (each.leader, each.key_id) == (sender, key_id)
+        ]
         for each in known:
             each.wraps.update(made)
         if key_id == self.key_id:
@@ -329,7 +362,7 @@ class Cohort:
         for made in self.offers:
             made.wraps.pop(client, None)
 
-    # ------------------------------------------------------------------ committee and frame
+    # -------------------------------------------------------------- committee and frame
 
     def can_add(self, epoch: int | None = None, spare: int = 1) -> bool:
         """Return whether a committee of some epoch is whole, or can miss ``spare`` more members."""
@@ -337,7 +370,9 @@ class Cohort:
         if not trust.has_committee:
             return True
         if self._roster is not None:
-            slots = committee_of(self._roster, document.epoch if epoch is None else epoch)
+            slots = committee_of(
+                self._roster, document.epoch if epoch is None else epoch
+            )
             n_positions, n_present = len(slots), len(self.claims.keys() & set(slots))
         elif self.nodes is not None:  # those that are there are drawn first
             n_positions = min(len(self.nodes), MAX_POSITIONS)
@@ -375,17 +410,25 @@ class Cohort:
         n_slots, trust = self.n_slots, self._run.trust
         public = {slot: client.public for slot, client in slots.items()}
         tree = Tree(
-            leaf(i, one.commitment, one.static, one.public_key) if (one := public.get(i)) else EMPTY
+            leaf(i, one.commitment, one.static, one.public_key)
+            if (one := public.get(i))
+            else EMPTY
             for i in range(n_slots)
         )
         if not trust.is_protected:
             return Frame(slots, tree, n_slots)
         if self._committee is None:
             # At random: clients that pool what they know could be the first to come.
-            order = sorted(range(n_slots), key=lambda slot: (slot not in slots, token(16)))
+            order = sorted(
+                range(n_slots), key=lambda slot: (slot not in slots, token(16))
+            )
             self._committee = tuple(sorted(order[:MAX_POSITIONS]))
-        keys = tuple(public[i].public_key if i in public else b"" for i in self._committee)
-        committee = Committee(self._committee, keys, n_slots, self._run.document.max_colluders)
+        keys = tuple(
+            public[i].public_key if i in public else b"" for i in self._committee
+        )
+        committee = Committee(
+            self._committee, keys, n_slots, self._run.document.max_colluders
+        )
         try:
             sharing = committee.sharing(trust.sum)
         except ConfigurationError:
@@ -394,7 +437,7 @@ class Cohort:
         digest, encoded = committee.digest, committee.encode()
         return Frame(slots, tree, n_slots, committee, present, digest, encoded, sharing)
 
-    # ------------------------------------------------------------------ what outlives the process
+    # -------------------------------------------------------- what outlives the process
 
     def kept(self) -> KeptCohort:
         """Return what a server that goes on after a restart must know."""
@@ -416,7 +459,9 @@ class Cohort:
                 clients.append(one)
         offers = []
         for offer in self.offers:
-            wraps = tuple((one.slot, one.node_id, wrap) for one, wrap in offer.wraps.items())
+            wraps = tuple(
+                (one.slot, one.node_id, wrap) for one, wrap in offer.wraps.items()
+            )
             leader = offer.leader.slot, offer.leader.node_id
             offers.append(KeptOffer(leader=leader, key_id=offer.key_id, wraps=wraps))
         return KeptCohort(
@@ -488,7 +533,9 @@ class Cohort:
 
     def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
         """Make room for further nodes with a slot's key; those that connect again may claim it."""
-        named = {made.leader for made in self.offers}.union(*(made.wraps for made in self.offers))
+        named = {made.leader for made in self.offers}.union(
+            *(made.wraps for made in self.offers)
+        )
         for client in tuple(self.claims[slot]):
             if client.node_id not in connected and client not in named:
                 self.claims[slot].remove(client)
@@ -513,7 +560,8 @@ class ShareStore:
     """The sealed shares of one attempt, by receiver, in files; a dealer has all or none."""
 
     def __init__(self, positions: Iterable[int], part_bytes: int) -> None:
-        self._order = {position: n for n, position in enumerate(positions)}  # those present
+        # those present
+        self._order = {position: n for n, position in enumerate(positions)}
         self._part_bytes = part_bytes
         self._file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (see `close`)
         self._starts: dict[int, int] = {}  # by dealer

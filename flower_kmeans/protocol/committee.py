@@ -1,7 +1,8 @@
 """The committee that adds shares (docs/protocol.md, section 4).
 
-Up to 64 slots all of them are in it. Beyond, a roster's committee is drawn by a hash of keys and a
-beacon that nobody chose, so that few colluders are in it except with a probability of 2^-40.
+Up to 64 slots all of them are in it. Beyond, a roster's committee is drawn by a hash of
+keys and a beacon that nobody chose, so that few colluders are in it except with a
+probability of 2^-40.
 """
 
 import math
@@ -19,19 +20,22 @@ from flower_kmeans.secagg.shares import SharedSum
 MAX_POSITIONS = 64
 _FAILURE_BITS = 40
 _ABSENT = bytes(KEY_BYTES)
-_ROW = struct.Struct(f"<I{KEY_BYTES}s")  # a slot, and a key that is filled up with zeros
+# a slot, and a key that is filled up with zeros
+_ROW = struct.Struct(f"<I{KEY_BYTES}s")
 
 
 @lru_cache(maxsize=64)
 def corrupt_positions(n_slots: int, max_colluders: int) -> int:
     """Return f: how many positions of a committee may be corrupt.
 
-    All colluders in a committee of all slots. Beyond 64 slots the least number that one of 16
-    random draws of 64 exceeds with a probability of at most 2^-40, in exact integers.
+    All colluders in a committee of all slots. Beyond 64 slots the least number that one
+    of 16 random draws of 64 exceeds with a probability of at most 2^-40, in exact
+    integers.
     """
     if n_slots <= MAX_POSITIONS:
         return max_colluders
-    # The tail is summed from its end, so the first term that is too much gives the answer.
+    # The tail is summed from its end, so the first term that is too much gives the
+    # answer.
     colluders = min(max_colluders, n_slots)
     draws, above = math.comb(n_slots, MAX_POSITIONS), 0
     for corrupt in range(min(MAX_POSITIONS, colluders), 0, -1):
@@ -51,7 +55,9 @@ def roster_digest(keys: tuple[bytes, ...], beacon: bytes) -> bytes:
 def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]:
     """Return the slots, ascending, of one of the 16 committees of a roster."""
     digest = roster_digest(keys, beacon)
-    order = sorted(range(len(keys)), key=lambda i: H(b"committee", digest, u32(epoch), keys[i]))
+    order = sorted(
+        range(len(keys)), key=lambda i: H(b"committee", digest, u32(epoch), keys[i])
+    )
     return tuple(sorted(order[:MAX_POSITIONS]))
 
 
@@ -72,7 +78,9 @@ class Committee:
             raise MessageError("The committee's list has the wrong length.")
         slots, found = zip(*_ROW.iter_unpack(data), strict=True)
         if list(slots) != sorted(set(slots)) or slots[-1] >= n_slots:
-            raise MessageError("Expected ascending slots of the cohort in the committee's list.")
+            raise MessageError(
+                "Expected ascending slots of the cohort in the committee's list."
+            )
         keys = tuple(b"" if key == _ABSENT else key for key in found)
         committee = cls(slots, keys, n_slots, max_colluders)
         # Absent positions have no key, and may be many.
@@ -106,11 +114,15 @@ class Committee:
     def digest(self) -> bytes:
         """Digest, 32 bytes, that stands in every context: list, corrupt positions, thresholds."""
         try:
-            sharing = SharedSum().set_up(len(self.slots), self.n_corrupt, len(self.present))
+            sharing = SharedSum().set_up(
+                len(self.slots), self.n_corrupt, len(self.present)
+            )
             thresholds = (sharing.privacy, sharing.packing)
         except ConfigurationError:  # sums by masks need no committee that could open
             thresholds = (0, 0)
-        return H(b"committee keys", *map(u32, (self.n_corrupt, *thresholds)), self.encode())
+        return H(
+            b"committee keys", *map(u32, (self.n_corrupt, *thresholds)), self.encode()
+        )
 
 
 def announced_sharing(

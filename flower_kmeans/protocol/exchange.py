@@ -1,9 +1,10 @@
 """Round trips over a Flower grid (docs/protocol.md, section 6, rule 8).
 
-Messages are pushed in waves and replies are polled for, so a reply is handed on as soon as it is
-there. Where enough have replied, a client that is silent costs at most the grace time, twice; after
-that it is asked, but not waited for. Where too few have, a round trip stays open for those who are
-missing as long as the patience lasts: a node that comes back is sent the same request again.
+Messages are pushed in waves and replies are polled for, so a reply is handed on as soon
+as it is there. Where enough have replied, a client that is silent costs at most the
+grace time, twice; after that it is asked, but not waited for. Where too few have, a
+round trip stays open for those who are missing as long as the patience lasts: a node
+that comes back is sent the same request again.
 """
 
 import math
@@ -38,8 +39,8 @@ _LOST_WORKER = "ActorDiedError"  # in the error that Flower makes of Ray's
 
 GRACE_FACTOR = 3.0
 LEAST_GRACE = 10.0  # seconds
-# Flower's simulation searches all messages under way for each node, ten times a second; with 10,000
-# nodes, waves of 100 to 200 doubled its rate.
+# Flower's simulation searches all messages under way for each node, ten times a second;
+# with 10,000 nodes, waves of 100 to 200 doubled its rate.
 WAVE = 100
 WAVE_BYTES = 128 * 2**20
 """A wave is at most this large; the next is pushed when no more than that is under way."""
@@ -53,11 +54,13 @@ _RESEND = 15.0  # seconds between two requests to one node
 _PULLS = 8  # per look; more if the look at all would take longer than the longest turn
 _PROMPT_PLACES, _LATE_PLACES = 56, 8  # of pulls that are under way
 _MOST_ABANDONED = 128  # pulls that gave their place back, and go on
-_MOST_OF_A_NODE = 2  # of these: a reply that never ends must not keep its node out for good
+# of these: a reply that never ends must not keep its node out for good
+_MOST_OF_A_NODE = 2
 _LONGEST_TURN = LEAST_GRACE / 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _NODE_POLL = 0.5
-# Flower's default of 12 hours would let a restarted node answer messages of runs long over.
+# Flower's default of 12 hours would let a restarted node answer messages of runs long
+# over.
 _TTL_MARGIN = 10.0
 
 
@@ -86,7 +89,8 @@ class _Open:
     """A node that owes a trip its reply."""
 
     sent_at: float = -math.inf  # when it was sent the last request
-    under_way: set[str] = field(default_factory=set)  # requests that it may still reply to
+    # requests that it may still reply to
+    under_way: set[str] = field(default_factory=set)
     missing_since: float | None = None  # the first sign that it is gone
     is_away: bool = False  # not connected at the last look
     is_due: bool = False  # to be sent the request again
@@ -106,33 +110,39 @@ class _Open:
     def may_be_sent(self, now: float, patience: float) -> bool:
         """Return whether the request goes out again now."""
         is_due = self.is_due and not self.is_away and now >= self.sent_at + _RESEND
-        return is_due and (self.missing_since is None or now < self.missing_since + patience)
+        return is_due and (
+            self.missing_since is None or now < self.missing_since + patience
+        )
 
 
 @dataclass(frozen=True)
 class Newcomers:
     """Nodes that connect while the clients of a run enrol."""
 
-    invite: Callable[[Iterable[int]], Mapping[int, Request]]  # the requests to new nodes
+    # the requests to new nodes
+    invite: Callable[[Iterable[int]], Mapping[int, Request]]
     are_all_there: Callable[[], bool]  # whether all expected clients have enrolled
 
 
 class Exchange:
     """Carries one run's messages over a grid. A node has ``timeout`` seconds to reply to a request.
 
-    A round trip with too few replies stays open for ``patience`` seconds from the first sign that a
-    node is missing: an error in its place, its absence, or no reply within the timeout. A node that
-    comes back, or whose request came to nothing, is sent the same bytes again. The default is
-    `PATIENCE`, and 0 in a simulation, where no node comes back: a trip ends at the timeout then.
+    A round trip with too few replies stays open for ``patience`` seconds from the first
+    sign that a node is missing: an error in its place, its absence, or no reply within
+    the timeout. A node that comes back, or whose request came to nothing, is sent the
+    same bytes again. The default is `PATIENCE`, and 0 in a simulation, where no node
+    comes back: a trip ends at the timeout then.
 
-    With ``awaits_all`` no silence is remembered, for runs in which no party can be missing.
+    With ``awaits_all`` no silence is remembered, for runs in which no party can be
+    missing.
 
-    A grid whose ``pull_messages`` never waits, as those of `simulate`, offers ``known_lost(ids)``:
-    it returns the messages that will not be answered. Such a grid, and that of Flower's simulation,
-    is polled in this thread, so that a run can be repeated exactly. Of any other, replies are
-    fetched in threads: Flower waits for each until it is complete, and one slow upload must not
-    hold up the others. A grid with ``answers_all`` has an answer to every message that is not lost,
-    however long it takes: there is no grace time.
+    A grid whose ``pull_messages`` never waits, as those of `simulate`, offers
+    ``known_lost(ids)``: it returns the messages that will not be answered. Such a grid,
+    and that of Flower's simulation, is polled in this thread, so that a run can be
+    repeated exactly. Of any other, replies are fetched in threads: Flower waits for
+    each until it is complete, and one slow upload must not hold up the others. A grid
+    with ``answers_all`` has an answer to every message that is not lost, however long
+    it takes: there is no grace time.
 
     A longer reply to a request than ``limit_of`` returns is not decoded.
     """
@@ -152,13 +162,19 @@ class Exchange:
         self._awaits_all = awaits_all
         self._is_simulation = type(grid).__name__ == _SIMULATION
         self._limit_of = limit_of
-        self._limits: dict[int, int] = {}  # bytes of a node's reply to what it was sent last
-        self.patience = (0.0 if self.is_simulation else PATIENCE) if patience is None else patience
+        # bytes of a node's reply to what it was sent last
+        self._limits: dict[int, int] = {}
+        self.patience = (
+            (0.0 if self.is_simulation else PATIENCE) if patience is None else patience
+        )
         self._nodes: dict[int, _Node] = {}
-        self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
+        # nodes whose enrolment is still welcome, by message
+        self._invited: dict[str, int] = {}
         self._claims_until = math.inf  # further clients are waited for, once per run
         self._has_grace = not getattr(grid, "answers_all", False)
-        known_lost = getattr(grid, "known_lost", _none_lost if self._is_simulation else None)
+        known_lost = getattr(
+            grid, "known_lost", _none_lost if self._is_simulation else None
+        )
         self._pulls = _Pulls(grid, known_lost, clock)
 
     @property
@@ -171,7 +187,9 @@ class Exchange:
         """Whether nodes may connect, or connect again, during a run."""
         return not self.is_simulation or self.patience > 0
 
-    def wait_for_nodes(self, n_nodes: int, named: Collection[int] | None = None) -> list[int]:
+    def wait_for_nodes(
+        self, n_nodes: int, named: Collection[int] | None = None
+    ) -> list[int]:
         """Return the ids of the nodes, as soon as there are so many or the wait is over.
 
         Where some are named, no other node counts.
@@ -216,7 +234,11 @@ class Exchange:
             group = f"{kind} {request.t}" if isinstance(request, Located) else kind
             yield (
                 Message(
-                    content, node_id, _TYPES.get(kind, "query.kmeans"), ttl=ttl, group_id=group
+                    content,
+                    node_id,
+                    _TYPES.get(kind, "query.kmeans"),
+                    ttl=ttl,
+                    group_id=group,
                 ),
                 size,
             )
@@ -224,7 +246,11 @@ class Exchange:
     def _push(self, messages: Iterable[tuple[Message, int]]) -> dict[str, _Sent]:
         """Push messages and return the id of each that was accepted, with its node."""
         listed = list(messages)
-        pushed = self.grid.push_messages([message for message, _ in listed]) if listed else ()
+        pushed = (
+            self.grid.push_messages([message for message, _ in listed])
+            if listed
+            else ()
+        )
         ids, now = {str(each) for each in pushed}, self._clock()
         return {
             message_id: _Sent(message.metadata.dst_node_id, size, now)
@@ -236,7 +262,9 @@ class Exchange:
 
     def invite(self, requests: Mapping[int, Request]) -> None:
         """Send enrolments that nobody waits for: their replies are taken along in later trips."""
-        for message_id, sent in self._push(self._messages("enrol", requests, requests)).items():
+        for message_id, sent in self._push(
+            self._messages("enrol", requests, requests)
+        ).items():
             self._invited[message_id] = sent.node_id
 
     @property
@@ -253,14 +281,19 @@ class Exchange:
     ) -> Iterator[tuple[int, Reply | str]]:
         """Send requests and yield the replies as they arrive.
 
-        The trip ends when all have answered that are waited for, or at the end of the grace time
-        after enough have. While too few have, it is open for the patience. An error of Flower's is
-        no answer: the first of each node is yielded, and an answer may follow. Replies to earlier
-        trips are ignored, but for enrolments. It is a `server.Trip`; a request is encoded when it
-        is sent, and again for each time that it is sent.
+        The trip ends when all have answered that are waited for, or at the end of the
+        grace time after enough have. While too few have, it is open for the patience.
+        An error of Flower's is no answer: the first of each node is yielded, and an
+        answer may follow. Replies to earlier trips are ignored, but for enrolments. It
+        is a `server.Trip`; a request is encoded when it is sent, and again for each
+        time that it is sent.
         """
         requests = requests if newcomers is None else dict(requests)
-        queue, under_way, unanswered = deque(requests), dict[str, _Sent](), dict[str, int]()
+        queue, under_way, unanswered = (
+            deque(requests),
+            dict[str, _Sent](),
+            dict[str, int](),
+        )
         lacking = {node_id: _Open() for node_id in requests}
         seconds: list[float] = []
         started = pushed = look = node_look = self._clock()
@@ -272,10 +305,15 @@ class Exchange:
                 under_way |= self._push_open(wave, lacking)
                 pushed = look = now = self._clock()
             if now >= look:
-                ids = {key: sent.node_id for key, sent in under_way.items()} | self._invited
+                ids = {
+                    key: sent.node_id for key, sent in under_way.items()
+                } | self._invited
                 self._pulls.start(ids, _grace(seconds))
-                # Pauses grow with the wait: a slow reply costs few looks, a quick one no delay.
-                look = now + min(max(_SHORTEST_PAUSE, (now - pushed) / 2), _LONGEST_PAUSE)
+                # Pauses grow with the wait: a slow reply costs few looks, a quick one
+                # no delay.
+                look = now + min(
+                    max(_SHORTEST_PAUSE, (now - pushed) / 2), _LONGEST_PAUSE
+                )
             arrived = False
             for message in self._pulls.arrived():
                 arrived, reply_to = True, message.metadata.reply_to_message_id
@@ -294,8 +332,11 @@ class Exchange:
                         yield node_id, reply
                     continue
                 look = now  # more may be there
-                seconds.append(self._clock() - max(sent.at, self._pulls.first_look(reply_to)))
-                for other in lacking.pop(node_id).under_way:  # it was sent the request again
+                seconds.append(
+                    self._clock() - max(sent.at, self._pulls.first_look(reply_to))
+                )
+                # it was sent the request again
+                for other in lacking.pop(node_id).under_way:
                     under_way.pop(other, None)
                 self._nodes[node_id] = _Node(self._nodes[node_id].silences)
                 yield node_id, reply
@@ -313,15 +354,20 @@ class Exchange:
                 node_look = now + (_NODE_LOOK if newcomers is None else _NODE_POLL)
                 invited = self._look_at_nodes(lacking, queue, newcomers)
                 requests = {**requests, **invited} if invited else requests
-            # The last wave has its grace time too, also if enough had answered before it.
+            # The last wave has its grace time too, also if enough had answered before
+            # it.
             due = max(pushed, enough_since or pushed) + _grace(seconds)
             is_late = self._has_grace and now >= due
-            is_over = not queue and self._is_over(lacking, enough_since, is_complete, is_late)
+            is_over = not queue and self._is_over(
+                lacking, enough_since, is_complete, is_late
+            )
             if is_over or (not waits and now >= started + self.timeout):
                 break
             if not arrived and (under_way or not queue):
                 self._sleep(_SHORTEST_PAUSE)
-        unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
+        unanswered |= {
+            message_id: sent.node_id for message_id, sent in under_way.items()
+        }
         self._close(kind, unanswered, lacking, enough_since is not None)
 
     def _push_open(
@@ -331,7 +377,10 @@ class Exchange:
         listed = list(wave)
         pushed, now = self._push(listed), self._clock()
         for message, _ in listed:
-            node_id, message_id = message.metadata.dst_node_id, message.metadata.message_id
+            node_id, message_id = (
+                message.metadata.dst_node_id,
+                message.metadata.message_id,
+            )
             self._nodes.setdefault(node_id, _Node())
             each = lacking[node_id]
             each.sent_at = now
@@ -350,7 +399,7 @@ class Exchange:
             if message_id in lost or now >= sent.at + self.timeout
         ]
 
-    # ------------------------------------------------------------------ who is waited for
+    # ---------------------------------------------------------------- who is waited for
 
     def _is_complete(
         self, newcomers: Newcomers | None, started: float, enough_since: float | None
@@ -395,13 +444,17 @@ class Exchange:
         """Return whether a trip whose messages are all sent is over before its timeout."""
         if not is_complete:
             return False
-        nodes = [self._nodes[node_id] for node_id, each in lacking.items() if each.under_way]
+        nodes = [
+            self._nodes[node_id] for node_id, each in lacking.items() if each.under_way
+        ]
         if enough_since is not None:
             return is_late or not any(node.is_awaited for node in nodes)
         if self.patience:
             now = self._clock()
             for node_id, each in lacking.items():
-                if not self._nodes[node_id].is_given_up and each.may_reply(now, self.patience):
+                if not self._nodes[node_id].is_given_up and each.may_reply(
+                    now, self.patience
+                ):
                     return False
             return is_late or not nodes
         if any(node.is_awaited for node in nodes):
@@ -428,7 +481,11 @@ class Exchange:
                     node.silences += node.is_awaited or not had_enough
                     node.is_missing = True
         if kind == "enrol":
-            late = {key: node_id for key, node_id in unanswered.items() if node_id in lacking}
+            late = {
+                key: node_id
+                for key, node_id in unanswered.items()
+                if node_id in lacking
+            }
             self._invited |= late
 
     def _read(self, message: Message) -> Reply | str:
@@ -437,19 +494,23 @@ class Exchange:
             and message.has_error()
             and _LOST_WORKER in str(message.error.reason)
         ):
-            # Flower would give the lost worker message after message, and each of them fails.
+            # Flower would give the lost worker message after message, and each of them
+            # fails.
             raise RunError(
                 "A worker or a node of the Ray cluster was lost. Flower's simulation cannot go on "
                 "without it: start the run again."
             )
-        # The SuperLink requires that a reply comes from the node that its request went to.
+        # The SuperLink requires that a reply comes from the node that its request went
+        # to.
         return read(message, self._limits.get(message.metadata.src_node_id, SHORT))
 
     def _next_wave(
         self, kind: str, queue: deque[int], requests: Mapping[int, Request]
     ) -> Iterator[tuple[Message, int]]:
         size = 0
-        for n, (message, length) in enumerate(self._messages(kind, tuple(queue), requests), 1):
+        for n, (message, length) in enumerate(
+            self._messages(kind, tuple(queue), requests), 1
+        ):
             queue.popleft()
             yield message, length
             size += length
@@ -494,9 +555,10 @@ class _Pull:
 class _Pulls:
     """Fetches replies from a grid, for all trips of a run.
 
-    Flower returns from a pull when the reply is complete, however slow its upload is, and a pull
-    cannot be ended. So a pull that is slow gives its place to another, and goes on. Its node is
-    late until it has sent one reply in time: it takes other places, after those that are prompt.
+    Flower returns from a pull when the reply is complete, however slow its upload is,
+    and a pull cannot be ended. So a pull that is slow gives its place to another, and
+    goes on. Its node is late until it has sent one reply in time: it takes other
+    places, after those that are prompt.
     """
 
     def __init__(
@@ -511,9 +573,12 @@ class _Pulls:
         self._first_looks: dict[str, float] = {}
         self._n_looks = 0
         self._grace = LEAST_GRACE
-        self._late, self._prompt = set[int](), set[int]()  # by their last replies; others are new
+        # by their last replies; others are new
+        self._late, self._prompt = set[int](), set[int]()
         self._pulls: dict[str, _Pull] = {}
-        self._fetched: SimpleQueue[tuple[str, float, list[Message] | Exception]] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[str, float, list[Message] | Exception]] = (
+            SimpleQueue()
+        )
 
     def start(self, ids: Mapping[str, int], grace: float) -> None:
         """Begin to look for the replies to messages, given with their nodes, each alone."""
@@ -523,10 +588,14 @@ class _Pulls:
         self._grace = grace
         self._give_places_back()
         self._looked = {each: self._looked.get(each, 0) for each in ids}
-        self._first_looks = {k: at for k, at in self._first_looks.items() if k in self._looked}
+        self._first_looks = {
+            k: at for k, at in self._first_looks.items() if k in self._looked
+        }
         busy = self._busy_nodes()
         free = [
-            each for each, node_id in ids.items() if node_id not in busy and each not in self._pulls
+            each
+            for each, node_id in ids.items()
+            if node_id not in busy and each not in self._pulls
         ]
         free.sort(key=lambda each: (self._rank(ids[each]), self._looked[each]))
         at_once = max(_PULLS, math.ceil(len(free) * _LONGEST_PAUSE / _LONGEST_TURN))
@@ -534,7 +603,9 @@ class _Pulls:
         for message_id in free:
             node_id, is_late = ids[message_id], ids[message_id] in self._late
             # Nodes that never replied in time leave the last places to those that did.
-            is_barred = node_id not in self._prompt and len(self._pulls) >= _MOST_ABANDONED
+            is_barred = (
+                node_id not in self._prompt and len(self._pulls) >= _MOST_ABANDONED
+            )
             if node_id in busy or is_barred or places[is_late] <= 0:
                 continue
             busy.add(node_id)
@@ -544,14 +615,18 @@ class _Pulls:
             self._first_looks.setdefault(message_id, self._clock())
             self._pulls[message_id] = _Pull(node_id, self._clock(), is_late)
             # A daemon: the process may end while a node is still uploading.
-            threading.Thread(target=self._fetch, args=(message_id,), daemon=True).start()
+            threading.Thread(
+                target=self._fetch, args=(message_id,), daemon=True
+            ).start()
             at_once -= 1
             if at_once == 0:
                 break
 
     def _busy_nodes(self) -> set[int]:
         """Return the nodes of which no further pull may begin."""
-        abandoned = Counter(pull.node_id for pull in self._pulls.values() if pull.is_abandoned)
+        abandoned = Counter(
+            pull.node_id for pull in self._pulls.values() if pull.is_abandoned
+        )
         busy = {pull.node_id for pull in self._pulls.values() if not pull.is_abandoned}
         return busy | {node for node, n in abandoned.items() if n >= _MOST_OF_A_NODE}
 
@@ -565,7 +640,10 @@ class _Pulls:
         """Return how many pulls of prompt and new nodes may begin, and how many of late ones."""
         pulls = [pull for pull in self._pulls.values() if not pull.is_abandoned]
         n_late = sum(pull.is_late for pull in pulls)
-        return {False: _PROMPT_PLACES - (len(pulls) - n_late), True: _LATE_PLACES - n_late}
+        return {
+            False: _PROMPT_PLACES - (len(pulls) - n_late),
+            True: _LATE_PLACES - n_late,
+        }
 
     def _give_places_back(self) -> None:
         now, pulls = self._clock(), self._pulls.values()

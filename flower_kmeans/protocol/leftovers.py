@@ -1,7 +1,7 @@
 """What a vertical run leaves at a node beside its session, and how it is removed.
 
-This is apart from `vertical`, because a client looks for it at every message of every run, and its
-process starts faster without what computes.
+This is apart from `vertical`, because a client looks for it at every message of every
+run, and its process starts faster without what computes.
 """
 
 import logging
@@ -40,7 +40,7 @@ def repeated(request: Turn, former: ClientSession) -> Sent:
     return reply
 
 
-# ------------------------------------------------------------------------------ party 0's files
+# ---------------------------------------------------------------------- party 0's files
 
 
 def work_dir(policy: ClientPolicy) -> Path | None:
@@ -60,7 +60,8 @@ def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
 def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
     """Remove the files of runs that ended in a ledger, or that it dropped.
 
-    In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not know.
+    In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not
+    know.
     """
     directory, is_shared = work_dir(policy), policy.work_dir is not None
     for path in () if directory is None else directory.glob("?" * 64):

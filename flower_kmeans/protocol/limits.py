@@ -1,8 +1,8 @@
 """How long a message may be (docs/protocol.md, section 8): its reader compares before it decodes.
 
-A server knows which reply it waits for, and its length follows from the run document and the
-request. A client knows the length of a request from the run document, which is in its session or
-comes with the request. Types bound all fields beside that.
+A server knows which reply it waits for, and its length follows from the run document
+and the request. A client knows the length of a request from the run document, which is
+in its session or comes with the request. Types bound all fields beside that.
 """
 
 import math
@@ -11,7 +11,15 @@ from functools import lru_cache
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol import messages, removal
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee
-from flower_kmeans.protocol.messages import ENVELOPE_BYTES, Add, Ask, Head, Keys, Request, Turn
+from flower_kmeans.protocol.messages import (
+    ENVELOPE_BYTES,
+    Add,
+    Ask,
+    Head,
+    Keys,
+    Request,
+    Turn,
+)
 from flower_kmeans.protocol.parcels import Planned, due, in_parts, planned
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import MAX_SLOTS, Run
@@ -53,7 +61,9 @@ def reply_limit(run: Run, request: Request) -> int:
 
 
 def _envelopes(run: Run, rows: bytes) -> int:
-    return ENVELOPE_BYTES * (len(rows) // messages.row_bytes(run.document.keys == "roster"))
+    return ENVELOPE_BYTES * (
+        len(rows) // messages.row_bytes(run.document.keys == "roster")
+    )
 
 
 @lru_cache(maxsize=16)  # the requests of a round name one committee
@@ -66,7 +76,9 @@ def _answer(run: Run, t: int, committee: bytes, n_slots: int) -> int:
     sharing = _sharing(run, committee, n_slots)
     if sharing is None:
         return 0
-    return len(members.present) * (removal.part_bytes(run, n_words, sharing) + SEAL_BYTES)
+    return len(members.present) * (
+        removal.part_bytes(run, n_words, sharing) + SEAL_BYTES
+    )
 
 
 def _sum_share(run: Run, request: Add) -> int:
@@ -99,7 +111,7 @@ def _parcel(each: Planned) -> int:
     return each.n_bytes + SEAL_BYTES + receivers + _OF_A_PARCEL
 
 
-# ------------------------------------------------------------------------------ requests
+# ----------------------------------------------------------------------------- requests
 
 
 def request_limit(run: Run, head: Head) -> int:
@@ -118,7 +130,9 @@ def request_limit(run: Run, head: Head) -> int:
             length = (KEY_BYTES + _longest_share(run, head.t)) * n_slots + n_slots // 8
         case "finish":
             is_blind = run.trust.is_blind
-            length = _entries(run, run.document.rounds) if is_blind else longest_result(run)
+            length = (
+                _entries(run, run.document.rounds) if is_blind else longest_result(run)
+            )
         case "turn" if run.trust.is_vertical:
             length = _deliveries(run, head)
     return min(MAX_MESSAGE, FIRST + length)

@@ -1,7 +1,7 @@
 """The messages of the protocol (docs/protocol.md, section 8).
 
-Fields keep the protocol's names on the wire where these differ from the words of the code. The
-order of the fields is part of the encoding: vectors fix it.
+Fields keep the protocol's names on the wire where these differ from the words of the
+code. The order of the fields is part of the encoding: vectors fix it.
 """
 
 import hashlib
@@ -25,11 +25,17 @@ from flower_kmeans.protocol.wire import (
     decode,
 )
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, u32
-from flower_kmeans.secagg.key_agreement import CLAIM_BYTES, KEY_BYTES, KEY_ID_BYTES, SEAL_BYTES
+from flower_kmeans.secagg.key_agreement import (
+    CLAIM_BYTES,
+    KEY_BYTES,
+    KEY_ID_BYTES,
+    SEAL_BYTES,
+)
 
 ENVELOPE_BYTES = KEY_BYTES + SEAL_BYTES
 _ROW = struct.Struct(f"<I{KEY_BYTES}s")  # under relayed keys: slot and ephemeral key
-_CLAIMED_ROW = struct.Struct(f"<I{KEY_BYTES}sQ{CLAIM_BYTES}s")  # with a roster: node and claim too
+# with a roster: node and claim too
+_CLAIMED_ROW = struct.Struct(f"<I{KEY_BYTES}sQ{CLAIM_BYTES}s")
 _MADE = struct.Struct(f"<Q{CLAIM_BYTES}s")  # the node and claim of a committee member
 _MOST_PEERS = 2**17
 MAX_WRAPS = 4  # of different key distributors, in one message
@@ -37,7 +43,8 @@ _MOST_MEMBERS = 64
 _MOST_LEVELS = 17  # of the tree over so many peers
 _MOST_ENTRIES = 4_096  # of rounds
 MAX_PARCELS = 256  # or deliveries, in one message
-_BITMAP_BYTES = _MOST_MEMBERS // 8  # of positions, the first in the lowest bit of the first byte
+# of positions, the first in the lowest bit of the first byte
+_BITMAP_BYTES = _MOST_MEMBERS // 8
 _SLOT_BYTES = 4
 _MOST_RECEIVERS = 64
 
@@ -46,8 +53,11 @@ Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]
 Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
 Document = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
-Step = Literal["ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
-Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]  # empty under relayed keys
+Step = Literal[
+    "ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"
+]
+# empty under relayed keys
+Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]
 Row = Annotated[bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)]
 Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]
 Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * _MOST_MEMBERS)]
@@ -77,11 +87,17 @@ class Code(IntEnum):
     POLICY = 3, "The run is outside of what the client's policy accepts."
     STALE = 4, "The message belongs to a round or a run that is over."
     NEED = 5, "The client lacks an earlier part of the run."
-    RENEW = 6, "The client has begun a new session: it lost its memory, or its records changed."
+    RENEW = (
+        6,
+        "The client has begun a new session: it lost its memory, or its records changed.",
+    )
     CONFLICT = 7, "The message contradicts what the client already answered."
     GARBAGE = 8, "The announced sum does not open."
     KEY = 9, "A key, an envelope or a share does not open."
-    LEDGER = 10, "The client's privacy ledger does not allow another release, or cannot be used."
+    LEDGER = (
+        10,
+        "The client's privacy ledger does not allow another release, or cannot be used.",
+    )
     DATA = 11, "The client's records could not be loaded or checked."
     INTERNAL = 12, "The client failed; its own log says why."
 
@@ -135,7 +151,9 @@ def split(data: bytes, size: int) -> tuple[bytes, ...]:
 def write_sum_shares(shares: Mapping[int, bytes]) -> tuple[bytes, bytes]:
     """Return the bitmap of positions, and their sum-shares in order, as they travel."""
     bitmap = sum(1 << position for position in shares)
-    return bitmap.to_bytes(_BITMAP_BYTES, "little"), b"".join(shares[j] for j in sorted(shares))
+    return bitmap.to_bytes(_BITMAP_BYTES, "little"), b"".join(
+        shares[j] for j in sorted(shares)
+    )
 
 
 def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
@@ -143,7 +161,9 @@ def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
     bitmap = int.from_bytes(entry.positions, "little")
     if len(entry.positions) != _BITMAP_BYTES or not bitmap or not entry.shares:
         raise MessageError("Expected a bitmap of positions, and their sum-shares.")
-    positions = [position for position in range(_MOST_MEMBERS) if bitmap >> position & 1]
+    positions = [
+        position for position in range(_MOST_MEMBERS) if bitmap >> position & 1
+    ]
     size, rest = divmod(len(entry.shares), len(positions))
     if rest:
         raise MessageError("Expected a sum-share of the same length for each position.")
@@ -396,8 +416,8 @@ Reply = Enrolled | Wrapped | Held | Answer | Added | Finished | Refusal | Joined
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What is read of a long request before the rest: no other field is decoded."""
 
-    kind: Literal["keys", "hold", "ask", "add", "finish", "turn", "abort"] = msgspec.field(
-        name="type"
+    kind: Literal["keys", "hold", "ask", "add", "finish", "turn", "abort"] = (
+        msgspec.field(name="type")
     )
     doc_hash: B32
     doc: Document = b""

@@ -12,7 +12,8 @@ from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
-# Widest share, in grid units. Beyond it a draw takes a thousand times as long (privacy/noise.py).
+# Widest share, in grid units. Beyond it a draw takes a thousand times as long
+# (privacy/noise.py).
 _MAX_SHARE_STD = 2.0**40
 
 NONE = "none"
@@ -27,7 +28,11 @@ def server_noise(
 
 
 def noise_share(
-    algorithm: Algorithm, plan: PrivacyPlan, round_number: int, shares: int, stream: Stream
+    algorithm: Algorithm,
+    plan: PrivacyPlan,
+    round_number: int,
+    shares: int,
+    stream: Stream,
 ) -> NDArray[np.int64]:
     """Return one client's share of a round's noise, as `server_noise`: of the variance a share."""
     sampler: Sampler = lambda r, s: draw_share(r, s, shares, stream)  # noqa: E731
@@ -50,19 +55,23 @@ def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
     """Return what a run document calls the samplers of a plan's noise, which clients may share."""
     if not plan.is_private:
         return NONE
-    return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))
+    return "+".join(
+        sorted({sampler_name(release, shared) for release in plan.releases})
+    )
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     """Require that every share of a run's noise can be drawn.
 
-    A `ConfigurationError` if a release has no shares (Laplace), or a share's standard deviation is
-    below two grid units, where the sum of shares would no longer be the planned noise, or above
-    2^40, where drawing takes too long (docs/guarantees.md, Distributed noise).
+    A `ConfigurationError` if a release has no shares (Laplace), or a share's standard
+    deviation is below two grid units, where the sum of shares would no longer be the
+    planned noise, or above 2^40, where drawing takes too long (docs/guarantees.md,
+    Distributed noise).
     """
     stream = Stream.from_key(bytes(32))  # so no secret is needed
     cases = dict.fromkeys(
-        # The least and the largest unit stand for all: a run has far too many words to try.
+        # The least and the largest unit stand for all: a run has far too many words to
+        # try.
         (
             release,
             float(sensitivities[sensitivities > 0].min(initial=math.inf)),

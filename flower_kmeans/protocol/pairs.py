@@ -43,7 +43,9 @@ def forget() -> None:
 class Pairs:
     """What a client session has in common with others; ``identity`` is for keys of a roster."""
 
-    def __init__(self, doc_hash: bytes, session: ClientSession, identity: Identity | None) -> None:
+    def __init__(
+        self, doc_hash: bytes, session: ClientSession, identity: Identity | None
+    ) -> None:
         self._doc_hash, self._identity = doc_hash, identity
         static = checks.static_secret(identity)
         self._secret = session.ephemeral
@@ -51,7 +53,8 @@ class Pairs:
         self.static = b"" if identity is None else identity.public
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
         self.public_key = _once(
-            (self._name, "public key"), lambda: key_agreement.public_key(session.ephemeral)
+            (self._name, "public key"),
+            lambda: key_agreement.public_key(session.ephemeral),
         )
 
     @cached_property
@@ -83,13 +86,23 @@ class Pairs:
         def verified() -> bytes:
             made = read_claims(claims, len(committee.present))
             for position, (node_id, claim) in zip(committee.present, made, strict=True):
-                slot, public_key = committee.slots[position], committee.public_keys[position]
+                slot, public_key = (
+                    committee.slots[position],
+                    committee.public_keys[position],
+                )
                 self.require_claim(Peer(slot, public_key, node_id, claim))
             return b"verified"
 
         # Clients of one process are sent the same list.
         _once(
-            (self._doc_hash, digest, "claims", committee.slots, committee.public_keys, claims),
+            (
+                self._doc_hash,
+                digest,
+                "claims",
+                committee.slots,
+                committee.public_keys,
+                claims,
+            ),
             verified,
         )
 
@@ -101,7 +114,9 @@ class Pairs:
 
         def verified() -> bytes:
             if not checks.is_claimed(roster, self._doc_hash, peer):
-                raise MessageError("The claim of another client's key is not its owner's.")
+                raise MessageError(
+                    "The claim of another client's key is not its owner's."
+                )
             return b"verified"
 
         _once((self._doc_hash, roster.digest, "claim", *peer), verified)
@@ -116,12 +131,15 @@ class Pairs:
             if slot >= len(keys):
                 raise MessageError("The roster has no such slot.")
             other = key_agreement.exchange_key(keys[slot]) if self._static else b""
-        # Both ends have the same secret. Only who holds a secret key asks by its public key.
+        # Both ends have the same secret. Only who holds a secret key asks by its public
+        # key.
         own = key_agreement.exchange_key(self.static) if other else b""
         own_end, other_end = self.public_key + own, public_key + other
         return _once(
             (own_end, other_end) if own_end < other_end else (other_end, own_end),
-            lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
+            lambda: key_agreement.pair_secret(
+                self._ephemeral, public_key, self._static, other
+            ),
         )
 
     def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> bytes:
@@ -130,7 +148,9 @@ class Pairs:
         for peer in peers:
             self.require_claim(peer)
             shared = self.secret(peer.slot, peer.public_key)
-            key = key_agreement.wrap_key(shared, self._doc_hash, self.public_key, peer.public_key)
+            key = key_agreement.wrap_key(
+                shared, self._doc_hash, self.public_key, peer.public_key
+            )
             envelopes.append(key_agreement.seal(key, secret, self._doc_hash))
         return b"".join(envelopes)
 
@@ -142,5 +162,7 @@ class Pairs:
         (by,) = peers
         self.require_claim(by)
         shared = self.secret(by.slot, by.public_key)
-        key = key_agreement.wrap_key(shared, self._doc_hash, by.public_key, self.public_key)
+        key = key_agreement.wrap_key(
+            shared, self._doc_hash, by.public_key, self.public_key
+        )
         return key_agreement.unseal(key, wrap.envelope, self._doc_hash)

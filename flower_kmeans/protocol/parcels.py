@@ -1,8 +1,9 @@
 """What parties of a vertical run seal for each other, how long it is, and how it is sealed.
 
-A parcel's data is sealed under a secret that follows from the sender's session secret and from what
-it hides; that secret is sealed for each receiver (docs/protocol.md, section 13). So equal
-plaintexts give equal parcels, others share no key, and a server stores one copy for all receivers.
+A parcel's data is sealed under a secret that follows from the sender's session secret
+and from what it hides; that secret is sealed for each receiver (docs/protocol.md,
+section 13). So equal plaintexts give equal parcels, others share no key, and a server
+stores one copy for all receivers.
 """
 
 import hashlib
@@ -56,7 +57,8 @@ class Shape(NamedTuple):
     holders: tuple[int, ...]
     others: tuple[int, ...]  # that only encrypt
     moduli: Moduli
-    widths: tuple[int, ...]  # encrypted columns of each slot in a chunk, squares included
+    # encrypted columns of each slot in a chunk, squares included
+    widths: tuple[int, ...]
     n_chunks: int
     check_ids: bool
     n_values: int  # of a round
@@ -81,7 +83,11 @@ def shape_of(run: Run) -> Shape:
     body, algorithm = run.document.body, run.algorithm
     if not isinstance(body, Vertical):
         raise MessageError("Expected the document of a vertical run.")
-    k, d, radius = algorithm.n_clusters, algorithm.domain.n_features, body.algorithm["radius"]
+    k, d, radius = (
+        algorithm.n_clusters,
+        algorithm.domain.n_features,
+        body.algorithm["radius"],
+    )
     result = {
         "centroids": np.zeros((k, d)),
         "counts": np.zeros(k),
@@ -135,7 +141,9 @@ def planned(run: Run, slot: int, step: Step, t: int = 0) -> tuple[Planned, ...]:
     return tuple(Planned(slot, step, t, *each) for each in sent)
 
 
-def due(run: Run, slot: int, step: Step, t: int = 0, part: int = 1) -> tuple[Planned, ...]:
+def due(
+    run: Run, slot: int, step: Step, t: int = 0, part: int = 1
+) -> tuple[Planned, ...]:
     """Return the parcels that a slot's turn brings, in order of (sender, number).
 
     Those of "load" and of "step" 1 are returned for both.
@@ -148,7 +156,9 @@ def due(run: Run, slot: int, step: Step, t: int = 0, part: int = 1) -> tuple[Pla
     elif step == "encrypt":
         sources = [(holder, shape.set_up(holder), 0) for holder in shape.holders]
     elif step == "load" or (step, t) == ("step", 1):
-        sources = [(other, shape.set_up(other), 0) for other in range(1, shape.n_parties)]
+        sources = [
+            (other, shape.set_up(other), 0) for other in range(1, shape.n_parties)
+        ]
     elif step in ("step", "close"):
         opened = shape.n_rounds if step == "close" else t - 1
         sources = [(holder, "open", opened) for holder in shape.holders]
@@ -181,7 +191,12 @@ class Seals:
     """What one party seals for the others, and opens of what they sealed: its peers, by slot."""
 
     def __init__(
-        self, doc_hash: bytes, secret: bytes, slot: int, pairs: Pairs, peers: Mapping[int, Peer]
+        self,
+        doc_hash: bytes,
+        secret: bytes,
+        slot: int,
+        pairs: Pairs,
+        peers: Mapping[int, Peer],
     ) -> None:
         self._doc_hash, self._secret, self._slot = doc_hash, secret, slot
         self._pairs, self._peers = pairs, peers

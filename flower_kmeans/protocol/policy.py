@@ -30,8 +30,9 @@ Limits = Iterator[tuple[bool, str, object]]
 class ClientPolicy:
     """Limits that the operator of a client sets on the runs it takes part in.
 
-    A run that exceeds any of them is refused with the code POLICY (or LEDGER) and nothing else:
-    no statistic is computed and no record is read. The defaults are strict.
+    A run that exceeds any of them is refused with the code POLICY (or LEDGER) and
+    nothing else: no statistic is computed and no record is read. The defaults are
+    strict.
 
     Parameters
     ----------
@@ -46,50 +47,55 @@ class ClientPolicy:
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
     domain : Box or Ball, optional
-        Pinned public bounds, and the names of their columns if it has them (a `TableDomain` does).
+        Pinned public bounds, and the names of their columns if it has them (a
+        `TableDomain` does).
     roster_file, member_key_file : path, optional
-        The clients' public keys in the order of their slots, the same file at every client, and
-        this client's own secret key (``flower-kmeans keygen``). With them, keys must be those of
-        the same roster; without them, relayed ones.
+        The clients' public keys in the order of their slots, the same file at every
+        client, and this client's own secret key (``flower-kmeans keygen``). With them,
+        keys must be those of the same roster; without them, relayed ones.
     in_memory : bool, default: False
-        Accept private runs without a ``state_dir``. Only for simulations: a restarted client cannot
-        know what it already answered.
+        Accept private runs without a ``state_dir``. Only for simulations: a restarted
+        client cannot know what it already answered.
     state_dir : path, optional
-        The node's own directory for its ledger, mode 0700; one per node and data set. Without it
-        private work is refused.
+        The node's own directory for its ledger, mode 0700; one per node and data set.
+        Without it private work is refused.
     max_total_epsilon, max_total_delta : float
-        Largest accepted guarantee of all runs together, ever, also if runs were chosen after
-        earlier results: what the ledger charged or reserved must meet this epsilon at this delta.
-        Deltas of runs are not added up. With a total delta of 0 all noise must be Laplace, and pure
-        epsilons are added up.
+        Largest accepted guarantee of all runs together, ever, also if runs were chosen
+        after earlier results: what the ledger charged or reserved must meet this
+        epsilon at this delta. Deltas of runs are not added up. With a total delta of 0
+        all noise must be Laplace, and pure epsilons are added up.
     columns : tuple of str, optional
-        Pinned names of the columns, in order, in a run's domain and in records that name them.
+        Pinned names of the columns, in order, in a run's domain and in records that
+        name them.
     units : tuple of str
-        What the (epsilon, delta) of a private run may protect: "record", "client" or both.
+        What the (epsilon, delta) of a private run may protect: "record", "client" or
+        both.
     max_colluders : int
-        Smallest accepted number of clients that may pool what they know with each other and the
-        server. Of no effect in unprotected runs.
+        Smallest accepted number of clients that may pool what they know with each other
+        and the server. Of no effect in unprotected runs.
     copy_records : bool, default: True
-        Where a client commits to its records, or reads them from a database, answer the whole run
-        from a private copy that lies with the client's session and is removed with it. Otherwise
-        the server can see up to three times in a run that committed records changed
-        (docs/threat-model.md), and runs on a database are refused.
+        Where a client commits to its records, or reads them from a database, answer the
+        whole run from a private copy that lies with the client's session and is removed
+        with it. Otherwise the server can see up to three times in a run that committed
+        records changed (docs/threat-model.md), and runs on a database are refused.
     party : int, optional
-        This client's slot in vertical runs with relayed keys, which are refused without it.
-        ``domain`` and ``columns`` then pin the columns of this slot alone.
+        This client's slot in vertical runs with relayed keys, which are refused without
+        it. ``domain`` and ``columns`` then pin the columns of this slot alone.
     max_opened : int
-        Largest accepted number of values that a vertical run opens: k (d + 1) in each round.
+        Largest accepted number of values that a vertical run opens: k (d + 1) in each
+        round.
     must_hold_key : bool, default: False
-        Refuse vertical runs in which this client only encrypts: all others together could read its
-        columns.
+        Refuse vertical runs in which this client only encrypts: all others together
+        could read its columns.
     workers : int, optional
         Processes that compute on encrypted columns. Default: all processors but one.
     work_dir : path, optional
-        Where keys and encrypted columns lie during a run. Default: ``vertical`` in ``state_dir``.
+        Where keys and encrypted columns lie during a run. Default: ``vertical`` in
+        ``state_dir``.
     rows_key_file : path, optional
-        The key file, mode 0600, with which all parties of vertical runs aligned their rows. Runs
-        that compare rows (``check_ids``) then compare hashes of ids under this key: at all parties,
-        or at none.
+        The key file, mode 0600, with which all parties of vertical runs aligned their
+        rows. Runs that compare rows (``check_ids``) then compare hashes of ids under
+        this key: at all parties, or at none.
     """
 
     trusts: tuple[str, ...] = tuple(model.name for model in _STRICT)
@@ -127,7 +133,9 @@ class ClientPolicy:
         columns, domain = check_names(self.columns), self.domain
         if domain is not None:
             columns, n_features = columns or domain.columns, domain.n_features
-            if columns and (len(columns) != n_features or domain.columns not in (None, columns)):
+            if columns and (
+                len(columns) != n_features or domain.columns not in (None, columns)
+            ):
                 raise ConfigurationError(
                     f"Expected columns as the {n_features} of domain, or None. Got {columns}. "
                     f"{DOMAIN_EXAMPLES}"
@@ -145,7 +153,8 @@ class ClientPolicy:
             )
 
     def __hash__(self) -> int:
-        # A client looks policies up for each message, and few differ in other fields alone.
+        # A client looks policies up for each message, and few differ in other fields
+        # alone.
         return hash((self.max_epsilon, self.max_delta, self.min_clients, self.trusts))
 
     @classmethod
@@ -168,15 +177,16 @@ class ClientPolicy:
     def from_file(cls, path: str | os.PathLike[str]) -> "ClientPolicy":
         """Read a policy from a TOML file of the operator.
 
-        Its keys are the parameters of this class; what it leaves out keeps its strict default.
-        ``domain`` is the path of a ``domain.toml`` (`TableDomain`), or a table with ``lower``,
-        ``upper`` and perhaps ``scale``, or with ``radius`` and ``center``. Relative paths are taken
-        from the file's own directory.
+        Its keys are the parameters of this class; what it leaves out keeps its strict
+        default. ``domain`` is the path of a ``domain.toml`` (`TableDomain`), or a table
+        with ``lower``, ``upper`` and perhaps ``scale``, or with ``radius`` and
+        ``center``. Relative paths are taken from the file's own directory.
 
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If the file cannot be read, others may write it, or it holds another key or value.
+            If the file cannot be read, others may write it, or it holds another key or
+            value.
         """
         # Checked like a key: who can write the file can lift every limit.
         values = read_toml(read_file(path, "policy file"), f"policy file {path}")
@@ -200,8 +210,9 @@ class ClientPolicy:
     def objection(self, run: Run) -> str | None:
         """Return the first limit that a run exceeds, in a sentence for the log, or ``None``.
 
-        Only the document and its plan count, which are public. The client itself compares the
-        roster's digest, and refuses private work without a ledger by another code.
+        Only the document and its plan count, which are public. The client itself
+        compares the roster's digest, and refuses private work without a ledger by
+        another code.
         """
         return _first(self._limits(run))
 
@@ -225,18 +236,38 @@ class ClientPolicy:
     def _limits(self, run: Run) -> Limits:
         """Yield of each limit whether a run keeps it, what it is, and what the run has."""
         document = run.document
-        yield document.trust in self.trusts, f"trust in trusts={list(self.trusts)}", document.trust
+        yield (
+            document.trust in self.trusts,
+            f"trust in trusts={list(self.trusts)}",
+            document.trust,
+        )
         if self.algorithms is not None:
             name = document.body.algorithm.get("name")
-            yield name in self.algorithms, f"algorithm in algorithms={list(self.algorithms)}", name
+            yield (
+                name in self.algorithms,
+                f"algorithm in algorithms={list(self.algorithms)}",
+                name,
+            )
         rounds, clients = document.rounds, document.min_clients
         attempts, colluders = document.max_attempts, document.max_colluders
-        yield rounds <= self.max_rounds, f"rounds <= max_rounds={self.max_rounds}", rounds
+        yield (
+            rounds <= self.max_rounds,
+            f"rounds <= max_rounds={self.max_rounds}",
+            rounds,
+        )
         yield clients >= self.min_clients, f"min_clients >= {self.min_clients}", clients
-        yield attempts <= self.max_attempts, f"max_attempts <= {self.max_attempts}", attempts
+        yield (
+            attempts <= self.max_attempts,
+            f"max_attempts <= {self.max_attempts}",
+            attempts,
+        )
         if run.trust.is_vertical:  # whose columns are compared when the slot is known
             values = sum(document.words)
-            yield values <= self.max_opened, f"values <= max_opened={self.max_opened}", values
+            yield (
+                values <= self.max_opened,
+                f"values <= max_opened={self.max_opened}",
+                values,
+            )
         else:
             yield from self._limits_of_domain(run.algorithm.domain)
         if run.trust.is_protected:
@@ -261,7 +292,11 @@ class ClientPolicy:
             yield False, f"domain as it is pinned, with {found[0]} {found[1]}", found[2]
         if self.columns is not None:
             names = domain.columns
-            yield self.columns == names, f"columns={list(self.columns)} in domain", names
+            yield (
+                self.columns == names,
+                f"columns={list(self.columns)} in domain",
+                names,
+            )
 
     @property
     def accepted_keys(self) -> tuple[str, ...]:
@@ -305,7 +340,7 @@ def _first(limits: Limits) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------ settings
+# ----------------------------------------------------------------------------- settings
 
 
 class _Rule(NamedTuple):
@@ -319,7 +354,9 @@ class _Rule(NamedTuple):
 
     def check(self, name: str, value: Any) -> None:
         # To Python a bool is an integer, which no limit of a policy is.
-        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
+        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (
+            self.kind is bool
+        )
         items = value if isinstance(value, list | tuple) else ()
         is_right = is_kind and all(isinstance(item, str) for item in items)
         if not is_right or not self.is_in(value):
@@ -335,17 +372,59 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
 _PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir", "rows_key_file")
 _NAMES, _REAL, _MODELS = list | tuple, int | float, trust.TRUST_MODELS
 _RULES = (
-    _Rule(("trusts",), _NAMES, f"a tuple of {[*_MODELS]}", lambda v: {*v} <= {*_MODELS}, _common),
-    _Rule(("units",), _NAMES, f"a tuple of {[*UNITS]}", lambda v: {*v} <= {*UNITS}, _common),
-    _Rule(("algorithms",), _NAMES | None, "a tuple of str or None", tighter=_common),
-    _Rule(("max_epsilon", "max_total_epsilon"), _REAL, "a number > 0", lambda v: v > 0, min),
-    _Rule(("max_delta", "max_total_delta"), _REAL, "a number in [0, 1)", lambda v: 0 <= v < 1, min),
     _Rule(
-        ("max_rounds", "max_attempts", "max_opened"), int, "an integer >= 1", lambda v: v >= 1, min
+        ("trusts",),
+        _NAMES,
+        f"a tuple of {[*_MODELS]}",
+        lambda v: {*v} <= {*_MODELS},
+        _common,
     ),
-    _Rule(("min_clients", "max_colluders"), int, "an integer >= 1", lambda v: v >= 1, max),
-    _Rule(("workers",), int | None, "an integer >= 1 or None", lambda v: v is None or v >= 1, min),
-    _Rule(("party",), int | None, "an integer >= 0 or None", lambda v: v is None or v >= 0, min),
+    _Rule(
+        ("units",),
+        _NAMES,
+        f"a tuple of {[*UNITS]}",
+        lambda v: {*v} <= {*UNITS},
+        _common,
+    ),
+    _Rule(("algorithms",), _NAMES | None, "a tuple of str or None", tighter=_common),
+    _Rule(
+        ("max_epsilon", "max_total_epsilon"),
+        _REAL,
+        "a number > 0",
+        lambda v: v > 0,
+        min,
+    ),
+    _Rule(
+        ("max_delta", "max_total_delta"),
+        _REAL,
+        "a number in [0, 1)",
+        lambda v: 0 <= v < 1,
+        min,
+    ),
+    _Rule(
+        ("max_rounds", "max_attempts", "max_opened"),
+        int,
+        "an integer >= 1",
+        lambda v: v >= 1,
+        min,
+    ),
+    _Rule(
+        ("min_clients", "max_colluders"), int, "an integer >= 1", lambda v: v >= 1, max
+    ),
+    _Rule(
+        ("workers",),
+        int | None,
+        "an integer >= 1 or None",
+        lambda v: v is None or v >= 1,
+        min,
+    ),
+    _Rule(
+        ("party",),
+        int | None,
+        "an integer >= 0 or None",
+        lambda v: v is None or v >= 0,
+        min,
+    ),
     # Of bools min is "and", max is "or".
     _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
     _Rule(("must_hold_key",), bool, "a bool", tighter=max),
@@ -362,7 +441,9 @@ def _domain_of(values: Any, path: Path) -> Domain:
     try:
         if isinstance(values, str):
             file = path.resolve().parent / values
-            return TableDomain.from_toml(read_file(file, "domain file"), f"domain file {file}")
+            return TableDomain.from_toml(
+                read_file(file, "domain file"), f"domain file {file}"
+            )
         if isinstance(values, dict):
             return _domain_of_table(values)
     except (KMeansError, TypeError, ValueError) as error:
@@ -388,19 +469,28 @@ def _domain_of_table(values: dict[str, Any]) -> Domain:
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """Return the policy that accepts only what both accept.
 
-    The paths are those of the node's operator. An app may repeat them, or leave them out, but not
-    name others: another ledger would be another account, and another key file admits other runs. A
-    `ConfigurationError` if it does, or if both pin different bounds or columns.
+    The paths are those of the node's operator. An app may repeat them, or leave them
+    out, but not name others: another ledger would be another account, and another key
+    file admits other runs. A `ConfigurationError` if it does, or if both pin different
+    bounds or columns.
     """
     columns = operator.columns or app.columns
     contradictions = [
-        ("domain", operator.domain and app.domain and difference(operator.domain, app.domain)),
+        (
+            "domain",
+            operator.domain and app.domain and difference(operator.domain, app.domain),
+        ),
         ("columns", app.columns not in (None, columns)),
-        ("party", None not in (operator.party, app.party) and operator.party != app.party),
+        (
+            "party",
+            None not in (operator.party, app.party) and operator.party != app.party,
+        ),
     ]
     for name in _PATHS:
         paths = getattr(app, name), getattr(operator, name)
-        theirs, ours = (None if path is None else os.path.realpath(path) for path in paths)
+        theirs, ours = (
+            None if path is None else os.path.realpath(path) for path in paths
+        )
         contradictions.append((name, theirs not in (None, ours)))
     for name, contradicts in contradictions:
         if contradicts:
@@ -408,10 +498,17 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
                 f"Expected {name} of the app as in the operator's policy file, or None. "
                 "Got another instead."
             )
-    tightened: dict[str, Any] = {"domain": operator.domain or app.domain, "columns": columns}
+    tightened: dict[str, Any] = {
+        "domain": operator.domain or app.domain,
+        "columns": columns,
+    }
     for rule in _RULES:
         for name in rule.names if rule.tighter else ():
-            values = [v for v in (getattr(operator, name), getattr(app, name)) if v is not None]
+            values = [
+                v
+                for v in (getattr(operator, name), getattr(app, name))
+                if v is not None
+            ]
             if len(values) == 2 and rule.tighter:
                 values = [rule.tighter(*values)]
             tightened[name] = values[0] if values else None

@@ -1,9 +1,10 @@
 """The server of a vertical run: which party is sent which turn, and who receives which parcel.
 
-It is a relay (docs/protocol.md, section 13): parties seal what they send each other, and the server
-puts each parcel into the mailboxes of its receivers, which are delivered with their next turn. No
-party can be missing. A party that does not reply as planned is sent the same bytes once more; then
-the run ends. A run that ends by an error is ended at all parties by an `Abort`.
+It is a relay (docs/protocol.md, section 13): parties seal what they send each other,
+and the server puts each parcel into the mailboxes of its receivers, which are delivered
+with their next turn. No party can be missing. A party that does not reply as planned is
+sent the same bytes once more; then the run ends. A run that ends by an error is ended
+at all parties by an `Abort`.
 """
 
 import hashlib
@@ -30,7 +31,14 @@ from flower_kmeans.protocol.messages import (
     Step,
     Turn,
 )
-from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, Planned, in_parts, planned, shape_of
+from flower_kmeans.protocol.parcels import (
+    DIGESTS,
+    PUBLIC,
+    Planned,
+    in_parts,
+    planned,
+    shape_of,
+)
 from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
@@ -74,9 +82,10 @@ class _TakenOverError(Exception):
 class Relay:
     """The server of one vertical run; a ``roster`` is needed exactly under ``keys="roster"``.
 
-    ``nodes`` are the only ones that may take part; under relayed keys in the order of their slots.
-    Whatever lets a party do a step raises a `RunError` if it does not do it. A run with a
-    ``journal`` is kept there, and goes on from there once it is set up.
+    ``nodes`` are the only ones that may take part; under relayed keys in the order of
+    their slots. Whatever lets a party do a step raises a `RunError` if it does not do
+    it. A run with a ``journal`` is kept there, and goes on from there once it is set
+    up.
     """
 
     def __init__(
@@ -106,11 +115,15 @@ class Relay:
         self.parties: dict[int, Party] = {}  # by slot, those that joined
         self._others: dict[int, list[Party]] = {}  # by slot, further nodes with its key
         self._sent_once: set[int] = set()  # slots whose node answered a turn
-        self._is_begun = False  # whether a turn was answered that needs the parties' keys for good
+        # whether a turn was answered that needs the parties' keys for good
+        self._is_begun = False
         self.incidents: list[Dropped] = []  # all that was not an orderly reply
         self.head = self.round_trips = 0  # rounds that are complete, and round trips
-        self.sent_bytes = self.delivered_bytes = 0  # of parcels: from parties, and to them
-        self._mail: dict[int, list[Delivery]] = {slot: [] for slot in range(shape.n_parties)}
+        # of parcels: from parties, and to them
+        self.sent_bytes = self.delivered_bytes = 0
+        self._mail: dict[int, list[Delivery]] = {
+            slot: [] for slot in range(shape.n_parties)
+        }
         self.resumptions = 0  # after the server's process had ended
         self._journal = journal
         self._asked: tuple[int, ...] = ()  # nodes that were asked to take part
@@ -130,7 +143,9 @@ class Relay:
     @property
     def all_keep_ledgers(self) -> bool:
         """Whether every party stated that it keeps a ledger, which only they can know."""
-        return bool(self.parties) and all(each.public.ledger for each in self.parties.values())
+        return bool(self.parties) and all(
+            each.public.ledger for each in self.parties.values()
+        )
 
     # ------------------------------------------------------------------ the run
 
@@ -142,7 +157,9 @@ class Relay:
         if self._is_set_up:
             return
         if self._former is not None:
-            former = messages.Abort(doc_hash=hashlib.sha256(self._former.document).digest())
+            former = messages.Abort(
+                doc_hash=hashlib.sha256(self._former.document).digest()
+            )
             self._send_abort(former, self._former.nodes, trip)
         named = sorted(nodes if self._nodes is None else set(nodes) & set(self._nodes))
         self._asked = tuple(named)
@@ -160,7 +177,8 @@ class Relay:
     def _prepare(self, trip: Trip) -> None:
         """Do all steps of the set-up after the parties have joined."""
         if self._shape.check_ids:
-            # Before keys and columns: a party with other rows ends the run without a charge.
+            # Before keys and columns: a party with other rows ends the run without a
+            # charge.
             self._step("ids", range(1, self._shape.n_parties), trip)
             self._step("ids", (COMPUTING,), trip)
         self._step("keys", self._shape.holders, trip)
@@ -216,11 +234,13 @@ class Relay:
         request = messages.Abort(doc_hash=self.run.doc_hash)
         self._send_abort(request, [party.node_id for party in self._all_nodes], trip)
 
-    def _send_abort(self, request: messages.Abort, nodes: Iterable[int], trip: Trip) -> None:
+    def _send_abort(
+        self, request: messages.Abort, nodes: Iterable[int], trip: Trip
+    ) -> None:
         for _ in trip("abort", dict.fromkeys(nodes, request), lambda: True):
             pass
 
-    # ------------------------------------------------------------------ resuming (section 9)
+    # ------------------------------------------------------------- resuming (section 9)
 
     def _keep(self) -> None:
         """Keep the run on the disk, before the messages that depend on it are sent."""
@@ -254,7 +274,9 @@ class Relay:
                 f"Got {self._nodes} instead."
             )
         self._is_set_up, self._asked = True, kept.nodes
-        self.parties = {one.public.slot: Party(one.node_id, one.public) for one in kept.parties}
+        self.parties = {
+            one.public.slot: Party(one.node_id, one.public) for one in kept.parties
+        }
         self.head, self.round_trips = kept.head, kept.round_trips
         self.sent_bytes, self.delivered_bytes = kept.sent_bytes, kept.delivered_bytes
         self.incidents = list(kept.incidents)
@@ -270,7 +292,9 @@ class Relay:
 
     def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
         """Return enrolments for nodes that connect while the parties join."""
-        named = set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
+        named = (
+            set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
+        )
         return dict.fromkeys(sorted(named), messages.Enrol(doc=self.run.data))
 
     def _enrol(self, nodes: list[int], trip: Trip) -> None:
@@ -308,7 +332,8 @@ class Relay:
         objection = self._objection(node_id, reply)
         if objection is not None:
             self._note(reply.slot, node_id, 0, objection)
-        elif reply.slot in self.parties:  # with a roster: the owner of its key has two nodes
+        elif reply.slot in self.parties:
+            # with a roster: the owner of its key has two nodes
             self._others.setdefault(reply.slot, []).append(Party(node_id, reply))
         else:
             self.parties[reply.slot] = Party(node_id, reply)
@@ -316,10 +341,13 @@ class Relay:
     def _take_over(self, slots: Iterable[int]) -> bool:
         """Put another node with its key in place of each party; return whether that can be.
 
-        Only before a party's node answered a turn, and before another party gave more than a hash
-        of its rows: what was sealed for the first node is lost to the second.
+        Only before a party's node answered a turn, and before another party gave more
+        than a hash of its rows: what was sealed for the first node is lost to the
+        second.
         """
-        can_be = all(self._others.get(slot) and slot not in self._sent_once for slot in slots)
+        can_be = all(
+            self._others.get(slot) and slot not in self._sent_once for slot in slots
+        )
         if self._is_begun or not can_be:
             return False
         for slot in slots:
@@ -334,7 +362,8 @@ class Relay:
             and is_acceptable(reply.public_key)
             and reply.static == (keys[reply.slot] if keys else b"")
             and (bool(keys) or not reply.claim)
-            and bool(reply.commitment) == (shape.is_joint and reply.slot in shape.holders)
+            and bool(reply.commitment)
+            == (shape.is_joint and reply.slot in shape.holders)
         )
         if not is_orderly:
             return MALFORMED
@@ -356,8 +385,8 @@ class Relay:
     def _step(self, step: Step, slots: Iterable[int], trip: Trip, t: int = 0) -> None:
         """Let parties do a step and send all parts of what they made.
 
-        Before round 1, what has come for the computing party is loaded meanwhile, so that it takes
-        no round trip.
+        Before round 1, what has come for the computing party is loaded meanwhile, so
+        that it takes no round trip.
         """
         turns = {slot: self._turn(slot, step, t) for slot in slots}
         while turns:
@@ -372,14 +401,18 @@ class Relay:
 
     def _turn(self, slot: int, step: Step, t: int = 0) -> Turn:
         """Return a party's next turn, with as much of its mail as fits."""
-        others = (self.parties[other] for other in sorted(self.parties) if other != slot)
+        others = (
+            self.parties[other] for other in sorted(self.parties) if other != slot
+        )
         holders = self._shape.holders if self._shape.is_joint and step == "keys" else ()
         return Turn(
             doc_hash=self.run.doc_hash,
             step=step,
             t=t,
             peers=b"".join(other.peer.row for other in others),
-            commitments=tuple(self.parties[holder].public.commitment for holder in holders),
+            commitments=tuple(
+                self.parties[holder].public.commitment for holder in holders
+            ),
             deliveries=tuple(self._collect(slot)),
         )
 
@@ -405,7 +438,9 @@ class Relay:
     def _requests(self, turns: Mapping[int, Turn]) -> dict[int, Request]:
         return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
 
-    def _ask(self, kind: Step, turns: Mapping[int, Turn], trip: Trip) -> dict[int, Sent]:
+    def _ask(
+        self, kind: Step, turns: Mapping[int, Turn], trip: Trip
+    ) -> dict[int, Sent]:
         requests = self._requests(turns)
         self.round_trips += 1
         return self._take(kind, requests, trip(kind, requests, lambda: False), trip)
@@ -428,7 +463,9 @@ class Relay:
                 request = left.get(node_id)
                 if request is None:
                     continue
-                if isinstance(reply, Sent) and self._is_orderly(reply, request, slots[node_id]):
+                if isinstance(reply, Sent) and self._is_orderly(
+                    reply, request, slots[node_id]
+                ):
                     found[slots[node_id]] = reply
                     del left[node_id]
                 else:
@@ -442,7 +479,9 @@ class Relay:
             if self._take_over(missing):
                 raise _TakenOverError
             where = f" in round {t}" if kind in _ROUND else ""
-            self._fail(f"Expected an answer from party {missing[0]} to {kind!r}{where}.", t)
+            self._fail(
+                f"Expected an answer from party {missing[0]} to {kind!r}{where}.", t
+            )
         for slot in sorted(found):
             self._put(slot, found[slot])
         return found
@@ -460,7 +499,11 @@ class Relay:
     def _put(self, sender: int, sent: Sent) -> None:
         for parcel in sent.parcels:
             self.sent_bytes += len(parcel.data)
-            names: dict[str, Any] = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
+            names: dict[str, Any] = {
+                "step": parcel.step,
+                "t": parcel.t,
+                "number": parcel.number,
+            }
             keys = messages.split(parcel.keys, messages.ENVELOPE_BYTES)
             receivers = messages.read_receivers(parcel.receivers)
             for receiver, key in zip(receivers, keys, strict=True):
@@ -482,7 +525,9 @@ class Relay:
     def _fail(self, expected: str, t: int) -> NoReturn:
         """End the run by the error that names a party; it is ended at all parties."""
         reasons = dict.fromkeys(
-            f"Node {each.node_id}: {each.reason}" for each in self.incidents if each.round == t
+            f"Node {each.node_id}: {each.reason}"
+            for each in self.incidents
+            if each.round == t
         )
         got = " ".join(list(reasons)[:_SHOWN]) or "Got nothing."
         end = "The run was ended at all parties; what it charged stays charged."

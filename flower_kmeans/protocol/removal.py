@@ -1,10 +1,11 @@
 """Removing the noise beyond the plan (docs/guarantees.md, Removing noise beyond the plan).
 
-A client's share of the noise is a sum of parts. One is for the most clients that may answer; each
-other part is removed once so many clients stand behind a sum that the plan does not need it. The
-key of a part gives the keys of the parts that are removed before it. With its vector a client
-shares the key of every level among the committee. Beside its sum-share a member returns its shares
-of the keys of one level: that of the sum for which it votes. So the server gets no others.
+A client's share of the noise is a sum of parts. One is for the most clients that may
+answer; each other part is removed once so many clients stand behind a sum that the plan
+does not need it. The key of a part gives the keys of the parts that are removed before
+it. With its vector a client shares the key of every level among the committee. Beside
+its sum-share a member returns its shares of the keys of one level: that of the sum for
+which it votes. So the server gets no others.
 
 The functions take the places of a secure sum's own. Without levels they add no byte.
 """
@@ -28,12 +29,20 @@ from flower_kmeans.privacy.noise import (
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share, releases_of
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, Run, RunDocument
-from flower_kmeans.secagg.base import Integers, Opened, PartError, Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import (
+    Integers,
+    Opened,
+    PartError,
+    Sharing,
+    SumContext,
+    SumError,
+)
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf
 from flower_kmeans.secagg.key_agreement import noise_key
 
 Slots = NDArray[np.bool_]
-_PIECE = 7  # bytes of a key in each word, so that words are positive and far below any limit
+# bytes of a key in each word, so that words are positive and far below any limit
+_PIECE = 7
 KEY_WORDS = -(-DIGEST_BYTES // _PIECE)
 _BATCH_WORDS = 2**16  # of noise that is drawn at a time
 
@@ -48,31 +57,43 @@ class CleanSum(Opened):
 def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
     """Return for how many honest answers parts of the noise are removed.
 
-    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one ratio, up
-    to ``most``: how many there are if every client answers. So the noise of honest clients exceeds
-    the plan by about the root of that ratio at most, and by nothing if all answer.
+    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one
+    ratio, up to ``most``: how many there are if every client answers. So the noise of
+    honest clients exceeds the plan by about the root of that ratio at most, and by
+    nothing if all answer.
     """
     ratio = max(min(most, MAX_SLOTS), shares) / shares
-    steps = (round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1))
+    steps = (
+        round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1)
+    )
     return tuple(sorted({step for step in steps if step > shares}))
 
 
 def reached(document: RunDocument, n_survivors: int) -> int:
     """Return how many parts of each share are beyond the plan in a sum of so many answers."""
-    return sum(level <= n_survivors - document.max_colluders for level in document.levels)
+    return sum(
+        level <= n_survivors - document.max_colluders for level in document.levels
+    )
 
 
 @lru_cache(maxsize=2)  # clients of one process are in one round
 def usable(run: Run, round_number: int) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
-    They are M', and the document's levels without those that would make a part, or what is left of
-    a share, narrower than two grid units: a sum of such parts is not the planned noise.
+    They are M', and the document's levels without those that would make a part, or what
+    is left of a share, narrower than two grid units: a sum of such parts is not the
+    planned noise.
     """
     document, chosen = run.document, [run.document.noise_shares]
-    releases = releases_of(run.algorithm, run.plan, round_number) if document.levels else ()
+    releases = (
+        releases_of(run.algorithm, run.plan, round_number) if document.levels else ()
+    )
     # The narrowest word of a release decides for all.
-    least = [(r, units[units > 0].min(keepdims=True)) for r, _, units in releases if units.any()]
+    least = [
+        (r, units[units > 0].min(keepdims=True))
+        for r, _, units in releases
+        if units.any()
+    ]
     for level in document.levels:
         variances = [share_variance(r, unit, level)[0] for r, unit in least]
         variances += [part_variance(r, unit, chosen[-1], level)[0] for r, unit in least]
@@ -81,7 +102,9 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
+def client_noise(
+    run: Run, round_number: int, secret: bytes, context: bytes
+) -> Integers:
     """Return a client's whole noise of a context, shape (words,), int64, in grid units."""
     # The part that stays is as narrow as if all answered; the others are added to it.
     n_levels, last = len(run.document.levels), usable(run, round_number)[-1]
@@ -99,9 +122,13 @@ def protect(
     """Return a vector's parts with those of the keys behind it, each key in a new block."""
     sharing, n_levels = context.sharing, len(run.document.levels)
     if sharing is not None and n_levels:
-        keys = (part_key(secret, context.digest, n_levels, n + 1) for n in range(n_levels))
+        keys = (
+            part_key(secret, context.digest, n_levels, n + 1) for n in range(n_levels)
+        )
         pieces = [vector, *map(_to_words, keys)]
-        vector = np.concatenate([sharing.blocks(piece) for piece in pieces], axis=1).reshape(-1)
+        vector = np.concatenate(
+            [sharing.blocks(piece) for piece in pieces], axis=1
+        ).reshape(-1)
         context = replace(context, n_words=len(vector))
     return run.trust.sum.protect(vector, context, slot, secret)
 
@@ -112,13 +139,19 @@ def part_bytes(run: Run, n_words: int, sharing: Sharing | None) -> int:
     return size(n_words, sharing) + len(run.document.levels) * size(KEY_WORDS, sharing)
 
 
-def combined_bytes(run: Run, n_words: int, sharing: Sharing | None, n_survivors: int) -> int:
+def combined_bytes(
+    run: Run, n_words: int, sharing: Sharing | None, n_survivors: int
+) -> int:
     """Return the length of what `combine` returns."""
     size, n_parts = run.trust.sum.part_bytes, reached(run.document, n_survivors)
-    return size(n_words, sharing) + (n_survivors * size(KEY_WORDS, sharing) if n_parts else 0)
+    return size(n_words, sharing) + (
+        n_survivors * size(KEY_WORDS, sharing) if n_parts else 0
+    )
 
 
-def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: int) -> bytes:
+def combine(
+    run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: int
+) -> bytes:
     """Return the sum of the survivors' parts, and each one's part of the key that it reaches."""
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)
     length, size = _lengths(run, context)
@@ -129,19 +162,25 @@ def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: 
             if len(part) != whole:
                 raise PartError(index)
             if n_parts:  # the server finds out which of them are false
-                keys.append(part[length + size * (n_parts - 1) : length + size * n_parts])
+                keys.append(
+                    part[length + size * (n_parts - 1) : length + size * n_parts]
+                )
             yield part[:length]
 
     return secure_sum.combine(vectors(), context) + b"".join(keys)
 
 
 def open_sum(
-    run: Run, t: int, combined: Mapping[int, bytes], survivors: Slots, context: SumContext
+    run: Run,
+    t: int,
+    combined: Mapping[int, bytes],
+    survivors: Slots,
+    context: SumContext,
 ) -> CleanSum:
     """Open a sum and subtract the noise beyond the plan, as far as its keys open.
 
-    ``combined`` holds results of `combine` by position. A key that does not open leaves its
-    client's noise in the sum. A `SumError` if the sum does not open.
+    ``combined`` holds results of `combine` by position. A key that does not open leaves
+    its client's noise in the sum. A `SumError` if the sum does not open.
     """
     n_survivors, length = int(np.count_nonzero(survivors)), _lengths(run, context)[0]
     n_parts = reached(run.document, n_survivors)
@@ -161,16 +200,28 @@ def open_sum(
 
 
 def _opened_keys(
-    run: Run, shares: Mapping[int, bytes], n_keys: int, survivors: Slots, context: SumContext
+    run: Run,
+    shares: Mapping[int, bytes],
+    n_keys: int,
+    survivors: Slots,
+    context: SumContext,
 ) -> list[bytes]:
     """Return the keys that open. Halves are tried if not all do, so a false key costs no other."""
-    size, packing = _lengths(run, context)[1], context.sharing.packing if context.sharing else 1
+    size, packing = (
+        _lengths(run, context)[1],
+        context.sharing.packing if context.sharing else 1,
+    )
     n_words = packing * (size // 8) * n_keys
     try:
-        opened = run.trust.sum.open(shares, survivors, replace(context, n_words=n_words))
+        opened = run.trust.sum.open(
+            shares, survivors, replace(context, n_words=n_words)
+        )
     except SumError:  # a dealer, or members, sent something else
         half, keys = n_keys // 2, list[bytes]()
-        for part, n in ((slice(half * size), half), (slice(half * size, None), n_keys - half)):
+        for part, n in (
+            (slice(half * size), half),
+            (slice(half * size, None), n_keys - half),
+        ):
             if n_keys > 1:
                 given = {j: share[part] for j, share in shares.items()}
                 keys += _opened_keys(run, given, n, survivors, context)
@@ -214,7 +265,9 @@ def _removable_noise(
                     streams.append(Stream.from_key(noise_key(key, context)))
                 key = H(b"noise part", key)
         for coordinates, variances in _part_variances(run, round_number):
-            each = np.tile(variances[:n_drawn][::-1], (len(keys[start : start + batch]), 1))
+            each = np.tile(
+                variances[:n_drawn][::-1], (len(keys[start : start + batch]), 1)
+            )
             noise[coordinates] += discrete_gaussians(each, streams).sum(axis=0)
     return noise
 
@@ -225,9 +278,13 @@ def _part_variances(
 ) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
     """Return each release's words, and their variances (n_parts, n_words) in each usable part."""
     found = []
-    for release, words, sensitivities in releases_of(run.algorithm, run.plan, round_number):
+    for release, words, sensitivities in releases_of(
+        run.algorithm, run.plan, round_number
+    ):
         steps = pairwise(usable(run, round_number))
-        rows = [part_variance(release, sensitivities, fewer, more) for fewer, more in steps]
+        rows = [
+            part_variance(release, sensitivities, fewer, more) for fewer, more in steps
+        ]
         found.append((words, np.array(rows).reshape(-1, len(words))))
     return found
 
@@ -240,7 +297,9 @@ def _lengths(run: Run, context: SumContext) -> tuple[int, int]:
 
 def _to_words(key: bytes) -> Integers:
     pieces = [key[start : start + _PIECE] for start in range(0, len(key), _PIECE)]
-    return np.array([int.from_bytes(piece, "little") for piece in pieces], dtype=np.int64)
+    return np.array(
+        [int.from_bytes(piece, "little") for piece in pieces], dtype=np.int64
+    )
 
 
 def _from_words(words: Integers) -> bytes:

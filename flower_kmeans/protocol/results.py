@@ -39,18 +39,23 @@ class ClientResult:
 
     centroids: Floats  # (n_clusters, n_features), in the user's units
     counts: Floats  # (n_clusters,): noisy cluster sizes of the last round
-    domain: Domain  # the public bounds, and the scaling under which records were compared
+    # the public bounds, and the scaling under which records were compared
+    domain: Domain
     run: str  # identity of the run, 32 hexadecimal digits
-    weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
+    # (n_clusters,), as in a `Clustering`; if sizes have bounds
+    weights: Floats | None = None
     size_report: SizeReport | None = None  # the sizes beside their bounds
     synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
     is_private: bool = True  # whether the run added noise
-    findings: tuple[Finding, ...] = ()  # released values that no records or noise alone explain
-    # The same in sentences, after those of the algorithm where clients computed the result.
+    # released values that no records or noise alone explain
+    findings: tuple[Finding, ...] = ()
+    # The same in sentences, after those of the algorithm where clients computed the
+    # result.
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        k, d = self.centroids.shape  # the values are for those who ask: this may go to a log
+        # the values are for those who ask: this may go to a log
+        k, d = self.centroids.shape
         return f"ClientResult(n_clusters={k}, n_features={d}, run={self.run!r})"
 
     def _repr_html_(self) -> str:
@@ -67,11 +72,13 @@ class ClientResult:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
-    def save(self, path: str | PathLike[str], columns: Sequence[str] | None = None) -> None:
+    def save(
+        self, path: str | PathLike[str], columns: Sequence[str] | None = None
+    ) -> None:
         """Write all of the result to an npz file, which only its owner can read.
 
-        ``flower-kmeans assign --centroids FILE`` and ``plot`` take it. It is written whole or not
-        at all, in place of an older one.
+        ``flower-kmeans assign --centroids FILE`` and ``plot`` take it. It is written
+        whole or not at all, in place of an older one.
 
         Parameters
         ----------
@@ -82,7 +89,8 @@ class ClientResult:
         Raises
         ------
         ConfigurationError
-            If the file cannot be written, or there are other names or more of them than columns.
+            If the file cannot be written, or there are other names or more of them than
+            columns.
         """
         d, own = self.domain.n_features, self.domain.columns
         names = own or tuple(columns or (f"x{i}" for i in range(d)))
@@ -99,7 +107,9 @@ class ClientResult:
             np.savez(file, **arrays)
 
 
-def result_arrays(result: "Clustering | ClientResult", columns: Sequence[str]) -> dict[str, Any]:
+def result_arrays(
+    result: "Clustering | ClientResult", columns: Sequence[str]
+) -> dict[str, Any]:
     """Return a result as npz files hold it, without its synopsis."""
     arrays: dict[str, Any] = {"centroids": result.centroids, "counts": result.counts}
     arrays |= {"columns": np.array(columns), **domain_arrays(result.domain)}
@@ -153,7 +163,10 @@ def result_of(
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=found,
-        warnings=(*algorithm.warnings(state), *plausibility.sentences(algorithm, found)),
+        warnings=(
+            *algorithm.warnings(state),
+            *plausibility.sentences(algorithm, found),
+        ),
     )
 
 
@@ -184,17 +197,24 @@ def encode_result(result: ClientResult) -> bytes:
 def read_result(run: Run, data: bytes) -> ClientResult:
     """Return the result that a server sends: finite, in the domain, and with possible weights.
 
-    The noise of sizes is the planned one, and more only where more clients may have added shares.
-    A `MessageError` for other results.
+    The noise of sizes is the planned one, and more only where more clients may have
+    added shares. A `MessageError` for other results.
     """
     arrays, algorithm = decode_arrays(data), run.algorithm
-    parts = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)}
-    synopsis = _read_synopsis(run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts})
+    parts = {
+        name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)
+    }
+    synopsis = _read_synopsis(
+        run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts}
+    )
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
-    # A run may have chosen the number of clusters: that of counts, and then of all the rest.
+    # A run may have chosen the number of clusters: that of counts, and then of all the
+    # rest.
     k, d = np.size(arrays.get("counts", ())), algorithm.domain.n_features
     if not algorithm.fewest_clusters <= k <= algorithm.n_clusters:
-        raise MessageError("The result of a run has more or fewer clusters than were planned.")
+        raise MessageError(
+            "The result of a run has more or fewer clusters than were planned."
+        )
     bounds, kind = algorithm.size_bounds, np.dtype(np.float64)
     expected = {"centroids": (kind, (k, d)), "counts": (kind, (k,))}
     if bounds is not None:
@@ -202,7 +222,11 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     if {name: (array.dtype, array.shape) for name, array in arrays.items()} != expected:
         raise MessageError("The result of a run has the wrong names, types or sizes.")
     _require_in_domain(arrays["centroids"], algorithm)
-    centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
+    centroids, counts, name = (
+        arrays["centroids"],
+        arrays["counts"],
+        run.document.run.hex(),
+    )
     found = centroids, counts, algorithm.domain, name
     result = ClientResult(
         *found,
@@ -215,9 +239,13 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         return result
     weights, noise = arrays["weights"], float(arrays["size_noise"][0])
     if (np.abs(weights) > largest_weight(algorithm.domain)).any():
-        raise MessageError("The weights of a result are larger than any that change a cluster.")
+        raise MessageError(
+            "The weights of a result are larger than any that change a cluster."
+        )
     if not _is_possible(run, noise, algorithm.size_noise or 0.0):
-        raise MessageError("The noise of a result's sizes is less or more than any run gives them.")
+        raise MessageError(
+            "The noise of a result's sizes is less or more than any run gives them."
+        )
     sizes = SizeReport(tuple(counts.tolist()), noise, *bounds)
     return replace(result, weights=weights, size_report=sizes)
 
@@ -233,7 +261,11 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
             most_parts, n_directions, noises = expected
             m, p = found.mixture.means.shape
             pairs = zip(found.mixture.noise, noises, strict=True)
-            if p == n_directions and m <= most_parts and all(_is_possible(run, *x) for x in pairs):
+            if (
+                p == n_directions
+                and m <= most_parts
+                and all(_is_possible(run, *x) for x in pairs)
+            ):
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
 
@@ -241,7 +273,8 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
 def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
     """Return the findings of a result.
 
-    They are there exactly if there are some; in a vertical run always, with zeros after them.
+    They are there exactly if there are some; in a vertical run always, with zeros after
+    them.
     """
     wrong = "The findings of a result are not those of a run."
     n_rounds, n_words = run.document.rounds, max(run.document.words)
@@ -253,7 +286,10 @@ def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
         if run.trust.is_vertical:
             # Padded, so that the server cannot tell from its size what a result holds.
             used = int(array.any(axis=1).sum())
-            if array.shape != plausibility.padded(array[:0], n_rounds).shape or array[used:].any():
+            if (
+                array.shape != plausibility.padded(array[:0], n_rounds).shape
+                or array[used:].any()
+            ):
                 raise ValueError("Expected findings and then zeros.")
             return plausibility.from_array(array[:used], n_rounds, n_words)
         found = plausibility.from_array(array, n_rounds, n_words)
@@ -274,8 +310,9 @@ def _is_possible(run: Run, noise: float, planned: float) -> bool:
 def largest_weight(domain: Domain) -> float:
     """Return the largest weight of a cluster, in the units of `Algorithm.weights`.
 
-    It is the squared diagonal of the cube around the domain, 4 d in squared scaled units; more
-    changes no cluster. On the grid this is 4^(q+1) d, which every query keeps to.
+    It is the squared diagonal of the cube around the domain, 4 d in squared scaled
+    units; more changes no cluster. On the grid this is 4^(q+1) d, which every query
+    keeps to.
     """
     unit = domain.common_unit or 1.0
     largest = 4 * domain.n_features * unit * unit
@@ -287,7 +324,9 @@ def _require_in_domain(points: Floats, algorithm: Algorithm) -> None:
     domain, origin = algorithm.domain, np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = domain.from_unit(domain.to_unit(points))
-        step = domain.from_unit(origin + 2.0**-algorithm.fraction_bits) - domain.from_unit(origin)
+        step = domain.from_unit(
+            origin + 2.0**-algorithm.fraction_bits
+        ) - domain.from_unit(origin)
         rounding = 4 * np.spacing(np.maximum(np.abs(points), np.abs(nearest)))
         if not (np.abs(points - nearest) <= np.abs(step) + rounding).all():
             raise MessageError("The result of a run lies outside of its domain.")

@@ -1,8 +1,9 @@
 """What a server keeps on its disk, so that a killed run goes on (docs/protocol.md, section 9).
 
-All of it lies in one SQLite file, which the process holds alone. Each write is on the disk when it
-returns: the server makes it before it sends the message that depends on it. Bare answers and noise
-are never written, and nothing here helps to open a sum that the server must not see.
+All of it lies in one SQLite file, which the process holds alone. Each write is on the
+disk when it returns: the server makes it before it sends the message that depends on
+it. Bare answers and noise are never written, and nothing here helps to open a sum that
+the server must not see.
 """
 
 import io
@@ -28,10 +29,13 @@ from flower_kmeans.report.report import Dropped, Proceedings
 _FILE = PrivateFile("run.sqlite3", "the kept run", "resume", ConfigurationError)
 _SETTINGS = (
     "locking_mode = EXCLUSIVE",  # another process that resumes the same run is refused
-    # A file that is held keeps its rollback journal, with all that was erased, if it is not cut.
+    # A file that is held keeps its rollback journal, with all that was erased, if it is
+    # not cut.
     "journal_mode = TRUNCATE",
-    "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
-    "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
+    # a commit is on the disk, with its directory entry, when it returns
+    "synchronous = EXTRA",
+    # on macOS too, where a drive may keep in its cache what was synced
+    "fullfsync = ON",
     "secure_delete = ON",  # what is erased is overwritten in the file
 )
 _held: set[str] = set()  # directories of this process, as the system names them
@@ -76,7 +80,8 @@ class KeptCohort(_Kept, frozen=True, kw_only=True):
     """The clients of a run, and who has the group key."""
 
     clients: tuple[KeptClient, ...]  # of each slot in the order of their turns
-    owners: tuple[tuple[int, bytes], ...]  # slots and the ephemeral keys that they ever had
+    # slots and the ephemeral keys that they ever had
+    owners: tuple[tuple[int, bytes], ...]
     committee: tuple[int, ...] | None
     offers: tuple[KeptOffer, ...]
     is_settled: bool
@@ -89,7 +94,8 @@ class KeptAttempt(_Kept, frozen=True, kw_only=True):
     number: int
     frame: tuple[tuple[int, int], ...]  # slots and the nodes that are active in it
     query: bytes | None
-    distributors: tuple[int, ...]  # slots of those that are asked for a group key with it
+    # slots of those that are asked for a group key with it
+    distributors: tuple[int, ...]
     tag: bytes = b""  # of the answers that are added up; empty until S is chosen
     dealers: tuple[int, ...] = ()  # S, by slot; empty until it is chosen
 
@@ -99,12 +105,14 @@ class KeptRun(_Kept, tag="horizontal", frozen=True, kw_only=True):
 
     document: bytes
     nodes: tuple[int, ...] | None
-    start: bytes = b""  # the first state, where it follows from what only the server has
+    # the first state, where it follows from what only the server has
+    start: bytes = b""
     head: int = 0
     n_opened: int = 0
     noise_factor: float = 1.0
     h: bytes = b""  # the transcript's hash at the head
-    state: bytes = b""  # after the last sum that the server saw; empty before the first one
+    # after the last sum that the server saw; empty before the first one
+    state: bytes = b""
     findings: tuple[Finding, ...] = ()
     proceedings: Proceedings = msgspec.field(default_factory=Proceedings)
     incidents: tuple[Dropped, ...] = ()
@@ -127,7 +135,8 @@ class KeptRelay(_Kept, tag="vertical", frozen=True, kw_only=True):
 
     document: bytes
     nodes: tuple[int, ...]  # that were asked to take part
-    is_set_up: bool = False  # the parties have the keys, and their columns are encrypted
+    # the parties have the keys, and their columns are encrypted
+    is_set_up: bool = False
     parties: tuple[KeptParty, ...] = ()  # by slot
     head: int = 0
     round_trips: int = 0
@@ -146,21 +155,25 @@ class Journal:
     Parameters
     ----------
     directory : path
-        The server's own, mode 0700, in a parent that exists; it is made if it is missing.
+        The server's own, mode 0700, in a parent that exists; it is made if it is
+        missing.
 
     Raises
     ------
     ConfigurationError
-        If the directory or its file cannot be used, is another user's or open to others, if
-        another process holds it, or if the run in it is over.
+        If the directory or its file cannot be used, is another user's or open to
+        others, if another process holds it, or if the run in it is over.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self._place = os.path.realpath(self.directory)
-        # Before the file is touched: to close a second descriptor of it would let go of its lock.
+        # Before the file is touched: to close a second descriptor of it would let go of
+        # its lock.
         if self._place in _held:
-            raise ConfigurationError(f"Expected resume {self.directory} to be usable. {_HELD}")
+            raise ConfigurationError(
+                f"Expected resume {self.directory} to be usable. {_HELD}"
+            )
         path = make_private_file(self.directory, _FILE)
         self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
         _held.add(self._place)
@@ -247,8 +260,8 @@ class Journal:
     def load(self, kind: type[_Kind]) -> _Kind | None:
         """Return the run that is kept, or ``None`` if none has begun here.
 
-        A `ConfigurationError` if it is a vertical run and a horizontal one is wanted, or the other
-        way.
+        A `ConfigurationError` if it is a vertical run and a horizontal one is wanted,
+        or the other way.
         """
         kept = self._load()
         if kept is None or isinstance(kept, kind):
@@ -292,7 +305,9 @@ class Journal:
         with self._written():
             self._put(kept)
 
-    def write_parts(self, kept: KeptRun | KeptRelay, parts: Iterable[tuple[int, bytes]]) -> None:
+    def write_parts(
+        self, kept: KeptRun | KeptRelay, parts: Iterable[tuple[int, bytes]]
+    ) -> None:
         """Keep a run with the sealed parts that it goes on with, in place of former ones."""
         with self._written():
             self._put(kept)
@@ -341,7 +356,9 @@ def is_same_state(data: bytes, state: State) -> bool:
         return False
     for name, array in before.arrays.items():
         other = state.arrays[name]
-        if array.shape != other.shape or not np.allclose(array, other, rtol=1e-9, atol=1e-12):
+        if array.shape != other.shape or not np.allclose(
+            array, other, rtol=1e-9, atol=1e-12
+        ):
             return False
     return True
 

@@ -1,9 +1,9 @@
 """Files of the operator, above all the roster: who may be a client (docs/protocol.md, section 4).
 
-A roster is a TOML file of lines ``name = "64 hexadecimal digits"``, the same at every client. The
-slot of a client is its place in the file, so nobody else can assign it. A line ``beacon = "..."``
-holds a public random value from which committees are drawn, where there are more clients than a
-committee has.
+A roster is a TOML file of lines ``name = "64 hexadecimal digits"``, the same at every
+client. The slot of a client is its place in the file, so nobody else can assign it. A
+line ``beacon = "..."`` holds a public random value from which committees are drawn,
+where there are more clients than a committee has.
 """
 
 import os
@@ -25,7 +25,8 @@ from flower_kmeans.secagg.key_agreement import KEY_BYTES
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)  # bytes that they may have
+# bytes that they may have
+_KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Roster:
 
     names: tuple[str, ...]
     keys: tuple[bytes, ...] = field(repr=False)
-    beacon: bytes = b""  # public random value, fixed after all keys; empty if nothing is drawn
+    # public random value, fixed after all keys; empty if nothing is drawn
+    beacon: bytes = b""
 
     def __len__(self) -> int:
         """Return the number of slots, whether their clients are present or not."""
@@ -49,8 +51,9 @@ class Roster:
     def from_file(cls, path: str | os.PathLike[str]) -> "Roster":
         """Read a roster.
 
-        A `ConfigurationError` if `read_file` refuses the file, it holds anything but names with
-        public keys, each once, and a beacon, or it has more than 64 clients and no beacon.
+        A `ConfigurationError` if `read_file` refuses the file, it holds anything but
+        names with public keys, each once, and a beacon, or it has more than 64 clients
+        and no beacon.
         """
         return _parse(f"roster_file {path}", read_file(path, "roster_file"))
 
@@ -65,9 +68,12 @@ class Roster:
     def require_points(self) -> None:
         """Require that each key is a point of the curve; others could never claim their slots.
 
-        It takes a seventh of a millisecond for each key, so no client does it for every message.
+        It takes a seventh of a millisecond for each key, so no client does it for every
+        message.
         """
-        wrong = [name for name, key in self._lines if not key_agreement.is_on_curve(key)]
+        wrong = [
+            name for name, key in self._lines if not key_agreement.is_on_curve(key)
+        ]
         if wrong:
             raise ConfigurationError(
                 f"Expected {wrong[0]} in the roster as an Ed25519 public key. "
@@ -84,10 +90,16 @@ class Roster:
 def _parse(file: str, content: bytes) -> Roster:
     values = read_toml(content, file)
     line = values.pop(BEACON, "")
-    beacon = b"" if line == "" else _octets(line, _BEACON, f"the beacon of the {file} as 32 to 128")
+    beacon = (
+        b""
+        if line == ""
+        else _octets(line, _BEACON, f"the beacon of the {file} as 32 to 128")
+    )
     publics, places = list[bytes](), set[int]()
     for name, value in values.items():
-        publics.append(_octets(value, _KEY, f"{name} in the {file} as a public key of 64"))
+        publics.append(
+            _octets(value, _KEY, f"{name} in the {file} as a public key of 64")
+        )
         try:
             places.add(key_agreement.y_of(publics[-1]))
         except MessageError:
@@ -97,8 +109,11 @@ def _parse(file: str, content: bytes) -> Roster:
             ) from None
     if not publics:
         raise ConfigurationError(f"Expected clients in the {file}. Got none.")
-    if len(places) != len(publics):  # keys that differ in their sign make the same secrets
-        raise ConfigurationError(f"Expected every public key once in the {file}. Got one twice.")
+    # keys that differ in their sign make the same secrets
+    if len(places) != len(publics):
+        raise ConfigurationError(
+            f"Expected every public key once in the {file}. Got one twice."
+        )
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
             f"Expected a beacon in the {file}, for it has more than {MAX_POSITIONS} clients. "
@@ -147,7 +162,9 @@ def read_identity(
     return Identity(roster, seed, public, roster.keys.index(public))
 
 
-def new_members(names: Sequence[str], beacon: str | None = None) -> tuple[list[bytes], bytes]:
+def new_members(
+    names: Sequence[str], beacon: str | None = None
+) -> tuple[list[bytes], bytes]:
     """Return a new seed of a key for every client, by slot, and the file of their roster."""
     lines = []
     if beacon is not None:
@@ -159,27 +176,33 @@ def new_members(names: Sequence[str], beacon: str | None = None) -> tuple[list[b
     return secrets, "".join(lines).encode()
 
 
-def write_members(directory: Path, names: Sequence[str], beacon: str | None = None) -> list[Path]:
+def write_members(
+    directory: Path, names: Sequence[str], beacon: str | None = None
+) -> list[Path]:
     """Write a new key ``NAME.key`` (mode 0600) for every client, and their roster.
 
-    The names are in the order of the slots; the beacon has hexadecimal digits. A directory that
-    does not exist is made with mode 0700. Return the paths of the keys, then that of the roster.
+    The names are in the order of the slots; the beacon has hexadecimal digits. A
+    directory that does not exist is made with mode 0700. Return the paths of the keys,
+    then that of the roster.
 
     Raises
     ------
     ConfigurationError
-        If the beacon is none, a name is no file's name or differs from another in case at most, or
-        one of the files exists already: then nothing is written.
+        If the beacon is none, a name is no file's name or differs from another in case
+        at most, or one of the files exists already: then nothing is written.
     """
     wrong = [name for name in names if not _NAME.fullmatch(name) or name == BEACON]
-    # Some disks take a.key and A.key for one file, and the second key would find the first's.
+    # Some disks take a.key and A.key for one file, and the second key would find the
+    # first's.
     if wrong or not names or len({name.lower() for name in names}) != len(names):
         raise ConfigurationError(
             "Expected members as names of letters, digits, '-' and '_', other than 'beacon', that "
             f"differ in more than case. Got {wrong or list(names)} instead."
         )
     keys, content = new_members(names, beacon)
-    secrets = {directory / f"{name}.key": key for name, key in zip(names, keys, strict=True)}
+    secrets = {
+        directory / f"{name}.key": key for name, key in zip(names, keys, strict=True)
+    }
     files = {**secrets, directory / ROSTER_FILE: content}
     for path in files:  # a key that is in use would be lost
         if path.exists():
@@ -191,9 +214,13 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content in files.items():
             # Never open to others, not even between its creation and a chmod.
-            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(
+                path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
+            ) as file:
                 file.write(content)
                 os.fchmod(file.fileno(), 0o600 if path in secrets else 0o644)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
+        raise ConfigurationError(
+            f"{path} cannot be written: {error.strerror}."
+        ) from None
     return list(files)

@@ -65,7 +65,9 @@ class Vertical(Struct, tag="vertical", frozen=True, kw_only=True):
     algorithm: Config
     domain: Config
     # How many columns of the domain each party holds, in order of slot.
-    widths: Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_PARTIES)]
+    widths: Annotated[
+        tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_PARTIES)
+    ]
     check_ids: bool = False  # whether party 0 compares the others' row ids with its own
 
     @property
@@ -91,7 +93,9 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     max_colluders: Count = msgspec.field(name="colluders", default=1)
     min_clients: Count
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MAX_ATTEMPTS)] = 3
-    words: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_ROUNDS)]
+    words: Annotated[
+        tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_ROUNDS)
+    ]
     privacy: Config
     share_variance: Text = NONE
     levels: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_LEVELS)] = ()
@@ -155,10 +159,14 @@ def parse_document(data: bytes) -> RunDocument:
         raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
     document: RunDocument = decode(data, RunDocument)
     if document.protocol != PROTOCOL:
-        raise VersionError("The run document is written for another version of the protocol.")
+        raise VersionError(
+            "The run document is written for another version of the protocol."
+        )
     # Any value may stand in these.
     if is_deep([document.privacy, document.body.algorithm, document.body.domain]):
-        raise MessageError("Expected a run document whose values are not nested so deeply.")
+        raise MessageError(
+            "Expected a run document whose values are not nested so deeply."
+        )
     return document
 
 
@@ -166,14 +174,17 @@ def parse_document(data: bytes) -> RunDocument:
 def open_run(data: bytes) -> Run:
     """Make what a run document describes; an `UnacceptableRunError` if it contradicts itself."""
     document = parse_document(data)
-    # Any value may stand in a configuration: whatever it breaks is the document's fault.
+    # Any value may stand in a configuration: whatever it breaks is the document's
+    # fault.
     try:
         trust = trust_model(document.trust)
         plan = plan_from_config(document.privacy)
         domain = domain_from_config(document.body.domain)
         algorithm = algorithm_from_config(document.body.algorithm, domain, plan.budget)
     except (KMeansError, KeyError, TypeError, ValueError, OverflowError):
-        raise UnacceptableRunError("The parameters of the run are not acceptable.") from None
+        raise UnacceptableRunError(
+            "The parameters of the run are not acceptable."
+        ) from None
     run = Run(document, algorithm, plan, trust)
     conflicts = (text for fits, text in _requirements(run) if not fits)
     objection = trust.objection(algorithm, plan) or next(conflicts, None)
@@ -187,19 +198,33 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     document, trust, algorithm = run.document, run.trust, run.algorithm
     body, colluders = document.body, document.max_colluders
     is_vertical = isinstance(body, Vertical)
-    yield is_vertical == trust.is_vertical, "A vertical body belongs to trust='vertical'."
+    yield (
+        is_vertical == trust.is_vertical,
+        "A vertical body belongs to trust='vertical'.",
+    )
     if isinstance(body, Vertical):
         n, d = len(body.widths), algorithm.domain.n_features
         yield sum(body.widths) == d, f"Expected widths that add up to {d} columns."
         fits = n == document.min_clients == body.algorithm["n_parties"]
         yield fits, f"Expected {n} parties in widths, min_clients and the algorithm."
-        noisy = f"Expected max_colluders below {body.n_noisy}, the parties that add noise."
+        noisy = (
+            f"Expected max_colluders below {body.n_noisy}, the parties that add noise."
+        )
         yield colluders < body.n_noisy, noisy
         fits = (document.max_attempts, document.epoch) == (1, 0)
-        yield fits, "Expected one attempt, for no party of a vertical run can be missing."
-        yield document.words[0] <= MAX_VALUES, f"Expected at most {MAX_VALUES} values in a round."
-    # A checksum word counts the vectors in a sum; in vertical runs no vectors are added.
-    words = tuple(algorithm.words(t) + (not is_vertical) for t in range(1, algorithm.n_rounds + 1))
+        yield (
+            fits,
+            "Expected one attempt, for no party of a vertical run can be missing.",
+        )
+        yield (
+            document.words[0] <= MAX_VALUES,
+            f"Expected at most {MAX_VALUES} values in a round.",
+        )
+    # A checksum word counts the vectors in a sum; in vertical runs no vectors are
+    # added.
+    words = tuple(
+        algorithm.words(t) + (not is_vertical) for t in range(1, algorithm.n_rounds + 1)
+    )
     yield document.words == words, f"Expected words={words}."
     fits = (document.keys != NONE) == trust.is_protected
     yield fits, "Keys are needed exactly where vectors leave their clients protected."
@@ -213,7 +238,10 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     yield fits, "Noise is removed only where the server opens the sums of a committee."
     steps = (document.noise_shares, *document.levels)
     yield all(a < b for a, b in pairwise(steps)), "Expected ascending levels."
-    yield max(steps) <= MAX_SLOTS or not document.levels, "Expected levels that a cohort can reach."
+    yield (
+        max(steps) <= MAX_SLOTS or not document.levels,
+        "Expected levels that a cohort can reach.",
+    )
 
 
 @lru_cache(maxsize=8)
@@ -221,18 +249,29 @@ def verify_plan(data: bytes) -> None:
     """Raise an `UnacceptableRunError` unless a run has the plan and the noise that it announces."""
     run = open_run(data)
     own = run.algorithm.plan()
-    shapes = [(p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)]
-    # Recomputed from the parameters: a plan with less noise for the same epsilon must not pass.
+    shapes = [
+        (p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)
+    ]
+    # Recomputed from the parameters: a plan with less noise for the same epsilon must
+    # not pass.
     if shapes[0] != shapes[1] or not all(
         a == replace(b, noise_multiplier=a.noise_multiplier)
-        and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE)
+        and math.isclose(
+            a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE
+        )
         for a, b in zip(run.plan.releases, own.releases, strict=True)
     ):
-        raise UnacceptableRunError("The announced privacy plan is not that of the parameters.")
+        raise UnacceptableRunError(
+            "The announced privacy plan is not that of the parameters."
+        )
     if run.document.sampler != sampler_of(run.plan, run.trust.shares_noise):
-        raise UnacceptableRunError("The announced sampler is not the one that draws the noise.")
+        raise UnacceptableRunError(
+            "The announced sampler is not the one that draws the noise."
+        )
     if run.trust.shares_noise:
         try:
             check_shares(run.algorithm, run.plan, run.document.noise_shares)
         except ConfigurationError:
-            raise UnacceptableRunError("The noise cannot be shared among clients.") from None
+            raise UnacceptableRunError(
+                "The noise cannot be shared among clients."
+            ) from None

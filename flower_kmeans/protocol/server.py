@@ -1,8 +1,9 @@
 """The server's side of a run, in the order of docs/protocol.md, sections 5 and 6.
 
-A server knows nothing of Flower's messages or clocks. It makes requests per node and hands them to
-a `Trip`, which carries them and yields the replies. The numbered rules about faults are those of
-section 6. No client checks them, and none costs privacy: one sum of a round opens.
+A server knows nothing of Flower's messages or clocks. It makes requests per node and
+hands them to a `Trip`, which carries them and yields the replies. The numbered rules
+about faults are those of section 6. No client checks them, and none costs privacy: one
+sum of a round opens.
 """
 
 import math
@@ -37,7 +38,15 @@ from flower_kmeans.protocol.cohort import (
     ShareStore,
 )
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
-from flower_kmeans.protocol.messages import Added, Answer, Ask, Code, Enrolled, Refusal, Reply
+from flower_kmeans.protocol.messages import (
+    Added,
+    Answer,
+    Ask,
+    Code,
+    Enrolled,
+    Refusal,
+    Reply,
+)
 from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.results import encode_result, read_result, result_of
 from flower_kmeans.protocol.resume import (
@@ -96,17 +105,22 @@ class _Attempt:
     store: ShareStore
     members: dict[int, Client]  # who adds the answers up, by position
     requests: dict[int, Ask] = field(default_factory=dict)
-    answers: dict[bytes, list[Client]] = field(default_factory=dict)  # who gave them, by tag
-    sums: dict[bytes, bytes] = field(default_factory=dict)  # by tag, without a committee
+    # who gave them, by tag
+    answers: dict[bytes, list[Client]] = field(default_factory=dict)
+    # by tag, without a committee
+    sums: dict[bytes, bytes] = field(default_factory=dict)
     contexts: dict[bytes, SumContext] = field(default_factory=dict)  # by tag
-    dealers: list[Client] = field(default_factory=list)  # S: those whose answers are added up
+    # S: those whose answers are added up
+    dealers: list[Client] = field(default_factory=list)
     chosen: bytes = b""  # the tag of most complete answers so far
     tried: int = 0  # offers of group keys that failed in `add`
-    is_chosen: bool = False  # S is on the disk: a restarted server must add the same answers
+    # S is on the disk: a restarted server must add the same answers
+    is_chosen: bool = False
     distributors: tuple[int, ...] = ()  # slots of those that are asked for a group key
     heard: set[Client] = field(default_factory=set)  # those whose answers are complete
     complained: set[Client] = field(default_factory=set)  # those without the group key
-    replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; a refusal names
+    # of members; a refusal names
+    replies: dict[int, Added | Refusal] = field(default_factory=dict)
 
     @property
     def threshold(self) -> int:
@@ -116,12 +130,20 @@ class _Attempt:
     @property
     def shares(self) -> dict[int, bytes]:
         """Sum-shares by position."""
-        return {j: reply.share for j, reply in self.replies.items() if isinstance(reply, Added)}
+        return {
+            j: reply.share
+            for j, reply in self.replies.items()
+            if isinstance(reply, Added)
+        }
 
     @property
     def named(self) -> dict[int, int | None]:
         """By position, the slot whose share did not open."""
-        return {j: reply.slot for j, reply in self.replies.items() if isinstance(reply, Refusal)}
+        return {
+            j: reply.slot
+            for j, reply in self.replies.items()
+            if isinstance(reply, Refusal)
+        }
 
 
 class Server:
@@ -138,13 +160,14 @@ class Server:
     nodes : sequence of int, optional
         The only nodes that may take part; without a roster in the order of their slots.
     journal : Journal, optional
-        Where the run is kept, so that it goes on if this process ends. The run then is that of the
-        journal, if one is kept there.
+        Where the run is kept, so that it goes on if this process ends. The run then is
+        that of the journal, if one is kept there.
 
     Raises
     ------
     ConfigurationError
-        If the roster is not that of the document, or the journal holds a run of other nodes.
+        If the roster is not that of the document, or the journal holds a run of other
+        nodes.
     """
 
     def __init__(
@@ -161,22 +184,29 @@ class Server:
                 "Expected the roster that the run document names. Got another, or none."
             )
         self.run, self._seed, self._roster = run, seed, roster
-        self._orderly = set[int]()  # nodes with an orderly reply in the trip that is under way
+        # nodes with an orderly reply in the trip that is under way
+        self._orderly = set[int]()
         self._nodes = None if nodes is None else tuple(nodes)
         self.proceedings = Proceedings()
         self._incidents: dict[tuple[int, int, IncidentKind], Dropped] = {}
-        self.dropped: list[Dropped] = []  # who was missing in a round, with the last incident
+        # who was missing in a round, with the last incident
+        self.dropped: list[Dropped] = []
         self.delivered: set[int] = set()  # nodes that have the result
-        self.head = self.n_opened = 0  # rounds that are closed; the last whose sum the server saw
-        self.noise_factor = 1.0  # of the last sum: deviation of its noise over the planned one
-        self.findings: list[Finding] = []  # of sums that it saw, what no records explain
+        # rounds that are closed; the last whose sum the server saw
+        self.head = self.n_opened = 0
+        # of the last sum: deviation of its noise over the planned one
+        self.noise_factor = 1.0
+        # of sums that it saw, what no records explain
+        self.findings: list[Finding] = []
         self.state: State = run.algorithm.initial_state(self._generator(0))
         self._begin(run)
         self._journal = journal
         follows_from_document = journal is None or run.algorithm.replayable
         self._start = b"" if follows_from_document else write_state(self.state)
-        self._resumed: KeptAttempt | None = None  # that was open when the former process ended
-        self._stale: set[int] | None = None  # slots that took a resumed round for one that is over
+        # that was open when the former process ended
+        self._resumed: KeptAttempt | None = None
+        # slots that took a resumed round for one that is over
+        self._stale: set[int] | None = None
         kept = None if journal is None else journal.load(KeptRun)
         if kept is not None:
             self._restore(kept)
@@ -188,13 +218,19 @@ class Server:
         self._entries: dict[messages.Entry, int] = {}  # with their lengths
         self._h = transcript.first_hash(run.doc_hash) if run.trust.is_blind else ZERO
         self._attempt: _Attempt | None = None
-        self._served: set[tuple[int, bytes]] = set()  # rounds and client keys, after complaints
-        self._caused: set[tuple[int, int]] = set()  # rounds and slots that caused an attempt
+        # rounds and client keys, after complaints
+        self._served: set[tuple[int, bytes]] = set()
+        # rounds and slots that caused an attempt
+        self._caused: set[tuple[int, int]] = set()
         self.has_enough: HasEnough = lambda: False  # for the round trip under way
 
     def _generator(self, number: int) -> np.random.Generator | None:
         """Return the randomness of one step; none where clients could take the same step."""
-        return None if self.run.algorithm.replayable else public_generator(self._seed, number)
+        return (
+            None
+            if self.run.algorithm.replayable
+            else public_generator(self._seed, number)
+        )
 
     @property
     def incidents(self) -> list[Dropped]:
@@ -217,13 +253,13 @@ class Server:
         clients = self._cohort.clients.values()
         return bool(clients) and all(client.public.ledger for client in clients)
 
-    # ------------------------------------------------------------------ set-up (section 5)
+    # --------------------------------------------------------------- set-up (section 5)
 
     def set_up(self, node_ids: Iterable[int], trip: Trip) -> None:
         """Enrol the clients, give them slots, and choose the committee and the group key.
 
-        A `TooFewClientsError` if too few enrolled, a `ConfigurationError` if messages to so many
-        would be too long, a `RunError` if no client made the group key.
+        A `TooFewClientsError` if too few enrolled, a `ConfigurationError` if messages
+        to so many would be too long, a `RunError` if no client made the group key.
         """
         with self._aborting(trip):
             if self._stale is None:
@@ -250,7 +286,10 @@ class Server:
         claims = chain.from_iterable(self._cohort.claims.values())
         nodes = {client.node_id for client in claims} - self.delivered
         if nodes:
-            deque(trip("abort", dict.fromkeys(sorted(nodes), request), lambda: True), maxlen=0)
+            deque(
+                trip("abort", dict.fromkeys(sorted(nodes), request), lambda: True),
+                maxlen=0,
+            )
 
     def _set_up(self, nodes: list[int], trip: Trip) -> None:
         self._keep()
@@ -264,7 +303,9 @@ class Server:
             self._enrol(nodes, trip)
         n_taken, least = len(self._cohort.claims), self.run.document.min_clients
         if n_taken < least:
-            taken = {one.node_id for claims in self._cohort.claims.values() for one in claims}
+            taken = {
+                one.node_id for claims in self._cohort.claims.values() for one in claims
+            }
             self._note_dropped(0, set(nodes) - taken)
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
@@ -284,7 +325,9 @@ class Server:
 
     def _enrol(self, nodes: Iterable[int], trip: Trip) -> None:
         cohort, least = self._cohort, self.run.document.min_clients
-        self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add(spare=0)
+        self.has_enough = lambda: (
+            len(cohort.claims) >= least and cohort.can_add(spare=0)
+        )
         requests = dict.fromkeys(nodes, messages.Enrol(doc=self.run.data))
         list(self._take(0, (), self._send(trip, "enrol", requests), Enrolled))
 
@@ -295,11 +338,17 @@ class Server:
 
     def _named(self, node_ids: Iterable[int]) -> set[int]:
         """Return those nodes that may take part."""
-        return set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
+        return (
+            set(node_ids) if self._nodes is None else set(node_ids) & set(self._nodes)
+        )
 
     def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
         """Return enrolments for nodes that came late, where they can have a slot."""
-        new = set() if self._cohort.is_closed else self._named(node_ids) - self._cohort.known
+        new = (
+            set()
+            if self._cohort.is_closed
+            else self._named(node_ids) - self._cohort.known
+        )
         return dict.fromkeys(sorted(new), messages.Enrol(doc=self.run.data))
 
     @property
@@ -312,7 +361,8 @@ class Server:
         while not self._cohort.offers:
             if not self._ask_distributors(0, frame, trip):
                 raise RunError(
-                    "Expected a client that makes the group key. Got none." + self._reasons(0)
+                    "Expected a client that makes the group key. Got none."
+                    + self._reasons(0)
                 )
 
     def _ask_distributors(self, t: int, frame: Frame, trip: Trip) -> bool:
@@ -325,7 +375,12 @@ class Server:
         return bool(chosen)
 
     def _let_wrap(
-        self, t: int, frame: Frame, chosen: Iterable[Client], peers: Iterable[Client], trip: Trip
+        self,
+        t: int,
+        frame: Frame,
+        chosen: Iterable[Client],
+        peers: Iterable[Client],
+        trip: Trip,
     ) -> None:
         """Let clients seal a group key for peers."""
         rows = b"".join(peer.peer.row for peer in peers)
@@ -336,9 +391,11 @@ class Server:
             if isinstance(reply, messages.Wrapped):
                 self._cohort.offer(frame, client, rows, reply.key_id, reply.envelopes)
 
-    # ------------------------------------------------------------------ replies (rule 1)
+    # ----------------------------------------------------------------- replies (rule 1)
 
-    def _send(self, trip: Trip, kind: Kind, requests: Mapping[int, messages.Request]) -> Replies:
+    def _send(
+        self, trip: Trip, kind: Kind, requests: Mapping[int, messages.Request]
+    ) -> Replies:
         self.proceedings.round_trips += 1
         return trip(kind, requests, self.has_enough)
 
@@ -388,27 +445,40 @@ class Server:
             self._stale.add(client.slot)
             self._require_recent(t)
         renewed = code == Code.RENEW and self._cohort.renew(client, refusal)
-        self._note(client.node_id, t, code.sentence, "renewed" if renewed else "refused")
+        self._note(
+            client.node_id, t, code.sentence, "renewed" if renewed else "refused"
+        )
         if code == Code.NEED:
             client.has_document = client.has_key = False
-            # It followed what it was sent, if that was not all; otherwise it may have nothing.
+            # It followed what it was sent, if that was not all; otherwise it may have
+            # nothing.
             client.head = client.sent if client.sent < len(self._entries) else 0
             client.sent = 0
 
-    def _note(self, node_id: int, t: int, reason: str, kind: IncidentKind = "refused") -> None:
+    def _note(
+        self, node_id: int, t: int, reason: str, kind: IncidentKind = "refused"
+    ) -> None:
         client = self._cohort.clients.get(node_id)
         stated = (client.public.software, client.public.ledger) if client else ()
         slot = client.slot if client else -1
         # The last of each kind: what a node sends must not fill the server's memory.
         self._incidents.pop((node_id, t, kind), None)
-        self._incidents[node_id, t, kind] = Dropped(slot, node_id, t, reason, kind, *stated)
+        self._incidents[node_id, t, kind] = Dropped(
+            slot, node_id, t, reason, kind, *stated
+        )
 
     def _note_dropped(self, t: int, node_ids: Iterable[int]) -> None:
         """Record that a round went on without these nodes, each with the last incident."""
-        last = {incident.node_id: incident for incident in self.incidents if incident.round == t}
+        last = {
+            incident.node_id: incident
+            for incident in self.incidents
+            if incident.round == t
+        }
         for node_id in sorted(node_ids):
             client = self._cohort.clients.get(node_id)
-            silent = Dropped(client.slot if client else -1, node_id, t, NO_ANSWER, "silent")
+            silent = Dropped(
+                client.slot if client else -1, node_id, t, NO_ANSWER, "silent"
+            )
             self.dropped.append(last.get(node_id, silent))
 
     def _reasons(self, t: int) -> str:
@@ -429,7 +499,9 @@ class Server:
                 data = encode_arrays(dict(query.arrays))
                 algorithm.check_query(query)
             except MessageError as error:
-                raise RunError(f"Round {query.round} cannot be asked for. {error}") from None
+                raise RunError(
+                    f"Round {query.round} cannot be asked for. {error}"
+                ) from None
         self._attempt = self._open_attempt(1, data)
         self.proceedings.round_trips += 1
         return self._attempt.requests
@@ -448,10 +520,14 @@ class Server:
         self._keep(attempt)
         return attempt
 
-    def _new_attempt(self, t: int, number: int, frame: Frame, query: bytes | None) -> _Attempt:
+    def _new_attempt(
+        self, t: int, number: int, frame: Frame, query: bytes | None
+    ) -> _Attempt:
         """Return an attempt without requests and answers."""
         tag = b"" if query is None else transcript.query_tag(ZERO, ZERO, query)
-        size = removal.part_bytes(self.run, self.run.document.words[t - 1], frame.sharing)
+        size = removal.part_bytes(
+            self.run, self.run.document.words[t - 1], frame.sharing
+        )
         size += SEAL_BYTES if frame.sharing else 0
         store = ShareStore(frame.present if frame.sharing else (), size)
         return _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
@@ -468,7 +544,9 @@ class Server:
         for client in attempt.frame.slots.values():
             peers = rows if client.slot in attempt.distributors else b""
             attempt.requests[client.node_id] = self._ask_of(attempt, client, peers)
-        self.has_enough = lambda: self._is_crowd(attempt) and (not is_blind or bool(cohort.offers))
+        self.has_enough = lambda: (
+            self._is_crowd(attempt) and (not is_blind or bool(cohort.offers))
+        )
 
     def _is_crowd(self, attempt: _Attempt) -> bool:
         """Return whether enough clients gave complete answers under one tag."""
@@ -499,7 +577,11 @@ class Server:
         self.proceedings.n_slots = frame.n_slots
         if frame.committee and frame.sharing:
             sharing = frame.sharing
-            drawn = roster if roster is not None and len(roster) > sharing.n_positions else None
+            drawn = (
+                roster
+                if roster is not None and len(roster) > sharing.n_positions
+                else None
+            )
             self.proceedings.committee = CommitteeReport(
                 frame.committee.slots,
                 len(frame.present),
@@ -546,20 +628,33 @@ class Server:
     def take_answers(self, replies: Replies, trip: Trip) -> None:
         """Take the replies to `ask` and close the round, with further round trips as needed.
 
-        A `TooFewClientsError` if too few clients answered in all attempts, a `RunError` if the
-        round is lost and the run cannot go on without its sum.
+        A `TooFewClientsError` if too few clients answered in all attempts, a `RunError`
+        if the round is lost and the run cannot go on without its sum.
         """
         attempt = self._attempt
         if attempt is None:
             raise RunError("Expected `ask` before the answers to it.")
-        before = self.state, self.head, self.n_opened, self.noise_factor, list(self.findings)
+        before = (
+            self.state,
+            self.head,
+            self.n_opened,
+            self.noise_factor,
+            list(self.findings),
+        )
         with self._aborting(trip):
             try:
                 self._close_round(attempt, replies, trip)
                 self._keep_closed()
             except BaseException:
-                # A sum that was not kept gets other noise when the run goes on: nobody may see it.
-                self.state, self.head, self.n_opened, self.noise_factor, self.findings = before
+                # A sum that was not kept gets other noise when the run goes on: nobody
+                # may see it.
+                (
+                    self.state,
+                    self.head,
+                    self.n_opened,
+                    self.noise_factor,
+                    self.findings,
+                ) = before
                 raise
         self._attempt = self._resumed = self._stale = None
 
@@ -591,7 +686,8 @@ class Server:
     def _gather(self, attempt: _Attempt, replies: Replies, trip: Trip) -> None:
         """Take the answers, and ask again, without another attempt, those who gave none.
 
-        A complaint about the group key is served first, once per client session and round.
+        A complaint about the group key is served first, once per client session and
+        round.
         """
         self._collect(attempt, attempt.requests, replies)
         self._choose(attempt)
@@ -600,7 +696,9 @@ class Server:
             self.has_enough = lambda: attempt.heard >= set(served)
             self._ask_again(attempt, served, trip)
         for _ in range(N_REPEATS):
-            missing = [c for c in attempt.frame.slots.values() if self._is_missing(attempt, c)]
+            missing = [
+                c for c in attempt.frame.slots.values() if self._is_missing(attempt, c)
+            ]
             if self._is_crowd(attempt) or self._lacks_key(attempt) or not missing:
                 break
             self.proceedings.repeats += 1
@@ -611,7 +709,9 @@ class Server:
             if client.differs:
                 self._note(client.node_id, attempt.t, DIFFERS, "differs")
 
-    def _ask_again(self, attempt: _Attempt, clients: Iterable[Client], trip: Trip) -> None:
+    def _ask_again(
+        self, attempt: _Attempt, clients: Iterable[Client], trip: Trip
+    ) -> None:
         asked = {client.node_id: self._ask_of(attempt, client) for client in clients}
         self._collect(attempt, asked, self._send(trip, "ask", asked))
         self._choose(attempt)
@@ -625,12 +725,16 @@ class Server:
     def _waits_for_frame(self, attempt: _Attempt) -> bool:
         """Return whether a vote must wait for clients that the next frame has, and this one not.
 
-        Votes are for good: none is asked for where c members could make it fail without them. Each
-        slot causes that once per round.
+        Votes are for good: none is asked for where c members could make it fail without
+        them. Each slot causes that once per round.
         """
         if not attempt.frame.sharing:
             return False
-        new = {slot for slot, claims in self._cohort.claims.items() if claims[0].new is not None}
+        new = {
+            slot
+            for slot, claims in self._cohort.claims.items()
+            if claims[0].new is not None
+        }
         waiting = {slot for slot in new if (attempt.t, slot) not in self._caused}
         self._caused |= {(attempt.t, slot) for slot in waiting}
         members = [c for c in attempt.members.values() if c.slot not in new]
@@ -648,7 +752,12 @@ class Server:
     def _lacks_key(self, attempt: _Attempt) -> bool:
         """Return whether too few clients have the group key that their answers need."""
         has_doubt = bool(attempt.complained) or len(attempt.answers) > 1
-        return self._has_early_key and attempt.t == 1 and not self._is_crowd(attempt) and has_doubt
+        return (
+            self._has_early_key
+            and attempt.t == 1
+            and not self._is_crowd(attempt)
+            and has_doubt
+        )
 
     def _find_key(self, attempt: _Attempt, trip: Trip) -> bool:
         """Try the offers, then further distributors, until enough clients hold one group key."""
@@ -656,20 +765,26 @@ class Server:
         frame = attempt.frame
         while True:
             tried += 1
-            if tried >= len(cohort.offers) and not self._ask_distributors(attempt.t, frame, trip):
+            if tried >= len(cohort.offers) and not self._ask_distributors(
+                attempt.t, frame, trip
+            ):
                 return False
             cohort.next_offer()
             held = set[Client]()
             self.has_enough = lambda held=held: len(held) >= least  # type: ignore[misc]
             requests = {
                 client.node_id: messages.Hold(
-                    doc_hash=self.run.doc_hash, doc=self._doc_for(client), wraps=client.carried
+                    doc_hash=self.run.doc_hash,
+                    doc=self._doc_for(client),
+                    wraps=client.carried,
                 )
                 for client in frame.slots.values()
                 if client.wraps
             }
             replies = self._send(trip, "hold", requests)
-            for client, reply in self._take(attempt.t, requests, replies, messages.Held):
+            for client, reply in self._take(
+                attempt.t, requests, replies, messages.Held
+            ):
                 if isinstance(reply, messages.Held) and reply.key_id == cohort.key_id:
                     held.add(client)
                 elif isinstance(reply, Refusal) and reply.code == Code.KEY:
@@ -702,7 +817,9 @@ class Server:
         attempt.complained -= set(served)
         return served
 
-    def _collect(self, attempt: _Attempt, asked: Mapping[int, Ask], replies: Replies) -> None:
+    def _collect(
+        self, attempt: _Attempt, asked: Mapping[int, Ask], replies: Replies
+    ) -> None:
         """Take the answers, and the envelopes that came with them."""
         for client, reply in self._take(attempt.t, asked, replies, Answer):
             request = asked.get(client.node_id)
@@ -714,7 +831,11 @@ class Server:
                 self._take_complaint(attempt, client, request, reply)
 
     def _take_complaint(
-        self, attempt: _Attempt, client: Client, request: Ask | messages.Add, refusal: Refusal
+        self,
+        attempt: _Attempt,
+        client: Client,
+        request: Ask | messages.Add,
+        refusal: Refusal,
     ) -> bool:
         """Remember a client that lacks the group key: its envelopes failed, or it was sent none."""
         has_failed = refusal.code == Code.KEY and refusal.slot is None
@@ -725,11 +846,15 @@ class Server:
         attempt.complained.add(client)
         return True
 
-    def _take_answer(self, attempt: _Attempt, client: Client, request: Ask, reply: Answer) -> None:
+    def _take_answer(
+        self, attempt: _Attempt, client: Client, request: Ask, reply: Answer
+    ) -> None:
         """Keep one answer, if it is complete: right lengths, one part for each present position."""
         if request.peers:
             cohort = self._cohort
-            cohort.offer(attempt.frame, client, request.peers, reply.key_id, reply.envelopes)
+            cohort.offer(
+                attempt.frame, client, request.peers, reply.key_id, reply.envelopes
+            )
         if client.is_banned or client in attempt.heard:
             return
         if attempt.frame.sharing:
@@ -760,11 +885,17 @@ class Server:
         """Add words to the sum of their tag as they arrive."""
         secure_sum, sums = self.run.trust.sum, attempt.sums
         parts = [sums[reply.tag], reply.words] if reply.tag in sums else [reply.words]
-        sums[reply.tag] = secure_sum.combine(parts, self._sum_context(attempt, reply.tag))
+        sums[reply.tag] = secure_sum.combine(
+            parts, self._sum_context(attempt, reply.tag)
+        )
 
     def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
         if tag not in attempt.contexts:
-            frame, t, n_words = attempt.frame, attempt.t, self.run.document.words[attempt.t - 1]
+            frame, t, n_words = (
+                attempt.frame,
+                attempt.t,
+                self.run.document.words[attempt.t - 1],
+            )
             cohort = frame.n_slots, frame.tree.root, frame.digest
             digest = transcript.round_context(
                 self.run.doc_hash, t, attempt.number, *cohort, self._h, tag
@@ -793,7 +924,7 @@ class Server:
             for client in attempt.dealers:
                 client.has_key = True
 
-    # ------------------------------------------------------------------ `add` (rules 4 and 5)
+    # ------------------------------------------------------------ `add` (rules 4 and 5)
 
     def _make_sum(self, attempt: _Attempt, trip: Trip) -> bool:
         """Return whether the sum of the answers was made, and opens as far as the server sees."""
@@ -801,7 +932,8 @@ class Server:
         if attempt.frame.sharing:
             return self._add(attempt, trip)
         total = attempt.sums[attempt.tag]
-        if run.trust.noise_by == "server":  # it is drawn once: an entry is never replaced
+        # it is drawn once: an entry is never replaced
+        if run.trust.noise_by == "server":
             noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
             # The checksum word counts clients, so noise leaves it alone.
             part = run.trust.sum.encode(np.append(noise, np.int64(0)))
@@ -817,7 +949,11 @@ class Server:
                 return False
         self._keep_sum(attempt)
         while True:
-            asked = [position for position in attempt.members if position not in attempt.shares]
+            asked = [
+                position
+                for position in attempt.members
+                if position not in attempt.shares
+            ]
             if not asked:
                 return False
             self._ask_committee(attempt, asked, trip)
@@ -830,7 +966,8 @@ class Server:
                 continue
             left = [dealer for dealer in attempt.dealers if dealer.slot not in out]
             is_crowd = len(left) >= self.run.document.min_clients
-            # Who named a dealer has not voted: if these are enough, they are asked for a new sum.
+            # Who named a dealer has not voted: if these are enough, they are asked for
+            # a new sum.
             if out and len(attempt.named) >= attempt.threshold and is_crowd:
                 attempt.dealers = left
                 attempt.replies.clear()
@@ -863,19 +1000,26 @@ class Server:
             cohort.is_settled = True
             self._serve(attempt, trip)
 
-    def _ask_committee(self, attempt: _Attempt, asked: Sequence[int], trip: Trip) -> None:
+    def _ask_committee(
+        self, attempt: _Attempt, asked: Sequence[int], trip: Trip
+    ) -> None:
         """Send an `Add` to these positions, in parts if it is too much to send at once."""
         dealers = attempt.dealers
-        at_once = max(1, _ADD_BYTES // (len(dealers) * (attempt.part_bytes + len(ZERO))))
+        at_once = max(
+            1, _ADD_BYTES // (len(dealers) * (attempt.part_bytes + len(ZERO)))
+        )
         survivors = transcript.pack_survivors(attempt.frame.bits(dealers))
         public_keys = b"".join(dealer.public.public_key for dealer in dealers)
-        # One more than a sum needs shows a false share, but one client may always be silent.
+        # One more than a sum needs shows a false share, but one client may always be
+        # silent.
         possible = len(attempt.shares) + len(asked) - 1
         enough = max(attempt.threshold, min(attempt.threshold + 1, possible))
         for first in range(0, len(asked), at_once):
             needed = enough - max(0, len(asked) - first - at_once)
             self.has_enough = lambda n=needed: len(attempt.shares) >= n  # type: ignore[misc]
-            part = {attempt.members[j].node_id: j for j in asked[first : first + at_once]}
+            part = {
+                attempt.members[j].node_id: j for j in asked[first : first + at_once]
+            }
             requests = {
                 node_id: messages.Add(
                     **self._located(attempt, attempt.members[j]),
@@ -883,7 +1027,9 @@ class Server:
                     tag=attempt.tag,
                     survivors=survivors,
                     public_keys=public_keys,
-                    sealed=b"".join(attempt.store.parts(j, (one.slot for one in dealers))),
+                    sealed=b"".join(
+                        attempt.store.parts(j, (one.slot for one in dealers))
+                    ),
                 )
                 for node_id, j in part.items()
             }
@@ -891,7 +1037,9 @@ class Server:
             for client, reply in self._take(attempt.t, requests, replies, Added):
                 if client.node_id in requests:
                     request = requests[client.node_id]
-                    self._take_share(attempt, part[client.node_id], client, request, reply)
+                    self._take_share(
+                        attempt, part[client.node_id], client, request, reply
+                    )
 
     def _take_share(
         self,
@@ -922,7 +1070,9 @@ class Server:
     def _leave_out_named(self, attempt: _Attempt) -> set[int]:
         """Ban dealers that more members named than may be corrupt, and return their slots."""
         sharing, out = attempt.frame.sharing, set[int]()
-        dealers: dict[int | None, Client] = {dealer.slot: dealer for dealer in attempt.dealers}
+        dealers: dict[int | None, Client] = {
+            dealer.slot: dealer for dealer in attempt.dealers
+        }
         for slot, times in Counter(attempt.named.values()).items():
             client = dealers.get(slot)
             if client and sharing and times > sharing.n_corrupt:
@@ -933,7 +1083,7 @@ class Server:
                     self._cohort.give_up(client)
         return out
 
-    # ------------------------------------------------------------------ the sum (rule 6)
+    # ----------------------------------------------------------------- the sum (rule 6)
 
     def _settle(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> bool:
         """Close a round with its sum, unless the server sees that it does not open."""
@@ -943,7 +1093,9 @@ class Server:
         else:
             context = self._sum_context(attempt, attempt.tag)
             try:
-                opened = removal.open_sum(run, t, combined, frame.bits(dealers), context)
+                opened = removal.open_sum(
+                    run, t, combined, frame.bits(dealers), context
+                )
             except SumError:
                 return False
             # Somebody shared something else than a vector, which no member can see.
@@ -955,18 +1107,26 @@ class Server:
             if run.document.levels:
                 self.proceedings.noise_factors.append(opened.factor)
             fraction = len(dealers) / frame.n_slots
-            answer = run.algorithm.unflatten(opened.vector[:-1], t, fraction, len(dealers))
-            self.findings += findings_of(run.algorithm, self.state, answer, opened.factor)
+            answer = run.algorithm.unflatten(
+                opened.vector[:-1], t, fraction, len(dealers)
+            )
+            self.findings += findings_of(
+                run.algorithm, self.state, answer, opened.factor
+            )
             self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
         self.head = t
         self.proceedings.answers.append(len(dealers))
-        self._note_dropped(t, self._cohort.clients.keys() - {one.node_id for one in dealers})
+        self._note_dropped(
+            t, self._cohort.clients.keys() - {one.node_id for one in dealers}
+        )
         return True
 
     def _announce(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> None:
         frame, sharing = attempt.frame, attempt.frame.sharing
-        positions, shares = messages.write_sum_shares(combined) if sharing else (b"", b"")
+        positions, shares = (
+            messages.write_sum_shares(combined) if sharing else (b"", b"")
+        )
         entry = messages.Entry(
             t=attempt.t,
             attempt=attempt.number,
@@ -987,7 +1147,8 @@ class Server:
     def _lose(self, attempt: _Attempt) -> None:
         """Close a round without a sum, where the algorithm can go on without it."""
         t, algorithm = attempt.t, self.run.algorithm
-        # Clients of a blind server do not learn that a sum is lost, and would wait for its entry.
+        # Clients of a blind server do not learn that a sum is lost, and would wait for
+        # its entry.
         state = None if self.run.trust.is_blind else algorithm.without_sum(self.state)
         if state is None:
             raise RunError(
@@ -1024,13 +1185,18 @@ class Server:
     def _result(self) -> bytes:
         result = result_of(self.run, self.state, self.noise_factor, self.findings)
         if result is None:
-            raise RunError("Expected centroids and counts after the last round. Got none.")
+            raise RunError(
+                "Expected centroids and counts after the last round. Got none."
+            )
         try:
             data = encode_result(result)
-            # As a client reads it: better an error here than one refusal from each of them.
+            # As a client reads it: better an error here than one refusal from each of
+            # them.
             read_result(self.run, data)
         except MessageError as error:
-            raise RunError(f"The result cannot be sent to the clients. {error}") from None
+            raise RunError(
+                f"The result cannot be sent to the clients. {error}"
+            ) from None
         return data
 
     def take_finished(self, replies: Replies, trip: Trip) -> None:
@@ -1051,7 +1217,7 @@ class Server:
         if self._journal is not None and self.delivered:
             self._journal.finish(self.run.doc_hash)
 
-    # ------------------------------------------------------------------ resuming (section 9)
+    # ------------------------------------------------------------- resuming (section 9)
 
     def _kept(self, attempt: _Attempt | None = None) -> KeptRun:
         """Return what a server that goes on from here must know."""
@@ -1108,7 +1274,9 @@ class Server:
             )
         self.proceedings = kept.proceedings
         self.proceedings.resumptions += 1
-        self._incidents = {(one.node_id, one.round, one.kind): one for one in kept.incidents}
+        self._incidents = {
+            (one.node_id, one.round, one.kind): one for one in kept.incidents
+        }
         self.dropped = list(kept.dropped)
         if kept.cohort is None:
             return
@@ -1120,7 +1288,9 @@ class Server:
         if kept.state:
             self.state = read_state(kept.state)
         if self._journal is not None:
-            self._entries = {entry: len(encode(entry)) for entry in self._journal.entries()}
+            self._entries = {
+                entry: len(encode(entry)) for entry in self._journal.entries()
+            }
         self._resumed, self._stale = kept.attempt, set()
 
     def _reopened(self, kept: KeptAttempt) -> _Attempt:
@@ -1140,13 +1310,20 @@ class Server:
     def _come_back(self, connected: Collection[int], trip: Trip) -> None:
         """Find clients whose nodes have got other ids since the run was kept, with a roster.
 
-        Such a node makes a new claim. If its session is that of the node that is gone, it takes
-        its place: neither node nor claim stands in a context, so the open attempt stays the same.
+        Such a node makes a new claim. If its session is that of the node that is gone,
+        it takes its place: neither node nor claim stands in a context, so the open
+        attempt stays the same.
         """
         cohort, least = self._cohort, self.run.document.min_clients
         frame = () if self._resumed is None else self._resumed.frame
-        active = dict(frame) or {slot: claims[0].node_id for slot, claims in cohort.claims.items()}
-        present, known, requests = set(connected), set(cohort.known), self.join(connected)
+        active = dict(frame) or {
+            slot: claims[0].node_id for slot, claims in cohort.claims.items()
+        }
+        present, known, requests = (
+            set(connected),
+            set(cohort.known),
+            self.join(connected),
+        )
 
         def has_enough() -> bool:
             present.update(cohort.known - known)
@@ -1193,7 +1370,9 @@ def _kept_attempt(attempt: _Attempt) -> KeptAttempt:
     return KeptAttempt(
         t=attempt.t,
         number=attempt.number,
-        frame=tuple((slot, client.node_id) for slot, client in attempt.frame.slots.items()),
+        frame=tuple(
+            (slot, client.node_id) for slot, client in attempt.frame.slots.items()
+        ),
         query=attempt.query,
         distributors=attempt.distributors,
         tag=attempt.tag if has_sum else b"",
@@ -1201,7 +1380,7 @@ def _kept_attempt(attempt: _Attempt) -> KeptAttempt:
     )
 
 
-# ------------------------------------------------------------------------------ planned sizes
+# ------------------------------------------------------------------------ planned sizes
 
 
 def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
@@ -1211,7 +1390,9 @@ def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
         n_parts = min(n_clients, MAX_POSITIONS)
         n_corrupt = corrupt_positions(n_clients, document.max_colluders)
         sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
-    return n_parts, removal.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
+    return n_parts, removal.part_bytes(
+        run, max(document.words), sharing
+    ) + _PART_OVERHEAD
 
 
 def answers_bytes(run: Run, n_clients: int) -> int:
@@ -1228,9 +1409,14 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     n_parts, part = _planned_part(run, n_slots)
     clients = _OVERHEAD + _PEER_BYTES * n_slots
     queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
-    query = max(sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries)
+    query = max(
+        sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries
+    )
     entry = n_parts * part
-    sizes = {"ask": clients + (entry if trust.is_blind else query), "answer": clients + entry}
+    sizes = {
+        "ask": clients + (entry if trust.is_blind else query),
+        "answer": clients + entry,
+    }
     if trust.has_committee:
         sizes |= {"add": clients + n_slots * part, "relay": answers_bytes(run, n_slots)}
     return sizes
@@ -1243,7 +1429,11 @@ def require_sizes(run: Run, n_clients: int) -> None:
         ways += ", or trust='oblivious-server', which sends 8 bytes for each word"
     for name, size in planned_sizes(run, n_clients).items():
         limit = MAX_RELAY if name == "relay" else MAX_MESSAGE
-        what = "shares to relay in a round" if name == "relay" else f"data in one {name!r} message"
+        what = (
+            "shares to relay in a round"
+            if name == "relay"
+            else f"data in one {name!r} message"
+        )
         if size > limit:
             raise ConfigurationError(
                 f"Expected at most {limit / 2**20:.0f} MiB of {what}. Got {size / 2**20:.0f} MiB "

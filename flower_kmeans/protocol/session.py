@@ -1,7 +1,8 @@
 """A client's memory of one run: its client session (docs/protocol.md, sections 5 and 9).
 
-It is kept under the hash of the run document: in the ledger if the client's policy names a
-``state_dir``, else in the context's state. The run's last answer and last vote outlive it.
+It is kept under the hash of the run document: in the ledger if the client's policy
+names a ``state_dir``, else in the context's state. The run's last answer and last vote
+outlive it.
 """
 
 import os
@@ -59,12 +60,15 @@ _decode_vote = msgspec.msgpack.Decoder(LastVote).decode
 _decode_copy = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
-class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class ClientSession(
+    msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
     """One session of a client in one run."""
 
     secret: bytes = b""  # z: 32 random bytes that never leave the client
     ephemeral: bytes = b""  # secret half of the session's ephemeral key
-    commitment: bytes = b""  # to secret, software and records, public; zeros where there is none
+    # to secret, software and records, public; zeros where there is none
+    commitment: bytes = b""
     digest: bytes = b""  # of the records that it committed to
     n_records: int = 0  # that it committed to
     software: str = ""  # that it committed to
@@ -78,13 +82,18 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     head: int = 0  # number of entries that were followed
     n_answers: int = 0  # behind the sum at the head
     h: bytes = b""  # the transcript's hash at the head
-    state: bytes = b""  # the algorithm's arrays at the head, encoded; empty at the start
-    answered: bytes = b""  # context and vector of the last answer, for requests that repeat it
-    vertical: bytes = b""  # what a party of a vertical run keeps beside this (`vertical.Progress`)
+    # the algorithm's arrays at the head, encoded; empty at the start
+    state: bytes = b""
+    # context and vector of the last answer, for requests that repeat it
+    answered: bytes = b""
+    # what a party of a vertical run keeps beside this (`vertical.Progress`)
+    vertical: bytes = b""
     over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
 
     @classmethod
-    def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
+    def begin(
+        cls, doc_hash: bytes, document: bytes, n_sessions: int
+    ) -> "ClientSession":
         """Return a session with new secrets."""
         z, e, h = token(_SECRET_BYTES), token(_SECRET_BYTES), first_hash(doc_hash)
         return cls(secret=z, ephemeral=e, document=document, n_sessions=n_sessions, h=h)
@@ -106,15 +115,18 @@ def unpack_session(data: bytes) -> ClientSession:
     try:
         session: ClientSession = decode(data, ClientSession)
     except MessageError:
-        raise LedgerError("The memory of a run holds a session that cannot be read.") from None
+        raise LedgerError(
+            "The memory of a run holds a session that cannot be read."
+        ) from None
     return session
 
 
 def forget_unfinished(ledger: Ledger) -> int:
     """Erase all that is secret of runs that did not end here, end them, and return their number.
 
-    For runs that failed or were stopped. What was answered stays charged, and what was reserved for
-    further rounds comes back. A run that goes on after all is refused as over (STALE).
+    For runs that failed or were stopped. What was answered stays charged, and what was
+    reserved for further rounds comes back. A run that goes on after all is refused as
+    over (STALE).
     """
 
     def forgotten(memory: bytes) -> bytes | None:
@@ -131,7 +143,8 @@ class ContextMemory:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        self._written: tuple[bytes, bytes] | None = None  # run and session, with the last answer
+        # run and session, with the last answer
+        self._written: tuple[bytes, bytes] | None = None
 
     def _get(self, run: bytes, name: str) -> bytes:
         record = self._state.get(_PREFIX + run.hex())
@@ -175,11 +188,15 @@ class ContextMemory:
         data = self._get(run, "vote")
         return _decode_vote(data) if data else None
 
-    def answer(self, run: bytes, answer: LastAnswer, _: Price | None, own: ClientSession) -> None:
+    def answer(
+        self, run: bytes, answer: LastAnswer, _: Price | None, own: ClientSession
+    ) -> None:
         """Write an answer with its session; nothing is charged."""
         self._write(run, own, answer=encode(answer))
 
-    def vote(self, run: bytes, vote: LastVote, _: Price | None, own: ClientSession) -> None:
+    def vote(
+        self, run: bytes, vote: LastVote, _: Price | None, own: ClientSession
+    ) -> None:
         """Write a vote with its session; nothing is reserved."""
         self._write(run, own, vote=encode(vote))
 
@@ -199,14 +216,21 @@ class ContextMemory:
         data = self._get(run, "copy")
         if data[:_SECRET_BYTES] != session.commitment:
             return None
-        # NumPy's own format would take longer to read than a few records take to be summed.
+        # NumPy's own format would take longer to read than a few records take to be
+        # summed.
         dtype, width, values = _decode_copy(data[_SECRET_BYTES:])
         records = np.frombuffer(values, dtype).reshape(-1, width)
         whole = partial(iter, (records,))
-        return Source(width, records.dtype, whole, len(records), in_memory=True, is_finite=True)
+        return Source(
+            width, records.dtype, whole, len(records), in_memory=True, is_finite=True
+        )
 
     def save_records(
-        self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
+        self,
+        run: bytes,
+        session: ClientSession,
+        blocks: Iterable[Records],
+        shape: tuple[int, int],
     ) -> None:
         """Keep a copy of the records of a session, until the run is over."""
         records = joined(blocks, shape[1])
@@ -217,13 +241,17 @@ class ContextMemory:
 class LedgerMemory:
     """Sessions in a ledger, where an answer is charged as it is written down.
 
-    Raises what the ledger raises: above all `MemoryChangedError`, after which the message must be
-    handled again from what the file then holds. Copies of records are files beside the ledger.
+    Raises what the ledger raises: above all `MemoryChangedError`, after which the
+    message must be handled again from what the file then holds. Copies of records are
+    files beside the ledger.
     """
 
-    def __init__(self, ledger: Ledger, limit: Limit, directory: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, ledger: Ledger, limit: Limit, directory: str | os.PathLike[str]
+    ) -> None:
         self._ledger, self._limit, self._directory = ledger, limit, Path(directory)
-        self._read: dict[bytes, tuple[int, bytes]] = {}  # by run: version and session, as read
+        # by run: version and session, as read
+        self._read: dict[bytes, tuple[int, bytes]] = {}
         remove_copies(self._directory, ledger)  # of runs that were forgotten
 
     def load(self, run: bytes) -> ClientSession | None:
@@ -255,10 +283,14 @@ class LedgerMemory:
     ) -> None:
         """Write an answer with its session, and what it costs, in one transaction."""
         data, (version, _) = encode(own), self._read[run]
-        version = self._ledger.charge(Answer(run, *answer), price, self._limit, version, data)
+        version = self._ledger.charge(
+            Answer(run, *answer), price, self._limit, version, data
+        )
         self._read[run] = version, data
 
-    def vote(self, run: bytes, vote: LastVote, price: Price | None, own: ClientSession) -> None:
+    def vote(
+        self, run: bytes, vote: LastVote, price: Price | None, own: ClientSession
+    ) -> None:
         """Write a vote with its session, and what it reserves, in one transaction."""
         data, (version, _) = encode(own), self._read[run]
         version = self._ledger.vote(Vote(run, *vote), price, self._limit, version, data)
@@ -286,7 +318,11 @@ class LedgerMemory:
                 n_rows = file.tell() // (n_features * np.dtype(np.float64).itemsize)
                 # The map outlives the open file, and a map of nothing is refused.
                 shape = n_rows, n_features
-                records = np.memmap(file, np.float64, "r", 0, shape) if n_rows else np.empty(shape)
+                records = (
+                    np.memmap(file, np.float64, "r", 0, shape)
+                    if n_rows
+                    else np.empty(shape)
+                )
         except OSError as error:
             raise LedgerError(
                 f"Records cannot be copied to {self._directory}: {error.strerror}."
@@ -305,12 +341,17 @@ class LedgerMemory:
         return _read_array(lambda: np.load(path, mmap_mode="r", allow_pickle=False))
 
     def save_records(
-        self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
+        self,
+        run: bytes,
+        session: ClientSession,
+        blocks: Iterable[Records],
+        shape: tuple[int, int],
     ) -> None:
         """Keep a copy of the records of a session, in a private file."""
         path = self._copy_file(run, session)
         try:
-            # Mode 0600 from the start, and a name that no other process of the node writes to.
+            # Mode 0600 from the start, and a name that no other process of the node
+            # writes to.
             number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
             try:
                 with os.fdopen(number, "wb") as file:
@@ -320,7 +361,9 @@ class LedgerMemory:
                 os.unlink(part)
                 raise
         except OSError as error:
-            raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
+            raise LedgerError(
+                f"Records cannot be copied to {path}: {error.strerror}."
+            ) from None
 
     def _copy_file(self, run: bytes, session: ClientSession) -> Path:
         return self._directory / f"records-{run.hex()}-{session.commitment.hex()}.npy"
@@ -344,7 +387,9 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
                 path.unlink()
 
 
-def _write_array(file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, int]) -> None:
+def _write_array(
+    file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, int]
+) -> None:
     """Write blocks, which share one type, as one array in NumPy's format."""
     rest = iter(blocks)
     first = next(rest, np.empty(0))
@@ -356,9 +401,14 @@ def _write_array(file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, in
 
 
 def _read_array(read: Callable[[], Any]) -> Source | None:
-    # A damaged copy counts as none: the records are loaded and compared with the commitment.
+    # A damaged copy counts as none: the records are loaded and compared with the
+    # commitment.
     with suppress(ValueError, EOFError, OSError):
         records = read()
-        if isinstance(records, np.ndarray) and records.dtype.kind == "f" and records.ndim == 2:
+        if (
+            isinstance(records, np.ndarray)
+            and records.dtype.kind == "f"
+            and records.ndim == 2
+        ):
             return as_source(records, records.shape[1])
     return None

@@ -1,7 +1,8 @@
 """What a sum depends on: cohort, context, tag and history (docs/protocol.md, section 6).
 
-A context names a round, an attempt, the cohort, its committee, the query and all sums before. Every
-key of a round is derived under it, so vectors of different contexts never add up.
+A context names a round, an attempt, the cohort, its committee, the query and all sums
+before. Every key of a round is derived under it, so vectors of different contexts never
+add up.
 """
 
 import hmac
@@ -33,7 +34,9 @@ class DataHash:
         """Yield blocks of records (m, n_features), float32 or float64, and add each before."""
         for block in blocks:
             for start in range(0, len(block), _HASHED_ROWS):
-                rows = np.ascontiguousarray(block[start : start + _HASHED_ROWS], dtype="<f8")
+                rows = np.ascontiguousarray(
+                    block[start : start + _HASHED_ROWS], dtype="<f8"
+                )
                 self._hash.update(rows.reshape(-1).view(np.uint8).data)
             yield block
 
@@ -61,7 +64,10 @@ def leaf(slot: int, commitment: bytes, static: bytes, public_key: bytes) -> byte
 
 def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None:
     """Return the root that a leaf and its path lead to, or ``None`` if they cannot fit."""
-    if not 0 <= slot < n_slots or len(path) != DIGEST_BYTES * (n_slots - 1).bit_length():
+    if (
+        not 0 <= slot < n_slots
+        or len(path) != DIGEST_BYTES * (n_slots - 1).bit_length()
+    ):
         return None
     node = leaf
     for start in range(0, len(path), DIGEST_BYTES):
@@ -71,7 +77,8 @@ def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None
     return node
 
 
-@lru_cache(maxsize=64)  # clients of one process answer by slot: their paths meet in a few nodes
+# clients of one process answer by slot: their paths meet in a few nodes
+@lru_cache(maxsize=64)
 def _node(left: bytes, right: bytes) -> bytes:
     return H(b"node", left, right)
 
@@ -82,7 +89,9 @@ class Tree:
     def __init__(self, leaves: Iterable[bytes]) -> None:
         level = list(leaves)
         if not level:
-            raise ConfigurationError("Expected a cohort of at least one client. Got 0 instead.")
+            raise ConfigurationError(
+                "Expected a cohort of at least one client. Got 0 instead."
+            )
         level += [EMPTY] * ((1 << (len(level) - 1).bit_length()) - len(level))
         self._levels = []
         while len(level) > 1:
@@ -117,13 +126,21 @@ def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
 
 def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
     """Return the tag of a query's encoded arrays; key and hash are `ZERO` where the server asks."""
-    # With the history in it, equal tags do not show that different sums lead to one query.
+    # With the history in it, equal tags do not show that different sums lead to one
+    # query.
     return hmac.digest(key, h + query, "sha256")
 
 
 @lru_cache(maxsize=8)  # server and clients of one process are in one round
 def round_context(
-    doc_hash: bytes, t: int, attempt: int, m: int, root: bytes, com: bytes, h: bytes, tag: bytes
+    doc_hash: bytes,
+    t: int,
+    attempt: int,
+    m: int,
+    root: bytes,
+    com: bytes,
+    h: bytes,
+    tag: bytes,
 ) -> bytes:
     """Return the context of an attempt at a round, 32 bytes; ``h`` is `ZERO` if the server asks."""
     return H(b"round", doc_hash, u32(t), u32(attempt), u32(m), root, com, h, tag)
@@ -134,7 +151,9 @@ def query_hash(h: bytes, query: bytes) -> bytes:
     return H(b"query", h, query)
 
 
-def variant_hash(context: bytes, survivors: bytes, public_keys: bytes, sealed: bytes) -> bytes:
+def variant_hash(
+    context: bytes, survivors: bytes, public_keys: bytes, sealed: bytes
+) -> bytes:
     """Return what a committee member votes for: one sum, by its context and its parts."""
     return H(b"variant", context, survivors, public_keys, sealed)
 
@@ -147,7 +166,9 @@ def first_hash(doc_hash: bytes) -> bytes:
 def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
     """Return the context of an announced sum, given the transcript's hash before it."""
     e = entry
-    return round_context(doc_hash, e.t, e.attempt, e.n_slots, e.root, e.committee, h, e.tag)
+    return round_context(
+        doc_hash, e.t, e.attempt, e.n_slots, e.root, e.committee, h, e.tag
+    )
 
 
 @lru_cache(maxsize=1)  # clients of one process follow one entry, which may be large

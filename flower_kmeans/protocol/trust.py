@@ -152,5 +152,7 @@ VERTICAL = register_trust_model(
 def trust_model(name: object) -> TrustModel:
     """Return the trust model of a name; a `ConfigurationError` if there is none."""
     if not isinstance(name, str) or name not in TRUST_MODELS:
-        raise ConfigurationError(f"Expected trust in {sorted(TRUST_MODELS)}. Got {name!r} instead.")
+        raise ConfigurationError(
+            f"Expected trust in {sorted(TRUST_MODELS)}. Got {name!r} instead."
+        )
     return TRUST_MODELS[name]

@@ -1,12 +1,13 @@
 """A party of a vertical run: its turns, what it seals for the others, and what it refuses.
 
-Slot 0 computes, slots 1 to H hold the key, slots H + 1 to N - 1 only encrypt. The server relays:
-each `Parcel` of a `Sent` goes into the mailboxes of its receivers, as one `Delivery` each, and
-leaves with a receiver's next `Turn`. Which turns there are, what they bring, and what each parcel
-holds is in docs/protocol.md, section 13, "Messages"; `parcels.planned` lists the parcels of a run.
+Slot 0 computes, slots 1 to H hold the key, slots H + 1 to N - 1 only encrypt. The
+server relays: each `Parcel` of a `Sent` goes into the mailboxes of its receivers, as
+one `Delivery` each, and leaves with a receiver's next `Turn`. Which turns there are,
+what they bring, and what each parcel holds is in docs/protocol.md, section 13,
+"Messages"; `parcels.planned` lists the parcels of a run.
 
-A turn can be requested again, with the same bytes in return, until the next one is answered; a
-close or finish also after the session's end.
+A turn can be requested again, with the same bytes in return, until the next one is
+answered; a close or finish also after the session's end.
 """
 
 import hashlib
@@ -41,12 +42,26 @@ from flower_kmeans.protocol.leftovers import forget_witness, witness_name, work_
 from flower_kmeans.protocol.messages import Code, Delivery, Joined, Sent, Step, Turn
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, IDS, PUBLIC, RELIN, Planned
+from flower_kmeans.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    HALF,
+    IDS,
+    PUBLIC,
+    RELIN,
+    Planned,
+)
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, Vertical
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory
-from flower_kmeans.protocol.wire import Struct, decode, decode_arrays, encode, encode_arrays
+from flower_kmeans.protocol.wire import (
+    Struct,
+    decode,
+    decode_arrays,
+    encode,
+    encode_arrays,
+)
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
@@ -55,7 +70,15 @@ from flower_kmeans.vertical.costs import disk_bytes
 from flower_kmeans.vertical.engine import require_tenseal
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, Words, pack, packed_bytes, unpack
+from flower_kmeans.vertical.ring import (
+    SLOTS,
+    Floats,
+    Integers,
+    Words,
+    pack,
+    packed_bytes,
+    unpack,
+)
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 from flower_kmeans.vertical.store import Store
 
@@ -76,8 +99,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     commitments: tuple[bytes, ...] = ()
     public: bytes = b""  # a joint holder's: SHA-256 of the public key that it added up
     files: Digests = msgspec.field(default_factory=dict)  # party 0's
-    parcels: Digests = msgspec.field(default_factory=dict)  # party 0's: plaintexts that it has
-    c1: bytes = b""  # party 0's: SHA-256 of what it sent in the round that is open; empty before it
+    # party 0's: plaintexts that it has
+    parcels: Digests = msgspec.field(default_factory=dict)
+    # party 0's: SHA-256 of what it sent in the round that is open; empty before it
+    c1: bytes = b""
     ids: bytes = b""  # digest of the row ids that were compared; empty before that
     fresh: bytes = b""  # a joint holder's r, from its answer to `join` on
 
@@ -101,7 +126,8 @@ class VerticalParty:
     identity: Identity | None  # for keys of a roster
     load_records: Callable[[], RecordsLike]
     load_ids: Callable[[], Iterable[object]] | None
-    deliver: Callable[[bytes], bool]  # takes an encoded result; returns whether its keeper has it
+    # takes an encoded result; returns whether its keeper has it
+    deliver: Callable[[bytes], bool]
     node_id: int  # of the context
     state: RecordDict  # the context's
 
@@ -119,9 +145,13 @@ class VerticalParty:
         if self.identity is not None:
             slot = self.identity.slot
             is_complete = len(self.identity.roster) == n_parties
-            _require(is_complete, Code.POLICY, f"Expected a roster of {n_parties} parties.")
+            _require(
+                is_complete, Code.POLICY, f"Expected a roster of {n_parties} parties."
+            )
         if slot is None:
-            raise RefuseError(Code.POLICY, "Expected a policy with party, this client's slot.")
+            raise RefuseError(
+                Code.POLICY, "Expected a policy with party, this client's slot."
+            )
         objection = self.policy.objection_to_slot(self.run, slot)
         if objection is not None:
             raise RefuseError(Code.POLICY, objection)
@@ -141,8 +171,12 @@ class VerticalParty:
         if self._slot == 0:
             packages.append(f"TenSEAL {installed_version('tenseal')}")
             require_tenseal()
-            keys = sum(plan.n_bytes for plan in self._key_plans)  # as they come, until round 2
-            n_records, d = self._algorithm.n_records or 0, self._algorithm.domain.n_features
+            # as they come, until round 2
+            keys = sum(plan.n_bytes for plan in self._key_plans)
+            n_records, d = (
+                self._algorithm.n_records or 0,
+                self._algorithm.domain.n_features,
+            )
             n_foreign = sum(shape.widths[1:])
             files = disk_bytes(shape.moduli, n_records, n_foreign, d, self._n_workers)
             self._store.require_space(files + keys)
@@ -178,12 +212,18 @@ class VerticalParty:
             steps["ids"] = self._send_ids if self._slot else self._compare_ids
         step = steps.get(request.step)
         is_set_up, has_round = request.step in _SET_UP, request.step in ("step", "open")
-        if step is None or (request.part > 1 and not is_set_up) or (request.t and not has_round):
+        if (
+            step is None
+            or (request.part > 1 and not is_set_up)
+            or (request.t and not has_round)
+        ):
             raise MessageError("Expected a turn of this party's role.")
         if has_round and not 1 <= request.t <= shape.n_rounds:
             raise RefuseError(Code.POLICY, f"Expected a round up to {shape.n_rounds}.")
         if bool(request.commitments) != (step == self._share_keys):
-            raise MessageError("Expected commitments with the first turn of joint holders.")
+            raise MessageError(
+                "Expected commitments with the first turn of joint holders."
+            )
         self._take_peers(request.peers)
         if step != self._load and (request.step, request.t) != ("step", 1):
             self._require_mail(request)
@@ -195,7 +235,8 @@ class VerticalParty:
         if [peer.slot for peer in self.pairs.peers(rows)] != others:
             raise MessageError("Expected all other parties, in order of slot.")
         before, last = self._progress, self.memory.last_answer(self._doc_hash)
-        # Another node may take a party's place as long as nothing but hashes of rows was given.
+        # Another node may take a party's place as long as nothing but hashes of rows
+        # was given.
         is_bound = bool(before.commitments or before.parcels) or last is not None
         _require(before.peers in (b"", rows) or not is_bound, Code.CONFLICT)
         with RefuseError.of_key():
@@ -210,7 +251,9 @@ class VerticalParty:
     @cached_property
     def _seals(self) -> parcels.Seals:
         peers = {peer.slot: peer for peer in self.pairs.peers(self._progress.peers)}
-        return parcels.Seals(self._doc_hash, self.session.secret, self._slot, self.pairs, peers)
+        return parcels.Seals(
+            self._doc_hash, self.session.secret, self._slot, self.pairs, peers
+        )
 
     def _due(self, request: Turn) -> tuple[Planned, ...]:
         return parcels.due(self.run, self._slot, request.step, request.t, request.part)
@@ -218,7 +261,9 @@ class VerticalParty:
     def _require_mail(self, request: Turn) -> None:
         """Require all that others sealed for this turn, and nothing else."""
         wanted = [each[:4] for each in self._due(request)]
-        found = [(each.sender, each.step, each.t, each.number) for each in request.deliveries]
+        found = [
+            (each.sender, each.step, each.t, each.number) for each in request.deliveries
+        ]
         if found != wanted:
             if set(found) < set(wanted):
                 raise RefuseError(Code.NEED, "A turn lacks a parcel of another party.")
@@ -235,10 +280,15 @@ class VerticalParty:
 
     def _sent(self, request: Turn, make: Callable[[int], bytes]) -> Sent:
         """Return one part of an answer; ``make`` returns the data of a parcel."""
-        parts = parcels.in_parts(parcels.planned(self.run, self._slot, request.step, request.t))
+        parts = parcels.in_parts(
+            parcels.planned(self.run, self._slot, request.step, request.t)
+        )
         if request.part > len(parts):
             raise MessageError(f"Expected a part up to {len(parts)}.")
-        sealed = (self._seals.seal(each, make(each.number)) for each in parts[request.part - 1])
+        sealed = (
+            self._seals.seal(each, make(each.number))
+            for each in parts[request.part - 1]
+        )
         return Sent(doc_hash=self._doc_hash, parts=len(parts), parcels=tuple(sealed))
 
     # ------------------------------------------------------------------ ledger
@@ -259,15 +309,16 @@ class VerticalParty:
         price = self.run.price
         if price is not None:
             rest = [(Charge(), Charge())] * self._shape.n_rounds
-            # With the set-up, not round by round: nobody can be missing, so a run is answered whole
-            # or fails.
+            # With the set-up, not round by round: nobody can be missing, so a run is
+            # answered whole or fails.
             price = Price(price.unit, (price.whole, *rest))
         if self._is_joint:
             self._put(fresh=self._fresh)
         try:
             self.memory.answer(self._doc_hash, answer, price, self.session)
         except BaseException:
-            self._put(fresh=before.fresh)  # it is in the ledger with an answer, or not at all
+            # it is in the ledger with an answer, or not at all
+            self._put(fresh=before.fresh)
             raise
 
     # ------------------------------------------------------------------ records
@@ -276,7 +327,9 @@ class VerticalParty:
     def _half_widths(self) -> Floats:
         """Half widths of the domain on its grid, (d,), in scaled units."""
         bits = self._algorithm.fraction_bits
-        return np.ldexp(self._algorithm.domain.grid_half_widths(bits).astype(np.float64), -bits)
+        return np.ldexp(
+            self._algorithm.domain.grid_half_widths(bits).astype(np.float64), -bits
+        )
 
     @cached_property
     def _columns(self) -> Floats:
@@ -292,8 +345,12 @@ class VerticalParty:
             text = "%d values are missing or not finite; each is the middle of its column's range."
             log.warning(text, n_missing)
         outside = np.zeros(domain.n_features, dtype=np.int64)
-        columns, middle = np.empty(table.shape), domain.from_unit(np.zeros((1, domain.n_features)))
-        for start in range(0, len(table), SLOTS):  # all columns of all records may be too many
+        columns, middle = (
+            np.empty(table.shape),
+            domain.from_unit(np.zeros((1, domain.n_features))),
+        )
+        # all columns of all records may be too many
+        for start in range(0, len(table), SLOTS):
             rows = table[start : start + SLOTS]
             whole = np.repeat(middle, len(rows), axis=0)
             whole[:, own] = np.where(np.isfinite(rows), rows, middle[:, own])
@@ -325,7 +382,9 @@ class VerticalParty:
                 )
             table = source.loaded(keep_null=True)
         if len(table) != self._algorithm.n_records:
-            raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} records.")
+            raise RefuseError(
+                Code.DATA, f"Expected n_records={self._algorithm.n_records} records."
+            )
         digest = transcript.data_digest(table)
         if self.session.digest not in (b"", digest):
             raise RefuseError(Code.DATA, "Expected the same records in the whole run.")
@@ -334,7 +393,9 @@ class VerticalParty:
 
     def _require_ids(self) -> Callable[[], Iterable[object]]:
         if self.load_ids is None:
-            raise RefuseError(Code.DATA, "Expected load_ids, for the run compares rows. Got none.")
+            raise RefuseError(
+                Code.DATA, "Expected load_ids, for the run compares rows. Got none."
+            )
         return self.load_ids
 
     def _own_ids(self) -> bytes:
@@ -342,7 +403,9 @@ class VerticalParty:
         with RefuseError.of_user():
             key, ids = self.policy.read_rows_key(), list(load())
         if len(ids) != self._algorithm.n_records:
-            raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} ids.")
+            raise RefuseError(
+                Code.DATA, f"Expected n_records={self._algorithm.n_records} ids."
+            )
         return ids_digest(ids, key)
 
     def _require_compared(self) -> None:
@@ -390,7 +453,8 @@ class VerticalParty:
                 release, sensitivities * unit, run.document.noise_shares, stream
             )
         blocks = algorithm.unflatten(noise, t).blocks
-        # In the order in which `Engine.cluster` gives values: a cluster's count, then its sums.
+        # In the order in which `Engine.cluster` gives values: a cluster's count, then
+        # its sums.
         return np.column_stack([blocks[COUNTS], blocks[SUMS]]).reshape(-1)
 
     # ------------------------------------------------------------------ set-up
@@ -412,7 +476,11 @@ class VerticalParty:
     def _fresh(self) -> bytes:
         """A joint holder's r: of the ledger once `join` was answered, else of the context."""
         own = self._progress.fresh or (self._witness.fresh if self._witness else b"")
-        _require(bool(own), Code.KEY, "The party lost what its keys follow from: it restarted.")
+        _require(
+            bool(own),
+            Code.KEY,
+            "The party lost what its keys follow from: it restarted.",
+        )
         return own
 
     @property
@@ -469,14 +537,20 @@ class VerticalParty:
         self._require_compared()
         # Another one of its own is of a session that it lost.
         is_own = commitments[self._slot - 1] == self._commitment()
-        _require(is_own, Code.KEY, "Expected this holder's own commitment in its place.")
+        _require(
+            is_own, Code.KEY, "Expected this holder's own commitment in its place."
+        )
         self._require_commitments(commitments)
         if self._witness:
-            self._keep_witness(msgspec.structs.replace(self._witness, commitments=commitments))
+            self._keep_witness(
+                msgspec.structs.replace(self._witness, commitments=commitments)
+            )
         self._put(commitments=commitments)
         message = self._holder.first_message()
         size = packed_bytes(self._shape.moduli.key)
-        return self._sent(request, {PUBLIC: message[:size], RELIN: message[size:]}.__getitem__)
+        return self._sent(
+            request, {PUBLIC: message[:size], RELIN: message[size:]}.__getitem__
+        )
 
     def _join(self, request: Turn) -> Sent:
         """Add up all holders' shares, answer the sum, and encrypt own columns under it."""
@@ -514,7 +588,9 @@ class VerticalParty:
             digests = [context]
         return self._set_up(request, {}, self._under(public, digests), context)
 
-    def _under(self, public: bytes, digests: Sequence[bytes]) -> Callable[[Floats, int], bytes]:
+    def _under(
+        self, public: bytes, digests: Sequence[bytes]
+    ) -> Callable[[Floats, int], bytes]:
         """Return a function that encrypts under a public key, which holders confirm."""
         q, doc_hash, secret = self._shape.moduli, self._doc_hash, self._secret
         with RefuseError.of_key():
@@ -551,7 +627,7 @@ class VerticalParty:
         self._write(1, context, self.session.digest)
         return sent
 
-    # ------------------------------------------------------------------ a holder's rounds
+    # ---------------------------------------------------------------- a holder's rounds
 
     def _open(self, request: Turn) -> Sent:
         """Return this holder's words of one round: one c1 for each round, no more rounds."""
@@ -560,7 +636,9 @@ class VerticalParty:
         ((_, data),) = self._opened_mail(request)
         digest = hashlib.sha256(data).digest()
         c1 = unpack(data, (shape.moduli.q0,), (shape.n_values,))[:, 0]
-        words = self._holder.decryption_share(t, c1, lambda stream: self._noise(t, stream))
+        words = self._holder.decryption_share(
+            t, c1, lambda stream: self._noise(t, stream)
+        )
         share = words.astype("<u8").tobytes()
         sent = self._sent(request, lambda _: share)
         self.session.head = t
@@ -571,7 +649,9 @@ class VerticalParty:
         """Take the result, and end the session."""
         last = self.memory.last_answer(self._doc_hash)
         is_holder = self._slot in self._shape.holders
-        if last is None or self.session.head != (self._shape.n_rounds if is_holder else 0):
+        if last is None or self.session.head != (
+            self._shape.n_rounds if is_holder else 0
+        ):
             raise RefuseError(Code.NEED)
         ((_, data),) = self._opened_mail(request)
         return self._ended(data, Sent(doc_hash=self._doc_hash))
@@ -583,7 +663,8 @@ class VerticalParty:
             forget_witness(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
             self.session.vertical = encode(reply)
-            self.memory.save(self._doc_hash, self.session)  # before files that a repeat needs
+            # before files that a repeat needs
+            self.memory.save(self._doc_hash, self.session)
             if self._slot == 0:
                 self._store.erase()
         return reply
@@ -598,7 +679,9 @@ class VerticalParty:
     def _store(self) -> Store:
         directory = work_dir(self.policy)
         if directory is None:
-            raise RefuseError(Code.POLICY, "Expected a policy with work_dir or state_dir.")
+            raise RefuseError(
+                Code.POLICY, "Expected a policy with work_dir or state_dir."
+            )
         if self.policy.work_dir is None:
             # Version 0.2 made it with a wider mode, in the closed state_dir.
             with suppress(FileNotFoundError):
@@ -660,15 +743,24 @@ class VerticalParty:
     def _require_complete(self) -> None:
         """Require all that a set-up sends, and put the keys together."""
         q, wanted = self._shape.moduli, parcels.due(self.run, 0, "load")
-        _require(all(_name(plan) in self._progress.parcels for plan in wanted), Code.NEED)
+        _require(
+            all(_name(plan) in self._progress.parcels for plan in wanted), Code.NEED
+        )
         names = {(plan.sender, plan.number): _name(plan) for plan in self._key_plans}
-        found = {key: self._store.path(name).read_bytes() for key, name in names.items()}
+        found = {
+            key: self._store.path(name).read_bytes() for key, name in names.items()
+        }
         public, digits = unpack(found[1, PUBLIC], q.key), (len(q.data),)
-        shares = (unpack(found[holder, RELIN], q.key, digits) for holder in self._shape.holders)
+        shares = (
+            unpack(found[holder, RELIN], q.key, digits)
+            for holder in self._shape.holders
+        )
         b = vertical_keys.total(shares, q.key)
         a = vertical_keys.relin_common(q, self._doc_hash)
         if self._shape.is_joint:
-            halves = [hashlib.sha256(found[1, number]).digest() for number in (PUBLIC, HALF)]
+            halves = [
+                hashlib.sha256(found[1, number]).digest() for number in (PUBLIC, HALF)
+            ]
             digests = {data for (_, number), data in found.items() if number == DIGESTS}
             if digests != {b"".join(halves)}:
                 raise RefuseError(Code.KEY, "The holders do not agree on their keys.")
@@ -690,10 +782,13 @@ class VerticalParty:
             context, shares = self._shares(request)
             if is_new:
                 state, findings = self._next_state(t - 1, shares)
-                for plan in self._key_plans:  # not before: an interrupted step 1 needs them again
+                # not before: an interrupted step 1 needs them again
+                for plan in self._key_plans:
                     self._store.remove(_name(plan))
         own = self._columns[:, : self._computing.widths[0]]
-        centroids = algorithm.query(state).arrays["centroids"] * 2.0**-algorithm.fraction_bits
+        centroids = (
+            algorithm.query(state).arrays["centroids"] * 2.0**-algorithm.fraction_bits
+        )
         c1 = self._computing.step(t, own, centroids)
         data = pack(c1[:, None], (self._shape.moduli.q0,))
         digest = hashlib.sha256(data).digest()
@@ -751,7 +846,10 @@ class VerticalParty:
         opened = self._computing.open(t, shares, lambda stream: self._noise(t, stream))
         scale = 2.0**algorithm.fraction_bits / self._shape.moduli.unit
         grid = np.rint(opened * scale).astype(np.int64)
-        answer, before = Statistic({SUMS: grid[:, 1:], COUNTS: grid[:, 0]}), self._state()
+        answer, before = (
+            Statistic({SUMS: grid[:, 1:], COUNTS: grid[:, 0]}),
+            self._state(),
+        )
         factor = math.sqrt(self._body.n_noisy / self.run.document.noise_shares)
         found = plausibility.findings_of(algorithm, before, answer, factor)
         rows = np.concatenate([self._findings(), plausibility.to_array(found)])

@@ -1,7 +1,8 @@
 """The one encoding of all that travels: MessagePack of typed structs (docs/protocol.md, section 8).
 
-A receiver decodes strictly, encodes again and requires equal bytes. So what was hashed on one side
-is what the other side computes with, and there is no second way to write the same message.
+A receiver decodes strictly, encodes again and requires equal bytes. So what was hashed
+on one side is what the other side computes with, and there is no second way to write
+the same message.
 """
 
 import math
@@ -22,9 +23,11 @@ MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
 MAX_DOCUMENT = 2**20
 """Longest run document in bytes."""
-_IN_CONFIG = 2**20  # longer ones travel as one uint8 array, which Flower sends in chunks
+# longer ones travel as one uint8 array, which Flower sends in chunks
+_IN_CONFIG = 2**20
 _DATA = RECORD + ".data"
-_HEADER = ConfigRecord({"v": VERSION})  # Flower takes long to check each value that is set
+# Flower takes long to check each value that is set
+_HEADER = ConfigRecord({"v": VERSION})
 
 B16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 B32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -32,7 +35,8 @@ B48 = Annotated[bytes, msgspec.Meta(min_length=48, max_length=48)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
-# Keys of mappings in a fixed order: the hash of a document must not depend on how it was built.
+# Keys of mappings in a fixed order: the hash of a document must not depend on how it
+# was built.
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 # Making one takes ten times as long as decoding a short message with it.
 _decoder = lru_cache(maxsize=32)(msgspec.msgpack.Decoder)
@@ -44,7 +48,11 @@ class VersionError(MessageError):
 
 
 class Struct(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
 ):
     """Base of all that travels: no unknown fields, defaults left out, fields in their order."""
 
@@ -107,8 +115,10 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
 def _from_array(array: Array, length: int) -> bytes:
     if (
         _IN_CONFIG < length <= MAX_MESSAGE
-        and (array.dtype, tuple(array.shape), array.stype) == ("uint8", (length,), "numpy.ndarray")
-        and length <= len(array.data) <= length + 1024  # what NumPy writes before the values
+        and (array.dtype, tuple(array.shape), array.stype)
+        == ("uint8", (length,), "numpy.ndarray")
+        # what NumPy writes before the values
+        and length <= len(array.data) <= length + 1024
     ):
         with suppress(Exception):  # NumPy raises many kinds
             values = array.numpy()
@@ -154,8 +164,11 @@ def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
             raise MessageError(_MALFORMED)
         flat = np.frombuffer(value.data, dtype=value.dtype)
         try:
-            arrays[name] = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
-        except ValueError:  # no memory has so many addresses, although the array is empty
+            arrays[name] = flat.astype(flat.dtype.newbyteorder("=")).reshape(
+                value.shape
+            )
+        except ValueError:
+            # no memory has so many addresses, although the array is empty
             raise MessageError(_MALFORMED) from None
         if not np.isfinite(flat).all():
             raise MessageError(_MALFORMED)

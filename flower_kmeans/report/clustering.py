@@ -49,13 +49,15 @@ class Clustering:
         The public bounds, and the scaling under which records were compared.
     report : Report
     weights : ndarray of shape (n_clusters,), float64, or None
-        With bounds on sizes: a record x is in the cluster with the least ``|x - c_j|^2 - w_j``. In
-        squared user's units where all columns have one scale (a `Ball`, or a `Box` with
-        ``scale="common"`` or equal widths), else in squared units of the scaled domain.
+        With bounds on sizes: a record x is in the cluster with the least
+        ``|x - c_j|^2 - w_j``. In squared user's units where all columns have one scale
+        (a `Ball`, or a `Box` with ``scale="common"`` or equal widths), else in squared
+        units of the scaled domain.
     size_report : SizeReport or None
         With bounds on sizes: the noisy sizes of these clusters beside them.
     synopsis : Synopsis or None
-        Of `SynopsisKMeans`: what the run released, for clusterings with any number of clusters.
+        Of `SynopsisKMeans`: what the run released, for clusterings with any number of
+        clusters.
     """
 
     centroids: Floats
@@ -71,8 +73,15 @@ class Clustering:
         return f"Clustering(n_clusters={k}, n_features={d}, report={self.report!r})"
 
     def _repr_html_(self) -> str:
-        report, title = self.report, f"{len(self.centroids)} clusters by {self.report.strategy}"
-        words = [each for each in report.statements if each.startswith(("NOT PRIVATE", "WARNING"))]
+        report, title = (
+            self.report,
+            f"{len(self.centroids)} clusters by {self.report.strategy}",
+        )
+        words = [
+            each
+            for each in report.statements
+            if each.startswith(("NOT PRIVATE", "WARNING"))
+        ]
         tables = [centroid_table(self.centroids, self.counts, self.domain)]
         return html_summary(title, report.facts, tables, [*words, *report.warnings])
 
@@ -85,8 +94,8 @@ class Clustering:
     def sizes(self) -> Floats | None:
         """Noisy records of each cluster as `predict` assigns them, (k,); ``None`` without bounds.
 
-        Of the clients that answered the last round. Without bounds, ``counts`` are of the centroids
-        before the last step.
+        Of the clients that answered the last round. Without bounds, ``counts`` are of
+        the centroids before the last step.
         """
         return None if self.size_report is None else np.array(self.size_report.counts)
 
@@ -106,16 +115,17 @@ class Clustering:
     ) -> NDArray[np.int64]:
         """Return the cluster of each record: that of the nearest centroid, or by the weights.
 
-        Records and centroids are compared after the domain's scaling, but without clipping.
+        Records and centroids are compared after the domain's scaling, but without
+        clipping.
 
         Parameters
         ----------
         X : array-like of shape (n, n_features)
-            In the user's units. If both the domain and a DataFrame name their columns, the names
-            decide which column is which.
+            In the user's units. If both the domain and a DataFrame name their columns,
+            the names decide which column is which.
         columns : sequence of str or of int, optional
-            The columns that ``X`` has, by the domain's names or by number: the nearest centroid in
-            these alone, as a party of `VerticalKMeans` can compute it.
+            The columns that ``X`` has, by the domain's names or by number: the nearest
+            centroid in these alone, as a party of `VerticalKMeans` can compute it.
         nearest : bool, default: False
             Ignore the weights.
 
@@ -126,7 +136,8 @@ class Clustering:
         Raises
         ------
         ConfigurationError
-            If a column is unknown or named twice, or is missing and the weights are not ignored.
+            If a column is unknown or named twice, or is missing and the weights are not
+            ignored.
         DataError
             If ``X`` is not a finite two-dimensional array of that width.
         """
@@ -148,10 +159,16 @@ def centroid_table(
     names, columns = zip(*readable(centroids, domain), strict=True)
     pairs = zip(counts.tolist(), zip(*columns, strict=True), strict=True)
     rows = [
-        (str(j), f"{count:.1f}", *(e if isinstance(e, str) else f"{e:.4g}" for e in centroid))
+        (
+            str(j),
+            f"{count:.1f}",
+            *(e if isinstance(e, str) else f"{e:.4g}" for e in centroid),
+        )
         for j, (count, centroid) in enumerate(pairs)
     ]
-    return Table(f"Every {name}: noisy size and centre", (name, "noisy size", *names), rows)
+    return Table(
+        f"Every {name}: noisy size and centre", (name, "noisy size", *names), rows
+    )
 
 
 def readable(
@@ -159,13 +176,20 @@ def readable(
 ) -> list[tuple[str, list[float] | list[str]]]:
     """Return points (k, d) in the user's units: name and values of each column, dates as text.
 
-    A `TableDomain` has its own names; the ``columns`` of others are the domain's by default, or
-    numbers.
+    A `TableDomain` has its own names; the ``columns`` of others are the domain's by
+    default, or numbers.
     """
     if isinstance(domain, TableDomain):
         pairs = domain.decode(points).items()
-        return [(n, v if isinstance(v[0], float) else [str(day) for day in v]) for n, v in pairs]
-    names = columns or domain.columns or [f"column {i + 1}" for i in range(domain.n_features)]
+        return [
+            (n, v if isinstance(v[0], float) else [str(day) for day in v])
+            for n, v in pairs
+        ]
+    names = (
+        columns
+        or domain.columns
+        or [f"column {i + 1}" for i in range(domain.n_features)]
+    )
     return list(zip(names, points.T.tolist(), strict=True))
 
 
@@ -197,7 +221,9 @@ def assigned(
     labels = np.empty(len(records), dtype=np.int64)
     for start in range(0, len(records), _BLOCK_ROWS):
         block = (records[start : start + _BLOCK_ROWS] - shift) / unit
-        labels[start : start + len(block)] = np.argmin(norms - 2 * block @ scaled.T, axis=1)
+        labels[start : start + len(block)] = np.argmin(
+            norms - 2 * block @ scaled.T, axis=1
+        )
     return labels
 
 
@@ -224,7 +250,9 @@ def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> li
         )
     # Not strict: a domain may have no names.
     names: dict[object, int] = dict(zip(domain.columns or (), known, strict=False))
-    places = [names.get(each, -1) if isinstance(each, str) else each for each in columns]
+    places = [
+        names.get(each, -1) if isinstance(each, str) else each for each in columns
+    ]
     if not places or not set(places) <= set(known) or len(set(places)) != len(places):
         raise ConfigurationError(
             f"Expected columns from {domain.columns or known}, each once. Got {columns!r} instead."

@@ -34,13 +34,19 @@ class Axis:
     def ticks(self) -> list[float]:
         """Return round values between both ends."""
         if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            first, last = (
+                math.ceil(math.log10(self.low)),
+                math.floor(math.log10(self.high)),
+            )
             powers = range(last, first - 1, -max(1, -(-(last - first) // _TICKS)))
             return [10.0**power for power in powers][::-1]
         least = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(least))
-        # Without the margin, a step that is too small by a rounding would be passed over.
-        step = next(power * f for f in (1.0, 2.0, 5.0, 10.0) if least <= power * f * (1 + 1e-9))
+        # Without the margin, a step that is too small by a rounding would be passed
+        # over.
+        step = next(
+            power * f for f in (1.0, 2.0, 5.0, 10.0) if least <= power * f * (1 + 1e-9)
+        )
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
@@ -48,7 +54,11 @@ class Axis:
     def text(self, tick: float) -> str:
         """Return a tick's value as it is written at the axis."""
         if self.log:
-            return f"{tick:.4g}" if 0.001 <= tick <= 1000 else f"1e{round(math.log10(tick))}"
+            return (
+                f"{tick:.4g}"
+                if 0.001 <= tick <= 1000
+                else f"1e{round(math.log10(tick))}"
+            )
         return f"{0.0 if abs(tick) < 1e-12 * (self.high - self.low) else tick:.6g}"
 
 
@@ -73,7 +83,9 @@ class Frame:
     def __post_init__(self) -> None:
         if self.y is not None:
             # Room for the longest number, beside the axis' label.
-            longest = max((len(self.y.text(tick)) for tick in self.y.ticks()), default=0)
+            longest = max(
+                (len(self.y.text(tick)) for tick in self.y.ticks()), default=0
+            )
             vars(self).update(left=max(self.left, 23 + 7 * longest))
 
     @property
@@ -83,11 +95,15 @@ class Frame:
 
     def across(self, value: float) -> float:
         """Return the place of a value of x."""
-        return self.left + (self.x.share(value) if self.x else 0) * (self.right - self.left)
+        return self.left + (self.x.share(value) if self.x else 0) * (
+            self.right - self.left
+        )
 
     def up(self, value: float) -> float:
         """Return the place of a value of y; the middle without such an axis."""
-        return self.floor - (self.y.share(value) if self.y else 0.5) * (self.floor - self.top)
+        return self.floor - (self.y.share(value) if self.y else 0.5) * (
+            self.floor - self.top
+        )
 
 
 class Dot(NamedTuple):
@@ -101,23 +117,27 @@ class Dot(NamedTuple):
     colour: str | None = None
 
 
-def principal_places(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+def principal_places(
+    points: FloatArray, weights: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return points, (k, d >= 2), along their first two principal directions.
 
-    Places are (k, 2) distances from the mean under the weights (k,), none of them negative. Shares
-    (2,) of the weighted variance follow, 0 where there is none.
+    Places are (k, 2) distances from the mean under the weights (k,), none of them
+    negative. Shares (2,) of the weighted variance follow, 0 where there is none.
     """
     # Noisy sizes may all be cut to 0, and the plot needs a centre all the same.
     if not weights.sum() > 0:
         weights = np.ones(len(points))
     weights = weights / weights.sum()
     centred = points - weights @ points
-    _, values, directions = np.linalg.svd(np.sqrt(weights)[:, None] * centred, full_matrices=False)
+    _, values, directions = np.linalg.svd(
+        np.sqrt(weights)[:, None] * centred, full_matrices=False
+    )
     # There are fewer than two directions where there is a single point.
     first = np.zeros((2, points.shape[1]))
     first[: len(directions[:2])] = directions[:2]
-    # The decomposition leaves the signs open. The largest entry is made positive, so that pages of
-    # one result are alike.
+    # The decomposition leaves the signs open. The largest entry is made positive, so
+    # that pages of one result are alike.
     largest = np.abs(first).argmax(axis=1)
     first *= np.where(first[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
     squares = np.zeros(2)

@@ -1,7 +1,8 @@
 """A run's report as one HTML page that needs nothing else: no script, no network, no plots extra.
 
-The page is ``page.html.j2``, which has its sentences, with ``figures.svg.j2`` and ``page.css``.
-`Outcome` is what a page may know of a run: all of it is public or released, never a record.
+The page is ``page.html.j2``, which has its sentences, with ``figures.svg.j2`` and
+``page.css``. `Outcome` is what a page may know of a run: all of it is public or
+released, never a record.
 """
 
 import math
@@ -48,14 +49,14 @@ def html_report(
 ) -> str:
     """Return a run's report as one HTML page that fetches nothing and holds no script.
 
-    It holds the run's report, public parameters, and released centroids and sizes; never a record.
-    ``docs/reading-a-report.md`` explains it.
+    It holds the run's report, public parameters, and released centroids and sizes;
+    never a record. ``docs/reading-a-report.md`` explains it.
 
     Parameters
     ----------
     run : Clustering or a strategy
-        What `simulate` returned, or the strategy after its ``start``, also if that raised a
-        `RunError`. The page of a server that saw no sum has no centroids.
+        What `simulate` returned, or the strategy after its ``start``, also if that
+        raised a `RunError`. The page of a server that saw no sum has no centroids.
     result : flwr.serverapp.strategy.Result, optional
         With a strategy: what ``start`` returned. Without it the page has no sizes.
     columns : sequence of str, optional
@@ -63,7 +64,8 @@ def html_report(
     title : str, optional
         Of the page.
     facts : sequence of (str, str), optional
-        Names and values of what else is publicly known of the run; nothing counted in records.
+        Names and values of what else is publicly known of the run; nothing counted in
+        records.
     not_private : str, optional
         Why the run was not private in spite of its noise, as a sentence.
 
@@ -101,22 +103,28 @@ def page_of(
         title=title,
         facts=facts,
         domain="Ball" if isinstance(run.domain, Ball) else "Box",
-        releases=[(t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group],
+        releases=[
+            (t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group
+        ],
         curve=_curve(report),
         dropped=dropped,
-        missing=[sum(t == each for each, _ in dropped) for t in range(1, len(report.answers) + 1)],
+        missing=[
+            sum(t == each for each, _ in dropped)
+            for t in range(1, len(report.answers) + 1)
+        ],
         learned=_learned(run),
         sized=_sized(run),
         numbers=_numbers(run),
         versions=versions,
         version=__version__,  # of this page's writer
     )
-    # Values hold no line breaks, since these do not print: all of them are the templates' layout.
+    # Values hold no line breaks, since these do not print: all of them are the
+    # templates' layout.
     page = re.sub(r"(?<=>)\s*\n\s*|\s*\n\s*(?=<)", "", page)
     return "<!doctype html>\n" + re.sub(r"\s*\n\s*", " ", page) + "\n"
 
 
-# --------------------------------------------------------------------------- what a page may know
+# ----------------------------------------------------------------- what a page may know
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,8 @@ class Outcome:
     report: Report
     domain: Domain
     columns: tuple[str, ...]
-    n_clusters: int  # the most, where the run chooses and its writer may not see how many
+    # the most, where the run chooses and its writer may not see how many
+    n_clusters: int
     clusters: str  # the same in words
     centroids: FloatArray | None  # (k, d)
     counts: FloatArray | None  # (k,)
@@ -156,7 +165,12 @@ class Outcome:
         """Whether records are colours: red, green and blue, within 0 to 255."""
         bounds = self.bounds
         named = [column.lower() for column in self.columns] == ["red", "green", "blue"]
-        return named and bounds is not None and bounds[0].min() >= 0 and bounds[1].max() <= 255
+        return (
+            named
+            and bounds is not None
+            and bounds[0].min() >= 0
+            and bounds[1].max() <= 255
+        )
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -190,7 +204,9 @@ def _outcome_of(
     if names is None:
         names = [f"column {i + 1}" for i in range(d)]
     if isinstance(names, str) or len(names) != d:
-        raise ConfigurationError(f"Expected columns as {d} names. Got {len(names)} instead.")
+        raise ConfigurationError(
+            f"Expected columns as {d} names. Got {len(names)} instead."
+        )
     shapes = {"centroids": (n_clusters, d), "counts": (n_clusters,)}
     for (name, shape), array in zip(shapes.items(), arrays, strict=True):
         if array is not None and array.shape != shape:
@@ -205,11 +221,21 @@ def _outcome_of(
     if isinstance(run, Clustering):
         synopsis = run.synopsis
     return Outcome(
-        report, run.domain, columns, n_clusters, known, *arrays, sizes, not_private, synopsis
+        report,
+        run.domain,
+        columns,
+        n_clusters,
+        known,
+        *arrays,
+        sizes,
+        not_private,
+        synopsis,
     )
 
 
-def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:
+def _of_server(
+    strategy: Any, result: Any
+) -> tuple[FloatArray | None, FloatArray | None]:
     """Return what the server knows of the result: nothing, where it saw no sum."""
     # Also with a result at hand: the page of a blind server must not show a sum.
     if strategy.report.trust_model.is_blind:
@@ -229,15 +255,15 @@ def _floats(array: Any) -> FloatArray | None:
     return None if values is None else np.asarray(values, dtype=np.float64)
 
 
-# --------------------------------------------------------------------------- numbers of the page
+# ------------------------------------------------------------------ numbers of the page
 
 
 def detection(report: Report, alarm: float) -> float:
     """Return the largest true positive rate of a test whether one record (or client) was there.
 
-    ``alarm`` in (0, 1) is its rate of false alarms. This is one minus the trade-off function of the
-    run (Dong, Roth & Su 2022, section 2): attained for Gaussian noise, else a bound by epsilon and
-    delta.
+    ``alarm`` in (0, 1) is its rate of false alarms. This is one minus the trade-off
+    function of the run (Dong, Roth & Su 2022, section 2): attained for Gaussian noise,
+    else a bound by epsilon and delta.
     """
     if report.mu is not None:
         return float(ndtr(ndtri(alarm) + report.mu))
@@ -251,7 +277,8 @@ def detection(report: Report, alarm: float) -> float:
 def cost_shares(plan: PrivacyPlan) -> list[float | None]:
     """Return each release's fraction of the run's cost, or ``None`` where costs do not add up.
 
-    Squares of mu add up if all noise is Gaussian, and epsilons if all of it is Laplace noise.
+    Squares of mu add up if all noise is Gaussian, and epsilons if all of it is Laplace
+    noise.
     """
     costs = [release.cost for release in plan.releases]
     if plan.mu is not None:
@@ -277,13 +304,20 @@ def texts(values: Sequence[float | str]) -> list[str]:
     """Return the cells of a column: four digits of its largest number, or text as it is."""
     numbers = [value for value in values if isinstance(value, float)]
     largest = max(map(abs, numbers), default=0.0)
-    digits = int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
-    return [f"{value:,.{digits}f}" if isinstance(value, float) else value for value in values]
+    digits = (
+        int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
+    )
+    return [
+        f"{value:,.{digits}f}" if isinstance(value, float) else value
+        for value in values
+    ]
 
 
 def least_shown(delta: float) -> float:
     """Return the lower end of the axis of delta: a power of ten well below the claimed one."""
-    return max(1e-15, 10.0 ** (math.floor(math.log10(delta)) - 3)) if delta > 0 else 1e-12
+    return (
+        max(1e-15, 10.0 ** (math.floor(math.log10(delta)) - 3)) if delta > 0 else 1e-12
+    )
 
 
 def _curve(report: Report) -> dict[str, Any] | None:
@@ -292,9 +326,14 @@ def _curve(report: Report) -> dict[str, Any] | None:
     if epsilon is None or delta is None:
         return None
     plans = [report.plan] if together is None else [report.plan, together]
-    reach, low = _REACH * max(plan.epsilon() or 0.0 for plan in plans), least_shown(delta)
+    reach, low = (
+        _REACH * max(plan.epsilon() or 0.0 for plan in plans),
+        least_shown(delta),
+    )
     # The claim is a point of the line, or its mark would lie beside it.
-    epsilons = sorted([*np.linspace(reach / (_POINTS - 1), reach, _POINTS).tolist(), epsilon])
+    epsilons = sorted(
+        [*np.linspace(reach / (_POINTS - 1), reach, _POINTS).tolist(), epsilon]
+    )
     return {
         "epsilon": Axis("epsilon", 0.0, reach),
         "delta": Axis("delta", low, 1.0, log=True),
@@ -302,10 +341,13 @@ def _curve(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _line(plan: PrivacyPlan, epsilons: list[float], low: float) -> tuple[list[float], list[float]]:
+def _line(
+    plan: PrivacyPlan, epsilons: list[float], low: float
+) -> tuple[list[float], list[float]]:
     """Return epsilons and deltas, down to ``low``, which the last delta may be instead."""
     deltas = [plan.delta(epsilon) for epsilon in epsilons]
-    n = sum(delta >= low for delta in deltas) + 1  # one more, so that the line reaches the axis
+    # one more, so that the line reaches the axis
+    n = sum(delta >= low for delta in deltas) + 1
     return epsilons[:n], [max(delta, low) for delta in deltas[:n]]
 
 
@@ -320,15 +362,24 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
     places, labels = centroids, list(run.columns)
     if d > 2:
         places, parts = principal_places(run.domain.scaled(centroids), sizes)
-        labels = [f"principal direction {i + 1} ({100 * parts[i]:.0f}%)" for i in (0, 1)]
+        labels = [
+            f"principal direction {i + 1} ({100 * parts[i]:.0f}%)" for i in (0, 1)
+        ]
     axes = [
         around(places[:, i].tolist(), label)
         if d > 2 or bounds is None
         else Axis(label, float(bounds[0][i]), float(bounds[1][i]))
         for i, label in enumerate(labels)
     ]
-    # A circle's area is its size; without sizes, and where noise left none, all circles are equal.
-    drawn = 0.15 * relative if counts is None else relative if sizes.any() else np.full(k, 0.09)
+    # A circle's area is its size; without sizes, and where noise left none, all circles
+    # are equal.
+    drawn = (
+        0.15 * relative
+        if counts is None
+        else relative
+        if sizes.any()
+        else np.full(k, 0.09)
+    )
     radii = np.maximum(_SMALLEST_DOT, _LARGEST_DOT * np.sqrt(drawn))
     dots = [
         Dot(
@@ -344,13 +395,23 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
         for cluster in run.order
     ]
     if isinstance(run.domain, Ball):
-        last = [f"within {run.domain.radius:.4g} of", *(f"{c:.4g}" for c in run.domain.center)]
+        last = [
+            f"within {run.domain.radius:.4g} of",
+            *(f"{c:.4g}" for c in run.domain.center),
+        ]
     else:
-        ends = readable(np.array([run.domain.lower, run.domain.upper]), run.domain, run.columns)
-        pairs = ([e if isinstance(e, str) else f"{e:.4g}" for e in pair] for _, pair in ends)
+        ends = readable(
+            np.array([run.domain.lower, run.domain.upper]), run.domain, run.columns
+        )
+        pairs = (
+            [e if isinstance(e, str) else f"{e:.4g}" for e in pair] for _, pair in ends
+        )
         last = ["bounds", *map(" to ".join, pairs)]
     columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
-    cells, shown = [texts(values) for _, values in columns], run.order[:MAX_ROWS].tolist()
+    cells, shown = (
+        [texts(values) for _, values in columns],
+        run.order[:MAX_ROWS].tolist(),
+    )
     return {
         "shown": shown,
         "columns": [name for name, _ in columns],
@@ -431,7 +492,8 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
 
     n_leaves = min(len(tree) + 1, _MOST_LEAVES)
     drawn = dendrogram(tree, p=n_leaves, truncate_mode="lastp", no_plot=True)
-    heights = np.append(tree[::-1, 2], 0.0)  # the first merges two clusters, the last nothing
+    # the first merges two clusters, the last nothing
+    heights = np.append(tree[::-1, 2], 0.0)
     cut = None
     if 1 < n_clusters <= n_leaves:
         cut = float(heights[n_clusters - 2] + heights[n_clusters - 1]) / 2
@@ -442,7 +504,10 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
         ],
         "cut": cut,
         "n_leaves": n_leaves,
-        "axes": (Axis("", 0.0, 10.0 * n_leaves), Axis("height", 0.0, 1.05 * float(heights[0]))),
+        "axes": (
+            Axis("", 0.0, 10.0 * n_leaves),
+            Axis("height", 0.0, 1.05 * float(heights[0])),
+        ),
     }
 
 
@@ -459,7 +524,18 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
 
 # Here, and not in templates.py, since reports in text need none of them.
 TEMPLATES = environment()
-TEMPLATES.filters.update(px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}")
-for _function in (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip):
+TEMPLATES.filters.update(
+    px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"
+)
+for _function in (
+    Axis,
+    Frame,
+    colour_of,
+    column_parts,
+    cost_shares,
+    detection,
+    whole,
+    zip,
+):
     TEMPLATES.globals[_function.__name__] = _function
 TEMPLATES.globals.update(exp=math.exp, confidence=CONFIDENCE)

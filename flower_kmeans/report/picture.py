@@ -1,7 +1,8 @@
 """Pictures of a clustering: a photograph with its palette, or a scatter plot.
 
-They show the records themselves. They are for those who hold the data, as a simulation does, and
-nothing that a private run would publish: their owner alone may read the files.
+They show the records themselves. They are for those who hold the data, as a simulation
+does, and nothing that a private run would publish: their owner alone may read the
+files.
 """
 
 from pathlib import Path
@@ -32,8 +33,9 @@ def save_photo_picture(
 ) -> None:
     """Write a png: the photograph before and after, and below them the palette, largest first.
 
-    ``image`` is (height, width, 3). ``labels``, (height * width,) row by row, are the clusters of
-    its pixels, ``centroids``, (k, 3), their colours, and ``counts``, (k,), the palette's widths.
+    ``image`` is (height, width, 3). ``labels``, (height * width,) row by row, are the
+    clusters of its pixels, ``centroids``, (k, 3), their colours, and ``counts``, (k,),
+    the palette's widths.
     """
     require("PIL", "The picture")
     from PIL import Image, ImageDraw, ImageFont
@@ -49,7 +51,9 @@ def save_photo_picture(
 
     full_width = 2 * width + 3 * _MARGIN
     palette_top = 2 * _MARGIN + _CAPTION + height
-    page = Image.new("RGB", (full_width, palette_top + _CAPTION + _SWATCHES + _MARGIN), _PAPER)
+    page = Image.new(
+        "RGB", (full_width, palette_top + _CAPTION + _SWATCHES + _MARGIN), _PAPER
+    )
     page.paste(Image.fromarray(image), (_MARGIN, _MARGIN + _CAPTION))
     page.paste(Image.fromarray(after), (width + 2 * _MARGIN, _MARGIN + _CAPTION))
 
@@ -85,8 +89,9 @@ def save_scatter_picture(
 ) -> None:
     """Write a png: records by their first two columns and cluster, and the centroids.
 
-    ``records`` (n, d >= 2) and ``centroids`` (k, d) are in the user's units; of more than 20,000
-    records evenly spaced ones are drawn. ``labels`` (n,) need not be of the nearest centroids.
+    ``records`` (n, d >= 2) and ``centroids`` (k, d) are in the user's units; of more
+    than 20,000 records evenly spaced ones are drawn. ``labels`` (n,) need not be of the
+    nearest centroids.
     """
     require("matplotlib", "The picture", extra="plots")
     from matplotlib.figure import Figure
@@ -98,8 +103,12 @@ def save_scatter_picture(
     shown = records[::step]
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    axes.scatter(shown[:, 0], shown[:, 1], c=colours(labels[::step], len(centroids)), s=4)
-    axes.scatter(centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids")
+    axes.scatter(
+        shown[:, 0], shown[:, 1], c=colours(labels[::step], len(centroids)), s=4
+    )
+    axes.scatter(
+        centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids"
+    )
     # Dollars in a name from a file are no formula to set.
     axes.set_xlabel(printable(columns[0]), parse_math=False)
     axes.set_ylabel(printable(columns[1]), parse_math=False)
@@ -113,7 +122,8 @@ def colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
     """Return the colour of each cluster (n,) in pictures of so many clusters."""
     from matplotlib import colormaps
 
-    # Neighbours in the longer list are shades of one colour, and so are light and heavy parts.
+    # Neighbours in the longer list are shades of one colour, and so are light and heavy
+    # parts.
     n_colours = 10 if n_clusters <= 10 else 20
     palette = colormaps[f"tab{n_colours}"](np.arange(n_colours))
     return list(palette[clusters % n_colours])
@@ -125,5 +135,7 @@ def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]
     total = float(sizes.sum())
     shares = sizes / total if total > 0 else np.full(len(sizes), 1 / len(sizes))
     shares = 0.92 * shares + 0.08 / len(shares)  # noise may make a size zero or less
-    edges: NDArray[np.float64] = np.rint(np.concatenate([[0.0], np.cumsum(shares)]) * width)
+    edges: NDArray[np.float64] = np.rint(
+        np.concatenate([[0.0], np.cumsum(shares)]) * width
+    )
     return edges.astype(np.int64)

@@ -20,7 +20,13 @@ from flower_kmeans.version import (
     openssl_version,
 )
 
-PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
+PARTIES = (
+    "passive server",
+    "active server",
+    "server and clients",
+    "clients",
+    "committee",
+)
 """The parties of `Report.protects_against`."""
 
 _NEIGHBOURS = {
@@ -35,8 +41,22 @@ _GUARANTEE = ("epsilon", "delta", "mu")
 _PLAIN = (  # attributes that `Report.to_dict` copies
     *("strategy", "run", "date", "versions", "bounds", "roster", "parties"),
     *(*_GUARANTEE, "unit", "clip", "clips", "trust", "keys"),
-    *("n_rounds", "n_clients", "n_slots", "min_clients", "max_colluders", "max_attempts"),
-    *("attempts", "repeats", "round_trips", "noise_factor", "added_noise_factor", "levels"),
+    *(
+        "n_rounds",
+        "n_clients",
+        "n_slots",
+        "min_clients",
+        "max_colluders",
+        "max_attempts",
+    ),
+    *(
+        "attempts",
+        "repeats",
+        "round_trips",
+        "noise_factor",
+        "added_noise_factor",
+        "levels",
+    ),
     *("sampler", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
     "resumptions",
@@ -45,8 +65,9 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
 Kind = Literal["silent", "refused", "failed", "differs", "named", "renewed", "liar"]
 """Why a client is in a list of incidents.
 
-``differs``: its query or its history is another one. ``named``: committee members could not open
-its shares. ``renewed``: it began a new session. ``liar``: its sum-share was false and was left out.
+``differs``: its query or its history is another one. ``named``: committee members could
+not open its shares. ``renewed``: it began a new session. ``liar``: its sum-share was
+false and was left out.
 """
 
 
@@ -72,8 +93,17 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
     """Return the public bounds of records in the user's units, as plain values."""
     names = {} if domain.columns is None else {"columns": list(domain.columns)}
     if isinstance(domain, Ball):
-        return {"kind": "Ball", **names, "center": list(domain.center), "radius": domain.radius}
-    bounds = {"lower": list(domain.lower), "upper": list(domain.upper), "scale": domain.scale}
+        return {
+            "kind": "Ball",
+            **names,
+            "center": list(domain.center),
+            "radius": domain.radius,
+        }
+    bounds = {
+        "lower": list(domain.lower),
+        "upper": list(domain.upper),
+        "scale": domain.scale,
+    }
     return {"kind": "Box", **names, **bounds}
 
 
@@ -123,54 +153,62 @@ class Proceedings:
     repeats: int = 0  # repeated requests for sum-shares
     round_trips: int = 0
     resumptions: int = 0  # of the run, after its server ended
-    # By round, after noise beyond the plan was removed: its standard deviation over the planned
-    # one. Empty where none was removed: then it follows from the answers.
+    # By round, after noise beyond the plan was removed: its standard deviation over the
+    # planned one. Empty where none was removed: then it follows from the answers.
     noise_factors: list[float] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # |S| by round; 0 for a lost round
-    lost_rounds: list[int] = field(default_factory=list)  # whose sum could not be reconstructed
+    # whose sum could not be reconstructed
+    lost_rounds: list[int] = field(default_factory=list)
 
 
 @dataclass(repr=False)
 class Report(Proceedings):
     """Privacy and fault report of one run: ``epsilon``, ``delta``, who sees what, who was missing.
 
-    ``statements`` has what all parties must know in plain sentences, ``to_dict`` all of it as plain
-    values.
+    ``statements`` has what all parties must know in plain sentences, ``to_dict`` all of
+    it as plain values.
     """
 
     strategy: str
     plan: PrivacyPlan
-    trust_model: Any  # a `flower_kmeans.protocol.trust.TrustModel`, which this room does not know
+    # a `flower_kmeans.protocol.trust.TrustModel`, which this room does not know
+    trust_model: Any
     keys: str  # where the clients' public keys came from: "roster", "relayed" or "none"
     min_clients: int
     max_colluders: int = 0  # c: clients that may work together, also with the server
-    # With unit="client": how many records' worth of a client count in each release, and by release
-    # where releases differ. Where clients add means, it counts those.
+    # With unit="client": how many records' worth of a client count in each release, and
+    # by release where releases differ. Where clients add means, it counts those.
     clip: float | None = None
     clips: Mapping[str, float] = field(default_factory=dict)
     is_open: bool = False  # to any node that the SuperLink admits, and relays its key
     n_clients: int = 0  # that took part
     n_rounds: int = 0  # that were completed
     max_attempts: int = 1  # at one round
-    levels: tuple[int, ...] = ()  # for how many honest answers parts of the noise are removed
+    # for how many honest answers parts of the noise are removed
+    levels: tuple[int, ...] = ()
     ledger: bool = False  # whether every client stated that it keeps one
     sampler: str = ""
     seconds: float = 0.0
     dropped: list[Dropped] = field(default_factory=list)  # whom a round went on without
-    incidents: list[Dropped] = field(default_factory=list)  # all that was not an orderly reply
-    # The algorithm's, and released values that no records or noise alone explain. Clients of a
-    # blind server have them in its place.
+    # all that was not an orderly reply
+    incidents: list[Dropped] = field(default_factory=list)
+    # The algorithm's, and released values that no records or noise alone explain.
+    # Clients of a blind server have them in its place.
     warnings: tuple[str, ...] = ()
-    cost: CostEstimate | None = None  # released cost of the clustering, if the server knows it
+    # released cost of the clustering, if the server knows it
+    cost: CostEstimate | None = None
     sizes: SizeReport | None = None  # against their bounds, if the server knows them
-    earlier: "Report | None" = None  # of the run whose result were the initial centroids
+    # of the run whose result were the initial centroids
+    earlier: "Report | None" = None
     vertical: VerticalReport | None = None
     # What one must know to sign it.
     run: str = ""  # identity of the run, 32 hexadecimal digits
     date: str = ""  # of its start, in UTC
-    versions: Mapping[str, str] = field(default_factory=versions)  # of the server's software
+    # of the server's software
+    versions: Mapping[str, str] = field(default_factory=versions)
     bounds: Mapping[str, Any] = field(default_factory=dict)  # `bounds_of` its domain
-    roster: str = ""  # digest of the clients' public keys, hexadecimal; empty without a roster
+    # digest of the clients' public keys, hexadecimal; empty without a roster
+    roster: str = ""
     parties: tuple[str, ...] = ()  # their names on the roster, by slot
 
     @property
@@ -219,10 +257,13 @@ class Report(Proceedings):
 
         ``None`` if it started from no other run, or one of them was not private.
         """
-        # Each run was chosen after the results of those before: a privacy filter, not a plan.
+        # Each run was chosen after the results of those before: a privacy filter, not a
+        # plan.
         if self.earlier is None or not (self.is_private and self.earlier.is_private):
             return None
-        before = self.earlier.plan if self.earlier.earlier is None else self.earlier.together
+        before = (
+            self.earlier.plan if self.earlier.earlier is None else self.earlier.together
+        )
         return None if before is None else before.then(self.plan)
 
     @property
@@ -259,8 +300,8 @@ class Report(Proceedings):
     def single_mu(self) -> float | None:
         """The mu of a single answer under the client's own noise share, ``sqrt(M') mu``.
 
-        More than tau committee members reach it; under relayed keys a malicious server does.
-        ``None`` where clients do not share the noise.
+        More than tau committee members reach it; under relayed keys a malicious server
+        does. ``None`` where clients do not share the noise.
         """
         if not self.trust_model.shares_noise or self.plan.mu is None:
             return None
@@ -275,7 +316,8 @@ class Report(Proceedings):
     def renewed(self) -> dict[int, int]:
         """By round: committee members that began a new session without a ledger.
 
-        Each may have added two sums of that round, and counts among the f corrupt positions.
+        Each may have added two sums of that round, and counts among the f corrupt
+        positions.
         """
         if self.committee is None:
             return {}
@@ -300,7 +342,8 @@ class Report(Proceedings):
     @property
     def is_noise_removed(self) -> bool:
         """Whether noise beyond the plan was removed in the round with the most noise."""
-        # They are computed in two ways, and may differ in their last bits where nothing is removed.
+        # They are computed in two ways, and may differ in their last bits where nothing
+        # is removed.
         return not math.isclose(self.noise_factor, self.added_noise_factor)
 
     @property
@@ -317,7 +360,9 @@ class Report(Proceedings):
     def single_text(self) -> str:
         """The guarantee of a single answer under its own noise share, in brackets."""
         formula = "" if self.levels else "sqrt(M') "
-        return "" if self.single_mu is None else f" ({formula}mu = {self.single_mu:.4g})"
+        return (
+            "" if self.single_mu is None else f" ({formula}mu = {self.single_mu:.4g})"
+        )
 
     @property
     def protects_against(self) -> dict[str, str]:
@@ -342,13 +387,23 @@ class Report(Proceedings):
         }
 
     def __repr__(self) -> str:
-        names = ("strategy", "epsilon", "delta", "unit", "trust", "n_clients", "n_rounds")
+        names = (
+            "strategy",
+            "epsilon",
+            "delta",
+            "unit",
+            "trust",
+            "n_clients",
+            "n_rounds",
+        )
         return f"Report({', '.join(f'{name}={shown(getattr(self, name))}' for name in names)})"
 
     def _repr_html_(self) -> str:
         tables = self.plan.tables
         notes = [*self.statements, *self.warnings]
-        return html_summary(f"Report of a {self.strategy} run", self.facts, tables, notes)
+        return html_summary(
+            f"Report of a {self.strategy} run", self.facts, tables, notes
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, ready for JSON."""
@@ -360,32 +415,43 @@ class Report(Proceedings):
             "committee": committee
             and vars(committee)
             | {name: getattr(committee, name) for name in ("n_positions", "threshold")},
-            "noise_shares": self.noise_shares if self.trust_model.shares_noise else None,
+            "noise_shares": self.noise_shares
+            if self.trust_model.shares_noise
+            else None,
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
             "earlier": earlier and earlier._origin(),
             "together": together
-            and {"epsilon": together.epsilon(), "delta": together.budget.delta, "mu": together.mu},
+            and {
+                "epsilon": together.epsilon(),
+                "delta": together.budget.delta,
+                "mu": together.mu,
+            },
             "vertical": self.vertical and self.vertical.to_dict(),
             "releases": self._releases(),
             "plan": self.plan.to_config(),
             "notes": self.plan.notes,
         }
         if (epsilon := self.plan.budget.epsilon) is not None:
-            # What else the same noise means: for other epsilons, and for several records.
+            # What else the same noise means: for other epsilons, and for several
+            # records.
             epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
             values |= {
                 "neighbours": self.neighbours,
                 "delta_at_epsilon": [[e, self.plan.delta(e)] for e in epsilons],
-                "epsilon_of_groups": {str(size): self.plan.group(size) for size in _GROUPS},
+                "epsilon_of_groups": {
+                    str(size): self.plan.group(size) for size in _GROUPS
+                },
             }
         return {name: _plain(value) for name, value in values.items()}
 
     def _origin(self) -> dict[str, Any]:
         """Return what the report of a run that started from this one says of it."""
         names = ("strategy", "run", "date", "trust", *_GUARANTEE, "keys", "min_clients")
-        own = {name: getattr(self, name) for name in names} | {"plan": self.plan.to_config()}
+        own = {name: getattr(self, name) for name in names} | {
+            "plan": self.plan.to_config()
+        }
         return own | {"earlier": self.earlier and self.earlier._origin()}
 
     def _releases(self) -> list[dict[str, Any]]:
@@ -395,7 +461,8 @@ class Report(Proceedings):
                 "round": number,
                 **{name: getattr(release, name) for name in names},
                 **({"parts": release.parts} if release.parts else {}),
-                # What it would cost alone; together they compose to the run's guarantee.
+                # What it would cost alone; together they compose to the run's
+                # guarantee.
                 "mu" if release.mechanism == "gaussian" else "epsilon": (
                     release.cost if self.is_private else None
                 ),

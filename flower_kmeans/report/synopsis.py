@@ -1,6 +1,7 @@
 """What `SynopsisKMeans` released, as a mixture: clusterings for any k, free of privacy cost.
 
-Post-processing of noisy sums that the run's budget covers (docs/guarantees.md, "SynopsisKMeans").
+Post-processing of noisy sums that the run's budget covers (docs/guarantees.md,
+"SynopsisKMeans").
 """
 
 import math
@@ -27,10 +28,13 @@ from flower_kmeans.templates import html_summary
 
 Floats = NDArray[np.float64]
 
-FILE_NAME = "synopsis.npz"  # where commands and apps keep one, beside a run's other files
+# where commands and apps keep one, beside a run's other files
+FILE_NAME = "synopsis.npz"
 FORMAT, VERSION = "flower-kmeans synopsis", 1
-MOST_IN_TREE = 2_000  # parts: distances of all pairs of leaves take half a gigabyte then
-_LEAVES = 2_000  # into which parts are divided, so that Ward's method knows their weights
+# parts: distances of all pairs of leaves take half a gigabyte then
+MOST_IN_TREE = 2_000
+# into which parts are divided, so that Ward's method knows their weights
+_LEAVES = 2_000
 _MOST_SAMPLES = 10**9
 
 
@@ -48,7 +52,9 @@ class SynopsisClustering:
 
     def _repr_html_(self) -> str:
         table = centroid_table(self.centroids, self.counts, self.domain)
-        return html_summary(f"{len(self.centroids)} clusters of a synopsis", {}, [table])
+        return html_summary(
+            f"{len(self.centroids)} clusters of a synopsis", {}, [table]
+        )
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
@@ -58,30 +64,36 @@ class SynopsisClustering:
 class Elbow(NamedTuple):
     """The cost of a synopsis' clusterings by their number of clusters.
 
-    A cost is the mean squared distance of a record to the centroid of its part of the synopsis, in
-    squares of `Synopsis.cost_unit`, else of the scaled domain's unit.
+    A cost is the mean squared distance of a record to the centroid of its part of the
+    synopsis, in squares of `Synopsis.cost_unit`, else of the scaled domain's unit.
     """
 
     n_clusters: NDArray[np.int64]  # (n,)
     costs: Floats  # (n,)
     standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
-    dimensions: Floats  # (n,), costs over the largest variance in one direction around centroids
-    most_suggested: int  # the largest number that may be suggested, if there is a smaller one
+    # (n,), costs over the largest variance in one direction around centroids
+    dimensions: Floats
+    # the largest number that may be suggested, if there is a smaller one
+    most_suggested: int
 
     @property
     def interval(self) -> Floats:
         """Least and largest cost for each number of clusters, (n, 2), from 0 on.
 
-        Each holds, with a probability of about 0.95, the cost of parts and centroids that do not
-        depend on the noise. Their noise is the same, so differences of costs are more certain.
+        Each holds, with a probability of about 0.95, the cost of parts and centroids
+        that do not depend on the noise. Their noise is the same, so differences of
+        costs are more certain.
 
-        Parts and k-means fit the noise as well, and records far from their part are shortened. So
-        the records' own cost is often larger than the interval: more so with outliers, many
-        clusters, few columns and few records in a part. With many columns it may be smaller, as
-        records leave their part for a nearer centroid. docs/tables/choose-k.md has by how much.
+        Parts and k-means fit the noise as well, and records far from their part are
+        shortened. So the records' own cost is often larger than the interval: more so
+        with outliers, many clusters, few columns and few records in a part. With many
+        columns it may be smaller, as records leave their part for a nearer centroid.
+        docs/tables/choose-k.md has by how much.
         """
         margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * self.standard_errors
-        return np.maximum(np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0)
+        return np.maximum(
+            np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0
+        )
 
     @property
     def gaps(self) -> Floats:
@@ -95,12 +107,14 @@ class Elbow(NamedTuple):
     def suggested(self) -> int:
         """The smallest number of clusters whose gap is about the largest one.
 
-        About is half a standard error. Clusters have at least three parts on average, and at least
-        16 times as many records as a part has noise: with fewer, noise looks like clusters.
-        docs/tables/choose-k.md states how often it is right.
+        About is half a standard error. Clusters have at least three parts on average,
+        and at least 16 times as many records as a part has noise: with fewer, noise
+        looks like clusters. docs/tables/choose-k.md states how often it is right.
         """
         if len(self.n_clusters) == 0:
-            raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
+            raise ConfigurationError(
+                "Expected an elbow with a number of clusters. Got none."
+            )
         order = np.argsort(self.n_clusters, kind="stable")
         values = self.costs, self.standard_errors, self.dimensions
         costs = choice.Costs(*(each[order] for each in values))
@@ -108,16 +122,23 @@ class Elbow(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, ready for JSON."""
-        values = {name: np.asarray(each).tolist() for name, each in self._asdict().items()}
-        return {**values, "interval": self.interval.tolist(), "suggested": self.suggested}
+        values = {
+            name: np.asarray(each).tolist() for name, each in self._asdict().items()
+        }
+        return {
+            **values,
+            "interval": self.interval.tolist(),
+            "suggested": self.suggested,
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Synopsis:
     """A mixture of Gaussians that stands for the records.
 
-    All of it is made from values that the run released: nothing here costs privacy. Parts of the
-    mixture may reach beyond the domain. The user's units of a `TableDomain` are those of its box.
+    All of it is made from values that the run released: nothing here costs privacy.
+    Parts of the mixture may reach beyond the domain. The user's units of a
+    `TableDomain` are those of its box.
     """
 
     mixture: ReleasedMixture
@@ -129,7 +150,9 @@ class Synopsis:
     def _repr_html_(self) -> str:
         table = centroid_table(self.means, self.weights, self.domain, "part")
         notes = () if any(self.mixture.noise) else ("NOT PRIVATE: no noise was added.",)
-        return html_summary(f"Synopsis of {len(self.weights)} parts", {}, [table], notes)
+        return html_summary(
+            f"Synopsis of {len(self.weights)} parts", {}, [table], notes
+        )
 
     @property
     def weights(self) -> Floats:
@@ -150,14 +173,19 @@ class Synopsis:
         """Return covariances (m, n, n) of the parts along scaled directions (d, n)."""
         found = self.mixture
         along = found.directions.T @ directions
-        inside = np.einsum("pa,mp,pb->mab", along, found.scales**2, along, optimize=True)
-        return np.asarray(inside + found.rest * (directions.T @ directions - along.T @ along))
+        inside = np.einsum(
+            "pa,mp,pb->mab", along, found.scales**2, along, optimize=True
+        )
+        return np.asarray(
+            inside + found.rest * (directions.T @ directions - along.T @ along)
+        )
 
     @property
     def cost_unit(self) -> float | None:
         """The user's units in one of `elbow`; ``None`` where its costs are of the scaled domain."""
         unit = self.domain.common_unit
-        # Costs are squares, and a domain may be so small or large that these are no floats.
+        # Costs are squares, and a domain may be so small or large that these are no
+        # floats.
         return unit if unit is not None and 1e-140 < unit < 1e140 else None
 
     # ------------------------------------------------------------------ clusters
@@ -181,7 +209,9 @@ class Synopsis:
         found = choice.selection(self._model, k, number)
         centers = found.centers * _longest(self.domain)
         points = self.domain.to_unit(self.domain.from_unit(self._lifted(centers)))
-        return SynopsisClustering(self.domain.from_unit(points), found.counts, self.domain)
+        return SynopsisClustering(
+            self.domain.from_unit(points), found.counts, self.domain
+        )
 
     def elbow(self, n_clusters: Iterable[int], seed: int = 0) -> Elbow:
         """Return the cost of clusterings with these numbers of clusters, to choose one of them.
@@ -214,13 +244,15 @@ class Synopsis:
     def hierarchy(self) -> Floats:
         """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.
 
-        Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum of squared
-        distances, in the units of `elbow`, up to a part in a thousand of the records.
+        Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum
+        of squared distances, in the units of `elbow`, up to a part in a thousand of the
+        records.
 
         Raises
         ------
         ConfigurationError
-            If there are more than 2,000 parts: all pairs of them would not fit into memory.
+            If there are more than 2,000 parts: all pairs of them would not fit into
+            memory.
         """
         from scipy.cluster.hierarchy import linkage
 
@@ -233,7 +265,8 @@ class Synopsis:
         leaves = np.maximum(np.rint(weights / weights.sum() * n), 1).astype(np.int64)
         part = np.repeat(np.arange(m), leaves)
         tree = linkage(self.mixture.means[part], method="ward")
-        # Leaves of one part are at distance 0 and so merge first; what follows merges parts.
+        # Leaves of one part are at distance 0 and so merge first; what follows merges
+        # parts.
         nodes, sizes = part.tolist(), dict.fromkeys(range(m), 1)
         merges: list[tuple[int, int, float, int]] = []
         unit = (self.cost_unit or 1.0) * math.sqrt(weights.sum() / len(part))
@@ -258,7 +291,9 @@ class Synopsis:
         size = integer("n", n, 0, _MOST_SAMPLES)
         require_type("rng", rng, np.random.Generator, "a numpy.random.Generator")
         found, d = self.mixture, self.domain.n_features
-        chosen = rng.choice(len(found.weights), size, p=found.weights / found.weights.sum())
+        chosen = rng.choice(
+            len(found.weights), size, p=found.weights / found.weights.sum()
+        )
         noise = rng.standard_normal((size, found.means.shape[1]))
         points = self._lifted(found.means[chosen] + found.scales[chosen] * noise)
         if found.means.shape[1] < d:
@@ -270,8 +305,8 @@ class Synopsis:
     def log_density(self, X: ArrayLike) -> Floats:
         """Return the logarithm of the mixture's density at records (n, d), in the user's units.
 
-        The density is over all of R^d, also beyond the domain. Parts of the mixture are finer than
-        clusters, so it may have many modes in one cluster.
+        The density is over all of R^d, also beyond the domain. Parts of the mixture are
+        finer than clusters, so it may have many modes in one cluster.
         """
         found, d = self.mixture, self.domain.n_features
         points = self.domain.scaled(in_order(X, self.domain))
@@ -280,10 +315,14 @@ class Synopsis:
         common = d * math.log(2 * math.pi) + (d - p) * math.log(found.rest)
         log_weights = np.log(found.weights / found.weights.sum())
         density = np.full(len(points), -np.inf)
-        for weight, mean, scale in zip(log_weights, found.means, found.scales, strict=True):
+        for weight, mean, scale in zip(
+            log_weights, found.means, found.scales, strict=True
+        ):
             squares = np.square((along - mean) / scale).sum(axis=1)
             logarithm = squares + 2 * np.log(scale).sum() + common
-            density = np.logaddexp(density, weight - (logarithm + (beside if p < d else 0)) / 2)
+            density = np.logaddexp(
+                density, weight - (logarithm + (beside if p < d else 0)) / 2
+            )
         return np.asarray(density - np.log(self.domain.unit).sum())
 
     # ------------------------------------------------------------------ files
@@ -303,14 +342,19 @@ class Synopsis:
         """Return what `save` wrote; a `DataError` for any other file, or one of another version."""
         synopsis, version = None, VERSION
         if not os.path.isfile(path):
-            raise DataError(f"Expected a file that Synopsis.save wrote. There is no file {path}.")
+            raise DataError(
+                f"Expected a file that Synopsis.save wrote. There is no file {path}."
+            )
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays: dict[str, Any] = dict(file)
             if str(arrays.pop("format")) == FORMAT:
                 version = int(arrays.pop("version"))
                 domain = domain_of(arrays)
-                mixture = {name: arrays[name] for name in arrays.keys() - {"domain", "declared"}}
+                mixture = {
+                    name: arrays[name]
+                    for name in arrays.keys() - {"domain", "declared"}
+                }
                 synopsis = cls.from_arrays(mixture, domain)
         except Exception:  # whatever NumPy, zip files or JSON raise
             synopsis = None
@@ -327,13 +371,24 @@ class Synopsis:
         """All of the mixture, as files and messages hold it."""
         found = self.mixture
         values = {field.name: getattr(found, field.name) for field in fields(found)}
-        return {name: np.atleast_1d(np.array(value, np.float64)) for name, value in values.items()}
+        return {
+            name: np.atleast_1d(np.array(value, np.float64))
+            for name, value in values.items()
+        }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], domain: Domain) -> "Synopsis":
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], domain: Domain
+    ) -> "Synopsis":
         """Return what `arrays` gave; a `DataError` if it gave other ones."""
-        is_right = all(a.dtype == np.float64 and np.isfinite(a).all() for a in arrays.values())
-        m, p = arrays["means"].shape if arrays.get("means", np.zeros(0)).ndim == 2 else (0, 0)
+        is_right = all(
+            a.dtype == np.float64 and np.isfinite(a).all() for a in arrays.values()
+        )
+        m, p = (
+            arrays["means"].shape
+            if arrays.get("means", np.zeros(0)).ndim == 2
+            else (0, 0)
+        )
         shapes = {
             "weights": (m,),
             "means": (m, p),
@@ -344,20 +399,35 @@ class Synopsis:
             "noise": (3,),
         }
         is_right &= {name: array.shape for name, array in arrays.items()} == shapes
-        # So the products below are no larger than the directions: a hostile server may send them.
+        # So the products below are no larger than the directions: a hostile server may
+        # send them.
         is_right &= m > 0 < p <= domain.n_features
         if is_right:
             longest, directions = _longest(domain), arrays["directions"]
-            most = {"means": longest, "scales": longest, "rest": longest**2, "radii": longest}
-            is_right = all((arrays[name] > 0).all() for name in ("weights", "scales", "rest"))
+            most = {
+                "means": longest,
+                "scales": longest,
+                "rest": longest**2,
+                "radii": longest,
+            }
+            is_right = all(
+                (arrays[name] > 0).all() for name in ("weights", "scales", "rest")
+            )
             is_right &= all((arrays[name] >= 0).all() for name in ("radii", "noise"))
             # A mean is at most twice as far out, and a scale five times as long.
-            is_right &= all((np.abs(arrays[name]) <= 16 * most[name]).all() for name in most)
+            is_right &= all(
+                (np.abs(arrays[name]) <= 16 * most[name]).all() for name in most
+            )
             is_right &= (np.abs(directions) < 2).all()
-            is_right = is_right and np.allclose(directions.T @ directions, np.eye(p), atol=1e-9)
+            is_right = is_right and np.allclose(
+                directions.T @ directions, np.eye(p), atol=1e-9
+            )
         if not is_right:
             raise DataError("Expected the arrays of a synopsis.")
-        (rest,), (count, total, slack) = arrays["rest"].tolist(), arrays["noise"].tolist()
+        (rest,), (count, total, slack) = (
+            arrays["rest"].tolist(),
+            arrays["noise"].tolist(),
+        )
         values = {**arrays, "rest": rest, "noise": (count, total, slack)}
         return cls(ReleasedMixture(**values), domain)
 

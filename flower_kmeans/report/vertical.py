@@ -1,6 +1,7 @@
 """What the report of a vertical run states: who sees what, and what the guarantee rests on.
 
-The words are those of docs/threat-model.md, "Vertical runs", for the parties of this run.
+The words are those of docs/threat-model.md, "Vertical runs", for the parties of this
+run.
 """
 
 import math
@@ -18,13 +19,16 @@ class VerticalReport:
 
     columns: tuple[tuple[str, ...], ...]  # of each party, by slot
     key_holders: int  # H: slots 1 to H hold the key
-    max_colluders: int  # t: how many of party 0 and the key holders may pool their noise
+    # t: how many of party 0 and the key holders may pool their noise
+    max_colluders: int
     keys: str  # "roster" or "relayed"
     rho: float  # norm of a record's memberships at most
     soft: float  # the part of ``rho`` that is proved
-    check_ids: bool  # whether party 0 compared row ids before keys and columns travelled
+    # whether party 0 compared row ids before keys and columns travelled
+    check_ids: bool
     n_values: int  # that the key holders open in the run
-    bits: float  # that one opened word reveals at most to a party 0 that breaks the protocol
+    # that one opened word reveals at most to a party 0 that breaks the protocol
+    bits: float
     sent_bytes: int = 0  # of the parcels, as parties sent them
     delivered_bytes: int = 0  # and as they were delivered
     software: tuple[str, ...] = ()  # versions that each party stated, by slot
@@ -57,7 +61,9 @@ class VerticalReport:
     @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
         """Rows of who, what they see, and what they learn."""
-        return tuple(tuple(line.split("|")) for line in lines_of("parties.txt.j2", run=self))
+        return tuple(
+            tuple(line.split("|")) for line in lines_of("parties.txt.j2", run=self)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain values."""
@@ -68,7 +74,8 @@ class VerticalReport:
             "n_parties": self.n_parties,
             "measured": self.rho - self.soft,
             "trust_table": [
-                dict(zip(("who", "sees", "learns"), row, strict=True)) for row in self.trust_table
+                dict(zip(("who", "sees", "learns"), row, strict=True))
+                for row in self.trust_table
             ],
         }
 

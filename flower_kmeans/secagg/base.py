@@ -1,6 +1,7 @@
 """Secure sums: many private integer vectors in, their sum out (docs/protocol.md, section 3).
 
-A new kind is one class in one file, registered under its name; the rules around it are the same.
+A new kind is one class in one file, registered under its name; the rules around it are
+the same.
 """
 
 from abc import ABC, abstractmethod
@@ -48,7 +49,8 @@ class Sharing:
         """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
         n_blocks = -(-len(vector) // self.packing)
         blocks = np.zeros((self.packing, n_blocks), vector.dtype)
-        blocks.reshape(-1)[: len(vector)] = vector  # np.pad takes longer than a short vector's sum
+        # np.pad takes longer than a short vector's sum
+        blocks.reshape(-1)[: len(vector)] = vector
         return blocks
 
 
@@ -75,13 +77,17 @@ class SecureSum(ABC):
     """One way to make a sum that only the right parties can open. It has no state."""
 
     name: ClassVar[str]
-    is_protected: ClassVar[bool] = True  # whether a protected vector says nothing about the vector
-    # Whether there is one part for each position of a committee, whose members combine the parts
-    # for their position. Otherwise there is one part, and the server combines.
+    # whether a protected vector says nothing about the vector
+    is_protected: ClassVar[bool] = True
+    # Whether there is one part for each position of a committee, whose members combine
+    # the parts for their position. Otherwise there is one part, and the server
+    # combines.
     by_committee: ClassVar[bool] = False
     limit: ClassVar[int] = 2**63  # words of a sum lie strictly between -limit and limit
 
-    def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing | None:
+    def set_up(
+        self, n_positions: int, n_corrupt: int, n_present: int
+    ) -> Sharing | None:
         """Return how vectors are shared among a committee; ``None`` without one.
 
         A `ConfigurationError` if too few positions are present to open a sum.
@@ -106,12 +112,15 @@ class SecureSum(ABC):
 
     @abstractmethod
     def open(
-        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+        self,
+        combined: Mapping[int, bytes],
+        survivors: NDArray[np.bool_],
+        context: SumContext,
     ) -> Opened:
         """Return the sum of the survivors' vectors; a `SumError` if the parts do not open.
 
-        ``combined`` has results of `combine` by position, without a committee at position 0;
-        ``survivors``, shape (n_slots,), states whose vectors were combined.
+        ``combined`` has results of `combine` by position, without a committee at
+        position 0; ``survivors``, shape (n_slots,), states whose vectors were combined.
         """
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
@@ -146,7 +155,9 @@ def secure_sum(name: str) -> SecureSum:
     """Return the secure sum of a name; a `ConfigurationError` if there is none."""
     if name not in SECURE_SUMS:
         known = sorted(SECURE_SUMS)
-        raise ConfigurationError(f"Expected secure_sum in {known}. Got {name!r} instead.")
+        raise ConfigurationError(
+            f"Expected secure_sum in {known}. Got {name!r} instead."
+        )
     return SECURE_SUMS[name]
 
 
@@ -164,7 +175,10 @@ class PlainSum(SecureSum):
         return (self.encode(vector),)
 
     def open(
-        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+        self,
+        combined: Mapping[int, bytes],
+        survivors: NDArray[np.bool_],
+        context: SumContext,
     ) -> Opened:
         """Return the words of the sum."""
         try:

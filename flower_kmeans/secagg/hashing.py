@@ -1,6 +1,7 @@
 """Hashes, key derivation and pseudo-random words (docs/protocol.md, section 2).
 
-Every digest and key has a separate label, so that no value for one purpose equals another's.
+Every digest and key has a separate label, so that no value for one purpose equals
+another's.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ u32 = struct.Struct("<I").pack  # an integer in [0, 2^32) as four bytes, little-
 u64 = struct.Struct("<Q").pack  # an integer in [0, 2^64) as eight bytes, little-endian
 _SHA256 = hashes.SHA256()
 _COUNTER = struct.Struct(">QQ")
-_Words = NDArray[np.uint64]  # named, as a function in a function makes its annotations anew
+# named, as a function in a function makes its annotations anew
+_Words = NDArray[np.uint64]
 
 
 def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the protocol's name)
@@ -53,15 +55,18 @@ def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
 
 def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
     """Return a function that draws streams into one memory: each new cipher would cost more."""
-    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
+    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream
+    # reaches another.
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     zeros = bytes(8 * length)
-    buffer = np.empty(8 * length + 15, dtype=np.uint8)  # the cipher needs that much room
+    # the cipher needs that much room
+    buffer = np.empty(8 * length + 15, dtype=np.uint8)
     memory, vector = memoryview(buffer.data), buffer[: 8 * length].view("<u8")
 
     def draw(stream: int) -> _Words:
         cipher.reset_nonce(_COUNTER.pack(stream, 0))
         cipher.update_into(zeros, memory)
-        return vector.astype(np.uint64, copy=False)  # a copy on big-endian processors only
+        # a copy on big-endian processors only
+        return vector.astype(np.uint64, copy=False)
 
     return draw

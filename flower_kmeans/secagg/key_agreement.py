@@ -1,16 +1,22 @@
 """Keys between clients, claims, and the group key (docs/protocol.md, section 5).
 
-All functions are deterministic: the caller passes secrets in, 32 random bytes each. An X25519
-secret key is any 32 random bytes, and so is the seed of a lasting Ed25519 key. There is one key for
-each purpose and direction.
+All functions are deterministic: the caller passes secrets in, 32 random bytes each. An
+X25519 secret key is any 32 random bytes, and so is the seed of a lasting Ed25519 key.
+There is one key for each purpose and direction.
 """
 
 import hashlib
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from flower_kmeans.errors import MessageError
@@ -25,7 +31,9 @@ _SEAL_KEY_BYTES = 64
 _P = 2**255 - 19  # the prime of both curves
 _SIGN = 2**255  # the top bit of an Ed25519 key: the sign of x
 _D = -121665 * pow(121666, -1, _P) % _P  # of the curve -x^2 + y^2 = 1 + d x^2 y^2
-_Y_OF_ORDER_8 = int("7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7", 16)
+_Y_OF_ORDER_8 = int(
+    "7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7", 16
+)
 _SMALL_ORDER = (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)  # y of 8 points
 _PROBE = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 
@@ -63,8 +71,8 @@ def is_acceptable(public: bytes) -> bool:
 def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
 
-    A `MessageError` if the public key is none, is spelt in another way than the one below
-    2^255 - 19, or is a point that gives zeros with every secret key.
+    A `MessageError` if the public key is none, is spelt in another way than the one
+    below 2^255 - 19, or is a point that gives zeros with every secret key.
     """
     try:
         own = load(secret) if isinstance(secret, bytes) else secret
@@ -74,15 +82,19 @@ def agree(secret: SecretKey, public: bytes) -> bytes:
 
 
 def pair_secret(
-    ephemeral: SecretKey, their_ephemeral: bytes, static: SecretKey = b"", their_static: bytes = b""
+    ephemeral: SecretKey,
+    their_ephemeral: bytes,
+    static: SecretKey = b"",
+    their_static: bytes = b"",
 ) -> bytes:
     """Return what two client sessions have in common; with a roster, of lasting keys too."""
-    # The ephemeral half protects against a later theft, the lasting half against a swapped key.
+    # The ephemeral half protects against a later theft, the lasting half against a
+    # swapped key.
     shared = agree(ephemeral, their_ephemeral)
     return shared + agree(static, their_static) if static or their_static else shared
 
 
-# ------------------------------------------------------------------------------ lasting keys
+# ------------------------------------------------------------------------- lasting keys
 
 
 def lasting_key(seed: bytes) -> bytes:
@@ -93,8 +105,8 @@ def lasting_key(seed: bytes) -> bytes:
 def y_of(lasting: bytes) -> int:
     """Return the y coordinate of a lasting public key.
 
-    A `MessageError` if it is not below the prime, or is that of a point of small order: such a key
-    would verify signatures that nobody made.
+    A `MessageError` if it is not below the prime, or is that of a point of small order:
+    such a key would verify signatures that nobody made.
     """
     y = int.from_bytes(lasting, "little") % _SIGN
     if len(lasting) != KEY_BYTES or y >= _P or y in _SMALL_ORDER:
@@ -105,7 +117,8 @@ def y_of(lasting: bytes) -> int:
 def is_on_curve(lasting: bytes) -> bool:
     """Return whether a lasting public key is a point; others verify no signature at all."""
     square = y_of(lasting) ** 2 % _P
-    # x^2 is the quotient of these two: the product is a square exactly if the quotient is.
+    # x^2 is the quotient of these two: the product is a square exactly if the quotient
+    # is.
     return pow((square - 1) * (_D * square + 1), (_P - 1) // 2, _P) == 1
 
 
@@ -125,14 +138,21 @@ def _claimed(doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> byte
     return H(b"claim", doc_hash, u32(slot), u64(node_id), ephemeral)
 
 
-def claim(seed: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> bytes:
+def claim(
+    seed: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes
+) -> bytes:
     """Return the claim, 64 bytes, by which a slot's owner takes part from a node with a key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
     return Ed25519PrivateKey.from_private_bytes(seed).sign(content)
 
 
 def is_claim(
-    signature: bytes, lasting: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes
+    signature: bytes,
+    lasting: bytes,
+    doc_hash: bytes,
+    slot: int,
+    node_id: int,
+    ephemeral: bytes,
 ) -> bool:
     """Return whether a claim is that of a slot's owner for this run, node and ephemeral key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
@@ -143,11 +163,16 @@ def is_claim(
     return True
 
 
-# ------------------------------------------------------------------------------ derived keys
+# ------------------------------------------------------------------------- derived keys
 
 
 def share_key(
-    ikm: bytes, context: bytes, slot: int, position: int, dealer_public: bytes, member_public: bytes
+    ikm: bytes,
+    context: bytes,
+    slot: int,
+    position: int,
+    dealer_public: bytes,
+    member_public: bytes,
 ) -> bytes:
     """Return the key, 64 bytes, under which a dealer's share travels to a committee member."""
     label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
@@ -159,9 +184,13 @@ def noise_key(session_secret: bytes, context: bytes) -> bytes:
     return kdf(session_secret, context, b"noise")
 
 
-def wrap_key(ikm: bytes, doc_hash: bytes, distributor_public: bytes, peer_public: bytes) -> bytes:
+def wrap_key(
+    ikm: bytes, doc_hash: bytes, distributor_public: bytes, peer_public: bytes
+) -> bytes:
     """Return the key, 64 bytes, under which a key distributor seals a group secret for a peer."""
-    return kdf(ikm, doc_hash, b"wrap " + distributor_public + peer_public, _SEAL_KEY_BYTES)
+    return kdf(
+        ikm, doc_hash, b"wrap " + distributor_public + peer_public, _SEAL_KEY_BYTES
+    )
 
 
 def group_key(secret: bytes, doc_hash: bytes) -> bytes:
@@ -190,8 +219,9 @@ def sum_share_key(
 def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
     """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
 
-    There is no nonce that could repeat: equal data under one key of 64 bytes gives equal bytes, no
-    more. The associated bytes are authenticated, and do not travel. Empty data cannot be sealed.
+    There is no nonce that could repeat: equal data under one key of 64 bytes gives
+    equal bytes, no more. The associated bytes are authenticated, and do not travel.
+    Empty data cannot be sealed.
     """
     return AESSIV(key).encrypt(data, [associated])
 

@@ -1,8 +1,9 @@
 """Masks that telescope over a cohort (docs/protocol.md, section 3).
 
-Without the group key the masks of a cohort are uniform on all tuples of vectors, so not even the
-sum shows. With it the masks of any survivors cancel up to the ends of their cyclic runs: removing
-them costs 2 vectors per run and one more, making one costs 2 or 3, whatever the cohort's size is.
+Without the group key the masks of a cohort are uniform on all tuples of vectors, so not
+even the sum shows. With it the masks of any survivors cancel up to the ends of their
+cyclic runs: removing them costs 2 vectors per run and one more, making one costs 2 or
+3, whatever the cohort's size is.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,10 @@ class MaskedSum(base.PlainSum):
         return (self.encode(vector + own.view(np.int64)),)
 
     def open(
-        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: base.SumContext
+        self,
+        combined: Mapping[int, bytes],
+        survivors: NDArray[np.bool_],
+        context: base.SumContext,
     ) -> base.Opened:
         """Return the sum without the survivors' masks."""
         masked = super().open(combined, survivors, context).vector

@@ -1,14 +1,14 @@
 """Packed secret sharing among a committee (docs/protocol.md, section 3).
 
-A client deals its vector in shares, one for each position of a committee. Any tau shares say
-nothing; tau + k sums of shares open the sum. Position j of m is the point j + 1, secret s the point
-m + 1 + s: each block of k words is the values, at the secret points, of a polynomial of degree
-below R = tau + k.
+A client deals its vector in shares, one for each position of a committee. Any tau
+shares say nothing; tau + k sums of shares open the sum. Position j of m is the point j
++ 1, secret s the point m + 1 + s: each block of k words is the values, at the secret
+points, of a polynomial of degree below R = tau + k.
 
-The ring is that of residues modulo three primes below 2^21, whose product P is almost 2^63. A
-product of two residues is below 2^42, so a product of matrices is exact in float64 and BLAS does
-it. Arrays of residues have shape (3, ...), a row for each prime, and dtype float64 where matrices
-are multiplied.
+The ring is that of residues modulo three primes below 2^21, whose product P is almost
+2^63. A product of two residues is below 2^42, so a product of matrices is exact in
+float64 and BLAS does it. Arrays of residues have shape (3, ...), a row for each prime,
+and dtype float64 where matrices are multiplied.
 """
 
 import hashlib
@@ -50,30 +50,35 @@ class SharedSum(base.SecureSum):
     def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
         """Return the threshold and the packing of a committee.
 
-        Any two sets of positions that open a sum have more than a third of the honest positions in
-        common, so one sum of a round opens if each honest position adds once (docs/guarantees.md,
-        "Theorem: one sum of a round"). Absent positions count: no server gains by calling them so.
+        Any two sets of positions that open a sum have more than a third of the honest
+        positions in common, so one sum of a round opens if each honest position adds
+        once (docs/guarantees.md, "Theorem: one sum of a round"). Absent positions
+        count: no server gains by calling them so.
         """
         if not 1 <= n_corrupt < n_positions:
             raise ConfigurationError(
                 f"Expected between 1 and {n_positions - 1} corrupt positions of a committee of "
                 f"{n_positions}. Got {n_corrupt} instead."
             )
-        # Not a majority: votes that are split among three sums would reveal combinations of them.
+        # Not a majority: votes that are split among three sums would reveal
+        # combinations of them.
         privacy = n_corrupt + 2 * (n_positions - n_corrupt) // 3
         if n_present <= privacy:
             raise ConfigurationError(
                 f"Expected more than {privacy} of {n_positions} committee members. "
                 f"Got {n_present} instead."
             )
-        return Sharing(n_positions, n_corrupt, privacy, max(1, (n_present - privacy) // 2))
+        return Sharing(
+            n_positions, n_corrupt, privacy, max(1, (n_present - privacy) // 2)
+        )
 
     def protect(
         self, vector: Integers, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
         """Return one share for each position, absent ones included.
 
-        Equal calls give equal shares. Another vector or another context has other polynomials.
+        Equal calls give equal shares. Another vector or another context has other
+        polynomials.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
         privacy = sharing.privacy
@@ -85,10 +90,14 @@ class SharedSum(base.SecureSum):
         known[:, :privacy] = _fields(free)
         known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
-        rest = _evaluate(nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known)
+        rest = _evaluate(
+            nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known
+        )
         shares = np.concatenate([free, _joined(rest)]).astype("<u8").tobytes()
         size = 8 * n_blocks
-        return tuple(shares[start : start + size] for start in range(0, len(shares), size))
+        return tuple(
+            shares[start : start + size] for start in range(0, len(shares), size)
+        )
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
         """Return the sum-share of a position: the sum of its shares of the survivors' vectors."""
@@ -100,22 +109,29 @@ class SharedSum(base.SecureSum):
             shares, proper = _elements(chunk, n_blocks)
             if not proper.all():
                 raise base.PartError(n_added + int(np.argmin(proper)))
-            # Residues of 21 bits: 2^43 of them fit a word, so they are reduced once, at the end.
+            # Residues of 21 bits: 2^43 of them fit a word, so they are reduced once, at
+            # the end.
             total += _fields(shares).sum(axis=1)
             n_added += len(chunk)
         return _joined(total % np.array(PRIMES, "u8")[:, None]).astype("<u8").tobytes()
 
     def open(
-        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+        self,
+        combined: Mapping[int, bytes],
+        survivors: NDArray[np.bool_],
+        context: SumContext,
     ) -> base.Opened:
         """Return the sum that the sum-shares open, and the positions whose sum-shares are false.
 
-        More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false ones are
-        found and left out. Every other one lies on the opened polynomials in every block, so all
-        that open the same sum-shares open the same sum. Malformed sum-shares are false ones.
+        More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false
+        ones are found and left out. Every other one lies on the opened polynomials in
+        every block, so all that open the same sum-shares open the same sum. Malformed
+        sum-shares are false ones.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
-        positions = np.array([j for j in sorted(combined) if 0 <= j < sharing.n_positions], int)
+        positions = np.array(
+            [j for j in sorted(combined) if 0 <= j < sharing.n_positions], int
+        )
         shares, proper = _elements([combined[j] for j in positions.tolist()], n_blocks)
         liars, positions = set(positions[~proper].tolist()), positions[proper]
         if len(positions) < sharing.threshold:
@@ -125,7 +141,8 @@ class SharedSum(base.SecureSum):
         values = _fields(shares[proper]).astype(np.float64)
         true = _true_shares(positions + 1, values, sharing.threshold)
         liars.update(positions[~true].tolist())
-        # Any R true shares give the same sum; the first most often have their matrices in a cache.
+        # Any R true shares give the same sum; the first most often have their matrices
+        # in a cache.
         used = np.flatnonzero(true)[: sharing.threshold]
         nodes = tuple((positions[used] + 1).tolist())
         secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])
@@ -140,12 +157,16 @@ class SharedSum(base.SecureSum):
 def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
     """Return how a vector is shared, and B: blocks of a vector, so elements of a share."""
     if sharing is None:
-        raise ConfigurationError("Expected the sharing of a committee. Got None instead.")
+        raise ConfigurationError(
+            "Expected the sharing of a committee. Got None instead."
+        )
     return sharing, math.ceil(n_words / sharing.packing)
 
 
 def _secret_points(sharing: Sharing) -> tuple[int, ...]:
-    return tuple(range(sharing.n_positions + 1, sharing.n_positions + 1 + sharing.packing))
+    return tuple(
+        range(sharing.n_positions + 1, sharing.n_positions + 1 + sharing.packing)
+    )
 
 
 def to_residues(values: Integers) -> Integers:
@@ -171,7 +192,8 @@ def uniform(key: bytes, stream: int, length: int) -> Integers:
 
 
 def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
-    n_drawn = length  # one word of 43,000 is no element: skipped, so that the law is exact
+    # one word of 43,000 is no element: skipped, so that the law is exact
+    n_drawn = length
     while True:
         n_drawn += length // 1024 + 16
         drawn = words(key, stream, n_drawn) & _ELEMENT
@@ -194,7 +216,9 @@ def _joined(residues: NDArray[Any]) -> Words:
 def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bool_]]:
     """Return the words of parts, shape (n_parts, length), and which parts are well formed."""
     fit = np.array([len(part) == 8 * length for part in parts], dtype=np.bool_)
-    data = b"".join(part if len(part) == 8 * length else bytes(8 * length) for part in parts)
+    data = b"".join(
+        part if len(part) == 8 * length else bytes(8 * length) for part in parts
+    )
     elements = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
     elements = elements.reshape(len(parts), length)
     return elements, fit & _are_elements(elements).all(axis=1)
@@ -207,7 +231,9 @@ def _are_elements(elements: Words) -> NDArray[np.bool_]:
     return proper
 
 
-def _evaluate(nodes: tuple[int, ...], points: tuple[int, ...], values: Floats) -> Floats:
+def _evaluate(
+    nodes: tuple[int, ...], points: tuple[int, ...], values: Floats
+) -> Floats:
     """Return the least polynomials' residues at points, from their values at other nodes."""
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
@@ -252,17 +278,20 @@ def _products(factors: Integers, prime: int) -> Integers:
 
 
 def _inverses(values: Integers, prime: int) -> Integers:
-    inverses: Integers = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)(values)
+    inverses: Integers = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)(
+        values
+    )
     return inverses.astype(np.int64)
 
 
 def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
     """Return which shares (3, n, n_blocks) lie on polynomials below a degree in every block."""
-    if _fit(points, values, degree):  # no share is false: the usual case, and much faster
+    # no share is false: the usual case, and much faster
+    if _fit(points, values, degree):
         return np.ones(len(points), dtype=np.bool_)
     for _ in range(_DECODINGS):
-        # A random combination stands for all blocks: a share that is false in any of them is false
-        # there, but for one chance in a prime.
+        # A random combination stands for all blocks: a share that is false in any of
+        # them is false there, but for one chance in a prime.
         weights = uniform(token(32), 0, values.shape[2])
         true = np.ones(len(points), dtype=np.bool_)
         for i, prime in enumerate(PRIMES):
@@ -285,23 +314,30 @@ def _fit(points: Integers, values: Floats, degree: int) -> bool:
     nodes, rest = tuple(points[:degree].tolist()), tuple(points[degree:].tolist())
     if not rest:
         return True
-    return np.array_equal(_evaluate(nodes, rest, values[:, :degree]), values[:, degree:])
+    return np.array_equal(
+        _evaluate(nodes, rest, values[:, :degree]), values[:, degree:]
+    )
 
 
 def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
     """Return one linear combination, shape (n,), of the columns of (n, n_blocks) residues."""
     parts = (slice(i, i + _EXACT_TERMS) for i in range(0, len(weights), _EXACT_TERMS))
-    total: Floats = np.sum([values[:, part] @ weights[part] % prime for part in parts], axis=0)
+    total: Floats = np.sum(
+        [values[:, part] @ weights[part] % prime for part in parts], axis=0
+    )
     return total.astype(np.int64) % prime
 
 
-def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDArray[np.bool_]:
+def _decode(
+    points: Integers, values: Integers, degree: int, prime: int
+) -> NDArray[np.bool_]:
     """Return which values lie on the one polynomial below a degree that most of them share.
 
-    Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the points of
-    all false values. L times the values lies on a polynomial too: some of its syndromes are zero.
-    So the coefficients of L are in the kernel of a Hankel matrix of the values' syndromes, and any
-    vector of that kernel is such an L. A `SumError` if more than ``(n - degree) // 2`` are false.
+    Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the
+    points of all false values. L times the values lies on a polynomial too: some of its
+    syndromes are zero. So the coefficients of L are in the kernel of a Hankel matrix of
+    the values' syndromes, and any vector of that kernel is such an L. A `SumError` if
+    more than ``(n - degree) // 2`` are false.
     """
     most = (len(points) - degree) // 2
     terms, syndromes = values * _weights(points, prime) % prime, []
@@ -311,10 +347,15 @@ def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDAr
     hankel = np.lib.stride_tricks.sliding_window_view(np.array(syndromes), most + 1)
     locator = _in_kernel(hankel, prime)
     if locator is not None:
-        located = reduce(lambda value, term: (value * points + term) % prime, locator[::-1], 0)
-        nodes = np.flatnonzero(located)[:degree]  # L has so few zeros that enough are left
+        located = reduce(
+            lambda value, term: (value * points + term) % prime, locator[::-1], 0
+        )
+        # L has so few zeros that enough are left
+        nodes = np.flatnonzero(located)[:degree]
         rest = np.setdiff1d(np.arange(len(points)), nodes)
-        matrix = _lagrange(tuple(points[nodes].tolist()), tuple(points[rest].tolist()), prime)
+        matrix = _lagrange(
+            tuple(points[nodes].tolist()), tuple(points[rest].tolist()), prime
+        )
         true = np.ones(len(points), dtype=np.bool_)
         true[rest] = (matrix @ values[nodes]).astype(np.int64) % prime == values[rest]
         if np.count_nonzero(~true) <= most:

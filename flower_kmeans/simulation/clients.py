@@ -33,7 +33,8 @@ class Clients:
     Attributes
     ----------
     make : callable
-        ``make(load_data, on_result, load_member)`` returns an app that answers for any client.
+        ``make(load_data, on_result, load_member)`` returns an app that answers for any
+        client.
     load : callable, optional
         ``load(partition_id)`` returns a client's records, where they are in no `Own`.
     roster : Roster, optional
@@ -79,14 +80,19 @@ class Unusable:
     n_features: int
     columns: tuple[str, ...] | None
 
-    def __call__(self, partition: int, load: Callable[[], RecordsLike]) -> KMeansError | None:
+    def __call__(
+        self, partition: int, load: Callable[[], RecordsLike]
+    ) -> KMeansError | None:
         """Return an error about the records that a function returns, or ``None``."""
         try:
             if has_a_record(load(), self.n_features, self.columns):
                 return None
         except KMeansError as error:
-            return type(error)(f"The records of partition {partition} cannot be used. {error}")
-        except Exception:  # of a user's function: its client refuses, as in a deployment
+            return type(error)(
+                f"The records of partition {partition} cannot be used. {error}"
+            )
+        except Exception:
+            # of a user's function: its client refuses, as in a deployment
             return None
         return DataError(
             f"Expected a record of finite numbers in partition {partition}. Got none: all of its "
@@ -101,6 +107,7 @@ def partition_of(context: Context) -> int:
 
 def is_reference(value: Any) -> bool:
     """Return whether a value is a reference to an object of a Ray cluster."""
-    # Nobody has one without that module, or before another thread has imported all of it.
+    # Nobody has one without that module, or before another thread has imported all of
+    # it.
     kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
     return kind is not None and isinstance(value, kind)

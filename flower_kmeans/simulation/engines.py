@@ -1,8 +1,8 @@
 """Whole federations at once: in this process, or on a Ray cluster.
 
-Both engines run the strategy and the client code that a deployment runs, over Flower messages.
-Where the server must not see the result, it is taken from a client through its ``on_result``, as in
-a deployment, and never passes the grid.
+Both engines run the strategy and the client code that a deployment runs, over Flower
+messages. Where the server must not see the result, it is taken from a client through
+its ``on_result``, as in a deployment, and never passes the grid.
 """
 
 import shutil
@@ -84,51 +84,56 @@ def simulate(
 ) -> Clustering:
     """Run a strategy over simulated clients.
 
-    Runs of several strategies may overlap in threads of one process. On Ray they share one
-    connection.
+    Runs of several strategies may overlap in threads of one process. On Ray they share
+    one connection.
 
     Parameters
     ----------
     strategy : KMeansStrategy or VerticalKMeans
         For example `FastLloyd`.
     partitions : sequence of array-like of shape (n_i, n_features), or callable
-        The records of each client, in the user's units: an array, or a table of another type
-        (docs/own-data.md, "What load_data may return"). A client may have none. With the engine
-        "in-process" also what `register_kmeans` lists for larger records. A strategy that was given
-        neither ``n_clients`` nor ``min_clients`` takes their defaults from this number. On Ray also
-        references to such arrays and tables (``ray.ObjectRef``). A callable gets the partition id
-        and returns the records, where and as often as they are read: on Ray on the workers, for
-        example from storage that all of them share. The strategy must have ``n_clients`` then.
-        What it returns, and what references name, is read once before the run, up to a record that
-        counts. If it raises an error of its own, its client refuses, as in a deployment.
-        Of `VerticalKMeans` the columns of each party, (n_records, width): the same rows in the
-        same order, whose ids are their numbers.
+        The records of each client, in the user's units: an array, or a table of another
+        type (docs/own-data.md, "What load_data may return"). A client may have none.
+        With the engine "in-process" also what `register_kmeans` lists for larger
+        records. A strategy that was given neither ``n_clients`` nor ``min_clients``
+        takes their defaults from this number. On Ray also references to such arrays and
+        tables (``ray.ObjectRef``). A callable gets the partition id and returns the
+        records, where and as often as they are read: on Ray on the workers, for example
+        from storage that all of them share. The strategy must have ``n_clients`` then.
+        What it returns, and what references name, is read once before the run, up to a
+        record that counts. If it raises an error of its own, its client refuses, as in
+        a deployment. Of `VerticalKMeans` the columns of each party, (n_records, width):
+        the same rows in the same order, whose ids are their numbers.
     engine : {"in-process", "ray", "auto"}, default: "in-process"
-        In this process, one client after the other, or as tasks on Ray. ``"auto"`` takes Ray where
-        it is installed, partitions are neither chunks nor files, and a run takes longer than a few
-        seconds in this process. Where Ray then cannot be started, the run goes on in this process,
-        with a `RuntimeWarning` that says why.
+        In this process, one client after the other, or as tasks on Ray. ``"auto"``
+        takes Ray where it is installed, partitions are neither chunks nor files, and a
+        run takes longer than a few seconds in this process. Where Ray then cannot be
+        started, the run goes on in this process, with a `RuntimeWarning` that says why.
     ray_address : str, optional
-        ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as this process.
-        Default: the cluster that this process is connected to, that in the environment's
-        ``RAY_ADDRESS``, or one of this machine alone, for this run. The tasks of a node that is
-        lost run again on others; the run ends with a `RunError` after four losses.
+        ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as
+        this process. Default: the cluster that this process is connected to, that in
+        the environment's ``RAY_ADDRESS``, or one of this machine alone, for this run.
+        The tasks of a node that is lost run again on others; the run ends with a
+        `RunError` after four losses.
     policy : ClientPolicy, optional
-        What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
-        whatever the strategy requests. Under ``keys="roster"`` keys and roster are made for this
-        run; on Ray a client's key travels with its messages. Party 0 of `VerticalKMeans` computes
-        in one process, unless the policy names more ``workers``.
+        What every client accepts. The default, ``ClientPolicy.for_simulation()``,
+        accepts whatever the strategy requests. Under ``keys="roster"`` keys and roster
+        are made for this run; on Ray a client's key travels with its messages. Party 0
+        of `VerticalKMeans` computes in one process, unless the policy names more
+        ``workers``.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
     timeout : float, optional
-        Seconds after which a round trip ends in any case. Default: 600, or `VerticalKMeans`'s own.
+        Seconds after which a round trip ends in any case. Default: 600, or
+        `VerticalKMeans`'s own.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
     Returns
     -------
     Clustering
-        Centroids in the user's units, noisy sizes, and the report; weights where sizes have bounds.
+        Centroids in the user's units, noisy sizes, and the report; weights where sizes
+        have bounds.
 
     Raises
     ------
@@ -138,7 +143,9 @@ def simulate(
         If the run could not be completed.
     """
     require_type("strategy", strategy, AnyStrategy, "one of flower_kmeans.strategies")
-    require_type("ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster")
+    require_type(
+        "ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster"
+    )
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
     streams = [r for r in records if is_stream(r) and not isinstance(r, np.ndarray)]
@@ -155,7 +162,11 @@ def simulate(
     require_type("on_round", on_round, Callable | None, "a callable")
     if timeout is None:
         # Steps on encrypted columns take long.
-        timeout = strategy.default_timeout if isinstance(strategy, VerticalKMeans) else _TIMEOUT
+        timeout = (
+            strategy.default_timeout
+            if isinstance(strategy, VerticalKMeans)
+            else _TIMEOUT
+        )
 
     def start(grid: Grid) -> None:
         strategy.start(FaultyGrid(grid) if faults else grid, timeout=timeout)
@@ -188,10 +199,14 @@ def simulate(
     return Clustering(*outcome, result.weights, result.size_report, synopsis)
 
 
-def choose_engine(strategy: AnyStrategy, engine: Engine, ray_address: str | None = None) -> Place:
+def choose_engine(
+    strategy: AnyStrategy, engine: Engine, ray_address: str | None = None
+) -> Place:
     """Return the engine of a run, which ``"auto"`` leaves to the run's public numbers."""
     if engine not in get_args(Engine):
-        raise ConfigurationError(f"Expected engine in {get_args(Engine)}. Got {engine!r} instead.")
+        raise ConfigurationError(
+            f"Expected engine in {get_args(Engine)}. Got {engine!r} instead."
+        )
     if engine == "in-process" and ray_address is not None:
         raise ConfigurationError(
             f"Expected engine='ray' with ray_address. Got {engine!r} with {ray_address!r} instead."
@@ -201,7 +216,9 @@ def choose_engine(strategy: AnyStrategy, engine: Engine, ray_address: str | None
     if ray_address is not None:
         return "ray"
     size = strategy.n_clusters * strategy.domain.n_features * (strategy.n_records or 0)
-    is_much = strategy.n_rounds * size > _MUCH_WORK and not isinstance(strategy, VerticalKMeans)
+    is_much = strategy.n_rounds * size > _MUCH_WORK and not isinstance(
+        strategy, VerticalKMeans
+    )
     return "ray" if is_much and find_spec("ray") is not None else "in-process"
 
 
@@ -218,7 +235,8 @@ def started(
     ray_address : str, optional
         As in `simulate`.
     or_here : bool, default: False
-        Whether to go on in this process where Ray cannot be started, unless an address is given.
+        Whether to go on in this process where Ray cannot be started, unless an address
+        is given.
     """
     with ExitStack() as stack:
         note = None
@@ -250,7 +268,9 @@ def _alone(strategy: AnyStrategy) -> Iterator[None]:
 
 
 @contextmanager
-def _told(strategy: AnyStrategy, on_round: Callable[[RoundInfo], None] | None) -> Iterator[None]:
+def _told(
+    strategy: AnyStrategy, on_round: Callable[[RoundInfo], None] | None
+) -> Iterator[None]:
     """Let a strategy call this function after each round of a run, if there is one."""
     before = strategy.on_round
     strategy.on_round = on_round or before
@@ -285,7 +305,10 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
 def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Records:
     """Return the records of each client, or ``None`` for each where a function returns them."""
     require_type(
-        "partitions", partitions, list | tuple | Callable, "a list of arrays or a callable"
+        "partitions",
+        partitions,
+        list | tuple | Callable,
+        "a list of arrays or a callable",
     )
     if callable(partitions):
         if strategy.n_clients is None or isinstance(strategy, VerticalKMeans):
@@ -296,7 +319,9 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         strategy.algorithm.require_packages()
         return [None] * strategy.n_clients
     if not partitions:
-        raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")
+        raise ConfigurationError(
+            "Expected partitions for at least one client. Got 0 instead."
+        )
     if strategy.n_clients is not None and strategy.n_clients != len(partitions):
         raise ConfigurationError(
             f"Expected partitions for n_clients={strategy.n_clients} clients. "
@@ -308,14 +333,21 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         domain = strategy.domain
         columns = domain.n_features, domain.columns
         records = [
-            part if is_reference(part) else checked_source(part, *columns, f"partitions[{i}]")
+            part
+            if is_reference(part)
+            else checked_source(part, *columns, f"partitions[{i}]")
             for i, part in enumerate(partitions)
         ]
         strategy.algorithm.require_packages()
     else:
         records, first = [], 0
-        for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
-            own = strategy.domain.columns and strategy.domain.columns[first : first + width]
+        for i, (part, width) in enumerate(
+            zip(partitions, strategy.widths, strict=True)
+        ):
+            own = (
+                strategy.domain.columns
+                and strategy.domain.columns[first : first + width]
+            )
             name = f"partitions[{i}]"
             source = as_source(checked_source(part, width, own, name), width, own)
             records.append(check_records(source.loaded(), width, name=name))
@@ -331,7 +363,11 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
 
 
 def _require_usable(
-    clients: Clients, owns: Sequence[Own], strategy: AnyStrategy, place: Place, timeout: float
+    clients: Clients,
+    owns: Sequence[Own],
+    strategy: AnyStrategy,
+    place: Place,
+    timeout: float,
 ) -> None:
     """Require records that count of clients whose records were not there to be checked."""
     check = Unusable(strategy.domain.n_features, strategy.domain.columns)
@@ -349,7 +385,9 @@ def _require_usable(
             raise objection
 
 
-def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy) -> None:
+def _check_faults(
+    faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy
+) -> None:
     require_type("faults", faults, list | tuple, "a list of Fault")
     for fault in faults:
         require_type("faults", fault, Fault, "a list of Fault")
@@ -369,7 +407,7 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy
             )
 
 
-# --------------------------------------------------------------------------- files and keys
+# ----------------------------------------------------------------------- files and keys
 
 
 @contextmanager
@@ -405,7 +443,8 @@ def _with_work_dir(
                 f"Expected {needed / 1e6:.0f} MB of free disk for the files of party 0. "
                 f"Got {free / 1e6:.0f} MB in {directory.parent}."
             )
-        # More processes start scripts that are not guarded again, so only where they are wanted.
+        # More processes start scripts that are not guarded again, so only where they
+        # are wanted.
         yield replace(policy, work_dir=str(directory), workers=policy.workers or 1)
 
 
@@ -422,7 +461,8 @@ def _with_keys(
         keys, content = new_members([f"client-{i}" for i in range(n_clients)], beacon)
         path = directory / ROSTER_FILE
         path.write_bytes(content)
-        path.chmod(0o644)  # whatever the umask: the strategy refuses what others may write
+        # whatever the umask: the strategy refuses what others may write
+        path.chmod(0o644)
         before, strategy.roster_file = strategy.roster_file, path
         try:  # the strategy holds the roster meanwhile
             yield Roster.from_file(path), keys
@@ -447,7 +487,9 @@ def _client_app(
             own = replace(policy, party=partition_of(context))
         else:
             own = _MemberPolicy(**vars(policy), member=load_member(context))
-        return kmeans_client_app(load_data, own, on_result, row_numbers)(message, context)
+        return kmeans_client_app(load_data, own, on_result, row_numbers)(
+            message, context
+        )
 
     is_shared = load_member is None and policy.work_dir is None
     app: App = kmeans_client_app(load_data, policy, on_result) if is_shared else of_one
@@ -473,7 +515,9 @@ class _MemberPolicy(ClientPolicy):
 # --------------------------------------------------------------------------- engines
 
 
-def _run_in_process(start: Start, clients: Clients, own: Sequence[Own]) -> ClientResult | None:
+def _run_in_process(
+    start: Start, clients: Clients, own: Sequence[Own]
+) -> ClientResult | None:
     results: list[ClientResult] = []
     app = clients.app(
         dict(enumerate(own)),
@@ -484,7 +528,9 @@ def _run_in_process(start: Start, clients: Clients, own: Sequence[Own]) -> Clien
     return results[0] if results else None
 
 
-def _run_on_ray(start: Start, clients: Clients, own: Sequence[Own]) -> ClientResult | None:
+def _run_on_ray(
+    start: Start, clients: Clients, own: Sequence[Own]
+) -> ClientResult | None:
     grid = RayGrid(clients, own)
     with task_identity(), closing(grid):
         start(grid)

@@ -1,8 +1,8 @@
 """Faults for simulations: clients that drop, crash, answer late, twice, or wrongly.
 
-A fault is produced where it would arise: the client's side raises or spoils its reply, and what
-the network would do (lose, delay, repeat) is done to real messages between client and strategy.
-The strategy and the honest clients run their ordinary code.
+A fault is produced where it would arise: the client's side raises or spoils its reply,
+and what the network would do (lose, delay, repeat) is done to real messages between
+client and strategy. The strategy and the honest clients run their ordinary code.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,13 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
     decode_request,
 )
-from flower_kmeans.protocol.wire import RECORD, VERSION, encode, from_content, to_content
+from flower_kmeans.protocol.wire import (
+    RECORD,
+    VERSION,
+    encode,
+    from_content,
+    to_content,
+)
 from flower_kmeans.simulation.in_process import App, PolledGrid, Run
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
@@ -47,11 +53,12 @@ class Fault:
         1 to T for the rounds, 0 for the enrolment, -1 for the final delivery.
     kind : str
         ``"drop"`` the message never reaches the client; ``"crash"`` the client raises;
-        ``"late"`` its answer comes after the round trip is over; ``"twice"`` it comes again;
-        ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong length, the
-        wrong type, or belongs to another round or another run.
+        ``"late"`` its answer comes after the round trip is over; ``"twice"`` it comes
+        again; ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the
+        wrong length, the wrong type, or belongs to another round or another run.
     trip : {"ask", "add"}, default: "ask"
-        Which of the round's messages: the query, or the request for a committee member's sum-share.
+        Which of the round's messages: the query, or the request for a committee
+        member's sum-share.
     """
 
     client: int
@@ -60,7 +67,10 @@ class Fault:
     trip: FaultTrip = "ask"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("kind", self.kind, FaultKind), ("trip", self.trip, FaultTrip)):
+        for name, value, known in (
+            ("kind", self.kind, FaultKind),
+            ("trip", self.trip, FaultTrip),
+        ):
             if value not in get_args(known):
                 raise ConfigurationError(
                     f"Expected {name} from {get_args(known)}. Got {value!r} instead."
@@ -105,7 +115,9 @@ class FaultyClientApp:
 
     def __init__(self, app: App, faults: Sequence[Fault]) -> None:
         self._app = app
-        self._faults = {(fault.client, fault.round, fault.trip): fault.kind for fault in faults}
+        self._faults = {
+            (fault.client, fault.round, fault.trip): fault.kind for fault in faults
+        }
         self._clients = {fault.client for fault in faults}
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -116,7 +128,8 @@ class FaultyClientApp:
         if kind == "crash":
             raise InjectedCrashError("The client crashes by its fault.")
         if kind == "drop":
-            # The grid drops it: neither the client nor the strategy sees anything of the exchange.
+            # The grid drops it: neither the client nor the strategy sees anything of
+            # the exchange.
             reply = Message(RecordDict(), reply_to=message)
         else:
             reply = self._app(message, context)
@@ -137,7 +150,9 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
         # An answer names its round by its tag alone.
         changed = msgspec.structs.replace(reply, tag=bytes(b ^ 1 for b in reply.tag))
     elif isinstance(reply, Answer):
-        changed = msgspec.structs.replace(reply, words=reply.words[:-8], sealed=reply.sealed[:-1])
+        changed = msgspec.structs.replace(
+            reply, words=reply.words[:-8], sealed=reply.sealed[:-1]
+        )
     elif isinstance(reply, Added):
         share = bytes(len(reply.share)) if kind == "round" else reply.share[:-8]
         changed = msgspec.structs.replace(reply, share=share)

@@ -1,8 +1,9 @@
 """A Flower grid that runs every client in this process, one after the other.
 
-It calls the very ClientApp that a SuperNode would, with real Flower messages and contexts, and is
-the one file that touches Flower's internals: message ids are set by the SuperLink in a deployment,
-and creating a message needs the identity of the running task.
+It calls the very ClientApp that a SuperNode would, with real Flower messages and
+contexts, and is the one file that touches Flower's internals: message ids are set by
+the SuperLink in a deployment, and creating a message needs the identity of the running
+task.
 """
 
 import threading
@@ -40,14 +41,17 @@ _set_here: list[str] = []  # those names that were not set when the first of the
 def task_identity() -> Iterator[None]:
     """Give this process the identity that Flower requires for creating messages.
 
-    It belongs to the process, and is the same for all simulations: of those that overlap, the first
-    sets it and the last removes it. One that Flower has set, as for a ServerApp that simulates,
-    stays as it is, since other threads make their messages by it.
+    It belongs to the process, and is the same for all simulations: of those that
+    overlap, the first sets it and the last removes it. One that Flower has set, as for
+    a ServerApp that simulates, stays as it is, since other threads make their messages
+    by it.
     """
     global _overlapping
     with _lock:
         if _overlapping == 0:
-            _set_here[:] = [name for name in _IDENTITY if getattr(TaskIdentity, name) is None]
+            _set_here[:] = [
+                name for name in _IDENTITY if getattr(TaskIdentity, name) is None
+            ]
             for name in _set_here:
                 setattr(TaskIdentity, name, _IDENTITY[name])
         _overlapping += 1
@@ -57,7 +61,9 @@ def task_identity() -> Iterator[None]:
         with _lock:
             _overlapping -= 1
             # Flower may have set its own meanwhile.
-            is_ours = all(getattr(TaskIdentity, name) == _IDENTITY[name] for name in _set_here)
+            is_ours = all(
+                getattr(TaskIdentity, name) == _IDENTITY[name] for name in _set_here
+            )
             if _overlapping == 0 and is_ours:
                 for name in _set_here:
                     setattr(TaskIdentity, name, None)
@@ -148,8 +154,8 @@ def answered(client_app: App, message: Message, context: Context) -> Message:
 class InProcessGrid(PolledGrid):
     """A grid whose nodes are function calls, one at a time.
 
-    Flower's older servers ask each client in a thread of its own. Clients are written for a process
-    of their own, and need not be safe there.
+    Flower's older servers ask each client in a thread of its own. Clients are written
+    for a process of their own, and need not be safe there.
     """
 
     def __init__(self, client_app: App, n_nodes: int) -> None:
@@ -181,11 +187,14 @@ class InProcessGrid(PolledGrid):
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]
-        # Python itself is not safe there: before 3.11.8, NumPy could fail to read an array if
-        # another thread read one while the garbage collector ran in ast.literal_eval.
+        # Python itself is not safe there: before 3.11.8, NumPy could fail to read an
+        # array if another thread read one while the garbage collector ran in
+        # ast.literal_eval.
         with self._turn:
             return answered(self._client_app, message, context)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
         """Return the messages that will never be answered: here, all that were pulled."""
-        return {message_id for message_id in message_ids if message_id not in self._replies}
+        return {
+            message_id for message_id in message_ids if message_id not in self._replies
+        }

@@ -1,8 +1,9 @@
 """A Flower grid whose clients are tasks of a Ray cluster, on this machine or on many.
 
-A task answers the messages of a few clients, one after the other. It is given their contexts and
-returns them, so any worker can answer for any client, and Ray runs the tasks of a lost node again
-on another. No worker keeps anything, or reads a file of the driver's machine.
+A task answers the messages of a few clients, one after the other. It is given their
+contexts and returns them, so any worker can answer for any client, and Ray runs the
+tasks of a lost node again on another. No worker keeps anything, or reads a file of the
+driver's machine.
 """
 
 import logging
@@ -87,7 +88,9 @@ def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
     with task_identity():
         replies = [answered(app, job.message, job.context) for job in jobs]
     # All clients have the same result.
-    return _Done(replies, [job.context for job in jobs], results[0] if results else None)
+    return _Done(
+        replies, [job.context for job in jobs], results[0] if results else None
+    )
 
 
 def _objections(
@@ -110,7 +113,8 @@ def require_usable_on_ray(
 ) -> None:
     """Raise what a check finds about records that only workers have, before a run begins.
 
-    Workers that are not free in time check nothing: the run itself then ends at its timeout.
+    Workers that are not free in time check nothing: the run itself then ends at its
+    timeout.
     """
     if not owns:
         return
@@ -138,7 +142,10 @@ def _is_data_set(records: object) -> bool:
 
 
 def _without_data_sets(
-    make: MakeApp, load_data: LoadData, on_result: OnResult, load_member: LoadMember | None
+    make: MakeApp,
+    load_data: LoadData,
+    on_result: OnResult,
+    load_member: LoadMember | None,
 ) -> App:
     """Return an app that refuses data sets of Ray, whose tasks would wait for processors.
 
@@ -159,8 +166,8 @@ def _without_data_sets(
 class RayGrid(PolledGrid):
     """A grid whose nodes are clients on the Ray cluster that this process is connected to.
 
-    As in a deployment, a client answers one message after the other: its next one waits until it
-    has answered.
+    As in a deployment, a client answers one message after the other: its next one waits
+    until it has answered.
 
     Attributes
     ----------
@@ -237,7 +244,11 @@ class RayGrid(PolledGrid):
     def _collect(self) -> None:
         """Take what tasks that are over have returned."""
         tasks = list(self._under_way)
-        over, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0) if tasks else ((), ())
+        over, _ = (
+            self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
+            if tasks
+            else ((), ())
+        )
         for task in over:
             done: _Done = _result_of(task)
             self._replies |= zip(self._under_way.pop(task), done.replies, strict=True)
@@ -288,12 +299,15 @@ def _placed(own: Own) -> Own:
 def connected(address: str | None) -> Iterator[None]:
     """Be connected to a Ray cluster, with its tasks' output kept from this process.
 
-    A connection that the caller has made is used, and left as it was. Without one, and without an
-    address, Ray takes that in RAY_ADDRESS, or else starts on this machine. Runs that overlap share
-    the connection that the first of them made, and the last one ends it.
+    A connection that the caller has made is used, and left as it was. Without one, and
+    without an address, Ray takes that in RAY_ADDRESS, or else starts on this machine.
+    Runs that overlap share the connection that the first of them made, and the last one
+    ends it.
     """
     global _sharing
-    ray: Any = require("ray", "The engine 'ray'", instead=", or choose the engine 'in-process'")
+    ray: Any = require(
+        "ray", "The engine 'ray'", instead=", or choose the engine 'in-process'"
+    )
     with _lock:
         if not ray.is_initialized():
             _connect(address)

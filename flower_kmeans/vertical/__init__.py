@@ -1,5 +1,5 @@
 """Computing on columns that their owners encrypt: CKKS keys, signs, and one k-means iteration.
 
-Nothing here knows Flower or messages. `engine` alone imports TenSEAL, which the computing party
-needs; key holders need NumPy and ``cryptography``.
+Nothing here knows Flower or messages. `engine` alone imports TenSEAL, which the
+computing party needs; key holders need NumPy and ``cryptography``.
 """

@@ -13,16 +13,19 @@ from flower_kmeans.errors import ConfigurationError, DataError
 _KEY_BYTES = 16
 
 
-def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> NDArray[np.intp]:
+def align_rows(
+    ids: Iterable[object], key: bytes | str | os.PathLike[str]
+) -> NDArray[np.intp]:
     """Return an order of rows that all parties with the same ids and the same key agree on.
 
-    Rows are sorted by HMAC-SHA256 of their ids, so nobody without the key knows the order. Ids that
-    only some parties have must be removed before.
+    Rows are sorted by HMAC-SHA256 of their ids, so nobody without the key knows the
+    order. Ids that only some parties have must be removed before.
 
     Parameters
     ----------
     ids : iterable
-        One id for each of this party's rows, compared as text: 17 and "17" are the same.
+        One id for each of this party's rows, compared as text: 17 and "17" are the
+        same.
     key : bytes or path
         A secret that all parties share, at least 16 bytes, or the file that holds it.
 
@@ -47,7 +50,9 @@ def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> ND
     require_long(secret, "key")
     texts = [str(each) for each in ids]
     if len(set(texts)) < len(texts):
-        raise DataError("Expected ids that differ in all rows. Got at least one id twice.")
+        raise DataError(
+            "Expected ids that differ in all rows. Got at least one id twice."
+        )
     digests = [hmac.digest(secret, text.encode(), "sha256") for text in texts]
     return np.array(sorted(range(len(texts)), key=digests.__getitem__), dtype=np.intp)
 
@@ -63,8 +68,8 @@ def require_long(key: bytes, name: str) -> None:
 def ids_digest(ids: Iterable[object], key: bytes = b"") -> bytes:
     """Return HMAC-SHA256 of ids in their order, 32 bytes, by which parties compare their rows.
 
-    ``key`` is what parties share to align their rows. Without one it is empty, and somebody who
-    gets the digest can test guesses of all ids.
+    ``key`` is what parties share to align their rows. Without one it is empty, and
+    somebody who gets the digest can test guesses of all ids.
     """
     digest = hmac.new(key, digestmod="sha256")
     for each in ids:

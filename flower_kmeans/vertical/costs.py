@@ -1,8 +1,8 @@
 """What a vertical run costs: round trips, bytes, CPU time, memory and disk, from public numbers.
 
-Bytes are exact but for row ids and the result, a kilobyte; round trips, where all that party 0 is
-sent fits into one message (docs/protocol.md, section 13). CPU time and memory are estimates
-from measurements of one core; each constant names its source.
+Bytes are exact but for row ids and the result, a kilobyte; round trips, where all that
+party 0 is sent fits into one message (docs/protocol.md, section 13). CPU time and
+memory are estimates from measurements of one core; each constant names its source.
 """
 
 import math
@@ -16,18 +16,20 @@ from flower_kmeans.vertical.ring import SLOTS, N, packed_bytes
 
 _MESSAGE = 255 * 2**20  # parcels in one message
 _SEAL = 16  # bytes that AES-SIV adds to each parcel
-# CPU seconds of party 0 for a step of 16,384 records of two parties, on one core, as two runs of
-# benchmarks/vertical.py measured them: 1.6 and 1.7 s at k = 2, 4.8 and 5.1 (3), 17.1 and 18.8 (5),
-# 55.8 and 63.4 (8); with a radius 4.9 (2), 10.8 (3), 30.5 and 32.3 (5), 80.8 (8). The constants are
-# a fit to these, within 10 %; beyond k = 8 it is an extrapolation.
+# CPU seconds of party 0 for a step of 16,384 records of two parties, on one core, as
+# two runs of benchmarks/vertical.py measured them: 1.6 and 1.7 s at k = 2, 4.8 and 5.1
+# (3), 17.1 and 18.8 (5), 55.8 and 63.4 (8); with a radius 4.9 (2), 10.8 (3), 30.5 and
+# 32.3 (5), 80.8 (8). The constants are a fit to these, within 10 %; beyond k = 8 it is
+# an extrapolation.
 _SIGN, _SIGN_LEVEL, _PRODUCT = 1.43, 0.2, 0.03
-# Keys, a column of 16,384 records, randomising a value and a share of it: the largest of the same
-# table. Joint keys are from a prototype, whose own key alone took 3.3 s.
+# Keys, a column of 16,384 records, randomising a value and a share of it: the largest
+# of the same table. Joint keys are from a prototype, whose own key alone took 3.3 s.
 _KEYS_ALONE, _KEYS_JOINT, _COLUMN = 0.6, 7.0, 0.03
 _RANDOMISE, _SHARE = 0.008, 0.0005
-# GB of party 0 with one worker, measured at k = 2, 3, 5 and 8; at 16 that of a prototype in which
-# one process played all parties. With a radius 0.98, 1.10 and 1.28 were measured at k = 2, 3 and 5.
-# The process of benchmarks/vertical.py takes up to 8 % more.
+# GB of party 0 with one worker, measured at k = 2, 3, 5 and 8; at 16 that of a
+# prototype in which one process played all parties. With a radius 0.98, 1.10 and 1.28
+# were measured at k = 2, 3 and 5. The process of benchmarks/vertical.py takes up to 8 %
+# more.
 _MEMORY = ((2, 3, 5, 8, 16), (0.87, 0.97, 1.13, 1.43, 3.5))
 _RADIUS, _RADIUS_CLUSTER = 0.09, 0.012
 _WORKER = 0.9  # of each further worker, which loads the keys, too
@@ -92,16 +94,26 @@ def costs(
         keys = public + digits * public + 2 * _SEAL
         made, columns = _KEYS_ALONE, [data + 32] + [2 * data] * (n_parties - 2)
     else:
-        # Twice its share, once in each round of the relinearisation key; and the sums, once.
+        # Twice its share, once in each round of the relinearisation key; and the sums,
+        # once.
         keys = holders * (1 + 3 * digits) * public + (1 + digits) * public
         keys += 64 * holders + _SEAL * (4 * holders + 2)
         made, columns = _KEYS_JOINT, [2 * data] * (n_parties - 1)
-    sent = [chunks * width * (each + _SEAL) for width, each in zip(foreign, columns, strict=True)]
+    sent = [
+        chunks * width * (each + _SEAL)
+        for width, each in zip(foreign, columns, strict=True)
+    ]
     in_round = values * packed_bytes((m.q0,)) + _SEAL + holders * (8 * values + _SEAL)
     signs = k * (k - 1) // 2 + squares * k
     step = signs * (_SIGN + _SIGN_LEVEL * (m.levels - 14)) + _PRODUCT * k * sum(foreign)
     loaded = public * (1 + digits * (1 if alone else 1 + holders)) + sum(sent)
-    trips = 2 * n_rounds + 4 + (0 if alone else 1) + (n_parties - 1 > holders) + 2 * check_ids
+    trips = (
+        2 * n_rounds
+        + 4
+        + (0 if alone else 1)
+        + (n_parties - 1 > holders)
+        + 2 * check_ids
+    )
     return Costs(
         round_trips=trips + math.ceil(loaded / _MESSAGE) - 1,
         key_bytes=keys,
@@ -109,8 +121,11 @@ def costs(
         round_bytes=in_round,
         n_rounds=n_rounds,
         step_seconds=chunks * step + _RANDOMISE * values,
-        holder_seconds=made + _COLUMN * chunks * max(foreign) + n_rounds * _SHARE * values,
-        memory=float(np.interp(k, *_MEMORY)) + squares * (_RADIUS + _RADIUS_CLUSTER * k),
+        holder_seconds=made
+        + _COLUMN * chunks * max(foreign)
+        + n_rounds * _SHARE * values,
+        memory=float(np.interp(k, *_MEMORY))
+        + squares * (_RADIUS + _RADIUS_CLUSTER * k),
         worker_memory=_WORKER,
         disk=disk_bytes(m, n_records, sum(foreign), d, _WORKERS),
     )
@@ -121,8 +136,8 @@ def disk_bytes(
 ) -> int:
     """Return how much disk a run takes at the computing party, in bytes.
 
-    ``n_foreign`` are encrypted columns, with a radius one more for each other party. More than one
-    worker exchange the comparisons of three chunks through files.
+    ``n_foreign`` are encrypted columns, with a radius one more for each other party.
+    More than one worker exchange the comparisons of three chunks through files.
     """
     chunks, k = -(-n_records // SLOTS), moduli.n_clusters
     polynomials = 2 * len(moduli.data) * len(moduli.key)  # the relinearisation key

@@ -1,8 +1,9 @@
 """What the computing party does with encrypted columns (docs/vertical.md, "How it works").
 
-This is the one module that imports TenSEAL, for its binding of Microsoft SEAL. It holds ciphertexts
-and a relinearisation key, never a secret. SEAL's objects are read from files of one fixed form,
-which are written here from residues that were checked: no byte of another party reaches SEAL.
+This is the one module that imports TenSEAL, for its binding of Microsoft SEAL. It holds
+ciphertexts and a relinearisation key, never a secret. SEAL's objects are read from
+files of one fixed form, which are written here from residues that were checked: no byte
+of another party reaches SEAL.
 """
 
 import math
@@ -30,10 +31,11 @@ from flower_kmeans.vertical.signs import STAGES, near, pair
 Ciphertext = Any  # TenSEAL has no type hints
 Buffer = bytes | memoryview
 
-_MAGIC = bytes.fromhex("5ea1100403000000")  # of SEAL's files: version 4.3, not compressed
+# of SEAL's files: version 4.3, not compressed
+_MAGIC = bytes.fromhex("5ea1100403000000")
 _HEADER = struct.Struct("<8sQ")
-# SEAL's Ciphertext: level (256-bit name), NTT form, size, N, primes, scale, and a correction factor
-# that only BGV uses.
+# SEAL's Ciphertext: level (256-bit name), NTT form, size, N, primes, scale, and a
+# correction factor that only BGV uses.
 _METADATA = struct.Struct("<4Q?QQQdQ")
 _ALMOST_ZERO = 1e-12
 
@@ -44,7 +46,8 @@ _ALMOST_ZERO = 1e-12
 def _seal() -> ModuleType:
     try:
         import tenseal.sealapi as seal
-    except Exception as error:  # one that is broken, or built for another system, raises anything
+    except Exception as error:
+        # one that is broken, or built for another system, raises anything
         if not is_missing(error, "tenseal.sealapi"):
             raise ConfigurationError(
                 f"Party 0 of a vertical run needs the package tenseal. {broken('tenseal', error)}. "
@@ -63,12 +66,14 @@ def _seal() -> ModuleType:
 def require_tenseal() -> None:
     """Raise a `ConfigurationError` unless TenSEAL is installed and computes as expected here.
 
-    Two columns are encrypted, multiplied and opened, about half a second at the first call.
+    Two columns are encrypted, multiplied and opened, about half a second at the first
+    call.
     """
     _seal()
     try:
         error = _self_check()
-    except Exception:  # whatever another layout of SEAL leads to; there are no records here
+    except Exception:
+        # whatever another layout of SEAL leads to; there are no records here
         error = math.inf
     if not error < 1e-3:
         raise ConfigurationError(
@@ -81,13 +86,16 @@ def _self_check() -> float:
     """Return how far the sum of products of two encrypted columns is off."""
     full, doc_hash = moduli(2), bytes(32)
     data = (full.q0, *full.data[-2:])
-    small = replace(full, levels=2, scales=full.scales[:3], data=data, key=(*data, full.special))
+    small = replace(
+        full, levels=2, scales=full.scales[:3], data=data, key=(*data, full.special)
+    )
     holder = KeyHolder(small, token(32), doc_hash)
     relin = np.stack([holder.relin_alone(), relin_common(small, doc_hash)], 1)
     engine = Engine(small, relin)
     x = np.linspace(-1, 1, SLOTS)
     columns = [
-        engine.column(expand(small, *holder.encrypt_alone(v, i))) for i, v in enumerate((x, x**3))
+        engine.column(expand(small, *holder.encrypt_alone(v, i)))
+        for i, v in enumerate((x, x**3))
     ]
     product = engine.rescale(engine.multiply(*columns))
     words = engine.words(engine.rescale(engine.times(product, 1.0, 2)))
@@ -98,16 +106,21 @@ def _self_check() -> float:
 
 
 @lru_cache(maxsize=2)
-def _context(parameters: Moduli) -> tuple[Any, tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def _context(
+    parameters: Moduli,
+) -> tuple[Any, tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Return SEAL's context, its names of the levels' moduli, and of the keys' moduli."""
     seal = _seal()
     p = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     p.set_poly_modulus_degree(N)
     p.set_coeff_modulus([seal.Modulus(q) for q in parameters.key])
-    # SEAL checks the sum of the primes' bits against the Homomorphic Encryption Standard here.
+    # SEAL checks the sum of the primes' bits against the Homomorphic Encryption
+    # Standard here.
     context = seal.SEALContext(p, True, seal.SEC_LEVEL_TYPE.TC128)
     if not context.parameters_set():
-        raise ConfigurationError(f"SEAL refuses the moduli: {context.parameters_error_name()}.")
+        raise ConfigurationError(
+            f"SEAL refuses the moduli: {context.parameters_error_name()}."
+        )
     data, names = context.first_context_data(), []
     for _ in parameters.data:
         names.append(tuple(data.parms_id()))
@@ -121,7 +134,8 @@ def _context(parameters: Moduli) -> tuple[Any, tuple[tuple[int, ...], ...], tupl
 def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads an encrypted column.
 
-    ``words`` (2, primes, N) are transforms modulo ``parameters.data``; others are a `MessageError`.
+    ``words`` (2, primes, N) are transforms modulo ``parameters.data``; others are a
+    `MessageError`.
     """
     _check_words(words, (2,), parameters.data)
     return iter(_ciphertext(words, _context(parameters)[1][0], parameters.scales[0]))
@@ -130,15 +144,17 @@ def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
 def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads a relinearisation key.
 
-    ``words`` (digits, 2, primes, N), a digit for each of ``parameters.data``, are transforms modulo
-    ``parameters.key``; others are a `MessageError`.
+    ``words`` (digits, 2, primes, N), a digit for each of ``parameters.data``, are
+    transforms modulo ``parameters.key``; others are a `MessageError`.
     """
     _check_words(words, (len(parameters.data), 2), parameters.key)
     name = _context(parameters)[2]
 
     def pieces() -> Iterator[Buffer]:
         one = sum(map(len, _ciphertext(words[0], name, 1.0)))
-        yield _header(48 + len(words) * one) + struct.pack("<4QQQ", *name, 1, len(words))
+        yield _header(48 + len(words) * one) + struct.pack(
+            "<4QQQ", *name, 1, len(words)
+        )
         for digit in words:
             yield from _ciphertext(digit, name, 1.0)
 
@@ -158,7 +174,9 @@ def _header(n_bytes: int) -> bytes:
     return _HEADER.pack(_MAGIC, _HEADER.size + n_bytes)
 
 
-def _ciphertext(words: Words, name: tuple[int, ...], scale: float) -> tuple[Buffer, ...]:
+def _ciphertext(
+    words: Words, name: tuple[int, ...], scale: float
+) -> tuple[Buffer, ...]:
     size, primes, n = words.shape
     data = np.ascontiguousarray(words, "<u8").data.cast("B")
     array = _header(8 + len(data)) + struct.pack("<Q", words.size)
@@ -177,9 +195,10 @@ class Chunk:
     columns: Sequence[Ciphertext]  # d - a: the other parties' `signs.scaled_columns`
     centroids: Floats  # (k, d), party 0's coordinates first
     half_widths: Floats  # (d,)
-    radius: float | None = None  # records farther than this from a centroid do not count
-    # With a radius, for each other party: its `signs.scaled_squares`, and the sum of its squared
-    # half widths.
+    # records farther than this from a centroid do not count
+    radius: float | None = None
+    # With a radius, for each other party: its `signs.scaled_squares`, and the sum of
+    # its squared half widths.
     squares: Sequence[Ciphertext] = ()
     norms: Sequence[float] = ()
 
@@ -205,8 +224,9 @@ def comparisons(n_clusters: int, radius: float | None) -> list[tuple[int, int]]:
 class Engine:
     """Evaluate one step of k-means on encrypted columns.
 
-    ``relin`` is the relinearisation key (digits, 2, primes, N), or a file with what `relin_file`
-    gives. Scales are exact: a level has one scale, whatever way a ciphertext took there.
+    ``relin`` is the relinearisation key (digits, 2, primes, N), or a file with what
+    `relin_file` gives. Scales are exact: a level has one scale, whatever way a
+    ciphertext took there.
     """
 
     def __init__(self, parameters: Moduli, relin: Words | Path) -> None:
@@ -216,12 +236,16 @@ class Engine:
         self._level_of = {name: level for level, name in enumerate(self._names)}
         self._evaluator = self._seal.Evaluator(self._context)
         self._encoder = self._seal.CKKSEncoder(self._context)
-        pieces = relin_file(parameters, relin) if isinstance(relin, np.ndarray) else relin
+        pieces = (
+            relin_file(parameters, relin) if isinstance(relin, np.ndarray) else relin
+        )
         self._relin_key = self._read(self._seal.RelinKeys(), pieces)
 
     def column(self, words: Words | Path) -> Ciphertext:
         """Return a ciphertext: a column's words (2, primes, N), or a file that SEAL can read."""
-        pieces = column_file(self.moduli, words) if isinstance(words, np.ndarray) else words
+        pieces = (
+            column_file(self.moduli, words) if isinstance(words, np.ndarray) else words
+        )
         return self._read(self._seal.Ciphertext(self._context), pieces)
 
     def _read(self, target: Any, source: Iterator[Buffer] | Path) -> Any:
@@ -237,7 +261,9 @@ class Engine:
     def words(self, c: Ciphertext) -> Words:
         """Return a ciphertext of the last level: (2, N) words modulo q0, transformed."""
         # TenSEAL gives no buffer of a ciphertext, only one word at a time.
-        return np.fromiter(map(c.dyn_array().at, range(2 * N)), np.uint64, 2 * N).reshape(2, N)
+        return np.fromiter(
+            map(c.dyn_array().at, range(2 * N)), np.uint64, 2 * N
+        ).reshape(2, N)
 
     # ------------------------------------------------------------------ arithmetic
 
@@ -257,7 +283,11 @@ class Engine:
         return out
 
     def times(
-        self, c: Ciphertext, value: float | Floats, level: int, square: float | None = None
+        self,
+        c: Ciphertext,
+        value: float | Floats,
+        level: int,
+        square: float | None = None,
     ) -> Ciphertext:
         """Return c times public numbers, not rescaled; rescaling gives ``level``.
 
@@ -269,8 +299,8 @@ class Engine:
             c = self._do("mod_switch_to", c, self._names[above])
         square = square or self.moduli.scales[above] ** 2
         plain = self._plain(value, above, square / c.scale)
-        # SEAL refuses a product with nothing but zeros. Own columns decide whether there is one,
-        # and whether a step fails must not depend on records.
+        # SEAL refuses a product with nothing but zeros. Own columns decide whether
+        # there is one, and whether a step fails must not depend on records.
         if plain.is_zero():
             plain = self._plain(_ALMOST_ZERO, above, square / c.scale)
         product = self._do("multiply_plain", c, plain)
@@ -316,12 +346,15 @@ class Engine:
         scale = self.moduli.scales[self.level(x) + m - 1] ** 2
         return self.rescale(self._relinearise(self._node(powers, c, m, scale)))
 
-    # A node returns three polynomials, neither relinearised nor rescaled. Rescaling three would add
-    # the third's rounding times the square of the secret: a hundred times the error of rescaling
-    # two. Its scale makes it fit its parent's product after moduli are dropped.
-    # It is a method, not a closure that calls itself: such a cycle would keep 100 MB until the
-    # garbage collector runs, which counts objects and not their bytes.
-    def _node(self, powers: list[Ciphertext], c: Floats, m: int, square: float) -> Ciphertext:
+    # A node returns three polynomials, neither relinearised nor rescaled. Rescaling
+    # three would add the third's rounding times the square of the secret: a hundred
+    # times the error of rescaling two. Its scale makes it fit its parent's product
+    # after moduli are dropped. It is a method, not a closure that calls itself: such a
+    # cycle would keep 100 MB until the garbage collector runs, which counts objects and
+    # not their bytes.
+    def _node(
+        self, powers: list[Ciphertext], c: Floats, m: int, square: float
+    ) -> Ciphertext:
         top, scales = powers[m - 1], self.moduli.scales
         level = self.level(powers[0]) + m - 1
         if m == 1:
@@ -331,7 +364,8 @@ class Engine:
         high[odd] = 2 * c[h + odd]  # 2 T_h T_j = T_(h + j) + T_(h - j)
         low[h - odd] -= c[h + odd]
         scale = square / top.scale
-        before = scale * scales[level - 1] ** 2 / scales[level]  # which rescaling turns into scale
+        # which rescaling turns into scale
+        before = scale * scales[level - 1] ** 2 / scales[level]
         y = self._node(powers, high, m - 1, before)
         both = self._do("multiply", top, self.rescale(self._relinearise(y), scale))
         both.scale = square
@@ -353,19 +387,23 @@ class Engine:
             z = y if z is None else self._add(z, y)
         z = self.plus(self.rescale(z), _slots(clear))
         for i, (coefficients, _) in enumerate(STAGES):
-            # the next stage takes its argument over its bound; the last one gives sign / 2
+            # the next stage takes its argument over its bound; the last one gives sign
+            # / 2
             bound = STAGES[i + 1].bound if i + 1 < len(STAGES) else 2.0
             full = np.zeros(2 * len(coefficients))
             full[1::2] = coefficients
             z = self._odd(z, full / bound)
         return self.plus(z, 0.5)
 
-    def cluster(self, chunk: Chunk, j: int, wins: dict[tuple[int, int], Ciphertext]) -> Words:
+    def cluster(
+        self, chunk: Chunk, j: int, wins: dict[tuple[int, int], Ciphertext]
+    ) -> Words:
         """Return one cluster's encrypted count and sums of a chunk, (1 + d, 2, N).
 
-        A record's membership A is the product of the cluster's k - 1 wins and, with a radius, the
-        test of it. The count is the sum of A. Without a radius a column's sum is that of A x, with
-        one it is the sum of offsets, A (x - c). A value is the sum of a ciphertext's slots.
+        A record's membership A is the product of the cluster's k - 1 wins and, with a
+        radius, the test of it. The count is the sum of A. Without a radius a column's
+        sum is that of A x, with one it is the sum of offsets, A (x - c). A value is the
+        sum of a ciphertext's slots.
         """
         # in a pair (j, l) with j < l, l wins where j does not
         factors = [

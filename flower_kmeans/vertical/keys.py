@@ -1,18 +1,20 @@
 """CKKS keys that one holder has, or that up to three have together (docs/protocol.md, section 13).
 
-The secret key is the sum of the holders' ternary secrets, and exists nowhere unless there is one
-holder. Joint keys follow Mouchet et al. 2021 (collective public key; relinearisation key in two
-rounds, protocol RKG). Keys are those of Microsoft SEAL: digit j of a relinearisation key hides the
-square of the secret times the special prime in residue j.
+The secret key is the sum of the holders' ternary secrets, and exists nowhere unless
+there is one holder. Joint keys follow Mouchet et al. 2021 (collective public key;
+relinearisation key in two rounds, protocol RKG). Keys are those of Microsoft SEAL:
+digit j of a relinearisation key hides the square of the secret times the special prime
+in residue j.
 
-Every secret, error and mask is a stream under a key that is derived from a party's secret, the run
-document's hash, a label, and SHA-256 of what it hides or answers. So a repeated request gives the
-same words, and two plaintexts are not hidden by one mask: neither after records changed, nor with
-another processor's words. The label of a ciphertext contains the public key: one plaintext under
-two keys has two masks, or their difference would give it (docs/threat-model.md, V16).
+Every secret, error and mask is a stream under a key that is derived from a party's
+secret, the run document's hash, a label, and SHA-256 of what it hides or answers. So a
+repeated request gives the same words, and two plaintexts are not hidden by one mask:
+neither after records changed, nor with another processor's words. The label of a
+ciphertext contains the public key: one plaintext under two keys has two masks, or their
+difference would give it (docs/threat-model.md, V16).
 
-A party's secret is that of its client session. Holders of a joint key add 32 bytes that no ledger
-has before they answered the others' shares (`set_up_secret`).
+A party's secret is that of its client session. Holders of a joint key add 32 bytes that
+no ledger has before they answered the others' shares (`set_up_secret`).
 """
 
 import hashlib
@@ -69,8 +71,9 @@ def secret_key(
 def set_up_secret(secret: bytes, fresh: bytes, doc_hash: bytes) -> bytes:
     """Return what a joint holder has in place of its session's secret, 32 bytes.
 
-    ``fresh`` are 32 random bytes. A holder that lost them has other keys, so it never gives one
-    first message for two lists of commitments (docs/threat-model.md, V4 and V5).
+    ``fresh`` are 32 random bytes. A holder that lost them has other keys, so it never
+    gives one first message for two lists of commitments (docs/threat-model.md, V4 and
+    V5).
     """
     return kdf(secret + fresh, doc_hash, b"vertical set-up")
 
@@ -83,7 +86,8 @@ def pk_digest(moduli: Moduli, half: Words) -> bytes:
 def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
     """Return a polynomial (primes, N) that nobody chose: it follows from a public seed.
 
-    The seed is the run document's hash, or a column's nonce. So no party can hide a trapdoor in it.
+    The seed is the run document's hash, or a column's nonce. So no party can hide a
+    trapdoor in it.
     """
     keys = (
         (kdf(seed, bytes(DIGEST_BYTES), b"vertical common " + name + u32(i)), p)
@@ -95,8 +99,8 @@ def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
 def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
     """Return the common polynomial of each digit, (digits, key primes, N).
 
-    With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A joint key is
-    ``np.stack([b, h1], 1)``, with the sums of round 2 and of round 1.
+    With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A
+    joint key is ``np.stack([b, h1], 1)``, with the sums of round 2 and of round 1.
     """
     names = (b"relin " + u32(j) for j in range(len(moduli.data)))
     return np.stack([common(doc_hash, name, moduli.key) for name in names])
@@ -140,7 +144,8 @@ class JointShare(NamedTuple):
     public: Words  # (key primes, N): half of the joint public key
     h1: Words  # (digits, key primes, N): half of the joint relinearisation key
     round2: Words  # the same shape: this holder's share of the other half
-    digests: tuple[bytes, bytes]  # SHA-256 of packed ``public`` and ``h1``: equal at all holders
+    # SHA-256 of packed ``public`` and ``h1``: equal at all holders
+    digests: tuple[bytes, bytes]
 
 
 class KeyHolder:
@@ -178,16 +183,21 @@ class KeyHolder:
     def encrypt_alone(self, values: ArrayLike, number: int) -> tuple[bytes, Words]:
         """Return a sole holder's encrypted column: a nonce, and half (data primes, N) for `expand`.
 
-        ``values`` (m,) are at most 16,384 numbers in [-1, 1]; others are clipped, and NaN counts as
+        ``values`` (m,) are at most 16,384 numbers in [-1, 1]; others are clipped, and
+        NaN counts as
         0. ``number`` is which one of this party's ciphertexts it is.
         """
         primes, m = self._moduli.data, _encoded(self._moduli, values)
-        # The nonce depends on the values. If it were the number alone, a column sent again with
-        # other values would reveal the difference, without any error.
-        nonce = secret_key(self._secret, self._doc_hash, b"column nonce " + u32(number), m)
+        # The nonce depends on the values. If it were the number alone, a column sent
+        # again with other values would reveal the difference, without any error.
+        nonce = secret_key(
+            self._secret, self._doc_hash, b"column nonce " + u32(number), m
+        )
         e = small_error(self._stream(b"column error " + nonce))
         q, a = column(primes), common(nonce, b"column", primes)
-        return nonce, addmod(negmod(mulmod(a, self._s_ntt[:-1], q), q), rns(e + m, primes), q)
+        return nonce, addmod(
+            negmod(mulmod(a, self._s_ntt[:-1], q), q), rns(e + m, primes), q
+        )
 
     # ---------------------------------------------------------------------- joint keys
 
@@ -200,19 +210,24 @@ class KeyHolder:
         """Return SHA-256 of the first message, which is sent before any first message is seen."""
         return hashlib.sha256(self.first_message()).digest()
 
-    def join(self, commitments: Sequence[bytes], messages: Iterable[bytes]) -> JointShare:
+    def join(
+        self, commitments: Sequence[bytes], messages: Iterable[bytes]
+    ) -> JointShare:
         """Add up the first messages of all holders, and answer their sum.
 
-        A share that depends on the others', or a sum that somebody else has formed, would read
-        this holder's secret: so it compares them with the commitments, and adds them up itself.
-        Commitments are of the other holders, from before this one sent its first message. Messages
-        are in the same order; each is taken when the one before it is added. One that its holder
-        did not commit to, or that is malformed, is a `MessageError`.
+        A share that depends on the others', or a sum that somebody else has formed,
+        would read this holder's secret: so it compares them with the commitments, and
+        adds them up itself. Commitments are of the other holders, from before this one
+        sent its first message. Messages are in the same order; each is taken when the
+        one before it is added. One that its holder did not commit to, or that is
+        malformed, is a `MessageError`.
         """
         q, digits = self._moduli.key, len(self._moduli.data)
 
         def committed() -> Iterator[Words]:
-            for i, (expected, data) in enumerate(zip(commitments, messages, strict=True), start=1):
+            for i, (expected, data) in enumerate(
+                zip(commitments, messages, strict=True), start=1
+            ):
                 if hashlib.sha256(data).digest() != expected:
                     raise MessageError(
                         f"The first message of other key holder {i} is not the one that it "
@@ -225,7 +240,9 @@ class KeyHolder:
         _add_to(public, self.public_share(), q)
         _add_to(h, self.relin_round1(), q)
         h1 = np.ascontiguousarray(h[:, 1])
-        first, second = (hashlib.sha256(pack(words, q)).digest() for words in (public, h1))
+        first, second = (
+            hashlib.sha256(pack(words, q)).digest() for words in (public, h1)
+        )
         return JointShare(public, h1, self.relin_round2(h), (first, second))
 
     def relin_round1(self) -> Words:
@@ -242,18 +259,20 @@ class KeyHolder:
     def relin_round2(self, h: Words) -> Words:
         """Return this holder's share of round 2, (digits, key primes, N).
 
-        One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose is the
-        secret: `join` adds up what was committed to (docs/threat-model.md, V5).
+        One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose
+        is the secret: `join` adds up what was committed to (docs/threat-model.md, V5).
         """
         primes, q, out = self._moduli.key, self._q, []
         u = rns(ternary(self._stream(b"round 1 mask")), primes)
         rest = addmod(u, negmod(self._s_ntt, q), q)
         for j, (h0, h1) in enumerate(h):
             x = addmod(mulmod(self._s_ntt, h0, q), mulmod(rest, h1, q), q)
-            # Errors depend on h: two answers under the same errors would differ by the secret's
-            # part alone.
+            # Errors depend on h: two answers under the same errors would differ by the
+            # secret's part alone.
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
-            out.append(addmod(x, rns(small_error(errors) + small_error(errors), primes), q))
+            out.append(
+                addmod(x, rns(small_error(errors) + small_error(errors), primes), q)
+            )
         return np.stack(out)
 
     # ---------------------------------------------------------------------- rounds
@@ -261,14 +280,17 @@ class KeyHolder:
     def decryption_share(self, t: int, c1: Words, noise: Noise) -> Words:
         """Return this holder's words (values,) of round t: its share of each value plus its noise.
 
-        A word is the constant coefficient of c1 times the secret, plus noise, modulo q0; ``c1``
-        (values, N) are coefficients below q0. The same c1 gives the same words, another one gives
-        other noise.
+        A word is the constant coefficient of c1 times the secret, plus noise, modulo
+        q0; ``c1`` (values, N) are coefficients below q0. The same c1 gives the same
+        words, another one gives other noise.
         """
-        # Noise depends on c1: two ciphertexts under the same noise would reveal their difference.
+        # Noise depends on c1: two ciphertexts under the same noise would reveal their
+        # difference.
         own = noise(self._stream(b"noise " + u32(t), c1))
-        row = np.concatenate([self._s[:1], -self._s[:0:-1]])  # X^i meets X^(N - i) with a minus
-        # In two halves of at most 25 bits, whose products with 2^15 ternary values fit int64.
+        # X^i meets X^(N - i) with a minus
+        row = np.concatenate([self._s[:1], -self._s[:0:-1]])
+        # In two halves of at most 25 bits, whose products with 2^15 ternary values fit
+        # int64.
         low = (c1 & np.uint64(2**_LOW_BITS - 1)).astype(np.int64) @ row
         high = (c1 >> np.uint64(_LOW_BITS)).astype(np.int64) @ row
         parts = zip(high.tolist(), low.tolist(), own.tolist(), strict=True)
@@ -297,7 +319,12 @@ def expand(moduli: Moduli, nonce: bytes, half: Words) -> Words:
 
 
 def encrypt(
-    moduli: Moduli, pk: Words, values: ArrayLike, secret: bytes, doc_hash: bytes, number: int
+    moduli: Moduli,
+    pk: Words,
+    values: ArrayLike,
+    secret: bytes,
+    doc_hash: bytes,
+    number: int,
 ) -> Words:
     """Return numbers encrypted under a public key (2, key primes, N): (2, data primes, N).
 
@@ -309,7 +336,9 @@ def encrypt(
     u, q = rns(ternary(mask), primes), column(primes)
     hidden = (small_error(errors) + m, small_error(errors))
     halves = zip(pk[:, :-1], hidden, strict=True)
-    return np.stack([addmod(mulmod(half, u, q), rns(x, primes), q) for half, x in halves])
+    return np.stack(
+        [addmod(mulmod(half, u, q), rns(x, primes), q) for half, x in halves]
+    )
 
 
 def values_of(X: Floats, number: int) -> Floats:
@@ -332,15 +361,22 @@ def randomise(
 ) -> tuple[int, Words]:
     """Return a last ciphertext plus an encryption of zero: its constant c0[0], and c1 (N,).
 
-    Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest`` is the
-    `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0; what is returned are
-    coefficients. ``label`` says which value it is: two values of equal words have other labels, or
-    their c1 would show it.
+    Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest``
+    is the `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0; what
+    is returned are coefficients. ``label`` says which value it is: two values of equal
+    words have other labels, or their c1 would show it.
     """
-    q0, (mask, errors) = moduli.q0, _streams(secret, doc_hash, b"zero", label + digest, words)
+    q0, (mask, errors) = (
+        moduli.q0,
+        _streams(secret, doc_hash, b"zero", label + digest, words),
+    )
     u = ntt(lift(ternary(mask), q0), q0)
     c0, c1 = (
-        addmod(intt(addmod(x, mulmod(half[0], u, q0), q0), q0), lift(small_error(errors), q0), q0)
+        addmod(
+            intt(addmod(x, mulmod(half[0], u, q0), q0), q0),
+            lift(small_error(errors), q0),
+            q0,
+        )
         for half, x in zip(pk, words, strict=True)
     )
     return int(c0[0]), c1

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.vertical.ring import SLOTS, N
 
-# Up to 16 clusters all primes together have 817 bits: within the bounds of the Homomorphic
-# Encryption Standard for N = 2^15 and a ternary secret, 881 for 128-bit security and 827 if the
-# attacker has a quantum computer. Pairs grow with the square of the clusters.
+# Up to 16 clusters all primes together have 817 bits: within the bounds of the
+# Homomorphic Encryption Standard for N = 2^15 and a ternary secret, 881 for 128-bit
+# security and 827 if the attacker has a quantum computer. Pairs grow with the square of
+# the clusters.
 MAX_CLUSTERS = 16
 # Three polynomials of degree 15 (`signs.STAGES`), of log2(16) levels each.
 _SIGN_LEVELS = 12
 _SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
 _BASES = 2, 3, 5, 7
-# Below 2^49, as `ring` needs. q0 limits what a word can hold: 2^47 over 2^26 for a record, so sums
-# stay below 2^20.9 records (docs/guarantees.md, "Noise of parties").
+# Below 2^49, as `ring` needs. q0 limits what a word can hold: 2^47 over 2^26 for a
+# record, so sums stay below 2^20.9 records (docs/guarantees.md, "Noise of parties").
 _Q0, _SPECIAL = 0.99 * 2.0**48, 0.99 * 2.0**49
 
 
@@ -31,7 +32,8 @@ class Moduli:
     q0: int  # the prime below 2^48 that is left at the last level
     special: int  # the prime below 2^49 of evaluation keys
     scales: tuple[float, ...]  # at every level, the fresh one first
-    data: tuple[int, ...]  # q0, then one prime below 2^40 for each level, the last level's first
+    # q0, then one prime below 2^40 for each level, the last level's first
+    data: tuple[int, ...]
     key: tuple[int, ...]  # the primes of keys: ``data`` and the special prime
 
     @property
@@ -44,8 +46,8 @@ class Moduli:
 def moduli(n_clusters: int, radius: bool = False) -> Moduli:
     """Return the moduli for a number of clusters.
 
-    Each prime is the one nearest to what keeps the scales of all levels equal, so scales are exact
-    for each level and stay within 0.001 of the first one.
+    Each prime is the one nearest to what keeps the scales of all levels equal, so
+    scales are exact for each level and stay within 0.001 of the first one.
 
     Raises
     ------
@@ -57,7 +59,8 @@ def moduli(n_clusters: int, radius: bool = False) -> Moduli:
             "The 'n_clusters' parameter of a vertical run must be in [2, "
             f"{MAX_CLUSTERS}]. Got {n_clusters!r} instead."
         )
-    factors = n_clusters if radius else n_clusters - 1  # signs that a membership is a product of
+    # signs that a membership is a product of
+    factors = n_clusters if radius else n_clusters - 1
     # First the comparison of two distances, at the end the product with a column.
     levels = 1 + _SIGN_LEVELS + math.ceil(math.log2(factors)) + 1
     used: set[int] = set()
@@ -68,7 +71,14 @@ def moduli(n_clusters: int, radius: bool = False) -> Moduli:
         scales.append(scales[-1] ** 2 / primes[-1])
     data = (q0, *reversed(primes))
     return Moduli(
-        n_clusters, radius, levels, q0, special, tuple(scales), data, key=(*data, special)
+        n_clusters,
+        radius,
+        levels,
+        q0,
+        special,
+        tuple(scales),
+        data,
+        key=(*data, special),
     )
 
 
@@ -76,8 +86,12 @@ def _prime_near(target: float, used: set[int]) -> int:
     """Return the prime nearest to a target that is 1 modulo 2 N and not used yet."""
     step = 2 * N
     below = int(target) // step * step + 1
-    near = (below + sign * away for away in itertools.count(0, step) for sign in (1, -1))
+    near = (
+        below + sign * away for away in itertools.count(0, step) for sign in (1, -1)
+    )
     # Fermat's test; the tests divide the moduli that it accepts.
-    prime = next(n for n in near if n not in used and all(pow(b, n - 1, n) == 1 for b in _BASES))
+    prime = next(
+        n for n in near if n not in used and all(pow(b, n - 1, n) == 1 for b in _BASES)
+    )
     used.add(prime)
     return prime

@@ -1,8 +1,9 @@
 """Party 0 of a vertical run: arrays in, arrays out, its files, and its worker processes.
 
-Python's lock is held while SEAL computes, so a step runs on several processes: first every
-comparison of a chunk is a task, then every cluster. Results are words, and sums modulo q0, so they
-do not depend on the number of workers or on their order (docs/protocol.md, section 13).
+Python's lock is held while SEAL computes, so a step runs on several processes: first
+every comparison of a chunk is a task, then every cluster. Results are words, and sums
+modulo q0, so they do not depend on the number of workers or on their order
+(docs/protocol.md, section 13).
 """
 
 import tempfile
@@ -19,7 +20,13 @@ import numpy as np
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import u32
-from flower_kmeans.vertical.engine import Chunk, Engine, column_file, comparisons, relin_file
+from flower_kmeans.vertical.engine import (
+    Chunk,
+    Engine,
+    column_file,
+    comparisons,
+    relin_file,
+)
 from flower_kmeans.vertical.keys import Noise, opened, pk_digest, randomise, secret_key
 from flower_kmeans.vertical.moduli import Moduli, moduli
 from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, N, Words, addmod, lift
@@ -35,7 +42,7 @@ def column_name(slot: int, chunk: int, number: int) -> str:
     return f"column-{slot}-{chunk}-{number}"
 
 
-# ------------------------------------------------------------------------------ one step
+# ----------------------------------------------------------------------------- one step
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,12 @@ class Step:
             files = [store.path(column_name(slot, number, i)) for i in range(width)]
             columns += [engine.column(file) for file in files]
             if self.radius is not None:
-                squares.append(engine.column(store.path(column_name(slot, number, width))))
-                norms.append(float((self.half_widths[start : start + width] ** 2).sum()))
+                squares.append(
+                    engine.column(store.path(column_name(slot, number, width)))
+                )
+                norms.append(
+                    float((self.half_widths[start : start + width] ** 2).sum())
+                )
             start += width
         own = self.own[number * SLOTS : (number + 1) * SLOTS]
         scale = (self.centroids, self.half_widths, self.radius)
@@ -85,10 +96,12 @@ class Step:
 def evaluate(store: Store, step: Step, n_workers: int) -> Words:
     """Return the encrypted counts and sums of all records, (k, 1 + d, 2, N), modulo q0.
 
-    The store has the relinearisation key and all foreign columns. One worker computes in this
-    process. A file that was changed, or a worker that dies, is a `RunError`.
+    The store has the relinearisation key and all foreign columns. One worker computes
+    in this process. A file that was changed, or a worker that dies, is a `RunError`.
     """
-    chunks = _here(store, step) if n_workers == 1 else _on_workers(store, step, n_workers)
+    chunks = (
+        _here(store, step) if n_workers == 1 else _on_workers(store, step, n_workers)
+    )
     return reduce(partial(addmod, p=step.moduli.q0), chunks)
 
 
@@ -103,8 +116,11 @@ def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
     with tempfile.TemporaryDirectory(dir=store.directory) as folder:
         state = (store, step, Path(folder))
         try:
-            # A fork would copy SEAL's state and its threads' locks as they happen to be.
-            with ProcessPoolExecutor(n_workers, get_context("spawn"), _start, state) as pool:
+            # A fork would copy SEAL's state and its threads' locks as they happen to
+            # be.
+            with ProcessPoolExecutor(
+                n_workers, get_context("spawn"), _start, state
+            ) as pool:
                 try:
                     yield from _in_order(pool, step, Path(folder))
                 finally:  # after a failure nothing more is computed
@@ -123,7 +139,11 @@ def _in_order(pool: Executor, step: Step, folder: Path) -> Iterator[Words]:
     compared: list[Future[None]] = []
     summed: list[Future[Words]] = []
     for number in range(step.n_chunks + 2):
-        ahead = [pool.submit(_compare, number, *task) for task in tasks if number < step.n_chunks]
+        ahead = [
+            pool.submit(_compare, number, *task)
+            for task in tasks
+            if number < step.n_chunks
+        ]
         for future in compared:  # of the chunk before
             future.result()
         following = [pool.submit(_sum_up, number - 1, j) for j in range(k) if compared]
@@ -167,21 +187,27 @@ def _compare(number: int, j: int, other: int) -> None:
 
 
 def _sum_up(number: int, j: int) -> Words:
-    engine, tasks = _worker.engine, [task for task in _worker.step.comparisons if j in task]
-    wins = {task: engine.column(_win_path(_worker.folder, number, *task)) for task in tasks}
+    engine, tasks = (
+        _worker.engine,
+        [task for task in _worker.step.comparisons if j in task],
+    )
+    wins = {
+        task: engine.column(_win_path(_worker.folder, number, *task)) for task in tasks
+    }
     return engine.cluster(_worker.chunk(number), j, wins)
 
 
-# ------------------------------------------------------------------------------ the party
+# ---------------------------------------------------------------------------- the party
 
 
 @dataclass(frozen=True, repr=False)
 class ComputingParty:
     """Party 0: own columns in clear, the others' encrypted, no secret key.
 
-    What arrives goes to the store. A step evaluates all records, adds an encryption of zero to each
-    value and gives c1; the constants stay here, so that key holders open values which they never
-    see (docs/vertical.md, "How it works"). The same secret and the same input give the same words.
+    What arrives goes to the store. A step evaluates all records, adds an encryption of
+    zero to each value and gives c1; the constants stay here, so that key holders open
+    values which they never see (docs/vertical.md, "How it works"). The same secret and
+    the same input give the same words.
     """
 
     moduli: Moduli
@@ -203,45 +229,59 @@ class ComputingParty:
     def take_column(self, slot: int, chunk: int, number: int, words: Words) -> None:
         """Keep 16,384 records of another party's encrypted column, (2, data primes, N).
 
-        ``number`` is that of one of the party's `signs.scaled_columns`. With a radius, the one
-        after its last column is the party's `signs.scaled_squares`.
+        ``number`` is that of one of the party's `signs.scaled_columns`. With a radius,
+        the one after its last column is the party's `signs.scaled_squares`.
         """
-        self.store.write(column_name(slot, chunk, number), column_file(self.moduli, words))
+        self.store.write(
+            column_name(slot, chunk, number), column_file(self.moduli, words)
+        )
 
     def step(self, t: int, own: Floats, centroids: Floats) -> Words:
         """Return c1 of every value of step t, (k (1 + d), N) modulo q0, for the key holders.
 
-        For each cluster its count, then its sums. A step that was done before gives what it gave
-        then, from the store. Own columns (n, a) and centroids (k, d) are scaled.
+        For each cluster its count, then its sums. A step that was done before gives
+        what it gave then, from the store. Own columns (n, a) and centroids (k, d) are
+        scaled.
         """
         name = _step_name(t)
         if name not in self.store:
             half_widths = self.half_widths[: own.shape[1]]
-            # Beyond the box the sign diverges, and a failure here would depend on records.
-            own = np.clip(np.where(np.isfinite(own), own, 0.0), -half_widths, half_widths)
+            # Beyond the box the sign diverges, and a failure here would depend on
+            # records.
+            own = np.clip(
+                np.where(np.isfinite(own), own, 0.0), -half_widths, half_widths
+            )
             step = Step(own, centroids, self.half_widths, self.widths, self.radius)
             words = evaluate(self.store, step, self.n_workers).reshape(-1, 2, N)
-            self.store.write(name, [part.astype("<u8").tobytes() for part in self._hide(t, words)])
-            # an interrupted request is repeated: it opens the values of the step before again
+            self.store.write(
+                name, [part.astype("<u8").tobytes() for part in self._hide(t, words)]
+            )
+            # an interrupted request is repeated: it opens the values of the step before
+            # again
             self.store.remove(_step_name(t - 2))
         return self._stored(t)[1]
 
     def _hide(self, t: int, words: Words) -> tuple[Words, Words]:
         """Add encryptions of zero, without which c1 would show which records were used."""
         public = self._array(_PUBLIC_KEY).reshape(2, 1, N)
-        digest, own = self.store.path(_PUBLIC_DIGEST).read_bytes(), (self.secret, self.doc_hash)
+        digest, own = (
+            self.store.path(_PUBLIC_DIGEST).read_bytes(),
+            (self.secret, self.doc_hash),
+        )
         parts = [
             randomise(self.moduli, public, digest, value, *own, u32(t) + u32(i))
             for i, value in enumerate(words)
         ]
-        return np.array([c0 for c0, _ in parts], np.uint64), np.stack([c1 for _, c1 in parts])
+        return np.array([c0 for c0, _ in parts], np.uint64), np.stack(
+            [c1 for _, c1 in parts]
+        )
 
     def open(self, t: int, shares: Words, noise: Noise) -> Integers:
         """Return a step's values (k, 1 + d) under the noise of all parties.
 
-        They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one word of each
-        key holder for every value, below q0 or it is a `MessageError`; ``noise`` draws this
-        party's own.
+        They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one
+        word of each key holder for every value, below q0 or it is a `MessageError`;
+        ``noise`` draws this party's own.
         """
         constants, c1 = self._stored(t)
         # `addmod` is right for words below the prime only.

@@ -1,8 +1,9 @@
 """Polynomials modulo X^N + 1 and a prime, exact, with NumPy alone (docs/protocol.md, section 13).
 
-Every prime is below 2^49, so the quotient of a product by it is known in float64 to within one
-half, and the product modulo the prime is exact without integers of 128 bits, on any processor. The
-transform has the order of Microsoft SEAL, so its words go into SEAL as they are.
+Every prime is below 2^49, so the quotient of a product by it is known in float64 to
+within one half, and the product modulo the prime is exact without integers of 128 bits,
+on any processor. The transform has the order of Microsoft SEAL, so its words go into
+SEAL as they are.
 """
 
 import functools
@@ -41,8 +42,11 @@ def column(primes: Sequence[int]) -> Words:
 def mulmod(a: Words, b: Words, p: int | Words) -> Words:
     """Return ``a * b`` modulo a prime, or a `column` of them, for words below it."""
     q = np.asarray(p, dtype=np.uint64)
-    quotient = (a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)).astype(np.uint64)
-    # In [-p, 2 p) modulo 2^64. What is negative is huge as a word, so the smaller one is right.
+    quotient = (a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)).astype(
+        np.uint64
+    )
+    # In [-p, 2 p) modulo 2^64. What is negative is huge as a word, so the smaller one
+    # is right.
     rest = a * b - quotient * q
     rest = np.minimum(rest, rest + q)
     reduced: Words = np.minimum(rest, rest - q)
@@ -67,7 +71,7 @@ def lift(x: NDArray[Any], p: int) -> Words:
     return np.mod(np.asarray(x, dtype=np.int64), p).astype(np.uint64)
 
 
-# ------------------------------------------------------------------------------ samplers
+# ----------------------------------------------------------------------------- samplers
 
 
 def ternary(stream: Stream) -> Integers:
@@ -105,21 +109,23 @@ def _ones(words: Words) -> Integers:
     """Return how many bits of each word are set."""
     if hasattr(np, "bitwise_count"):
         return np.bitwise_count(words).astype(np.int64)
-    bits = np.unpackbits(words.astype("<u8").view(np.uint8)).reshape(-1, 64)  # before NumPy 2
+    # before NumPy 2
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8)).reshape(-1, 64)
     counts: Integers = bits.sum(axis=1, dtype=np.int64)
     return counts
 
 
-# ------------------------------------------------------------------------------ transform
+# ---------------------------------------------------------------------------- transform
 
 
 def ntt(x: Words, p: int) -> Words:
     """Return the transforms of polynomials (..., N), words below a prime that is 1 modulo 2 N.
 
-    They are the values at the odd powers of the least primitive root of order 2 N, in bit-reversed
-    order: products of polynomials are products of values.
+    They are the values at the odd powers of the least primitive root of order 2 N, in
+    bit-reversed order: products of polynomials are products of values.
     """
-    # Two matrices of long rows, one the other's transpose: NumPy's inner loops stay long.
+    # Two matrices of long rows, one the other's transpose: NumPy's inner loops stay
+    # long.
     out, table = np.empty_like(x), _factors(p)
     for i in np.ndindex(x.shape[:-1]):
         wide = x[i].astype(np.int64).reshape(_BLOCKS, -1)
@@ -137,8 +143,8 @@ def _butterflies(
 ) -> float:
     """Go through some stages of a transform, in place.
 
-    ``size`` bounds the absolute values of ``x``, which are reduced only where the next stage would
-    exceed `_LARGEST`. Returned is the bound for the next stage.
+    ``size`` bounds the absolute values of ``x``, which are reduced only where the next
+    stage would exceed `_LARGEST`. Returned is the bound for the next stage.
     """
     spare = np.empty(N // 2, dtype=np.int64)
     for factor, ratio in table:
@@ -147,7 +153,8 @@ def _butterflies(
             size = p / 2 + 1
         y = x.reshape(len(factor), 2, -1, x.shape[1])
         u, v = y[:, 0], y[:, 1]
-        # The quotient is the nearest integer to v * factor / p, but for an error of float64.
+        # The quotient is the nearest integer to v * factor / p, but for an error of
+        # float64.
         quotient = _nearest(v, ratio, spare.reshape(v.shape))
         quotient *= p
         v *= factor
@@ -169,8 +176,8 @@ def _centre(x: Integers, p: int) -> None:
 def _nearest(x: Integers, ratio: Floats | float, out: Integers) -> Integers:
     """Return the integers nearest to ``x * ratio``, for absolute values below 2^51.
 
-    Between 2^52 and 2^53 the last bits of a float64 are those of an integer. So conversions are
-    additions, of which a processor does several at once.
+    Between 2^52 and 2^53 the last bits of a float64 are those of an integer. So
+    conversions are additions, of which a processor does several at once.
     """
     np.add(x, _MAGIC_BITS, out=out)
     values = out.view(np.float64)
@@ -204,7 +211,8 @@ def _roots(p: int) -> tuple[Words, Words]:
     """Return the powers of SEAL's root, the least primitive one of order 2 N, in its order."""
     candidates = (pow(h, (p - 1) // (2 * N), p) for h in range(2, p))
     root = next(c for c in candidates if pow(c, N, p) == p - 1)
-    least = min(_powers(root, root * root % p, N, p))  # its odd powers are all of that order
+    # its odd powers are all of that order
+    least = min(_powers(root, root * root % p, N, p))
     forward = np.array(_powers(1, least, N, p), dtype=np.uint64)
     # The powers of 1 / least = -least^(N - 1): read backwards, and negated.
     backward = np.concatenate([forward[:1], negmod(forward[1:][::-1], p)])
@@ -215,7 +223,9 @@ def _roots(p: int) -> tuple[Words, Words]:
 
 def _powers(first: int, factor: int, count: int, p: int) -> list[int]:
     """Return a number times the powers of another, modulo p."""
-    return list(accumulate(repeat(factor, count - 1), lambda x, y: x * y % p, initial=first))
+    return list(
+        accumulate(repeat(factor, count - 1), lambda x, y: x * y % p, initial=first)
+    )
 
 
 @functools.cache
@@ -236,8 +246,8 @@ def _factors(p: int) -> list[tuple[Integers, Floats]]:
 def encode(values: Floats, scale: float) -> Integers:
     """Return the polynomial (N,) whose slots are numbers (m,) times a scale, rounded.
 
-    This is the encoding of CKKS, in SEAL's order; further slots are 0. The constant coefficient is
-    the mean of all slots, so ciphertexts are summed without rotations.
+    This is the encoding of CKKS, in SEAL's order; further slots are 0. The constant
+    coefficient is the mean of all slots, so ciphertexts are summed without rotations.
     """
     first, second = _slot_positions()
     z = np.zeros(N, dtype=np.complex128)
@@ -254,7 +264,7 @@ def _slot_positions() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return (index - 1) // 2, (2 * N - index - 1) // 2
 
 
-# ------------------------------------------------------------------------------ bytes on the wire
+# -------------------------------------------------------------------- bytes on the wire
 
 
 def packed_bytes(primes: Sequence[int]) -> int:
@@ -277,8 +287,9 @@ def pack(words: Words, primes: Sequence[int]) -> bytes:
 def unpack(data: bytes, primes: Sequence[int], shape: tuple[int, ...] = ()) -> Words:
     """Return the words (*shape, primes, N) of so many packed polynomials.
 
-    Whatever a peer sends comes through here: a word that is not below its prime, or another number
-    of bytes, is a `MessageError`, so nothing else goes any further, into SEAL in particular.
+    Whatever a peer sends comes through here: a word that is not below its prime, or
+    another number of bytes, is a `MessageError`, so nothing else goes any further, into
+    SEAL in particular.
     """
     count = prod(shape)
     if len(data) != count * packed_bytes(primes):

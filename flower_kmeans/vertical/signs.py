@@ -1,10 +1,10 @@
 """The polynomial that decides which centroid is nearer (docs/vertical.md, "How it works").
 
-Additions and products are all that CKKS has, so the sign of a number is a polynomial of it: three
-odd minimax polynomials of degree 15, one of the other, which is within 1.4e-4 of -1 or 1 for every
-argument of size 0.0035 to 1. Nearer to 0 it passes from one to the other with slope 640, and a
-record there belongs to two clusters in parts. Beyond 1 it diverges, so every argument here is
-divided by its exact maximum over the public box.
+Additions and products are all that CKKS has, so the sign of a number is a polynomial of
+it: three odd minimax polynomials of degree 15, one of the other, which is within 1.4e-4
+of -1 or 1 for every argument of size 0.0035 to 1. Nearer to 0 it passes from one to the
+other with slope 640, and a record there belongs to two clusters in parts. Beyond 1 it
+diverges, so every argument here is divided by its exact maximum over the public box.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from flower_kmeans.vertical.ring import Floats
 class Stage(NamedTuple):
     """An odd polynomial on [-bound, bound]."""
 
-    coefficients: tuple[float, ...]  # of Chebyshev polynomials 1, 3, ..., 15 of x / bound
+    # of Chebyshev polynomials 1, 3, ..., 15 of x / bound
+    coefficients: tuple[float, ...]
     bound: float  # largest argument: a little more than the stage before gives
 
 
@@ -54,9 +55,9 @@ _ABOVE = 1 + 2.0**-20
 def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
     """Return the comparison of two centroids: ``w.x + b`` is positive where ``cj`` is nearer.
 
-    It is ``|x - cl|^2 - |x - cj|^2``, which is linear in x, divided by (1 + 2^-20) times its
-    maximum over the box [-half_widths, half_widths], which is public. Equal centroids give 0
-    everywhere, so each gets half of a record.
+    It is ``|x - cl|^2 - |x - cj|^2``, which is linear in x, divided by (1 + 2^-20)
+    times its maximum over the box [-half_widths, half_widths], which is public. Equal
+    centroids give 0 everywhere, so each gets half of a record.
     """
     w, b = 2 * (cj - cl), float(cl @ cl - cj @ cj)
     largest = (float(half_widths @ np.abs(w)) + abs(b)) * _ABOVE
@@ -66,8 +67,9 @@ def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
 def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, float]:
     """Return the test of a radius: ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``.
 
-    It is ``radius^2 - |x - c|^2``, divided by (1 + 2^-20) times its largest size over the box:
-    ``radius^2`` at the centroid, or what the farthest corner lacks, whichever is more.
+    It is ``radius^2 - |x - c|^2``, divided by (1 + 2^-20) times its largest size over
+    the box: ``radius^2`` at the centroid, or what the farthest corner lacks, whichever
+    is more.
     """
     square = radius * radius
     farthest = float(((half_widths + np.abs(c)) ** 2).sum())
@@ -78,8 +80,8 @@ def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, 
 def scaled_columns(columns: Floats, half_widths: Floats) -> Floats:
     """Return a party's columns over their half widths, (n, w): in [-1, 1], as they are encrypted.
 
-    The error of an encrypted number is the same whatever its size. Centroids that differ in a
-    narrow column alone would multiply it by 1 over the half width.
+    The error of an encrypted number is the same whatever its size. Centroids that
+    differ in a narrow column alone would multiply it by 1 over the half width.
     """
     scaled: Floats = columns / np.where(half_widths > 0, half_widths, 1.0)
     return scaled
@@ -90,6 +92,7 @@ def scaled_squares(columns: Floats, half_widths: Floats) -> Floats:
 
     It is twice the sum of squares over its maximum, minus 1.
     """
-    largest = float(half_widths @ half_widths) or 1.0  # 0: far narrower than another column
+    # 0: far narrower than another column
+    largest = float(half_widths @ half_widths) or 1.0
     scaled: Floats = (columns**2).sum(1) * (2 / largest) - 1
     return scaled

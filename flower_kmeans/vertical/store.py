@@ -1,7 +1,8 @@
 """The computing party's files of one run: keys, encrypted columns, the last step's answer.
 
-They are too large for a client session, and SEAL reads files only. The session keeps what this
-module returns of each, a SHA-256 digest, so a file that was changed since is refused.
+They are too large for a client session, and SEAL reads files only. The session keeps
+what this module returns of each, a SHA-256 digest, so a file that was changed since is
+refused.
 """
 
 import errno
@@ -23,8 +24,8 @@ _MODE = 0o700
 def require_private(work_dir: Path) -> None:
     """Require a directory for the files of runs to be its owner's alone, or able to be made.
 
-    Whoever else may write there could place a link under the name of a run, and so choose which
-    files are written and removed.
+    Whoever else may write there could place a link under the name of a run, and so
+    choose which files are written and removed.
     """
     with _work_dir_errors(work_dir):
         if work_dir.exists():
@@ -35,7 +36,9 @@ def require_private(work_dir: Path) -> None:
 
 def _require_own(facts: os.stat_result, path: Path) -> None:
     if not stat.S_ISDIR(facts.st_mode):
-        raise ConfigurationError(f"Expected work_dir {path} as a directory. Got something else.")
+        raise ConfigurationError(
+            f"Expected work_dir {path} as a directory. Got something else."
+        )
     require_own(facts, path, "work_dir", _MODE, ConfigurationError)
 
 
@@ -52,10 +55,13 @@ def _work_dir_errors(path: Path) -> Iterator[None]:
 class Store:
     """A private directory of a run's files, made with mode 0700 when the first one is written.
 
-    ``digests`` are SHA-256 of every file, for the client session: what is not in it does not count.
+    ``digests`` are SHA-256 of every file, for the client session: what is not in it
+    does not count.
     """
 
-    def __init__(self, directory: Path, digests: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, directory: Path, digests: Mapping[str, bytes] | None = None
+    ) -> None:
         self.directory = directory
         self.digests = dict(digests or {})
 
@@ -63,7 +69,9 @@ class Store:
         """Raise a `ConfigurationError` unless the place is private, and the disk has room."""
         require_private(self.directory.parent)
         existing = next(
-            p for p in (self.directory, *self.directory.absolute().parents) if p.exists()
+            p
+            for p in (self.directory, *self.directory.absolute().parents)
+            if p.exists()
         )
         free = shutil.disk_usage(existing).free
         if free < n_bytes:
@@ -85,8 +93,8 @@ class Store:
                     digest.update(piece)
                     file.write(piece)
                 file.flush()
-                # On the disk before the session has its digest: after a crash the run would be lost
-                # otherwise.
+                # On the disk before the session has its digest: after a crash the run
+                # would be lost otherwise.
                 os.fsync(file.fileno())
             part.replace(self.directory / name)
         except BaseException:

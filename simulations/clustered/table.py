@@ -1,7 +1,8 @@
 """Accuracies of one model for all clients and of one per cluster, as a table: python table.py.
 
-Each row is the mean of some runs of the app in this process; the least and the largest are in
-brackets. Runs differ in the digits of each client, in public randomness, and in the noise.
+Each row is the mean of some runs of the app in this process; the least and the largest
+are in brackets. Runs differ in the digits of each client, in public randomness, and in
+the noise.
 """
 
 import argparse
@@ -44,7 +45,9 @@ def rows(epsilons: list[float], seeds: int, **changes: Any) -> list[str]:
     found: dict[str, list[float]] = {}
     for epsilon in (*epsilons, NO_PRIVACY):
         name = (
-            f"one per private cluster, ε = {epsilon:g}" if epsilon else "one per cluster, no noise"
+            f"one per private cluster, ε = {epsilon:g}"
+            if epsilon
+            else "one per cluster, no noise"
         )
         for seed in range(seeds):
             made = run(epsilon=epsilon, seed=seed, **changes)

@@ -3,7 +3,8 @@
 ``link``   the SuperLink's certificate, and the authority that nodes check it against
 ``node``   one SuperNode's key pair; only the public half leaves the node
 
-The data holders' keys, which the SuperLink must never have, are made by ``flower-kmeans keygen``.
+The data holders' keys, which the SuperLink must never have, are made by
+``flower-kmeans keygen``.
 """
 
 import argparse
@@ -28,9 +29,9 @@ _USAGE["digital_signature"] = True
 def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
     """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``, valid for so many days.
 
-    Nodes, and those who submit runs, get ``ca.crt``; the keys have mode 0600 and stay. ``names``
-    are those and the addresses under which the SuperLink is reached. ``localhost`` and
-    ``127.0.0.1`` are always among them: its own processes use them.
+    Nodes, and those who submit runs, get ``ca.crt``; the keys have mode 0600 and stay.
+    ``names`` are those and the addresses under which the SuperLink is reached.
+    ``localhost`` and ``127.0.0.1`` are always among them: its own processes use them.
     """
     _private_directory(directory)
     now = dt.datetime.now(dt.UTC)
@@ -38,7 +39,9 @@ def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
     all_names = list(dict.fromkeys([*names, "localhost", "127.0.0.1"]))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
-    def signed(name: str, of: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+    def signed(
+        name: str, of: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType
+    ) -> bytes:
         is_authority = of is ca_key
         usage = {"key_cert_sign": is_authority, "crl_sign": is_authority}
         builder = x509.CertificateBuilder(
@@ -49,7 +52,9 @@ def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
             not_valid_before=now - dt.timedelta(minutes=5),  # clocks differ
             not_valid_after=now + dt.timedelta(days=days),
         )
-        path = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+        path = x509.BasicConstraints(
+            ca=is_authority, path_length=0 if is_authority else None
+        )
         for critical in (path, x509.KeyUsage(**_USAGE | usage)):
             builder = builder.add_extension(critical, critical=True)
         for each in (
@@ -58,7 +63,9 @@ def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
             *extensions,
         ):
             builder = builder.add_extension(each, critical=False)
-        return builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+        return builder.sign(ca_key, hashes.SHA384()).public_bytes(
+            serialization.Encoding.PEM
+        )
 
     server = signed(
         all_names[0],
@@ -82,12 +89,22 @@ def make_node(directory: Path) -> None:
     _private_directory(directory)
     key = ec.generate_private_key(ec.SECP384R1())
     of = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    _write_new(directory / "node.key", _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    _write_new(directory / "node.pub", key.public_key().public_bytes(*of) + b"\n", 0o644)
+    _write_new(
+        directory / "node.key",
+        _private(key, serialization.PrivateFormat.OpenSSH),
+        0o600,
+    )
+    _write_new(
+        directory / "node.pub", key.public_key().public_bytes(*of) + b"\n", 0o644
+    )
 
 
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def _private(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
+) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, form, serialization.NoEncryption()
+    )
 
 
 def _named(name: str) -> x509.Name:
@@ -106,8 +123,8 @@ def _private_directory(directory: Path) -> None:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    # Never over an existing file: a key that is in use would be lost. Never open to others, not
-    # even between its creation and a chmod.
+    # Never over an existing file: a key that is in use would be lost. Never open to
+    # others, not even between its creation and a chmod.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -117,9 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make what one party needs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    link = commands.add_parser("link", help="the SuperLink's certificate and its authority")
+    link = commands.add_parser(
+        "link", help="the SuperLink's certificate and its authority"
+    )
     link.add_argument("directory", type=Path)
-    link.add_argument("--name", action="append", default=[], help="name or address of the link")
+    link.add_argument(
+        "--name", action="append", default=[], help="name or address of the link"
+    )
     link.add_argument("--days", type=int, default=_DAYS)
     node = commands.add_parser("node", help="one SuperNode's key pair")
     node.add_argument("directory", type=Path)
@@ -132,9 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             make_node(options.directory)
             given, kept = ("node.pub",), ("node.key",)
     except FileExistsError as error:
-        parser.exit(1, f"There is a file {error.filename} already; it was left as it is.\n")
+        parser.exit(
+            1, f"There is a file {error.filename} already; it was left as it is.\n"
+        )
     for words, names in (("public", given), ("secret, mode 0600", kept)):
-        print(f"Wrote {', '.join(str(options.directory / name) for name in names)} ({words})")
+        print(
+            f"Wrote {', '.join(str(options.directory / name) for name in names)} ({words})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,29 +1,32 @@
 """FedDP-KMeans against other starts, on populations that clients and a server share.
 
-    python simulations/feddp/experiments.py record --runs 3
-    python simulations/feddp/experiments.py client --runs 2
-    python simulations/feddp/experiments.py missing --epsilons 1 --runs 3
-    python simulations/feddp/experiments.py data
-    python simulations/feddp/experiments.py data --data FILE --client-column NAME --bounds 0 1 \
+    python simulations/feddp/experiments.py record --runs 3 python
+    simulations/feddp/experiments.py client --runs 2 python
+    simulations/feddp/experiments.py missing --epsilons 1 --runs 3 python
+    simulations/feddp/experiments.py data python simulations/feddp/experiments.py data
+    --data FILE --client-column NAME --bounds 0 1 \
         --clusters 10 --label NAME
 
-record: 10 Gaussians in 100 columns, variance 0.5, means uniform in [0, 1]^100, 100 clients of 1,000
-records each, drawn independently. client: the same with 50 records each, and whole clients
-protected. missing: as record, but the server has no points of some components. data: records whose
-clients differ by themselves, scikit-learn's digits or a file with a column of clients.
+record: 10 Gaussians in 100 columns, variance 0.5, means uniform in [0, 1]^100, 100
+clients of 1,000 records each, drawn independently. client: the same with 50 records
+each, and whole clients protected. missing: as record, but the server has no points of
+some components. data: records whose clients differ by themselves, scikit-learn's digits
+or a file with a column of clients.
 
-The server owns 20 points of each component and 100 that are uniform in [0, 1]^100. Methods:
-FedDP-KMeans; SynopsisKMeans and PE-means (HDPE-means beyond 16 columns), which do not need the
-server's points; DP-Lloyd (GLloyd) from sphere packing, from k-means++ on the server's points, and
-from k-means on them; k-FED and the best clustering (k-means on all records from the true means),
-which are NOT PRIVATE. Every private clustering is a whole run of a strategy through ``simulate``,
-and all have the same public domain. Where whole clients are protected, FedDP-KMeans takes its clips
-from the server's points, as by default, SynopsisKMeans and PE-means have the library's defaults,
-and DP-Lloyd the one that was best of a few.
+The server owns 20 points of each component and 100 that are uniform in [0, 1]^100.
+Methods: FedDP-KMeans; SynopsisKMeans and PE-means (HDPE-means beyond 16 columns), which
+do not need the server's points; DP-Lloyd (GLloyd) from sphere packing, from k-means++
+on the server's points, and from k-means on them; k-FED and the best clustering (k-means
+on all records from the true means), which are NOT PRIVATE. Every private clustering is
+a whole run of a strategy through ``simulate``, and all have the same public domain.
+Where whole clients are protected, FedDP-KMeans takes its clips from the server's
+points, as by default, SynopsisKMeans and PE-means have the library's defaults, and
+DP-Lloyd the one that was best of a few.
 
-Written to ``--output``: runs.csv, one row a run of any table, from which an experiment goes on
-(rows of a file of the same name with other contents, bounds or clusters are refused); the table as
-record.md and so on; feddp.png, a panel for each experiment; and what flower_kmeans.bench writes.
+Written to ``--output``: runs.csv, one row a run of any table, from which an experiment
+goes on (rows of a file of the same name with other contents, bounds or clusters are
+refused); the table as record.md and so on; feddp.png, a panel for each experiment; and
+what flower_kmeans.bench writes.
 """
 
 import argparse
@@ -106,7 +109,8 @@ class Setting:
     table: str
     unit: Literal["record", "client"] = "record"
     trust: str = TRUSTS[0]
-    # Of FedDP-KMeans where whole clients are protected; None takes clips from the server's points.
+    # Of FedDP-KMeans where whole clients are protected; None takes clips from the
+    # server's points.
     clip: float | None = None
     clips: tuple[tuple[str, float], ...] = ()  # of single releases
     contribution: Literal["sums", "means"] = "sums"
@@ -121,7 +125,9 @@ class Setting:
         """Return what distinguishes the runs of this setting in a file."""
         words = [self.trust]
         if self.unit == "client":
-            words.append("clips default" if self.clip is None else f"clip {exact(self.clip)}")
+            words.append(
+                "clips default" if self.clip is None else f"clip {exact(self.clip)}"
+            )
             words.append(self.contribution)
             words += [f"{name} {exact(value)}" for name, value in self.clips]
         if self.sums != "auto":
@@ -174,7 +180,11 @@ def strategy_of(
 
 def optimum(population: Population, run: int) -> FloatArray:
     """Return k-means on all records, from the true means or the best of ten starts."""
-    start = {"n_init": 10} if population.means is None else {"init": population.means, "n_init": 1}
+    start = (
+        {"n_init": 10}
+        if population.means is None
+        else {"init": population.means, "n_init": 1}
+    )
     model = KMeans(population.n_clusters, **start, random_state=run)
     return np.asarray(model.fit(np.concatenate(population.partitions)).cluster_centers_)
 
@@ -198,7 +208,9 @@ def majority_accuracy(classes: NDArray[Any], found: NDArray[np.int64]) -> float:
     return int(contingency_matrix(classes, found).max(axis=0).sum()) / len(classes)
 
 
-def agreement(classes: NDArray[Any] | None, found: NDArray[np.int64]) -> dict[str, float]:
+def agreement(
+    classes: NDArray[Any] | None, found: NDArray[np.int64]
+) -> dict[str, float]:
     """Return accuracy, ARI, FMI and NMI; nan without classes."""
     measures = {
         "accuracy": majority_accuracy,
@@ -226,28 +238,49 @@ def tasks_of(
                 yield Task(setting.table, name, "", method, 0.0, run)
             for epsilon in epsilons:
                 for method in private:
-                    yield Task(setting.table, name, setting.variant, method, epsilon, run)
+                    yield Task(
+                        setting.table, name, setting.variant, method, epsilon, run
+                    )
 
 
 @lru_cache(maxsize=1)
-def drawn(source: "Source", name: str, run: int) -> tuple[Population, FloatArray, float]:
+def drawn(
+    source: "Source", name: str, run: int
+) -> tuple[Population, FloatArray, float]:
     """Return a population, its records together, and the least cost per record."""
     population = source.draw(name, run)
     pooled = np.concatenate(population.partitions)
     return population, pooled, inertia(pooled, optimum(population, run)) / len(pooled)
 
 
-def measure(task: Task, options: Options, source: "Source", setting: Setting) -> dict[str, Any]:
+def measure(
+    task: Task, options: Options, source: "Source", setting: Setting
+) -> dict[str, Any]:
     """Return what one run gave."""
     population, pooled, best = drawn(source, task.population, task.run)
     started = time.perf_counter()
-    centroids, report = clustered(task.method, population, setting, task.epsilon, task.run)
-    seconds, cost = time.perf_counter() - started, inertia(pooled, centroids) / len(pooled)
-    found: dict[str, Any] = {"ratio": cost / best, "cost": cost, "seconds": round(seconds, 2)}
+    centroids, report = clustered(
+        task.method, population, setting, task.epsilon, task.run
+    )
+    seconds, cost = (
+        time.perf_counter() - started,
+        inertia(pooled, centroids) / len(pooled),
+    )
+    found: dict[str, Any] = {
+        "ratio": cost / best,
+        "cost": cost,
+        "seconds": round(seconds, 2),
+    }
     found |= agreement(population.classes, pairwise_distances_argmin(pooled, centroids))
     if report is None:
         n_clients = len(population.partitions)
-        found |= {"trust": "none", "unit": "none", "clip": "", "notes": "", "noise_factor": 1.0}
+        found |= {
+            "trust": "none",
+            "unit": "none",
+            "clip": "",
+            "notes": "",
+            "noise_factor": 1.0,
+        }
         found |= {"n_clients": n_clients, "min_clients": n_clients, "n_rounds": 0}
         return found | {"epsilon_told": math.nan, "delta": math.nan}
     copied = ("trust", "unit", "n_clients", "min_clients", "noise_factor", "n_rounds")
@@ -266,7 +299,11 @@ def clip_told(report: Report, method: str, setting: Setting) -> str:
         return ""
     if method == FEDDP and setting.clip is None:
         return "by release from the server's points"
-    return f"{report.clip:g}" if set(report.clips.values()) <= {report.clip} else report.clip_text
+    return (
+        f"{report.clip:g}"
+        if set(report.clips.values()) <= {report.clip}
+        else report.clip_text
+    )
 
 
 # --------------------------------------------------------------------------- suite
@@ -309,7 +346,10 @@ class Source:
         with self.data.open("rb") as file:
             facts = {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
         facts |= {"client-column": self.client_column, "label": self.label or ""}
-        facts |= {"bounds": " ".join(map(exact, self.bounds)), "clusters": str(self.clusters)}
+        facts |= {
+            "bounds": " ".join(map(exact, self.bounds)),
+            "clusters": str(self.clusters),
+        }
         return {self.data.stem: facts | {"server-clients": str(self.server_clients)}}
 
     def draw(self, name: str, run: int) -> Population:
@@ -317,7 +357,10 @@ class Source:
         if self.table == "data":
             if self.data is None:
                 return digits()
-            sizes = {"n_clusters": self.clusters, "n_server_clients": self.server_clients}
+            sizes = {
+                "n_clusters": self.clusters,
+                "n_server_clients": self.server_clients,
+            }
             columns = {"label": self.label, "bounds": self.bounds}
             return from_file(self.data, self.client_column, **columns, **sizes)
         full = Mixture(100, 1000)
@@ -382,12 +425,22 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, help="processes (default: one per core)")
     add("--redraw", action="store_true", help="show the runs of --output")
     add("--quick", action="store_true", help="small populations, for tests")
-    add("--unit", choices=("record", "client"), help="whom to protect (default: the table's)")
+    add(
+        "--unit",
+        choices=("record", "client"),
+        help="whom to protect (default: the table's)",
+    )
     add = parser.add_argument_group("whole clients").add_argument
     add("--clients", type=int, nargs="+", help="default: 1000 2000 5000")
-    add("--clip", type=float, help="FedDP-KMeans: records' worth of a client (default: its own)")
+    add(
+        "--clip",
+        type=float,
+        help="FedDP-KMeans: records' worth of a client (default: its own)",
+    )
     add("--clips", nargs="+", type=clip_of, metavar="RELEASE=CLIP", help="FedDP-KMeans")
-    lloyd = f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)"
+    lloyd = (
+        f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)"
+    )
     add("--lloyd-clip", type=float, help=lloyd)
     add("--contribution", choices=("sums", "means"), help="default: sums")
     parser.add_argument_group("missing").add_argument("--missing", type=int, nargs="+")
@@ -400,7 +453,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--server-clients", type=int, help="that the server owns (default: 1)")
     options = parser.parse_args(arguments)
     options.unit = options.unit or ("client" if options.table == "client" else "record")
-    if options.data is not None and (options.client_column is None or options.bounds is None):
+    if options.data is not None and (
+        options.client_column is None or options.bounds is None
+    ):
         parser.error("--data needs --client-column and --bounds.")
     of_files = ("client_column", "label", "bounds", "clusters", "server_clients")
     of_clients = ("clip", "clips", "lloyd_clip", "contribution")
@@ -424,12 +479,21 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     if options.methods is None:
         needless = (SYNOPSIS, PE) if options.table == "missing" else ()
         options.methods = [each for each in METHODS if each not in needless]
-    if options.lloyd_clip is None and (options.table, options.unit) == ("client", "client"):
+    if options.lloyd_clip is None and (options.table, options.unit) == (
+        "client",
+        "client",
+    ):
         options.lloyd_clip = LLOYD_CLIP
     given = {name: value for name, value in vars(options).items() if value is not None}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     setting, source = (
-        kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
+        kind(
+            **{
+                each.name: given[each.name]
+                for each in fields(kind)
+                if each.name in given
+            }
+        )
         for kind in (Setting, Source)
     )
     suite, wanted = suite_of(source, setting, options.epsilons), Options(options.runs)
@@ -444,6 +508,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    from experiments import main as of_module  # other processes find functions by a module's name
+    # other processes find functions by a module's name
+    from experiments import main as of_module
 
     of_module()

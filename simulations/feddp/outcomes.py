@@ -97,7 +97,9 @@ def stated(rows: Sequence[Row]) -> str:
             f"delta={row['delta']:.3g}{clip}"
         )
         names[fact].add(row["population"])
-    return "\n".join(f"- {', '.join(sorted(of))}: {fact}." for fact, of in names.items())
+    return "\n".join(
+        f"- {', '.join(sorted(of))}: {fact}." for fact, of in names.items()
+    )
 
 
 def table_of(rows: Sequence[Row]) -> str:
@@ -106,11 +108,16 @@ def table_of(rows: Sequence[Row]) -> str:
     def place(row: Row) -> tuple[str, float, int]:
         return row["population"], row["epsilon"], METHODS.index(row["method"])
 
-    shown = [{**row, "at": f"{row['epsilon']:g}" if row["epsilon"] else ""} for row in rows]
+    shown = [
+        {**row, "at": f"{row['epsilon']:g}" if row["epsilon"] else ""} for row in rows
+    ]
     table = by_key(
         sorted(shown, key=place),
         {"population": "population", "epsilon": "at", "method": "method"},
-        {"runs": lambda of: str(len(of)), **{h: figure_of(*of) for h, of in FIGURES.items()}},
+        {
+            "runs": lambda of: str(len(of)),
+            **{h: figure_of(*of) for h, of in FIGURES.items()},
+        },
         (0, 2),
     )
     lines = [stated(rows), "", table]
@@ -132,22 +139,31 @@ def table_of(rows: Sequence[Row]) -> str:
 def panels_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the runs of each panel: a population over epsilon, or what the server misses.
 
-    ``place`` is where a run stands; one that is the same whatever epsilon is stands at all.
+    ``place`` is where a run stands; one that is the same whatever epsilon is stands at
+    all.
     """
     panels: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["method"] not in NOT_PRIVATE:
             missing = row["table"] == "missing"
             what = f"epsilon {row['epsilon']:g}" if missing else row["population"]
-            place = float(row["population"].partition(" ")[0]) if missing else row["epsilon"]
-            panels[f"{row['table']}: {what}, {row['variant']}"].append({**row, "place": place})
+            place = (
+                float(row["population"].partition(" ")[0])
+                if missing
+                else row["epsilon"]
+            )
+            panels[f"{row['table']}: {what}, {row['variant']}"].append(
+                {**row, "place": place}
+            )
     for runs in panels.values():
         at = {(row["table"], row["population"], row["place"]) for row in runs}
         runs += [
             {**row, "place": place}
             for row in rows
             if row["method"] in NOT_PRIVATE
-            for place in sorted(p for *of, p in at if of == [row["table"], row["population"]])
+            for place in sorted(
+                p for *of, p in at if of == [row["table"], row["population"]]
+            )
         ]
     return panels
 
@@ -155,7 +171,8 @@ def panels_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def plot(rows: Sequence[Row]) -> "Figure":
     """Return mean cost over the optimum's, one panel per population and setting.
 
-    Bands reach from the least to the largest of the runs: few runs have an interval of no use.
+    Bands reach from the least to the largest of the runs: few runs have an interval of
+    no use.
     """
     from matplotlib.figure import Figure
 
@@ -180,7 +197,13 @@ def plot(rows: Sequence[Row]) -> "Figure":
                 line = "--" if method in NOT_PRIVATE else "-"
                 color = f"C{number}" if method != OPTIMUM else "0.3"
                 (drawn[method],) = panel.plot(
-                    here, mean, line, color=color, marker="o", markersize=3, label=method
+                    here,
+                    mean,
+                    line,
+                    color=color,
+                    marker="o",
+                    markersize=3,
+                    label=method,
                 )
                 panel.fill_between(here, low, high, color=color, alpha=0.2, lw=0)
         missing = title.startswith("missing")

@@ -35,11 +35,14 @@ class Population:
 
     name: str
     partitions: list[FloatArray]  # each client's records (n_i, d); private
-    classes: NDArray[Any] | None  # component or label of each record (N,), in the clients' order
-    server_data: FloatArray  # points that the server owns (m, d); none is a client's record
+    # component or label of each record (N,), in the clients' order
+    classes: NDArray[Any] | None
+    # points that the server owns (m, d); none is a client's record
+    server_data: FloatArray
     domain: Domain  # public bounds
     n_clusters: int
-    means: FloatArray | None = None  # true ones (k, d), where the best clustering starts
+    # true ones (k, d), where the best clustering starts
+    means: FloatArray | None = None
 
     @property
     def n_records(self) -> int:
@@ -71,9 +74,9 @@ class Mixture:
     def draw(self, name: str, run: int) -> Population:
         """Return the population of a run.
 
-        Means and records of a run depend on the run and the parameters alone, and not on what the
-        server misses: of the points that it has of all components, those of the first
-        ``n_missing`` are taken away.
+        Means and records of a run depend on the run and the parameters alone, and not
+        on what the server misses: of the points that it has of all components, those of
+        the first ``n_missing`` are taken away.
         """
         root = np.random.SeedSequence((run, self.n_clients, self.records_each, self.d))
         of_clients, of_server = map(np.random.default_rng, root.spawn(2))
@@ -84,7 +87,9 @@ class Mixture:
         records = of_clients.normal(scale=deviation, size=(n, self.d))
         records += means[classes]
         known = np.repeat(np.arange(self.n_clusters), N_OF_EACH)
-        points = means[known] + of_server.normal(scale=deviation, size=(len(known), self.d))
+        points = means[known] + of_server.normal(
+            scale=deviation, size=(len(known), self.d)
+        )
         uniform = of_server.random((self.n_uniform, self.d))
         return Population(
             name,
@@ -100,8 +105,9 @@ class Mixture:
 def digits() -> Population:
     """Return scikit-learn's digits, clients being blocks of the file.
 
-    The file is ordered by writer, though it does not say where one ends: 30 blocks of 59 or 60
-    images differ from each other as writers do. The server owns the first three blocks.
+    The file is ordered by writer, though it does not say where one ends: 30 blocks of
+    59 or 60 images differ from each other as writers do. The server owns the first
+    three blocks.
     """
     from sklearn.datasets import load_digits
 
@@ -109,7 +115,13 @@ def digits() -> Population:
     blocks = np.array_split(np.arange(len(records)), DIGIT_BLOCKS)
     clients = np.repeat(np.arange(DIGIT_BLOCKS), list(map(len, blocks)))
     return _by_client(
-        "digits", records, labels, clients, DIGIT_SERVER_BLOCKS, DIGIT_BOUNDS, N_CLUSTERS
+        "digits",
+        records,
+        labels,
+        clients,
+        DIGIT_SERVER_BLOCKS,
+        DIGIT_BOUNDS,
+        N_CLUSTERS,
     )
 
 
@@ -124,10 +136,12 @@ def from_file(
 ) -> Population:
     """Return the records of a file, one client for each value of a column, which is no feature.
 
-    ``bounds`` are the public lower and upper bound of every feature, ``label`` a column with
-    classes. So many clients, the first by name, are the server's own data and take no part.
+    ``bounds`` are the public lower and upper bound of every feature, ``label`` a column
+    with classes. So many clients, the first by name, are the server's own data and take
+    no part.
     """
-    # Read once for its names: a client column that holds numbers would be a feature otherwise.
+    # Read once for its names: a client column that holds numbers would be a feature
+    # otherwise.
     names = load_table(path, label=label, keep=[client_column]).columns
     features = [name for name in names if name != client_column]
     table = load_table(path, label=label, features=features, keep=[client_column])

@@ -1,11 +1,12 @@
 """Three hospitals cluster their patients, whose records lie in OMOP-like databases.
 
-    python simulations/omop/cluster.py
-    python simulations/omop/cluster.py --postgresql "postgresql://ann@db.example/research"
+    python simulations/omop/cluster.py python simulations/omop/cluster.py --postgresql
+    "postgresql://ann@db.example/research"
 
-The script makes the hospitals' tables, from a seed: as files of SQLite in ``--output``, or as new
-schemas in a PostgreSQL database. The query gives one row for each person. Each hospital is one
-client of a private run, whose centroids and noisy sizes are printed.
+The script makes the hospitals' tables, from a seed: as files of SQLite in ``--output``,
+or as new schemas in a PostgreSQL database. The query gives one row for each person.
+Each hospital is one client of a private run, whose centroids and noisy sizes are
+printed.
 """
 
 import argparse
@@ -29,7 +30,9 @@ N_CLUSTERS = 7
 """Three kinds of persons of each sex, and those of unknown sex."""
 
 
-def make_hospitals(output: Path, n_persons: int, seed: int, postgresql: str | None) -> list[str]:
+def make_hospitals(
+    output: Path, n_persons: int, seed: int, postgresql: str | None
+) -> list[str]:
     """Make the databases of all hospitals, and return their URIs."""
     uris = []
     for number in range(len(MIXTURES)):
@@ -37,11 +40,15 @@ def make_hospitals(output: Path, n_persons: int, seed: int, postgresql: str | No
         if postgresql is None:
             uris.append(write_sqlite(output / f"hospital-{number}.db", tables))
         else:
-            uris.append(write_postgresql(postgresql, f"made_up_hospital_{number}", tables))
+            uris.append(
+                write_postgresql(postgresql, f"made_up_hospital_{number}", tables)
+            )
     return uris
 
 
-def cluster(uris: Sequence[str], n_records: int, epsilon: float, seed: int) -> Clustering:
+def cluster(
+    uris: Sequence[str], n_records: int, epsilon: float, seed: int
+) -> Clustering:
     """Return the private clustering of the persons in some databases, one for each client."""
     strategy = SynopsisKMeans(
         N_CLUSTERS,
@@ -68,8 +75,12 @@ def lines_of(clustering: Clustering) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make hospitals, cluster their persons and print the result; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--postgresql", metavar="URI", help="where to make schemas, for tables")
-    parser.add_argument("--output", type=Path, default=Path("omop-out"), help="of SQLite's files")
+    parser.add_argument(
+        "--postgresql", metavar="URI", help="where to make schemas, for tables"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("omop-out"), help="of SQLite's files"
+    )
     parser.add_argument("--persons", type=int, default=2_000, help="at each hospital")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)

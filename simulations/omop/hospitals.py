@@ -1,8 +1,9 @@
 """Made-up hospitals with OMOP-like databases: person, visit_occurrence and measurement.
 
-The tables have the names and types of the OMOP common data model, and those of its columns that the
-query uses. All persons are drawn from a seed. Three kinds of them differ in age, in the number of
-their visits and in their systolic blood pressure, and each hospital has another mixture.
+The tables have the names and types of the OMOP common data model, and those of its
+columns that the query uses. All persons are drawn from a seed. Three kinds of them
+differ in age, in the number of their visits and in their systolic blood pressure, and
+each hospital has another mixture.
 """
 
 import sqlite3
@@ -22,12 +23,14 @@ SYSTOLIC, MMHG = 3004249, 8876  # measurement_concept_id, unit_concept_id
 FIRST_DAY = date(2024, 1, 1)
 N_DAYS = 366
 
-KINDS = (  # year of birth, visits in a year, blood pressure: mean and deviation, mean, both
+# year of birth, visits in a year, blood pressure: mean and deviation, mean, both
+KINDS = (
     ((1998, 6), 1.5, (115, 7)),
     ((1972, 7), 6.0, (150, 9)),
     ((1945, 6), 15.0, (128, 8)),
 )
-MIXTURES = ((0.6, 0.3, 0.1), (0.2, 0.5, 0.3), (0.1, 0.3, 0.6))  # of the kinds, at each hospital
+# of the kinds, at each hospital
+MIXTURES = ((0.6, 0.3, 0.1), (0.2, 0.5, 0.3), (0.1, 0.3, 0.6))
 
 TABLES = {
     "person": {
@@ -69,7 +72,9 @@ def hospital(number: int, n_persons: int, seed: int) -> Hospital:
     rng = np.random.default_rng((seed, number))
     made = Hospital([], [], [])
     for person in range(1, n_persons + 1):
-        (born, deviation), n_visits, pressure = KINDS[rng.choice(3, p=MIXTURES[number % 3])]
+        (born, deviation), n_visits, pressure = KINDS[
+            rng.choice(3, p=MIXTURES[number % 3])
+        ]
         # Some entries are unknown, and some persons were never measured.
         gender = rng.choice([MALE, FEMALE, UNKNOWN], p=[0.48, 0.48, 0.04])
         made.person.append((person, int(gender), round(rng.normal(born, deviation))))
@@ -107,7 +112,10 @@ def write_postgresql(uri: str, schema: str, tables: Hospital) -> str:
     driver = require("adbc_driver_postgresql.dbapi", "A PostgreSQL database", "sql")
     pyarrow = require("pyarrow", "A PostgreSQL database", "sql")
     of_schema = f"{uri}{'&' if '?' in uri else '?'}options=-csearch_path%3D{schema}"
-    with closing(driver.connect(uri)) as connection, closing(connection.cursor()) as cursor:
+    with (
+        closing(driver.connect(uri)) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
         try:
             cursor.execute(f"CREATE SCHEMA {schema}")
         except driver.Error:
@@ -115,7 +123,10 @@ def write_postgresql(uri: str, schema: str, tables: Hospital) -> str:
                 f"Expected a database where the schema {schema} is new and may be made."
             ) from None
         connection.commit()
-    with closing(driver.connect(of_schema)) as connection, closing(connection.cursor()) as cursor:
+    with (
+        closing(driver.connect(of_schema)) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
         for (name, columns), rows in zip(TABLES.items(), tables, strict=True):
             cells = zip(*rows, strict=True)
             arrays = dict(zip(columns, map(list, cells), strict=True))

@@ -31,13 +31,19 @@ def on_result(result: ClientResult, context: Context) -> None:
     write_centroids(output, result, PHOTO_COLUMNS)
     # Only a simulation's client can open the whole photograph.
     image = load_photo()
-    labels = pairwise_distances_argmin(image.reshape(-1, 3).astype(np.float64), result.centroids)
+    labels = pairwise_distances_argmin(
+        image.reshape(-1, 3).astype(np.float64), result.centroids
+    )
     caption = f"after: {len(result.centroids)} colours, epsilon {context.run_config['epsilon']}"
     path = output / "picture.png"
     save_photo_picture(path, image, labels, result.centroids, result.counts, caption)
-    log(INFO, "A client kept centroids.npz, centroids.csv and picture.png in %s", output)
+    log(
+        INFO, "A client kept centroids.npz, centroids.csv and picture.png in %s", output
+    )
 
 
-# A simulation puts no real person at risk, so its clients accept whatever they are asked; real
-# nodes name a policy file and a ledger instead.
-app = kmeans_client_app(load_data, policy=ClientPolicy.for_simulation(), on_result=on_result)
+# A simulation puts no real person at risk, so its clients accept whatever they are
+# asked; real nodes name a policy file and a ledger instead.
+app = kmeans_client_app(
+    load_data, policy=ClientPolicy.for_simulation(), on_result=on_result
+)

@@ -21,7 +21,8 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     output = Path(str(config["output"])).expanduser()
     output.mkdir(parents=True, exist_ok=True)
-    n_clients = len(list(grid.get_node_ids()))  # in a simulation all are there from the start
+    # in a simulation all are there from the start
+    n_clients = len(list(grid.get_node_ids()))
     strategy = SynopsisKMeans(
         n_clusters=int(config["n-clusters"]),
         domain=Box([0.0] * 3, [255.0] * 3),
@@ -35,7 +36,13 @@ def main(grid: Grid, context: Context) -> None:
     report = strategy.report
     write_report(output, report.to_dict())
     write_page(output, html_report(strategy, result, columns=PHOTO_COLUMNS))
-    log(INFO, "epsilon %.4g, delta %.3g, mu %.4g", report.epsilon, report.delta, report.mu)
+    log(
+        INFO,
+        "epsilon %.4g, delta %.3g, mu %.4g",
+        report.epsilon,
+        report.delta,
+        report.mu,
+    )
     for statement in report.statements:
         log(INFO, "%s", statement)
     log(INFO, "The server wrote report.json and report.html to %s", output)

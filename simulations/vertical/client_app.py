@@ -1,20 +1,22 @@
 """Each party holds other columns of the same customers; party 0, the bank, computes.
 
-In a simulation the partition's number is the party, and its customers are made up. What a deployed
-node has and accepts is said by its operator, in ``--node-config``:
+In a simulation the partition's number is the party, and its customers are made up. What
+a deployed node has and accepts is said by its operator, in ``--node-config``:
 
 ``data``
-    The file with the columns of this party alone, npy, or csv whose first line names them: the same
-    rows in the same order as at the other parties.
+    The file with the columns of this party alone, npy, or csv whose first line names
+    them: the same rows in the same order as at the other parties.
 ``domain``
-    A domain.toml of this party's columns, the same as the server's: it declares categories, dates
-    and other columns, and what a missing cell counts as. Otherwise left out: all are numbers.
+    A domain.toml of this party's columns, the same as the server's: it declares
+    categories, dates and other columns, and what a missing cell counts as. Otherwise
+    left out: all are numbers.
 ``ids``
-    A text file with the id of each row on a line, in the same order. With it a run can compare rows
-    (``check-ids``).
+    A text file with the id of each row on a line, in the same order. With it a run can
+    compare rows (``check-ids``).
 ``policy-file``
-    Absolute path of the operator's policy: which runs are answered, and where the node's key, the
-    roster and the ledger are. A node with ``data`` and without one answers no run.
+    Absolute path of the operator's policy: which runs are answered, and where the
+    node's key, the roster and the ledger are. A node with ``data`` and without one
+    answers no run.
 ``result``
     The npz file that the node writes its result to, for this user alone:
     ``flower-kmeans assign --centroids FILE`` takes it.
@@ -89,7 +91,8 @@ class PartyApp(ClientApp):
             policy = replace(
                 ClientPolicy.for_simulation(),
                 party=party_of(context),
-                work_dir=output_of(context) / "work",  # party 0's keys and encrypted columns
+                # party 0's keys and encrypted columns
+                work_dir=output_of(context) / "work",
             )
         elif "ids" not in context.node_config:
             ids = None

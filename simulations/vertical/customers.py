@@ -25,7 +25,8 @@ def made_up(n_records: int, party: int) -> NDArray[np.float64]:
 def read_parties(text: str) -> tuple[Box, list[int]]:
     """Return the Box of ``NAME=LOW:HIGH,.../NAME=LOW:HIGH,...`` and each party's width.
 
-    Parties are parted by ``/``, the one that computes first. Names may be left out, all of them.
+    Parties are parted by ``/``, the one that computes first. Names may be left out, all
+    of them.
     """
     parties = [party.split(",") for party in text.split("/")]
     named = [column.rpartition("=") for party in parties for column in party]
@@ -37,7 +38,9 @@ def read_parties(text: str) -> tuple[Box, list[int]]:
 
 def read_domains(text: str) -> tuple[TableDomain, list[int]]:
     """Return the domain of ``FILE,FILE``, a domain.toml for each party, and each party's width."""
-    parties = [TableDomain.from_file(Path(name).expanduser()) for name in text.split(",")]
+    parties = [
+        TableDomain.from_file(Path(name).expanduser()) for name in text.split(",")
+    ]
     declared = [column for party in parties for column in party.declared]
     from_records = any(party.from_records for party in parties)
     return TableDomain(declared, from_records), [party.n_features for party in parties]

@@ -44,7 +44,9 @@ def main(grid: Grid, context: Context) -> None:
     )
     try:
         resume = Path(str(config["resume"])).expanduser() if config["resume"] else None
-        result = strategy.start(grid, timeout=float(config["timeout"]) or None, resume=resume)
+        result = strategy.start(
+            grid, timeout=float(config["timeout"]) or None, resume=resume
+        )
     except RunError:  # its report says which party failed, when and why
         write_reports(path, strategy, None)
         raise

@@ -1,7 +1,8 @@
 """Every algorithm and configuration that the contract holds: one row each.
 
-`GRIDS` are for grids that are small enough to enumerate. `RUNS` are whole runs at the usual
-resolution. `OPTIONS` are further options of either, whose documents and plans must hold too.
+`GRIDS` are for grids that are small enough to enumerate. `RUNS` are whole runs at the
+usual resolution. `OPTIONS` are further options of either, whose documents and plans
+must hold too.
 """
 
 import itertools
@@ -37,7 +38,7 @@ BUDGET = PrivacyBudget(1.0, 1e-6)
 CLIENTS = PrivacyBudget(2.0, 1e-6, unit="client")
 OPEN = PrivacyBudget(None)
 
-# --------------------------------------------------------------------------- small grids
+# -------------------------------------------------------------------------- small grids
 
 Q = 3
 """Bits of a grid that is small enough to enumerate."""
@@ -45,7 +46,8 @@ FINE = 12
 """Bits where clients are clipped: truncation costs little."""
 
 DOMAINS = {
-    # Bounds are attained by a record in a corner, or by one at a whole radius from its centroid.
+    # Bounds are attained by a record in a corner, or by one at a whole radius from its
+    # centroid.
     "line": Box([0], [1]),
     "square": Box([0, 0], [1, 1]),
     "rectangle": Box([0, 0], [4, 3], scale="common"),
@@ -75,13 +77,18 @@ class Grid:
         options = {"n_records": 1000, "fraction_bits": Q, **self.options, **more}
         if self.kind is FedDPAlgorithm:
             points = RNG(0).normal(size=(6, domain.n_features)) * 0.4
-            options = {"server_data": domain.from_unit(domain.to_unit(points)), **options}
+            options = {
+                "server_data": domain.from_unit(domain.to_unit(points)),
+                **options,
+            }
         made = self.kind(2, domain, budget, **options)
         changes = self.changed(made)
         return self.kind(2, domain, budget, **options, **changes) if changes else made
 
     def for_clients(self, name, **more):
-        return self.make(name, CLIENTS, **{"n_clients": 100, "fraction_bits": FINE, **more})
+        return self.make(
+            name, CLIENTS, **{"n_clients": 100, "fraction_bits": FINE, **more}
+        )
 
 
 def box(d):
@@ -112,11 +119,18 @@ GRIDS = {
     "fastlloyd": Grid(FastLloydAlgorithm, {"n_rounds": 3, "cost": True}),
     "fastlloyd-weighted": Grid(FastLloydAlgorithm, {"n_rounds": 2, "n_records": 40}),
     "fastlloyd-paper": Grid(
-        FastLloydAlgorithm, {"n_rounds": 2, "cost": True, "relocation": False}, short=_SHORT
+        FastLloydAlgorithm,
+        {"n_rounds": 2, "cost": True, "relocation": False},
+        short=_SHORT,
     ),
     "fastlloyd-none": Grid(
         FastLloydAlgorithm,
-        {"n_rounds": 2, "postprocess": "none", "radius": "constant", "relocation": False},
+        {
+            "n_rounds": 2,
+            "postprocess": "none",
+            "radius": "constant",
+            "relocation": False,
+        },
         short=_SHORT,
     ),
     "feddp": Grid(
@@ -138,11 +152,17 @@ GRIDS = {
     ),
     "synopsis": Grid(
         SynopsisAlgorithm,
-        clients=({"clip": 2.0}, {"clip": 0.75}, {"clips": {"moments": 1.0, "synopsis": 0.6}}),
+        clients=(
+            {"clip": 2.0},
+            {"clip": 0.75},
+            {"clips": {"moments": 1.0, "synopsis": 0.6}},
+        ),
     ),
     "synopsis-blind": Grid(SynopsisAlgorithm, changed=_blind, clients=()),
     "synopsis-chosen": Grid(SynopsisAlgorithm, {"min_clusters": 1}, clients=()),
-    "synopsis-sized": Grid(SynopsisAlgorithm, {"min_size": 300, "max_size": 700}, clients=()),
+    "synopsis-sized": Grid(
+        SynopsisAlgorithm, {"min_size": 300, "max_size": 700}, clients=()
+    ),
     "pe-means": Grid(
         PEMeansAlgorithm,
         {"n_records": 100, "n_vote_rounds": 3, "n_variations": 3},
@@ -165,10 +185,15 @@ def grid_points(algorithm):
         rng = RNG(0)
         points = np.concatenate(
             [s * np.eye(d) * widths for s in (1, -1)]
-            + [rng.choice([-1, 1], (40, d)) * widths, rng.integers(-widths, widths + 1, (40, d))]
+            + [
+                rng.choice([-1, 1], (40, d)) * widths,
+                rng.integers(-widths, widths + 1, (40, d)),
+            ]
         ).astype(np.int64)
     else:
-        points = np.array(list(itertools.product(*(range(-w, w + 1) for w in widths.tolist()))))
+        points = np.array(
+            list(itertools.product(*(range(-w, w + 1) for w in widths.tolist())))
+        )
     if isinstance(domain, Ball):
         points = points[(points**2).sum(axis=1) <= 4**Q]
     if d == 3:  # enough to reach corners and whole radii: 9 = |(1, 4, 8)|
@@ -194,7 +219,9 @@ def _array(algorithm, key, low, high, trial, rng, found):
     shape, one = low.shape, 2**algorithm.fraction_bits
     wild = rng.integers(low, high, endpoint=True)
     if trial == 4:  # the ends of every range, which need not make sense together
-        wild = np.where(rng.random(shape) < 0.5, np.where(rng.random(shape) < 0.5, low, high), wild)
+        wild = np.where(
+            rng.random(shape) < 0.5, np.where(rng.random(shape) < 0.5, low, high), wild
+        )
     elif key == "projection":
         turned = np.linalg.qr(rng.normal(size=shape))[0]
         return algorithm.projection.matrix(np.eye(*shape) if trial < 2 else turned)
@@ -212,7 +239,9 @@ def _array(algorithm, key, low, high, trial, rng, found):
             wild = wild.astype(np.int64)
     elif key in ("radius", "radii", "factor", "variations"):
         most = np.minimum(high, 4 * one)
-        wild = [most, np.maximum(most // 3, low), low, np.maximum(most // 7, low)][trial]
+        wild = [most, np.maximum(most // 3, low), low, np.maximum(most // 7, low)][
+            trial
+        ]
     elif key == "weights":
         wild = wild % (one + 1)
     if key in ("centroids", "centers") and "projection" not in found:
@@ -220,7 +249,9 @@ def _array(algorithm, key, low, high, trial, rng, found):
         if space is not None:
             wild = space.cut(np.asarray(wild, float)).astype(np.int64)
         else:
-            wild = into_domain(np.asarray(wild), algorithm.domain, algorithm.fraction_bits)
+            wild = into_domain(
+                np.asarray(wild), algorithm.domain, algorithm.fraction_bits
+            )
     return np.array(np.clip(wild, low, high), dtype=np.int64)
 
 
@@ -240,18 +271,30 @@ POINTS = RNG(0).uniform(0, 1, (40, 6))
 
 REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
     **REPLAYED,
-    "glloyd-cost": lambda: GLloydAlgorithm(5, BALL, BUDGET, n_records=N, n_rounds=3, cost=True),
+    "glloyd-cost": lambda: GLloydAlgorithm(
+        5, BALL, BUDGET, n_records=N, n_rounds=3, cost=True
+    ),
     "constrained-lloyd-nearest": lambda: ConstrainedLloydAlgorithm(
         4, BOX, BUDGET, n_records=N, n_clients=4, n_rounds=4, assignment="non-exclusive"
     ),
-    "fastlloyd-ball": lambda: FastLloydAlgorithm(12, BALL, CLIENTS, n_records=N, n_clients=50),
-    "fastlloyd-paper": lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N, relocation=False),
+    "fastlloyd-ball": lambda: FastLloydAlgorithm(
+        12, BALL, CLIENTS, n_records=N, n_clients=50
+    ),
+    "fastlloyd-paper": lambda: FastLloydAlgorithm(
+        5, BOX, BUDGET, n_records=N, relocation=False
+    ),
     "fastlloyd-none": lambda: FastLloydAlgorithm(
         5, BOX, BUDGET, n_records=N, postprocess="none", relocation=False, n_rounds=3
     ),
-    "pe-means-exact": lambda: PEMeansAlgorithm(3, BALL, OPEN, n_vote_rounds=3, n_variations=50),
-    "synopsis-strong": lambda: SynopsisAlgorithm(4, BALL, PrivacyBudget(8.0), n_records=10 * N),
-    "vertical-sums": lambda: VerticalAlgorithm(5, BOX, BUDGET, n_records=N, radius=False),
+    "pe-means-exact": lambda: PEMeansAlgorithm(
+        3, BALL, OPEN, n_vote_rounds=3, n_variations=50
+    ),
+    "synopsis-strong": lambda: SynopsisAlgorithm(
+        4, BALL, PrivacyBudget(8.0), n_records=10 * N
+    ),
+    "vertical-sums": lambda: VerticalAlgorithm(
+        5, BOX, BUDGET, n_records=N, radius=False
+    ),
 }
 RUNS = {
     **REPLAYABLE,
@@ -273,7 +316,9 @@ def records_of(algorithm):
     """Return records around as many points as there are clusters."""
     rng = RNG(1)
     one, d = 2**algorithm.fraction_bits, algorithm.domain.n_features
-    centers = rng.integers(-one // (2 * d), one // (2 * d), size=(algorithm.n_clusters, d))
+    centers = rng.integers(
+        -one // (2 * d), one // (2 * d), size=(algorithm.n_clusters, d)
+    )
     points = centers[np.arange(N) % len(centers)] + rng.normal(0, one / 50 / d, (N, d))
     widths = algorithm.domain.grid_half_widths(algorithm.fraction_bits) // d
     return GridRecords.from_grid(np.clip(points.astype(np.int64), -widths, widths), 16)
@@ -286,16 +331,18 @@ def words_of(algorithm, kind, query, records, rng):
     if kind == "zeros":
         return np.zeros(words, dtype=np.int64)
     if kind in ("largest", "least"):
-        return np.full(words, 2**63 - 1 if kind == "largest" else -(2**63), dtype=np.int64)
+        return np.full(
+            words, 2**63 - 1 if kind == "largest" else -(2**63), dtype=np.int64
+        )
     if kind == "alternating":
         return np.where(np.arange(words) % 2, 2**63 - 1, -(2**63)).astype(np.int64)
     found = np.zeros(words, dtype=np.int64)
     if kind != "noise":
         found += algorithm.flatten(algorithm.statistic(query, records), number)
     if kind != "data":
-        found += np.rint(rng.normal(size=words) * algorithm.sensitivities(number) * 5).astype(
-            np.int64
-        )
+        found += np.rint(
+            rng.normal(size=words) * algorithm.sensitivities(number) * 5
+        ).astype(np.int64)
     return found
 
 
@@ -306,13 +353,18 @@ def queries_of(algorithm, kind):
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         yield query
-        answer = algorithm.unflatten(words_of(algorithm, kind, query, records, rng), number)
+        answer = algorithm.unflatten(
+            words_of(algorithm, kind, query, records, rng), number
+        )
         state = algorithm.update(state, answer, RNG(number))
 
 
 def sum_of(algorithm, number, answered=1.0, **blocks):
     """Return a round's sum that has these blocks, and zeros elsewhere."""
-    words, places = np.zeros(algorithm.words(number), dtype=np.int64), algorithm.places(number)
+    words, places = (
+        np.zeros(algorithm.words(number), dtype=np.int64),
+        algorithm.places(number),
+    )
     for name, values in blocks.items():
         words[places[name]] = np.ravel(values)
     return algorithm.unflatten(words, number, answered)
@@ -321,15 +373,20 @@ def sum_of(algorithm, number, answered=1.0, **blocks):
 def run_of(algorithm, parts, stream=None, answering=None, until=None):
     """Return the state after a run of clients with these records; with a stream, with noise.
 
-    ``answering`` are the clients that answer a round, by its number; the others all answer.
+    ``answering`` are the clients that answer a round, by its number; the others all
+    answer.
     """
     state, plan = algorithm.initial_state(), algorithm.plan()
-    held = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts]
+    held = [
+        GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts
+    ]
     for t in range(1, (until or algorithm.n_rounds) + 1):
         query = algorithm.query(state)
         algorithm.check_query(query)
         clients = (answering or {}).get(t, range(len(held)))
-        words = sum(algorithm.flatten(algorithm.answer(query, held[i]), t) for i in clients)
+        words = sum(
+            algorithm.flatten(algorithm.answer(query, held[i]), t) for i in clients
+        )
         if stream is not None:
             words = words + server_noise(algorithm, plan, t, stream)
         answer = algorithm.unflatten(words, t, len(clients) / len(held))
@@ -342,15 +399,21 @@ def population_of(algorithm, query):
     return np.concatenate(list(algorithm._population(query)))
 
 
-# --------------------------------------------------------------------------- further options
+# ---------------------------------------------------------------------- further options
 
 _OF_CLIENTS = {"budget": CLIENTS, "n_clients": 50}
 OPTIONS: list[tuple[type[Algorithm], Mapping[str, Any]]] = [
     (LloydAlgorithm, {"budget": OPEN, "n_records": None}),
     (LloydAlgorithm, {"budget": OPEN, "initial": [[0.1, 0.2], [0.3, 0.4]], "seed": 5}),
-    *((kind, {**_OF_CLIENTS, "clip": 1 / 3}) for kind in (SuLloydAlgorithm, GLloydAlgorithm)),
+    *(
+        (kind, {**_OF_CLIENTS, "clip": 1 / 3})
+        for kind in (SuLloydAlgorithm, GLloydAlgorithm)
+    ),
     (GLloydAlgorithm, {"cost": True, "n_rounds": 4}),
-    *((FastLloydAlgorithm, {"postprocess": name}) for name in ("fold", "truncate", "none")),
+    *(
+        (FastLloydAlgorithm, {"postprocess": name})
+        for name in ("fold", "truncate", "none")
+    ),
     (FastLloydAlgorithm, {"alpha": 0.9, "radius": "constant", "relocation": False}),
     (FastLloydAlgorithm, {**_OF_CLIENTS, "cost": True}),
     (ConstrainedLloydAlgorithm, {"n_clients": 4}),
@@ -370,7 +433,11 @@ OPTIONS: list[tuple[type[Algorithm], Mapping[str, Any]]] = [
     (FedDPAlgorithm, {"alpha": 0.3, "margin": 1 / 3, "min_weight": 2.5, "seed": 9}),
     (
         FedDPAlgorithm,
-        {"cost": True, "shares": {"cost": 0.3, "lift-sums": 1}, "mechanisms": "laplace"},
+        {
+            "cost": True,
+            "shares": {"cost": 0.3, "lift-sums": 1},
+            "mechanisms": "laplace",
+        },
     ),
     (FedDPAlgorithm, {**_OF_CLIENTS, "clips": {"projection": 1}}),
     (FedDPAlgorithm, {**_OF_CLIENTS, "clip": 3.5, "contribution": "means"}),

@@ -26,7 +26,9 @@ def test_a_statistic_survives_flattening():
     assert (ALGORITHM.words(1), Block("a", (), 16).size) == (9, 1)
     vector = np.arange(9, dtype=np.int64) - 4
     statistic = ALGORITHM.unflatten(vector, 1)
-    np.testing.assert_array_equal(statistic.blocks["sums"], [[-4, -3], [-2, -1], [0, 1]])
+    np.testing.assert_array_equal(
+        statistic.blocks["sums"], [[-4, -3], [-2, -1], [0, 1]]
+    )
     np.testing.assert_array_equal(statistic.blocks["counts"], [2, 3, 4])
     np.testing.assert_array_equal(ALGORITHM.flatten(statistic, 1), vector)
 
@@ -44,17 +46,21 @@ def test_only_vectors_and_blocks_of_the_layout_pass():
 def test_capacity_is_exact(bits):
     require_capacity(2**bits - 1, 2**bits)
     require_capacity(0, 2**bits)
-    with pytest.raises(ConfigurationError, match=rf"below 2\^{bits},.*up to 2\^{bits}\.0 instead"):
+    with pytest.raises(
+        ConfigurationError, match=rf"below 2\^{bits},.*up to 2\^{bits}\.0 instead"
+    ):
         require_capacity(2**bits, 2**bits)
 
 
 @pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
 def test_meaningless_bounds_are_refused(bound):
-    with pytest.raises(ConfigurationError, match=f"{bound} instead. It follows from n_records=7"):
+    with pytest.raises(
+        ConfigurationError, match=f"{bound} instead. It follows from n_records=7"
+    ):
         require_capacity(bound, explanation="It follows from n_records=7.")
 
 
-# --------------------------------------------------------------------------- sums and clips
+# ----------------------------------------------------------------------- sums and clips
 
 RECORDS, CLIENTS = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 1e-6, unit="client")
 
@@ -77,7 +83,9 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(monkeypatch, name):
+def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
+    monkeypatch, name
+):
     """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
     cls, options = ALGORITHMS[name]
     algorithm, found = make(cls, **options), []
@@ -91,7 +99,11 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(monkeyp
             unit = max(units[places[name]].max() for name in release.blocks)
             scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * unit
             logarithm = math.log(2e9 * words)
-            tail = logarithm if release.mechanism == "laplace" else math.sqrt(2 * logarithm)
+            tail = (
+                logarithm
+                if release.mechanism == "laplace"
+                else math.sqrt(2 * logarithm)
+            )
             most = max(1000, algorithm.n_clients or 0)
             expected.append(most * unit + scale * tail)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -107,7 +119,9 @@ def test_a_clip_of_exactly_one_step_is_the_least(name):
     least = 2.0**-16
     algorithm = make(HDPEMeansAlgorithm, clips={name: least}, **options)
     assert dict(algorithm.clips)[name] == least
-    with pytest.raises(ConfigurationError, match=f"release '{name}' of at least 1.53e-05"):
+    with pytest.raises(
+        ConfigurationError, match=f"release '{name}' of at least 1.53e-05"
+    ):
         make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
 
 

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms.client_clipping import clip_factor, move_of_a_record, shortened
+from flower_kmeans.algorithms.client_clipping import (
+    clip_factor,
+    move_of_a_record,
+    shortened,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.saying import assert_within
 
@@ -21,7 +25,10 @@ def exact_norm(values, units, norm):
     """The l1 norm, or the square of the l2 norm, as a fraction; values of unit 0 do not count."""
     power = 1 if norm == "l1" else 2
     pairs = zip(values.tolist(), units.tolist(), strict=True)
-    return sum(((Fraction(abs(v)) / Fraction(u)) ** power for v, u in pairs if u > 0), Fraction(0))
+    return sum(
+        ((Fraction(abs(v)) / Fraction(u)) ** power for v, u in pairs if u > 0),
+        Fraction(0),
+    )
 
 
 def clip_to_units(values, units, norm):
@@ -34,7 +41,9 @@ def check(values, units, norm):
     assert clipped.shape == values.shape
     size = exact_norm(values, units, norm)
     assert_within(
-        f"the clipped answer has the {norm} norm", exact_norm(clipped, units, norm), most=1
+        f"the clipped answer has the {norm} norm",
+        exact_norm(clipped, units, norm),
+        most=1,
     )
     slack = Fraction(1, 10**9)
     power = 1 if norm == "l1" else 2
@@ -47,13 +56,19 @@ def check(values, units, norm):
         # Nothing is lost but a grid step, and what floats leave open.
         kept = Fraction(abs(v)) ** power * min(1, 1 / size if size else 1)
         next_step = Fraction(abs(w) + 1) ** power
-        assert_within("a word and one step more is", next_step, least=kept * (1 - slack))
+        assert_within(
+            "a word and one step more is", next_step, least=kept * (1 - slack)
+        )
         if size <= 1 - slack:
             assert w == v
 
 
 VALUES = st.integers(LEAST, LARGEST) | st.integers(-300, 300)
-UNITS = st.floats(1e-3, 1e12) | st.floats(1e-300, 1e300) | st.sampled_from([0.0, 1.0, 2.0**16])
+UNITS = (
+    st.floats(1e-3, 1e12)
+    | st.floats(1e-300, 1e300)
+    | st.sampled_from([0.0, 1.0, 2.0**16])
+)
 VECTORS = st.lists(st.tuples(VALUES, UNITS), max_size=8)
 
 
@@ -98,18 +113,24 @@ def test_plain_floats_exceed_the_bound_where_this_does_not(norm):
     exceeded = 0
     for _ in range(200):
         values = rng.integers(-(2**62), 2**62, size=5)
-        units = np.full(5, float(np.linalg.norm(values.astype(np.float64), norm == "l1" or 2)))
+        units = np.full(
+            5, float(np.linalg.norm(values.astype(np.float64), norm == "l1" or 2))
+        )
         exceeded += exact_norm(naive(values, units, norm), units, norm) > 1
         size = exact_norm(clip_to_units(values, units, norm), units, norm)
         assert_within(f"the clipped answer has the {norm} norm", size, most=1)
     assert_within("of 200 answers, naive floats exceed the norm in", exceeded, least=21)
 
 
-# --------------------------------------------------------------------------- one record more
+# ---------------------------------------------------------------------- one record more
 
 
 def length(values, norm):
-    return np.abs(values).sum(axis=-1) if norm == "l1" else np.sqrt((values**2).sum(axis=-1))
+    return (
+        np.abs(values).sum(axis=-1)
+        if norm == "l1"
+        else np.sqrt((values**2).sum(axis=-1))
+    )
 
 
 def clipped_grid(parts, reach, together):
@@ -126,7 +147,10 @@ def clipped_grid(parts, reach, together):
         if together:
             factors = [min(factors)] * len(factors)
         after[row] = np.concatenate(
-            [shortened(v, u, f) for v, (u, _), f in zip(pieces, parts, factors, strict=True)]
+            [
+                shortened(v, u, f)
+                for v, (u, _), f in zip(pieces, parts, factors, strict=True)
+            ]
         )
     return vectors, after
 
@@ -136,13 +160,18 @@ def worst_moves(parts, clips, reach, together=False):
     vectors, after = clipped_grid(parts, reach, together)
     side, words = 2 * reach + 1, vectors.shape[1]
     cube = after.reshape(*(side,) * words, words)
-    places = np.split(np.arange(words), np.cumsum([len(units) for units, _ in parts])[:-1])
+    places = np.split(
+        np.arange(words), np.cumsum([len(units) for units, _ in parts])[:-1]
+    )
     rows = list(zip(places, parts, clips, strict=True))
     furthest = [int(u / clip) for _, (units, _), clip in rows for u in units]
     worst = [0.0] * len(parts)
     for move in itertools.product(*(range(-most, most + 1) for most in furthest)):
         change = np.array(move)
-        if any(length(change[at] * clip / u, norm) > 1 + 1e-12 for at, (u, norm), clip in rows):
+        if any(
+            length(change[at] * clip / u, norm) > 1 + 1e-12
+            for at, (u, norm), clip in rows
+        ):
             continue
         here = tuple(slice(max(0, -c), side - max(0, c)) for c in move)
         there = tuple(slice(max(0, c), side - max(0, -c)) for c in move)
@@ -163,7 +192,9 @@ def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit)
     assert_within("what is charged for a record is", bound, most=2)
     # Attained, in all but the coarsest grids: one record beside none.
     least = 1 / clip if clip >= 1 and unit > 1 else 0
-    assert_within("one record moves the clipped answer by", worst, least=least, most=bound)
+    assert_within(
+        "one record moves the clipped answer by", worst, least=least, most=bound
+    )
 
 
 @pytest.mark.default_cases("values")
@@ -172,12 +203,17 @@ def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit)
 def test_one_factor_for_several_releases(norms, clips):
     units = [np.array([3.0, 3.0]) * clips[0], np.array([2.0]) * clips[1]]
     parts = list(zip(units, norms, strict=True))
-    # One record is a step of either release: the first's in units of 3, the second's of 2.
+    # One record is a step of either release: the first's in units of 3, the second's of
+    # 2.
     scaled = worst_moves(parts, clips, 9, together=True)
     shared = max(1 / clip for clip in clips)
     for worst, (part, norm), clip in zip(scaled, parts, clips, strict=True):
         bound = move_of_a_record(part, norm, 1 / clip, shared)
-        assert_within("one record moves a release with a joint factor by", worst, most=bound)
+        assert_within(
+            "one record moves a release with a joint factor by", worst, most=bound
+        )
     # More than the record itself: it changes the factor of the other release, too.
     furthest = max(worst * clip for worst, clip in zip(scaled, clips, strict=True))
-    assert_within("the most that one record moves a release is", furthest, least=1.2, strict=True)
+    assert_within(
+        "the most that one record moves a release is", furthest, least=1.2, strict=True
+    )

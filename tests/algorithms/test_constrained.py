@@ -50,20 +50,26 @@ def made(k=3, d=2, n=6, m=1, low=2, high=3, *, domain=None, budget=BUDGET, **opt
 
 def answer(algorithm, centroids, points):
     d = algorithm.domain.n_features
-    records = GridRecords.from_grid(np.reshape(points, (-1, d)), algorithm.fraction_bits)
+    records = GridRecords.from_grid(
+        np.reshape(points, (-1, d)), algorithm.fraction_bits
+    )
     return algorithm.statistic(Query(1, {"centroids": centroids}), records).blocks
 
 
-# ------------------------------------------------------------------ what one record can change
+# ----------------------------------------------------------- what one record can change
 
 
 def replaced_bounds(algorithm):
     """What one record in place of another can change at most, by block: the l1 and l2 norms.
 
-    One unit of flow moves from the one to the other for every cluster that a record may be in; it
-    visits every cluster once at most, which then gets a record and loses one.
+    One unit of flow moves from the one to the other for every cluster that a record may
+    be in; it visits every cluster once at most, which then gets a record and loses one.
     """
-    k, d, most = algorithm.n_clusters, algorithm.domain.n_features, algorithm.max_contribution
+    k, d, most = (
+        algorithm.n_clusters,
+        algorithm.domain.n_features,
+        algorithm.max_contribution,
+    )
     l1, l2 = algorithm.domain.l1_bound(Q), algorithm.domain.l2_bound(Q)
     sums = np.array([2 * k * most * l1, 2 * math.sqrt(k) * most * l2])
     low = algorithm.client_bounds[0]
@@ -84,7 +90,11 @@ def data_sets(rng, n, d):
 
 def largest_changes(algorithm, n, trials):
     """Return the largest change by block and norm, of records that come, go and are replaced."""
-    rng, d, k = np.random.default_rng(5), algorithm.domain.n_features, algorithm.n_clusters
+    rng, d, k = (
+        np.random.default_rng(5),
+        algorithm.domain.n_features,
+        algorithm.n_clusters,
+    )
     found = {}
     for records, _ in zip(data_sets(rng, n, d), range(trials), strict=False):
         kind, centroids = rng.integers(3), rng.integers(-ONE, ONE + 1, (k, d))
@@ -101,7 +111,9 @@ def largest_changes(algorithm, n, trials):
         for one, other in itertools.combinations(answers, 2):
             for name in one:
                 change = (one[name] - other[name]).astype(np.float64)
-                norms = np.array([np.abs(change).sum(), math.sqrt((change * change).sum())])
+                norms = np.array(
+                    [np.abs(change).sum(), math.sqrt((change * change).sum())]
+                )
                 found[name] = np.maximum(found.get(name, 0.0), norms)
     return found
 
@@ -127,18 +139,27 @@ CASES = [
 
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("aggregation", ["mna", "amn", "in a ball"])
-@pytest.mark.parametrize(("assignment", "k", "d", "n", "low", "high", "most", "others"), CASES)
+@pytest.mark.parametrize(
+    ("assignment", "k", "d", "n", "low", "high", "most", "others"), CASES
+)
 def test_one_record_changes_each_release_by_its_unit_at_most(
     assignment, k, d, n, low, high, most, others, aggregation
 ):
-    options = {"assignment": assignment, "max_contribution": most, "aggregation": aggregation}
+    options = {
+        "assignment": assignment,
+        "max_contribution": most,
+        "aggregation": aggregation,
+    }
     if aggregation == "in a ball":
         options |= {"aggregation": "mna", "domain": Ball(1.0, [0.0] * d)}
     gaussian = made(k, d, n, 1, low, high, **options)
     laplace = made(k, d, n, 1, low, high, mechanism="laplace", **options)
     bounds = replaced_bounds(gaussian)
     for name, found in largest_changes(gaussian, others, 60).items():
-        units = [laplace.block_sensitivities(1)[name], gaussian.block_sensitivities(1)[name]]
+        units = [
+            laplace.block_sensitivities(1)[name],
+            gaussian.block_sensitivities(1)[name],
+        ]
         what = f"release {name!r}, in l1 and l2: a record that is replaced moves it by"
         assert_within(what, found, most=bounds[name], slack=1e-9)
         assert_within(what, found, most=units, slack=1e-9)
@@ -154,7 +175,9 @@ def test_the_bounds_are_nearly_attained():
     for algorithm, changes in ((swap, found), (near, largest_changes(near, 3, 60))):
         least = 0.8 * replaced_bounds(algorithm)["sums"]
         assert_within(
-            "the most that a record moves the sums, in l1 and l2, is", changes["sums"], least=least
+            "the most that a record moves the sums, in l1 and l2, is",
+            changes["sums"],
+            least=least,
         )
     counting = made(2, 1, 4, low=1, high=3, mechanism="laplace")
     centroids = np.array([[-ONE], [ONE]])
@@ -170,7 +193,8 @@ def test_the_bound_that_the_thesis_claims_does_not_hold():
     centroids, points = np.array([[-16], [12], [13]]), [-8, -8, 32, 32, 32]
     one = answer(algorithm, centroids, points)
     other = answer(algorithm, centroids, [*points, -32])
-    assert np.abs(one["sums"] - other["sums"]).sum() > 2 * ONE  # the thesis: ONE at most
+    # the thesis: ONE at most
+    assert np.abs(one["sums"] - other["sums"]).sum() > 2 * ONE
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
@@ -178,7 +202,11 @@ def test_the_bound_that_the_thesis_claims_does_not_hold():
 def test_units_are_those_of_a_replaced_slot(assignment, mechanism):
     """The table of docs/guarantees.md, "Constrained assignment", in a box of half width 1."""
     most = 3 if assignment == "e-exclusive" else 1
-    options = {"assignment": assignment, "max_contribution": most, "mechanism": mechanism}
+    options = {
+        "assignment": assignment,
+        "max_contribution": most,
+        "mechanism": mechanism,
+    }
     place = 0 if mechanism == "laplace" else 1
     for aggregation in ("mna", "amn"):
         algorithm = made(4, 3, n=12, low=2, high=12, aggregation=aggregation, **options)
@@ -204,13 +232,17 @@ def test_a_record_that_comes_or_goes_replaces_one_slot(n):
     def slots(points):
         found, sizes = slots_of(algorithm, points.reshape(-1, 2))
         assert sizes.sum() == 6
-        return Counter(dict(zip(map(tuple, found.tolist()), sizes.tolist(), strict=True)))
+        return Counter(
+            dict(zip(map(tuple, found.tolist()), sizes.tolist(), strict=True))
+        )
 
     for _ in range(20):
         records = rng.integers(-1, 2, (n + 1, 2)) * ONE
         one, other = slots(records), slots(records[:-1])
         differing = (one - other).total() + (other - one).total()
-        assert_within("a record that comes or goes changes", differing, most=2, unit="slots")
+        assert_within(
+            "a record that comes or goes changes", differing, most=2, unit="slots"
+        )
         assert n >= 6 or other[0, 0] >= 6 - n
 
 
@@ -232,7 +264,11 @@ def test_which_records_stay_follows_from_seed_and_record_alone():
 def test_the_order_of_records_changes_nothing(kind, assignment, aggregation):
     rng = np.random.default_rng(6)
     most = 2 if assignment == "e-exclusive" else 1
-    options = {"assignment": assignment, "max_contribution": most, "aggregation": aggregation}
+    options = {
+        "assignment": assignment,
+        "max_contribution": most,
+        "aggregation": aggregation,
+    }
     algorithm = made(4, 2, 24, low=4, high=8, **options)
     corners = np.array(list(itertools.product([-ONE, ONE], repeat=2)))
     records = {
@@ -241,7 +277,11 @@ def test_the_order_of_records_changes_nothing(kind, assignment, aggregation):
         "symmetric": np.repeat(corners, 6, axis=0),
         "few": rng.integers(-1, 2, (22, 2)) * ONE,
     }[kind]
-    for centroids in (corners // 2, np.zeros((4, 2), np.int64), rng.integers(-9, 9, (4, 2))):
+    for centroids in (
+        corners // 2,
+        np.zeros((4, 2), np.int64),
+        rng.integers(-9, 9, (4, 2)),
+    ):
         first = answer(algorithm, centroids, records)
         for _ in range(3):
             other = answer(algorithm, centroids, rng.permutation(records))
@@ -282,7 +322,9 @@ def test_the_assignment_is_the_best_on_all_levels(n, k, low, high, most, first):
     for _ in range(8):
         levels = [rng.integers(0, top, (n, k)) for top in (first, 3, 2**48)]
         found = bounded_assignment(levels, np.ones(n, np.int64), low, high, most)
-        best, held = min(enumerated(levels, n, low, high, most), key=lambda pair: pair[0])
+        best, held = min(
+            enumerated(levels, n, low, high, most), key=lambda pair: pair[0]
+        )
         assert tuple(int((costs * found).sum()) for costs in levels) == best
         np.testing.assert_array_equal(found, held)
 
@@ -299,7 +341,8 @@ def test_later_levels_decide_between_many_clusters(k):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "most"), [(40, 40, 1), (10, 60, 1), (38, 45, 1), (70, 90, 2), (100, 240, 3)]
+    ("low", "high", "most"),
+    [(40, 40, 1), (10, 60, 1), (38, 45, 1), (70, 90, 2), (100, 240, 3)],
 )
 def test_large_assignments_have_the_cost_that_scipy_finds(low, high, most):
     n, k = 240, 6
@@ -329,7 +372,9 @@ def test_equal_points_are_one_row_of_the_flow(most):
         np.add.at(together, rows, other)
         np.testing.assert_array_equal(one, together)
         given = one.sum(axis=1)
-        assert_within("all clusters get of a row", given, least=sizes, most=most * sizes)
+        assert_within(
+            "all clusters get of a row", given, least=sizes, most=most * sizes
+        )
         assert_within("a cluster gets of a row", one, most=sizes[:, None])
 
 
@@ -351,7 +396,8 @@ def test_no_price_of_ties_can_overflow():
     ties = made()._hashes(b"tie", points, 9)
     assert 0 <= ties.min() < 2**35
     assert 2**47 < ties.max() < 2**48
-    # Nodes are clusters, unused units and the end of paths; one arc more is tried than paths have.
+    # Nodes are clusters, unused units and the end of paths; one arc more is tried than
+    # paths have.
     assert (MAX_CLUSTERS + 3) * 2**48 < 2**62
     ring = np.full((400, 400), _FAR)
     ring[np.arange(400), np.arange(1, 401) % 400] = 1 - 2**48
@@ -373,7 +419,11 @@ def test_the_largest_costs_are_solved(most):
     """Records and centroids in opposite corners of a fine grid, and sizes that must be equal."""
     rng, n = np.random.default_rng(12), 1500
     one, size = 2**24, n // 3 * most
-    options = {"assignment": "e-exclusive", "max_contribution": most, "fraction_bits": 24}
+    options = {
+        "assignment": "e-exclusive",
+        "max_contribution": most,
+        "fraction_bits": 24,
+    }
     algorithm = made(3, 8, n, low=size, high=size, budget=OPEN, **options)
     records = rng.choice([-one, one], (n, 8))
     records[: n // 2] = one
@@ -407,20 +457,28 @@ def test_without_noise_the_run_is_constrained_k_means():
 
 
 @pytest.mark.parametrize(
-    ("assignment", "aggregation"), [*((name, "amn") for name in ASSIGNMENTS), (FREE, "mna")]
+    ("assignment", "aggregation"),
+    [*((name, "amn") for name in ASSIGNMENTS), (FREE, "mna")],
 )
 def test_means_are_those_of_the_clients_that_answered(assignment, aggregation):
     """Of their means, or of sums whose numbers of records are public."""
-    rng, options = np.random.default_rng(14), {"assignment": assignment, "aggregation": aggregation}
+    rng, options = (
+        np.random.default_rng(14),
+        {"assignment": assignment, "aggregation": aggregation},
+    )
     algorithm = made(3, 2, 9, m=4, low=2, high=5, **options)
     parts = [rng.integers(-ONE, ONE + 1, (9, 2)) for _ in range(4)]
     state, (block,) = algorithm.initial_state(), algorithm.layout(1)
-    sums = [answer(algorithm, state.arrays["centroids"], part)[block.name] for part in parts]
+    sums = [
+        answer(algorithm, state.arrays["centroids"], part)[block.name] for part in parts
+    ]
     for n in (1, 3, 4):
         words = sum(sums[:n]).ravel()
         by_part = algorithm.update(state, algorithm.unflatten(words, 1, n / 4))
         by_number = algorithm.update(state, algorithm.unflatten(words, 1, 0.9, n))
-        expected = np.floor(sum(sums[:n]) / (n if aggregation == "amn" else 2 * n) + 0.5)
+        expected = np.floor(
+            sum(sums[:n]) / (n if aggregation == "amn" else 2 * n) + 0.5
+        )
         np.testing.assert_array_equal(by_part.arrays["centroids"], expected)
         np.testing.assert_array_equal(by_number.arrays["centroids"], expected)
         held = 2 * n if assignment == FREE else 3 * n
@@ -434,10 +492,12 @@ def test_means_are_those_of_the_clients_that_answered(assignment, aggregation):
     [
         ({"budget": OPEN}, 7),
         ({}, 2),
-        ({"epsilon": 2.0, "n": 1400}, 5),  # 2 N / sqrt(500 k^3 (d + (4 d rho^2)^(1/3))^3) = 5.3
+        # 2 N / sqrt(500 k^3 (d + (4 d rho^2)^(1/3))^3) = 5.3
+        ({"epsilon": 2.0, "n": 1400}, 5),
         ({"epsilon": 50.0}, 7),
         ({"epsilon": 0.5, "n": 20_000, "aggregation": "amn", "low": 6000}, 7),
-        ({"epsilon": 0.1, "n": 20_000, "aggregation": "amn", "low": 6000}, 5),  # 0.1 c / 109.5
+        # 0.1 c / 109.5
+        ({"epsilon": 0.1, "n": 20_000, "aggregation": "amn", "low": 6000}, 5),
     ],
 )
 def test_rounds_are_those_of_the_thesis(options, expected):
@@ -452,7 +512,9 @@ def test_counts_have_the_papers_share():
     """Of epsilon with Laplace noise, of mu^2 with Gaussian noise: (4 d rho^2)^(1/3) beside d."""
     ratio = 2 / (8 * 0.225**2) ** (1 / 3)
     sums, counts = made().plan().rounds[0]
-    assert (counts.noise_multiplier / sums.noise_multiplier) ** 2 == pytest.approx(ratio)
+    assert (counts.noise_multiplier / sums.noise_multiplier) ** 2 == pytest.approx(
+        ratio
+    )
     assert {release.norm for release in (sums, counts)} == {"l2"}
     sums, counts = made(mechanism="laplace").plan().rounds[0]
     assert counts.noise_multiplier / sums.noise_multiplier == pytest.approx(ratio)
@@ -473,18 +535,27 @@ REFUSED = [
     ({"aggregation": "mean"}, "Expected aggregation in"),
     ({"mechanism": "uniform"}, "Expected mechanism in"),
     ({"max_contribution": 2}, "max_contribution=1 unless"),
-    ({"max_contribution": 4, "assignment": "e-exclusive"}, r"max_contribution in \[1, 3\]"),
+    (
+        {"max_contribution": 4, "assignment": "e-exclusive"},
+        r"max_contribution in \[1, 3\]",
+    ),
     ({"assignment": FREE, "max_size": 30}, "max_size=None with"),
     ({"assignment": FREE, "min_size": 0}, r"min_size in \[1, 60\]"),
     ({"aggregation": "amn", "min_size": 0}, r"min_size in \[1, 60\]"),
     ({"min_size": -1}, r"min_size in \[0, 60\]"),
     ({"min_size": 21}, "min_size=21.*n_clusters=3, n_records=60"),
     ({"max_size": 19}, "max_size=19.*n_clusters=3, n_records=60"),
-    ({"min_size": 12, "max_size": 11}, "min_size <= n_records.*min_size=12, max_size=11"),
+    (
+        {"min_size": 12, "max_size": 11},
+        "min_size <= n_records.*min_size=12, max_size=11",
+    ),
     # For all clients together there is room, but not for each.
     ({"n_clients": 8, "min_size": 20, "max_size": 60}, "n_clients=8: 3 to 7 records"),
     ({"n_clients": 7, "max_size": 20, "min_size": 0}, "n_clients=7: 0 to 2 records"),
-    ({"n_clients": 7, "max_size": 33, "min_size": 29, "assignment": "e-exclusive"}, "5 to 4"),
+    (
+        {"n_clients": 7, "max_size": 33, "min_size": 29, "assignment": "e-exclusive"},
+        "5 to 4",
+    ),
     ({"mechanism": "gaussian", "budget": PURE}, "delta"),
     ({"n_records": 10**7}, f"at most {MAX_ARCS}"),
 ]
@@ -499,10 +570,13 @@ def test_what_cannot_be_kept_is_refused_from_public_figures(options, match):
 
 
 def test_sizes_that_are_not_given_are_those_of_the_thesis():
-    algorithm = ConstrainedLloydAlgorithm(15, box(2), BUDGET, n_records=5000, n_clients=2)
+    algorithm = ConstrainedLloydAlgorithm(
+        15, box(2), BUDGET, n_records=5000, n_clients=2
+    )
     assert (algorithm.min_size, algorithm.max_size) == (223, 1000)
     assert (algorithm.client_bounds, algorithm.n_slots) == ((112, 500), 2500)
-    # Every client has a slot for each of its records, also where they do not divide evenly.
+    # Every client has a slot for each of its records, also where they do not divide
+    # evenly.
     uneven = ConstrainedLloydAlgorithm(15, box(2), BUDGET, n_records=5001, n_clients=2)
     assert uneven.n_slots == 2501
 
@@ -518,11 +592,20 @@ def test_what_can_be_kept_is_solved_whatever_the_records_are():
             "aggregation": ("mna", "amn")[rng.integers(2)],
             "min_size": int(rng.integers(0, n + 1)),
             "max_size": None if name == FREE else int(rng.integers(0, 3 * n)),
-            "max_contribution": int(rng.integers(1, k + 1)) if name == "e-exclusive" else 1,
+            "max_contribution": int(rng.integers(1, k + 1))
+            if name == "e-exclusive"
+            else 1,
         }
         try:
             algorithm = ConstrainedLloydAlgorithm(
-                k, box(1), OPEN, n_records=n, n_clients=m, fraction_bits=Q, n_rounds=1, **options
+                k,
+                box(1),
+                OPEN,
+                n_records=n,
+                n_clients=m,
+                fraction_bits=Q,
+                n_rounds=1,
+                **options,
             )
         except ConfigurationError:
             continue
@@ -533,13 +616,19 @@ def test_what_can_be_kept_is_solved_whatever_the_records_are():
             blocks = answer(algorithm, rng.integers(-ONE, ONE + 1, (k, 1)), records)
             if "counts" in blocks:
                 counts = blocks["counts"] >> Q
-                assert_within("a cluster gets", counts, least=low, most=high, unit="slots")
+                assert_within(
+                    "a cluster gets", counts, least=low, most=high, unit="slots"
+                )
     assert n_tried > 60
 
 
 def test_a_missing_solver_is_named_and_not_needed_for_nearest_records(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ortools.graph.python.min_cost_flow", None)
-    with pytest.raises(ConfigurationError, match=r"package ortools.*flower-kmeans\[constrained\]"):
+    monkeypatch.setitem(
+        __import__("sys").modules, "ortools.graph.python.min_cost_flow", None
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"package ortools.*flower-kmeans\[constrained\]"
+    ):
         made().require_packages()
     algorithm = made(assignment=FREE)
     algorithm.require_packages()

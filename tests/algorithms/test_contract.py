@@ -18,7 +18,11 @@ from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_conf
 from flower_kmeans.algorithms.base import UNUSABLE
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.algorithms.rows import (
     BUDGET,
@@ -73,8 +77,8 @@ ON_GRIDS = [(name, where) for name, grid in GRIDS.items() for where in grid.doma
 def sizes(release, changes):
     """Return each change in the norm of the release.
 
-    With parts, the share of what all parts allow; infinite where more words change than there are
-    parts, or by more than theirs.
+    With parts, the share of what all parts allow; infinite where more words change than
+    there are parts, or by more than theirs.
     """
     if not release.parts:
         return np.linalg.norm(changes, 1 if release.norm == "l1" else 2, axis=1)
@@ -96,10 +100,15 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
         algorithm.check_query(query)
         before = added(algorithm, query, others)
         changes = np.array(
-            [added(algorithm, query, np.vstack([others, record])) - before for record in records]
+            [
+                added(algorithm, query, np.vstack([others, record])) - before
+                for record in records
+            ]
         )
         for release, words in algorithm.release_words(query.round):
-            largest.setdefault(release.name, []).append(sizes(release, changes[:, words]).max())
+            largest.setdefault(release.name, []).append(
+                sizes(release, changes[:, words]).max()
+            )
     assert set(largest) == {release.name for release in algorithm.plan().releases}
     for release, found in largest.items():
         least = 1.0 if where == "line" else GRIDS[name].short.get(release, 1.0)
@@ -107,10 +116,13 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
         assert_within(what, max(found), least=least, most=1, unit="units", slack=1e-12)
 
 
-DECLARED = TableDomain([Category("c", ("a", "b", "other"), "other"), Number("x", 1, 100, "log")])
+DECLARED = TableDomain(
+    [Category("c", ("a", "b", "other"), "other"), Number("x", 1, 100, "log")]
+)
 
 
-@pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])  # 17 columns
+# 17 columns
+@pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])
 def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
     """All records that a table can hold: of a category, a number, and missing cells."""
     monkeypatch.setitem(DOMAINS, "declared", DECLARED)
@@ -125,10 +137,15 @@ def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
     for query in any_queries(algorithm, seed=2, trials=2):
         before = added(algorithm, query, records[::4])
         changes = np.array(
-            [added(algorithm, query, np.vstack([records[::4], row])) - before for row in records]
+            [
+                added(algorithm, query, np.vstack([records[::4], row])) - before
+                for row in records
+            ]
         )
         for release, words in algorithm.release_words(query.round):
-            largest.setdefault(release.name, []).append(sizes(release, changes[:, words]).max())
+            largest.setdefault(release.name, []).append(
+                sizes(release, changes[:, words]).max()
+            )
     for release, found in largest.items():
         least = 1 if (name, release) == ("glloyd", "sums") else 0
         what = f"release {release!r}: a declared record moves it by"
@@ -144,7 +161,9 @@ def test_records_outside_the_bounds_count_as_records_on_them(name):
     near = np.clip(far, 0, 1)
     for query in any_queries(algorithm, 3, trials=2):
         found = [
-            algorithm.statistic(query, GridRecords(data, algorithm.domain, algorithm.fraction_bits))
+            algorithm.statistic(
+                query, GridRecords(data, algorithm.domain, algorithm.fraction_bits)
+            )
             for data in (far, near)
         ]
         for block, array in found[0].blocks.items():
@@ -156,11 +175,17 @@ def test_records_outside_the_bounds_count_as_records_on_them(name):
 def test_statistics_add_up_and_no_records_add_zeros(name):
     """But where clients fill slots, which makes a client's statistic no sum over its records."""
     algorithm = RUNS[name]()
-    points = np.concatenate(list(records_of(algorithm).blocks(2**16))).astype(np.int64)[:200]
+    points = np.concatenate(list(records_of(algorithm).blocks(2**16))).astype(np.int64)[
+        :200
+    ]
 
     def statistic(query, rows):
-        found = algorithm.statistic(query, GridRecords.from_grid(rows, algorithm.fraction_bits))
-        assert list(found.blocks) == [block.name for block in algorithm.layout(query.round)]
+        found = algorithm.statistic(
+            query, GridRecords.from_grid(rows, algorithm.fraction_bits)
+        )
+        assert list(found.blocks) == [
+            block.name for block in algorithm.layout(query.round)
+        ]
         return algorithm.flatten(found, query.round)
 
     for query in queries_of(algorithm, "noisy data"):
@@ -171,7 +196,7 @@ def test_statistics_add_up_and_no_records_add_zeros(name):
         assert not nothing.any()
 
 
-# --------------------------------------------------------------------------- whole clients
+# ------------------------------------------------------------------------ whole clients
 
 
 def some_of(algorithm, n):
@@ -204,7 +229,10 @@ CLIPPED = [
 @pytest.mark.parametrize(("name", "where", "number"), CLIPPED)
 def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number):
     """All of its records at once: it is there, or it is not, which adds zeros."""
-    algorithm, largest = GRIDS[name].for_clients(where, **GRIDS[name].clients[number]), {}
+    algorithm, largest = (
+        GRIDS[name].for_clients(where, **GRIDS[name].clients[number]),
+        {},
+    )
     for query in any_queries(algorithm, 5):
         algorithm.check_query(query)
         expected = algorithm.record_sensitivities(query.round)
@@ -220,12 +248,14 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
                 assert_within(what, size, most=1, unit="units", slack=1e-12)
                 key = query.round, release.name
                 largest[key] = max(largest.get(key, 0.0), size)
-    # It is attained but for truncation. Joint clipping takes one factor for a round: of the
-    # release that needs it.
+    # It is attained but for truncation. Joint clipping takes one factor for a round: of
+    # the release that needs it.
     for t in range(1, algorithm.n_rounds + 1):
         found = [size for (number, _), size in largest.items() if number == t]
         attained = max(found) if algorithm.has_joint_clipping else min(found)
-        assert_within(f"round {t}: some client moves it by", attained, least=0.97, unit="units")
+        assert_within(
+            f"round {t}: some client moves it by", attained, least=0.97, unit="units"
+        )
 
 
 @pytest.mark.default_cases("values")
@@ -234,7 +264,9 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
 def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip):
     """In l2 clipping is a projection. In l1, and with a joint factor, the factor moves too."""
     grid = GRIDS[name]
-    algorithm = grid.for_clients("sphere" if name == "hdpe-means" else "square", clip=clip)
+    algorithm = grid.for_clients(
+        "sphere" if name == "hdpe-means" else "square", clip=clip
+    )
     largest = 0.0
     for query in any_queries(algorithm, 3, trials=3):
         releases = algorithm.release_words(query.round)
@@ -248,14 +280,18 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
             assert_within(what, move, most=most, unit="of a client")
             assert_within(what, move, least=least, unit="of a client", strict=True)
         for records in clients_of(algorithm):
-            with_it, without = (added(algorithm, query, part) for part in (records, records[1:]))
+            with_it, without = (
+                added(algorithm, query, part) for part in (records, records[1:])
+            )
             for (release, words), move in zip(releases, moves, strict=True):
                 change = (with_it - without)[words]
                 size = np.linalg.norm(change, 1 if release.norm == "l1" else 2)
                 what = f"release {release.name!r}: a record of a clipped client moves it by"
                 assert_within(what, size, most=move, unit="of a client")
                 largest = max(largest, size * algorithm.clip_of(release))
-    assert_within("the most that a record moves a release is", largest, least=0.9, strict=True)
+    assert_within(
+        "the most that a record moves a release is", largest, least=0.9, strict=True
+    )
 
 
 def test_without_privacy_no_client_is_clipped():
@@ -266,7 +302,9 @@ def test_without_privacy_no_client_is_clipped():
         assert "clip" not in algorithm.to_config()
         many = GridRecords.from_grid(np.repeat(some_of(algorithm, 5), 200, axis=0), 3)
         for query in any_queries(algorithm, 3, trials=1):
-            answer, statistic = (f(query, many) for f in (algorithm.answer, algorithm.statistic))
+            answer, statistic = (
+                f(query, many) for f in (algorithm.answer, algorithm.statistic)
+            )
             for block, array in statistic.blocks.items():
                 np.testing.assert_array_equal(answer.blocks[block], array)
 
@@ -276,15 +314,22 @@ def test_an_algorithm_without_a_clip_refuses_to_answer_for_clients():
     query = algorithm.query(algorithm.initial_state())
     object.__delattr__(algorithm, "clip")
     records = GridRecords.from_grid(grid_points(algorithm), 12)
-    for call in (lambda: algorithm.sensitivities(1), lambda: algorithm.answer(query, records)):
-        with pytest.raises(ConfigurationError, match="unit='record' for GLloydAlgorithm, which"):
+    for call in (
+        lambda: algorithm.sensitivities(1),
+        lambda: algorithm.answer(query, records),
+    ):
+        with pytest.raises(
+            ConfigurationError, match="unit='record' for GLloydAlgorithm, which"
+        ):
             call()
 
 
 def test_words_that_no_release_covers_are_not_sent_for_clients():
     class Partial(GLloydAlgorithm):
         def releases(self, round_number):
-            return tuple(r for r in super().releases(round_number) if r.name == "counts")
+            return tuple(
+                r for r in super().releases(round_number) if r.name == "counts"
+            )
 
     options = {"n_records": 1000, "n_clients": 100, "n_rounds": 3}
     algorithm = Partial(2, DOMAINS["square"], CLIENTS, **options)
@@ -375,18 +420,30 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
             assert words.shape == (algorithm.words(number),)
 
 
-@pytest.mark.parametrize(("name", "t", "key"), [("feddp", 4, "centroids"), ("pe-means", 5, None)])
+@pytest.mark.parametrize(
+    ("name", "t", "key"), [("feddp", 4, "centroids"), ("pe-means", 5, None)]
+)
 def test_centroids_in_the_corners_of_a_ball_are_refused(name, t, key):
     algorithm = GRIDS[name].make("disc")
     number = min(t, algorithm.n_rounds)
     ranges = algorithm.query_ranges(number)
-    found = {k: np.broadcast_to(low, shape).copy() for k, (shape, low, _) in ranges.items()}
+    found = {
+        k: np.broadcast_to(low, shape).copy() for k, (shape, low, _) in ranges.items()
+    }
     key = key or "centers"
     algorithm.check_query(Query(number, {**found, key: np.array([[8, 0], [0, -8]])}))
     refused(algorithm, Query(number, {**found, key: np.array([[8, 0], [1, -8]])}))
 
 
-DTYPES = [np.int64, np.int32, np.uint64, np.float64, np.bool_, np.dtype(">i8"), np.dtype("<U3")]
+DTYPES = [
+    np.int64,
+    np.int32,
+    np.uint64,
+    np.float64,
+    np.bool_,
+    np.dtype(">i8"),
+    np.dtype("<U3"),
+]
 
 
 @pytest.mark.default_cases(*PLAIN)
@@ -402,7 +459,9 @@ def test_any_arrays_are_refused_or_answered(name, data):
         least, most = int(np.min(low)), int(np.max(high))
         ends = st.sampled_from([least, most, 0 if least < 0 else least])
         right = arrays(np.int64, shape, elements=ends | st.integers(least, most))
-        any_dtype = st.sampled_from(DTYPES).flatmap(lambda d: arrays(d, array_shapes(max_dims=3)))
+        any_dtype = st.sampled_from(DTYPES).flatmap(
+            lambda d: arrays(d, array_shapes(max_dims=3))
+        )
         found[key] = data.draw(st.one_of(right, right, right, any_dtype))
     query = Query(number, found)
     try:
@@ -410,25 +469,32 @@ def test_any_arrays_are_refused_or_answered(name, data):
     except MessageError:
         refused(algorithm, query)
         return
-    records = GridRecords.from_grid(np.zeros((3, algorithm.domain.n_features), np.int64), 16)
+    records = GridRecords.from_grid(
+        np.zeros((3, algorithm.domain.n_features), np.int64), 16
+    )
     algorithm.flatten(algorithm.answer(query, records), number)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "feddp" not in name])
 def test_an_own_state_that_is_out_of_range_is_moved_into_it(name):
     algorithm = RUNS[name]()
-    ranges, state = algorithm.query_ranges(algorithm.n_rounds), algorithm.initial_state()
+    ranges, state = (
+        algorithm.query_ranges(algorithm.n_rounds),
+        algorithm.initial_state(),
+    )
     far = {
         key: np.full(shape, 2**62 if which else -(2**62))
         for which, (key, (shape, _, _)) in enumerate(ranges.items())
     }
-    query = algorithm.query(type(state)(algorithm.n_rounds - 1, {**state.arrays, **far}))
+    query = algorithm.query(
+        type(state)(algorithm.n_rounds - 1, {**state.arrays, **far})
+    )
     for key, (_, low, high) in ranges.items():
         assert (query.arrays[key] >= low).all()
         assert (query.arrays[key] <= high).all()
 
 
-# --------------------------------------------------------------------------- updates and results
+# ------------------------------------------------------------------ updates and results
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
     [-(2**63), 2**63 - 1, 0, 2**16, -1, 40, 80]
@@ -460,13 +526,19 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
     algorithm = GRIDS[name].make(where, PrivacyBudget(epsilon))
     state, points = algorithm.initial_state(), grid_points(algorithm)[::9]
     first = {key: array.copy() for key, array in state.arrays.items()}
-    widths = algorithm.domain.grid_half_widths(3) * (2 if name == "fastlloyd-none" else 1)
+    widths = algorithm.domain.grid_half_widths(3) * (
+        2 if name == "fastlloyd-none" else 1
+    )
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
         for t in range(1, algorithm.n_rounds + 1):
-            words = data.draw(arrays(np.int64, algorithm.words(t), elements=INT64, fill=INT64))
+            words = data.draw(
+                arrays(np.int64, algorithm.words(t), elements=INT64, fill=INT64)
+            )
             statistic = algorithm.unflatten(words, t, answered)
-            state, again = (algorithm.update(state, statistic, RNG(t)) for _ in range(2))
+            state, again = (
+                algorithm.update(state, statistic, RNG(t)) for _ in range(2)
+            )
             assert state.round == t
             for key, array in state.arrays.items():
                 np.testing.assert_array_equal(array, again.arrays[key])
@@ -523,12 +595,20 @@ def test_documents_have_all_fields_and_no_others(name):
     assert_survives(algorithm)
     for name_ in set(config) - LEFT_OUT - {"name"}:
         lacking = {key: value for key, value in config.items() if key != name_}
-        # Without the fewest clusters, a schedule of the synopsis alone contradicts the rest.
-        with pytest.raises(ConfigurationError, match=r"not as expected|if min_clusters is given"):
+        # Without the fewest clusters, a schedule of the synopsis alone contradicts the
+        # rest.
+        with pytest.raises(
+            ConfigurationError, match=r"not as expected|if min_clusters is given"
+        ):
             algorithm_from_config(lacking, domain, budget)
     with pytest.raises(ConfigurationError, match="not as expected"):
         algorithm_from_config({**config, "more": 1}, domain, budget)
-    for change in ({"n_rounds": "auto"}, {"n_clusters": "3"}, {"n_clusters": 0}, {"seed": None}):
+    for change in (
+        {"n_rounds": "auto"},
+        {"n_clusters": "3"},
+        {"n_clusters": 0},
+        {"seed": None},
+    ):
         with pytest.raises((ConfigurationError, ConfigurationTypeError)):
             algorithm_from_config({**config, **change}, domain, budget)
 
@@ -542,7 +622,9 @@ def test_algorithms_survive_their_documents(kind, options):
     for query in any_queries(server, 1, trials=1):
         client.check_query(query)
         rows = some_of(server, 8)
-        np.testing.assert_array_equal(added(client, query, rows), added(server, query, rows))
+        np.testing.assert_array_equal(
+            added(client, query, rows), added(server, query, rows)
+        )
 
 
 def test_options_make_algorithms_different():
@@ -559,14 +641,20 @@ def test_a_document_for_clients_names_their_number_and_their_bound(kind, options
     config = algorithm.to_config()
     for name in ("clip", "n_clients"):
         for value in (None, 0, -5, "5", 2.5, True):
-            with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
-                algorithm_from_config({**config, name: value}, algorithm.domain, algorithm.budget)
+            with pytest.raises(
+                (ConfigurationError, ConfigurationTypeError, MessageError)
+            ):
+                algorithm_from_config(
+                    {**config, name: value}, algorithm.domain, algorithm.budget
+                )
     records = PrivacyBudget(1.0, algorithm.budget.delta)
     with pytest.raises(ConfigurationError, match="fields of algorithm"):
         algorithm_from_config(config, algorithm.domain, records)
 
 
-@pytest.mark.parametrize("config", [{}, {"name": "k-means"}, {"name": 3}, {"name": ["lloyd"]}])
+@pytest.mark.parametrize(
+    "config", [{}, {"name": "k-means"}, {"name": 3}, {"name": ["lloyd"]}]
+)
 def test_unknown_algorithms_are_refused(config):
     with pytest.raises(ConfigurationError, match="name of an algorithm in"):
         algorithm_from_config(config, DOMAINS["square"], BUDGET)
@@ -574,13 +662,23 @@ def test_unknown_algorithms_are_refused(config):
 
 # --------------------------------------------------------------------------- parameters
 
-KINDS = ("lloyd", "sulloyd", "glloyd", "fastlloyd", "feddp", "pe-means", "hdpe-means", "synopsis")
+KINDS = (
+    "lloyd",
+    "sulloyd",
+    "glloyd",
+    "fastlloyd",
+    "feddp",
+    "pe-means",
+    "hdpe-means",
+    "synopsis",
+)
 PRIVATE = KINDS[1:]
 
 
 def make(kind, **options):
     return optional(
-        library_algorithms()[kind], **{"budget": OPEN if kind == "lloyd" else BUDGET, **options}
+        library_algorithms()[kind],
+        **{"budget": OPEN if kind == "lloyd" else BUDGET, **options},
     )
 
 
@@ -589,14 +687,26 @@ def make(kind, **options):
     ("options", "error", "message"),
     [
         ({"k": 0}, ConfigurationError, r"n_clusters in \[1, 10000\]. Got 0"),
-        ({"k": 2.0}, ConfigurationTypeError, "n_clusters must be an integer, got float"),
-        ({"k": 11, "n_records": 10}, ConfigurationError, "at most n_records=10. Got 11"),
+        (
+            {"k": 2.0},
+            ConfigurationTypeError,
+            "n_clusters must be an integer, got float",
+        ),
+        (
+            {"k": 11, "n_records": 10},
+            ConfigurationError,
+            "at most n_records=10. Got 11",
+        ),
         ({"n_records": 0}, ConfigurationError, "n_records in"),
         ({"seed": 2**53}, ConfigurationError, "seed in"),
         ({"fraction_bits": 26}, ConfigurationError, "fraction_bits in"),
         ({"n_clients": 5}, ConfigurationError, "n_clients=None unless"),
         ({"clip": 5.0}, ConfigurationError, "clip=None unless"),
-        ({"n_records": 2**52}, ConfigurationError, "n_records=4503599627370496 and noise of up"),
+        (
+            {"n_records": 2**52},
+            ConfigurationError,
+            "n_records=4503599627370496 and noise of up",
+        ),
     ],
 )
 def test_bad_parameters_are_refused(kind, options, error, message):
@@ -625,8 +735,12 @@ def test_bad_parameters_for_clients_are_refused(kind, options, message):
 def test_distances_must_be_exact(kind):
     d = 20 if kind == "hdpe-means" else 3
     options = {"n_server_points": 5} if kind == "feddp" else {}
-    with pytest.raises(ConfigurationError, match=f"fraction_bits=25 is too fine for {d} columns"):
-        library_algorithms()[kind](2, Ball(1.0, [0.0] * d), OPEN, fraction_bits=25, **options)
+    with pytest.raises(
+        ConfigurationError, match=f"fraction_bits=25 is too fine for {d} columns"
+    ):
+        library_algorithms()[kind](
+            2, Ball(1.0, [0.0] * d), OPEN, fraction_bits=25, **options
+        )
 
 
 # --------------------------------------------------------------------------- plans
@@ -639,7 +753,11 @@ def test_delta_is_chosen_from_the_number_of_units(kind):
     algorithm = make(kind, budget=clients, n_clients=50_000, n_records=10**6)
     plan = algorithm.plan()
     assert plan.budget == algorithm.budget
-    assert (algorithm.budget.delta, plan.n_records, plan.n_clients) == (2e-7, 10**6, 50_000)
+    assert (algorithm.budget.delta, plan.n_records, plan.n_clients) == (
+        2e-7,
+        10**6,
+        50_000,
+    )
     assert algorithm.clip == (math.sqrt(20) if kind == "synopsis" else 20.0)
 
 
@@ -661,7 +779,11 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
         units, places = algorithm.record_sensitivities(t), algorithm.places(t)
         noise = algorithm.noise_of(t)
         named = [block for release in releases for block in release.blocks]
-        assert sorted(noise) == sorted(named) == sorted(b.name for b in algorithm.layout(t))
+        assert (
+            sorted(noise)
+            == sorted(named)
+            == sorted(b.name for b in algorithm.layout(t))
+        )
         for release in releases:
             spread = math.sqrt(2) if release.mechanism == "laplace" else 1.0
             scale = release.noise_multiplier * spread * algorithm.clip_of(release)
@@ -677,7 +799,9 @@ def test_sums_of_the_planned_records_must_fit_the_ring(name):
     if algorithm.n_records is None:
         algorithm.require_capacity(limit=1)  # nothing is known of the sums
         return
-    with pytest.raises(ConfigurationError, match=r"below 2\^18, .*n_records=\d+ and noise"):
+    with pytest.raises(
+        ConfigurationError, match=r"below 2\^18, .*n_records=\d+ and noise"
+    ):
         algorithm.require_capacity(limit=2**18)
     if algorithm.budget.is_private:
         with pytest.raises(ConfigurationError, match=r"below 2\^62, "):

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, FedDPAlgorithm, GLloydAlgorithm, State
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    FedDPAlgorithm,
+    GLloydAlgorithm,
+    State,
+)
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -21,17 +26,28 @@ SQUARE = Box([0, 0], [1, 1])
 
 
 def build(cls, domain, k=2, budget=None, **options):
-    options = {"n_records": 1000, "fraction_bits": Q, "n_rounds": 2, "cost": True, **options}
+    options = {
+        "n_records": 1000,
+        "fraction_bits": Q,
+        "n_rounds": 2,
+        "cost": True,
+        **options,
+    }
     return cls(k, domain, PrivacyBudget(1.0) if budget is None else budget, **options)
 
 
 @pytest.mark.parametrize("cls", WITH_COST)
 def test_the_cost_is_a_release_of_the_last_round_with_its_share(cls):
-    algorithm, without = (build(cls, SQUARE, n_rounds=3, cost=cost) for cost in (True, False))
+    algorithm, without = (
+        build(cls, SQUARE, n_rounds=3, cost=cost) for cost in (True, False)
+    )
     names = [[release.name for release in group] for group in algorithm.plan().rounds]
     assert names == [["sums", "counts"]] * 2 + [["sums", "counts", "cost"]]
     assert "cost" not in {block.name for block in algorithm.layout(2)}
-    assert (algorithm.layout(3)[-1].name, algorithm.layout(3)[-1].shape) == ("cost", (1,))
+    assert (algorithm.layout(3)[-1].name, algorithm.layout(3)[-1].shape) == (
+        "cost",
+        (1,),
+    )
     assert algorithm.words(3) == algorithm.words(2) + 1
     plan = algorithm.plan()
     assert plan.mu == pytest.approx(without.plan().mu, rel=1e-12)
@@ -51,14 +67,19 @@ def test_the_error_of_the_cost_grows_with_the_clip(cls):
         algorithm = build(cls, SQUARE, budget=budget, n_clients=50, clip=clip, seed=1)
         state, words = algorithm.initial_state(), RNG(0).integers(0, 2**14, size=7)
         for t in (1, 2):
-            state = algorithm.update(state, algorithm.unflatten(words[: algorithm.words(t)], t))
+            state = algorithm.update(
+                state, algorithm.unflatten(words[: algorithm.words(t)], t)
+            )
         found.append(algorithm.cost_estimate(state))
     assert found[1].standard_error == pytest.approx(2 * found[0].standard_error)
     assert found[1].standard_error > 0
 
 
 def test_a_cost_needs_more_room_than_sums():
-    options, domain = {"n_records": 5 * 10**13, "fraction_bits": 16}, Box([0] * 5, [1] * 5)
+    options, domain = (
+        {"n_records": 5 * 10**13, "fraction_bits": 16},
+        Box([0] * 5, [1] * 5),
+    )
     build(GLloydAlgorithm, domain, cost=False, **options)
     with pytest.raises(ConfigurationError, match="n_records=50000000000000"):
         build(GLloydAlgorithm, domain, **options)
@@ -84,7 +105,9 @@ def last_of(kind):
         if kind == "narrowing":
             state = State(4, {**state.arrays, "factor": np.array([9])})
     else:
-        algorithm = kind(3, CUBE, PrivacyBudget(4.0), initial=START, n_rounds=2, **options)
+        algorithm = kind(
+            3, CUBE, PrivacyBudget(4.0), initial=START, n_rounds=2, **options
+        )
         state = algorithm.initial_state()
         if "radius" in state.arrays:
             radius = np.array([algorithm.radius_of(2)])
@@ -111,7 +134,9 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     reach = algorithm.radius_of(number) if kind in (FastLloydAlgorithm, PAPER) else None
     if kind in ("relative", "narrowing"):
         reach = algorithm.radius if kind == "relative" else 4 * algorithm.radius // 9
-    kept = slice(None) if reach is None else distances.min(axis=1) <= (reach * step) ** 2
+    kept = (
+        slice(None) if reach is None else distances.min(axis=1) <= (reach * step) ** 2
+    )
     points, labels = points[kept], distances.argmin(axis=1)[kept]
     rng, z = RNG(7), []
     for _ in range(400):
@@ -121,16 +146,21 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
         truth = ((points - algorithm.centroids(result)[labels]) ** 2).sum()
         z.append((estimate.value - truth) / estimate.standard_error)
     z = np.array(z)
-    # Both fail by chance once in 500 million runs: six standard errors of the mean, and the law of
-    # the sum of squares. A little of each is left to what the correction does not reach.
+    # Both fail by chance once in 500 million runs: six standard errors of the mean, and
+    # the law of the sum of squares. A little of each is left to what the correction
+    # does not reach.
     what = "the mean error of an estimate, in the standard errors that it states, is"
     assert_within(what, abs(z.mean()), most=6 / 20 + 0.1, strict=True)
     spread = f"errors of estimates have {z.std():.3f} times the stated deviation"
     assert fits_scale(z), spread
     for wrong in (2 / 3, 3 / 2):
-        assert not fits_scale(z * wrong), f"{spread}, and {wrong:.3f} of it is accepted too"
+        assert not fits_scale(z * wrong), (
+            f"{spread}, and {wrong:.3f} of it is accepted too"
+        )
 
 
 def fits_scale(z):
-    tail = stats.chi2(len(z)).cdf(np.sum((z - z.mean()) ** 2) / np.array([1.1, 1 / 1.1]))
+    tail = stats.chi2(len(z)).cdf(
+        np.sum((z - z.mean()) ** 2) / np.array([1.1, 1 / 1.1])
+    )
     return tail[0] < 1 - 1e-9 and tail[1] > 1e-9

@@ -29,7 +29,9 @@ def statistic(algorithm, centroids, points, round_number=2):
 # ----------------------------------------------------------------- radii
 
 
-@pytest.mark.parametrize(("k", "d"), [(1, 1), (15, 2), (100, 2), (3, 13), (2, 784), (1000, 3)])
+@pytest.mark.parametrize(
+    ("k", "d"), [(1, 1), (15, 2), (100, 2), (3, 13), (2, 784), (1000, 3)]
+)
 @pytest.mark.parametrize("alpha", [0.1, 0.8, 1.0])
 def test_the_radius_is_that_of_the_paper(k, d, alpha):
     algorithm = build(k, d, alpha=alpha)
@@ -40,7 +42,8 @@ def test_the_radius_is_that_of_the_paper(k, d, alpha):
         assert abs(algorithm.radius_of(t) - expected) <= 0.5 + 1e-6
     constant = build(k, d, alpha=alpha, radius="constant")
     assert constant.radius_of(1) == constant.radius_of(2) == algorithm.radius_of(2)
-    assert build(1, 1, alpha=50.0).radius_of(2) == 2 * ONE  # never more than the diameter
+    # never more than the diameter
+    assert build(1, 1, alpha=50.0).radius_of(2) == 2 * ONE
 
 
 @pytest.mark.parametrize("radius", ["step", "constant"])
@@ -90,17 +93,21 @@ def test_moves_are_clipped_to_the_radius_of_the_round():
 
 
 def test_distances_to_free_centroids_are_exact():
-    # 64 centroids outside a grid that is as fine as it may be: only exact integers find the
-    # nearest one of centroids whose distances differ by a few units of 2^52.
+    # 64 centroids outside a grid that is as fine as it may be: only exact integers find
+    # the nearest one of centroids whose distances differ by a few units of 2^52.
     q, d, k = 22, 8, 64
-    algorithm = build(k, d, n_records=10**6, fraction_bits=q, postprocess="none", alpha=3.0)
+    algorithm = build(
+        k, d, n_records=10**6, fraction_bits=q, postprocess="none", alpha=3.0
+    )
     rng = np.random.default_rng(0)
     centroids = 2**q * 2 - rng.integers(0, 3, size=(k, d))
     points = -(2**q) + rng.integers(0, 3, size=(50, d))
     labels = [
         min(
             range(k),
-            key=lambda j: sum((int(a) - int(b)) ** 2 for a, b in zip(x, centroids[j], strict=True)),
+            key=lambda j: sum(
+                (int(a) - int(b)) ** 2 for a, b in zip(x, centroids[j], strict=True)
+            ),
         )
         for x in points
     ]
@@ -110,14 +117,18 @@ def test_distances_to_free_centroids_are_exact():
     query = algorithm.query(state)
     object.__setattr__(algorithm, "_radius", 2**q * 20)  # every record within reach
     blocks = algorithm.statistic(query, GridRecords.from_grid(points, q)).blocks
-    np.testing.assert_array_equal(blocks["counts"] >> q, np.bincount(labels, minlength=k))
+    np.testing.assert_array_equal(
+        blocks["counts"] >> q, np.bincount(labels, minlength=k)
+    )
     np.testing.assert_array_equal(blocks["sums"], expected)
 
 
 def test_the_integers_of_a_run_never_change():
     algorithm = build(3, 2, seed=7, n_rounds=2)
     state = algorithm.initial_state()
-    noise = np.array([100003, -70001, 3, 900, -41, 2**18 + 7, 9 * ONE, ONE - 1, 5 * 2**15])
+    noise = np.array(
+        [100003, -70001, 3, 900, -41, 2**18 + 7, 9 * ONE, ONE - 1, 5 * 2**15]
+    )
     for t in (1, 2):
         state = algorithm.update(state, algorithm.unflatten(t * noise, t))
     expected = [[50984, -31375], [-32245, 16100], [36325, 43783]]
@@ -136,7 +147,13 @@ def test_a_constant_radius_has_the_papers_noise(k, d, n_rounds):
     spread = math.sqrt(1 + math.sqrt(4 * d))
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         units = algorithm.sensitivities(t)
-        expected = sigma * spread / (4 * d) ** 0.25 * math.sqrt(n_rounds) * algorithm.radius_of(t)
+        expected = (
+            sigma
+            * spread
+            / (4 * d) ** 0.25
+            * math.sqrt(n_rounds)
+            * algorithm.radius_of(t)
+        )
         np.testing.assert_allclose(sums.noise_multiplier * units[: k * d], expected)
         expected = sigma * spread * math.sqrt(n_rounds) * ONE
         np.testing.assert_allclose(counts.noise_multiplier * units[k * d :], expected)
@@ -151,10 +168,14 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
         noise_sums = sums.noise_multiplier * units[0]
         noise_counts = counts.noise_multiplier * units[-1]
         assert units[0] == algorithm.radius_of(t)
-        assert noise_counts / ONE / sums.noise_multiplier == pytest.approx((4 * d) ** 0.25)
+        assert noise_counts / ONE / sums.noise_multiplier == pytest.approx(
+            (4 * d) ** 0.25
+        )
         total += (algorithm.radius_of(t) / noise_sums) ** 2 + (ONE / noise_counts) ** 2
     budget = algorithm.budget
-    assert math.sqrt(total) == pytest.approx(mu_of_budget(budget.epsilon, budget.delta), rel=1e-9)
+    assert math.sqrt(total) == pytest.approx(
+        mu_of_budget(budget.epsilon, budget.delta), rel=1e-9
+    )
     first, later = (algorithm.plan().rounds[t][0].noise_multiplier for t in (0, 1))
     ratio = algorithm.radius_of(2) / algorithm.radius_of(1)
     assert (first / later) ** 2 == pytest.approx(2 * ratio)
@@ -181,7 +202,10 @@ def test_centroids_beyond_the_walls(postprocess, expected):
         ({"d": 2, "postprocess": "none", "fraction_bits": 25}, "too fine"),
         ({"d": 8, "postprocess": "none", "fraction_bits": 24}, "too fine"),
         ({"postprocess": "none", "cost": True}, "'fold' or 'truncate' with cost=True"),
-        ({"alpha": 0.2, "k": 1, "cost": True, "fraction_bits": 3}, "radius whose square"),
+        (
+            {"alpha": 0.2, "k": 1, "cost": True, "fraction_bits": 3},
+            "radius whose square",
+        ),
     ],
 )
 def test_what_cannot_be_exact_is_refused(options, message):

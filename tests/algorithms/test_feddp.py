@@ -34,7 +34,8 @@ from flower_kmeans.protocol.noise import check_shares
 from tests.algorithms.rows import run_of
 
 RNG = np.random.default_rng
-Q, FINE = 3, 12  # a grid that is small enough to enumerate, and one where truncation costs little
+# a grid that is small enough to enumerate, and one where truncation costs little
+Q, FINE = 3, 12
 LINE, SQUARE, BOX = (Box([0] * d, [1] * d) for d in (1, 2, 4))
 BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -52,14 +53,18 @@ def make(k=3, domain=BOX, budget=BUDGET, **options):
 
 
 build = partial(make, k=2, domain=SQUARE, fraction_bits=Q, n_lloyd_rounds=2)
-for_clients = partial(make, k=2, domain=SQUARE, **OF_CLIENTS, fraction_bits=FINE, n_lloyd_rounds=1)
+for_clients = partial(
+    make, k=2, domain=SQUARE, **OF_CLIENTS, fraction_bits=FINE, n_lloyd_rounds=1
+)
 DATA = make().server_points * 2.0**-17 + 0.5  # of BOX, in the user's units
 
 
 def after(algorithm, t, words, **arrays):
     """State after round t of noisy words, from given or no earlier arrays."""
     before = State(t - 1, {**algorithm.initial_state().arrays, **arrays})
-    return algorithm.update(before, algorithm.unflatten(np.asarray(words, np.int64), t), RNG(0))
+    return algorithm.update(
+        before, algorithm.unflatten(np.asarray(words, np.int64), t), RNG(0)
+    )
 
 
 def clips_of(algorithm):
@@ -71,7 +76,9 @@ def shares_of(algorithm):
     """Share of mu^2 by release, all Lloyd rounds together."""
     budget, found = algorithm.plan().budget, Counter()
     for release in algorithm.plan().releases:
-        found[release.name] += release.cost**2 / mu_of_budget(budget.epsilon, budget.delta) ** 2
+        found[release.name] += (
+            release.cost**2 / mu_of_budget(budget.epsilon, budget.delta) ** 2
+        )
     return found
 
 
@@ -83,7 +90,9 @@ def test_records_beyond_the_margin_are_not_lifted(margin, counted):
     """Of the numbers -4 to 4 on a line, those near one of two centres at -4 and 4 count."""
     algorithm = make(2, LINE, fraction_bits=Q, margin=margin)
     matrix = algorithm.projection.matrix(np.eye(1))
-    centers = algorithm.projection.project(np.array([[-4.0], [4.0]]), matrix.astype(float))
+    centers = algorithm.projection.project(
+        np.array([[-4.0], [4.0]]), matrix.astype(float)
+    )
     query = Query(3, {"projection": matrix, "centers": centers.astype(np.int64)})
     records = GridRecords.from_grid(np.arange(-4, 5)[:, None], Q)
     blocks = algorithm.statistic(query, records).blocks
@@ -96,9 +105,13 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
     """From one end of the clip to the other: what a ledger counts beside runs for records."""
     algorithm, one = for_clients(domain=LINE, clips={"lift-sums": 0.5}), 2**FINE
     # Every record is of the first cluster.
-    query = Query(3, {"projection": np.array([[one]]), "centers": np.zeros((2, 1), np.int64)})
+    query = Query(
+        3, {"projection": np.array([[one]]), "centers": np.zeros((2, 1), np.int64)}
+    )
     ends = [
-        algorithm.flatten(algorithm.answer(query, GridRecords.from_grid(records, FINE)), 3)
+        algorithm.flatten(
+            algorithm.answer(query, GridRecords.from_grid(records, FINE)), 3
+        )
         for records in ([[-one // 2]], [[-one // 2], [one]])
     ]
     moved = (ends[1] - ends[0]) / algorithm.sensitivities(3)
@@ -118,7 +131,12 @@ def test_clips_are_those_given_or_of_all_clusters():
     assert set(clips_of(build()).values()) == {1.0}
     for mechanisms, worth in (("gaussian", 2.0), ("laplace", 4.0)):
         clips = clips_of(for_clients(k=4, **MEANS, mechanisms=mechanisms, clip=5.0))
-        means = {"lift-sums": 2.0, "lift-counts": worth, "lloyd-sums": 2.0, "lloyd-counts": worth}
+        means = {
+            "lift-sums": 2.0,
+            "lift-counts": worth,
+            "lloyd-sums": 2.0,
+            "lloyd-counts": worth,
+        }
         assert clips == {"projection": 5.0, "weights": 5.0, **means}
 
 
@@ -133,7 +151,12 @@ def test_means_are_those_of_the_clients_records_toward_zero():
     for t, arrays, options, means in (
         (3, lift, {"sums": "absolute"}, [[4000, 2], [-4000, -6], [0, 0]]),
         (4, lloyd, {"sums": "absolute"}, [[4000, 2], [-4000, -6], [0, 0]]),
-        (4, lloyd, {"sums": "relative", "alpha": 9.0}, [[4000 - ONE, 2], [95, -6], [0, 0]]),
+        (
+            4,
+            lloyd,
+            {"sums": "relative", "alpha": 9.0},
+            [[4000 - ONE, 2], [95, -6], [0, 0]],
+        ),
     ):
         algorithm = for_clients(k=3, **MEANS, **options)
         records = GridRecords.from_grid(points, FINE)
@@ -154,7 +177,9 @@ def test_a_round_is_shortened_by_one_factor():
         whole = algorithm.statistic(query, records).blocks
         added = algorithm.answer(query, records).blocks
         units = algorithm.sensitivities(query.round)
-        assert np.linalg.norm(added["sums"].ravel() / units[:4]) == pytest.approx(1, abs=0.01)
+        assert np.linalg.norm(added["sums"].ravel() / units[:4]) == pytest.approx(
+            1, abs=0.01
+        )
         factor = added["counts"] / whole["counts"]
         assert (factor < 0.5).all()
         np.testing.assert_allclose(added["sums"], whole["sums"] * factor[0], atol=2)
@@ -166,7 +191,9 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
     algorithm = build(budget=OPEN, sums="narrowing", fraction_bits=16)
     centroids = np.array([[-(2**15), 0], [2**15, 2**14]])
     rng = RNG(5)
-    near = np.concatenate([rng.normal(c, 2000, size=(500, 2)) for c in centroids]).astype(int)
+    near = np.concatenate(
+        [rng.normal(c, 2000, size=(500, 2)) for c in centroids]
+    ).astype(int)
     before = State(3, {**algorithm.initial_state().arrays, "centroids": centroids})
     for points in (near, np.repeat(centroids, 50, axis=0), near[:0]):
         records = GridRecords.from_grid(points, 16)
@@ -191,7 +218,9 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         offsets = points.reshape(2, 500, 2) - state.arrays["centroids"][:, None]
         kept = (offsets**2).sum(axis=2) <= (4 * algorithm.radius // factor) ** 2
         assert 900 < kept.sum() < 1000
-        means = [part[near].mean(axis=0) for part, near in zip(offsets, kept, strict=True)]
+        means = [
+            part[near].mean(axis=0) for part, near in zip(offsets, kept, strict=True)
+        ]
         moved = last.arrays["centroids"] - state.arrays["centroids"]
         np.testing.assert_allclose(moved, means, atol=1)
         np.testing.assert_array_equal(algorithm.counts(last), kept.sum(axis=1))
@@ -204,10 +233,14 @@ def test_a_radius_is_the_wider_the_noisier_its_spread_is():
 
     def factor(count, spread):
         words = [0] * 4 + [count] * 2 + [int(spread)]
-        (found,) = after(algorithm, 4, words, centroids=np.zeros((2, 2), int)).arrays["factor"]
+        (found,) = after(algorithm, 4, words, centroids=np.zeros((2, 2), int)).arrays[
+            "factor"
+        ]
         return found
 
-    factors = [factor(5_000 * one, spread) for spread in (0.0, 2 * noise, 20 * noise, 2.0**50)]
+    factors = [
+        factor(5_000 * one, spread) for spread in (0.0, 2 * noise, 20 * noise, 2.0**50)
+    ]
     wanted = 2 * math.sqrt(noise * one / 10_000)
     assert factors[0] == min(64, math.floor(4 * algorithm.radius / wanted))
     assert factors == sorted(factors, reverse=True)
@@ -231,7 +264,8 @@ def test_a_projection_of_noise_is_reported():
     for algorithm, diagonal, is_noise in (
         (private, [1.1 * edge, 1.1 * edge, 0], False),
         (private, [1.1 * edge, 0.9 * edge, 0], True),
-        (plain, [10**6, 0, 0], True),  # records of one direction are rank-deficient for two
+        # records of one direction are rank-deficient for two
+        (plain, [10**6, 0, 0], True),
         (plain, [10**6, 10**3, 0], False),
         (plain, [0, 0, 0], True),
     ):
@@ -288,11 +322,14 @@ def test_the_least_weight_is_two_deviations_of_its_planned_noise(options):
     algorithm = make(2, SQUARE, **options)
     least = 2 * weight_noise(algorithm)
     assert algorithm.min_weight == pytest.approx(least, rel=1e-12)
-    # Two points stand for the records. The others are within the noise, and count for nothing.
+    # Two points stand for the records. The others are within the noise, and count for
+    # nothing.
     words = np.full(6, math.floor(0.99 * least * 2**16))
     words[[0, 2]] = math.ceil(1.01 * least * 2**16)
     points = PROJECTED["points"] * 1000
-    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    state = after(
+        algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points
+    )
     assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
     assert algorithm.warnings(state) == ()
 
@@ -302,7 +339,9 @@ def test_twice_the_noise_makes_the_least_weight_twice_as_large():
     assert weight_noise(two) == pytest.approx(2 * weight_noise(one))
     assert two.min_weight == pytest.approx(2 * one.min_weight)
     # Twice the deviation is a quarter of mu^2, here beside the same rest.
-    one, two = (make(shares=dict.fromkeys(RELEASES, 1.0) | {"weights": w}) for w in (4e-6, 1e-6))
+    one, two = (
+        make(shares=dict.fromkeys(RELEASES, 1.0) | {"weights": w}) for w in (4e-6, 1e-6)
+    )
     assert two.min_weight == pytest.approx(2 * one.min_weight, rel=1e-5)
 
 
@@ -311,7 +350,9 @@ def test_without_noise_points_without_records_are_dropped_alone(n_records):
     algorithm = make(2, SQUARE, OPEN, n_records=n_records)
     words = np.array([1, 0, 1, 0, 0, 0]) << 16
     points = PROJECTED["points"] * 1000
-    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    state = after(
+        algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points
+    )
     assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
     assert algorithm.warnings(state) == ()
 
@@ -324,7 +365,9 @@ def test_a_least_weight_that_is_given_stays(options):
     assert algorithm.plan() == make(2, SQUARE, **options).plan()
     words = np.array([5 << 16, (5 << 16) - 1, 5 << 16, 0, -9, 7])
     points = PROJECTED["points"] * 1000
-    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    state = after(
+        algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points
+    )
     assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
 
 
@@ -337,17 +380,27 @@ def test_documents_have_the_least_weight_that_was_chosen(options):
     assert client.min_weight == algorithm.min_weight
     for other in ("auto", 5.0, "5", None):
         with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
-            algorithm_from_config({**config, "min_weight": other}, SQUARE, algorithm.budget)
+            algorithm_from_config(
+                {**config, "min_weight": other}, SQUARE, algorithm.budget
+            )
 
 
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (0, ConfigurationError, r"Expected min_weight in \[1e-06, 9.*\]. Got 0 instead"),
+        (
+            0,
+            ConfigurationError,
+            r"Expected min_weight in \[1e-06, 9.*\]. Got 0 instead",
+        ),
         (-5.0, ConfigurationError, r"min_weight in .* Got -5.0 instead"),
         (math.nan, ConfigurationError, "min_weight in .* Got nan instead"),
         (math.inf, ConfigurationError, "min_weight in .* Got inf instead"),
-        ("noise", ConfigurationError, r"min_weight in .*, or 'auto'. Got 'noise' instead"),
+        (
+            "noise",
+            ConfigurationError,
+            r"min_weight in .*, or 'auto'. Got 'noise' instead",
+        ),
         ("5", ConfigurationError, r"min_weight in .*, or 'auto'. Got '5' instead"),
         (None, ConfigurationTypeError, "min_weight must be a number, got NoneType"),
         (True, ConfigurationTypeError, "min_weight must be a number, got bool"),
@@ -361,12 +414,18 @@ def test_other_least_weights_are_refused(value, error, message):
 def test_projected_points_may_all_be_equal():
     alike = {**PROJECTED, "points": np.zeros((6, 2), np.int64)}
     algorithm = build(min_weight=5)
-    assert algorithm.warnings(after(algorithm, 2, np.full(6, 80), **alike)) == WARNINGS[4:5]
+    assert (
+        algorithm.warnings(after(algorithm, 2, np.full(6, 80), **alike))
+        == WARNINGS[4:5]
+    )
 
 
 def test_clusters_without_enough_records_are_lifted_from_their_projection():
     algorithm = build(budget=OPEN)
-    arrays = {"projection": np.array([[0, 8], [8, 0]]), "centers": np.array([[5, -2], [3, 1]])}
+    arrays = {
+        "projection": np.array([[0, 8], [8, 0]]),
+        "centers": np.array([[5, -2], [3, 1]]),
+    }
     state = after(algorithm, 3, [30, -12, 9, 9, 3 * 8, 7], **arrays)
     np.testing.assert_array_equal(state.arrays["centroids"], [[8, -4], [1, 3]])
     assert algorithm.warnings(state) == (WARNINGS[5],)
@@ -378,23 +437,33 @@ def test_lloyd_rounds_move_centroids_within_the_domain(sums):
     algorithm = build(budget=OPEN, sums=sums, alpha=1.0)
     words, centroids = [20, -100, 9, 9, 4 * 8, 7], np.array([[2, 3], [-1, 0]])
     state = after(algorithm, 4, words, centroids=centroids)
-    moved = [5, -8] if sums == "absolute" else [4, -5]  # within a radius of 8 = round(11.3 / √2)
+    # within a radius of 8 = round(11.3 / √2)
+    moved = [5, -8] if sums == "absolute" else [4, -5]
     np.testing.assert_array_equal(state.arrays["centroids"], [moved, [-1, 0]])
     assert algorithm.warnings(state) == (WARNINGS[6],)
 
 
 def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
     """More clusters than points cost nothing."""
-    algorithm, weights = make(2, Ball(3.0, [0, 0]), min_weight=3.5), [90, 30, 50, 20, 4, -300]
+    algorithm, weights = (
+        make(2, Ball(3.0, [0, 0]), min_weight=3.5),
+        [90, 30, 50, 20, 4, -300],
+    )
 
     def elbow(weights, k_max):
-        grid = PROJECTED["points"] * 1000  # finer than the centres, which lie on the grid
-        arrays = {"points": grid, "weights": np.array(weights) << algorithm.fraction_bits}
+        # finer than the centres, which lie on the grid
+        grid = PROJECTED["points"] * 1000
+        arrays = {
+            "points": grid,
+            "weights": np.array(weights) << algorithm.fraction_bits,
+        }
         return algorithm.elbow(State(2, arrays), k_max, RNG(0))
 
     points = 3000.0 * PROJECTED["points"][:5] * 2.0**-algorithm.projection.exponent
     expected = [
-        KMeans(k, n_init=10, random_state=0).fit(points, sample_weight=weights[:5]).inertia_
+        KMeans(k, n_init=10, random_state=0)
+        .fit(points, sample_weight=weights[:5])
+        .inertia_
         for k in (1, 2, 3, 4)
     ]
     np.testing.assert_allclose(elbow(weights, 7), [*expected, 0, 0, 0], rtol=1e-5)
@@ -413,7 +482,10 @@ def test_noise_decides_how_many_records_a_mean_needs(larger):
     assert noise[larger] == max(noise["sums"], noise["counts"])
     least = max(noise["sums"] / one, noise["counts"] / one)
     assert least > 5
-    arrays = {"projection": np.eye(2, dtype=np.int64), "centers": np.array([[5, -2], [3, 1]])}
+    arrays = {
+        "projection": np.eye(2, dtype=np.int64),
+        "centers": np.array([[5, -2], [3, 1]]),
+    }
     counts = np.array([1.01, 0.99]) * least * one
     state = after(algorithm, 3, [*np.repeat(0.5 * counts, 2), *counts], **arrays)
     np.testing.assert_array_equal(state.arrays["centroids"][0], [2**15, 2**15])
@@ -445,10 +517,15 @@ def mixture(rng, k, d, n, std, outside=60):
 @pytest.mark.parametrize("n_lloyd_rounds", [0, 2])
 def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_rounds):
     means, records, server_data = mixture(RNG(1), 5, 8, 2000, 0.05)
-    options = {"sums": sums, "n_lloyd_rounds": n_lloyd_rounds, "cost": n_lloyd_rounds > 0}
+    options = {
+        "sums": sums,
+        "n_lloyd_rounds": n_lloyd_rounds,
+        "cost": n_lloyd_rounds > 0,
+    }
     algorithm = make(5, Ball(2.0, [0.5] * 8), OPEN, server_data=server_data, **options)
     state = run_of(algorithm, [records])
-    # The mean of 400 records deviates by 8 * 0.05^2 / 400, squared; the rest is rounding.
+    # The mean of 400 records deviates by 8 * 0.05^2 / 400, squared; the rest is
+    # rounding.
     assert matched_centroid_error(algorithm.centroids(state), means) < 3e-4
     np.testing.assert_array_equal(np.sort(algorithm.counts(state)), np.full(5, 400))
     assert algorithm.warnings(state) == ()
@@ -465,7 +542,12 @@ def test_with_noise_it_comes_near_the_optimum(mechanisms):
     """A smaller version of the paper's mixture, with noise from a fixed key."""
     k, d = 5, 30
     _, records, server_data = mixture(RNG(3), k, d, 30_000, 0.5)
-    options = {"server_data": server_data, "n_records": 30_000, "n_lloyd_rounds": 2, "cost": True}
+    options = {
+        "server_data": server_data,
+        "n_records": 30_000,
+        "n_lloyd_rounds": 2,
+        "cost": True,
+    }
     algorithm = make(k, Ball(5.0, [0.5] * d), mechanisms=mechanisms, **options)
     state = run_of(algorithm, [records], Stream.from_key(bytes(range(32))))
     best = np.array([part.mean(axis=0) for part in np.split(records, k)])
@@ -488,16 +570,24 @@ def test_with_noise_it_comes_near_the_optimum(mechanisms):
 @pytest.mark.parametrize("sums", ["absolute", "relative"])
 @pytest.mark.parametrize("d", [2, 100])
 def test_default_shares_are_those_of_the_guarantees(d, sums, n_lloyd_rounds):
-    algorithm = make(domain=Box([0] * d, [1] * d), sums=sums, n_lloyd_rounds=n_lloyd_rounds)
+    algorithm = make(
+        domain=Box([0] * d, [1] * d), sums=sums, n_lloyd_rounds=n_lloyd_rounds
+    )
     shares = shares_of(algorithm)
     assert sum(shares.values()) == pytest.approx(1)
     assert (shares["projection"], shares["weights"]) == pytest.approx((0.30, 0.10))
     for stage in ("lift", "lloyd"):
-        assert shares[f"{stage}-sums"] + shares[f"{stage}-counts"] == pytest.approx(0.30)
+        assert shares[f"{stage}-sums"] + shares[f"{stage}-counts"] == pytest.approx(
+            0.30
+        )
     # sqrt(d) D : r, with r = 0.45 D, or half of the radius where sums are relative.
     norm = 0.5 if sums == "relative" else 0.45
-    assert shares["lift-sums"] / shares["lift-counts"] == pytest.approx(math.sqrt(d) / 0.45)
-    assert shares["lloyd-sums"] / shares["lloyd-counts"] == pytest.approx(math.sqrt(d) / norm)
+    assert shares["lift-sums"] / shares["lift-counts"] == pytest.approx(
+        math.sqrt(d) / 0.45
+    )
+    assert shares["lloyd-sums"] / shares["lloyd-counts"] == pytest.approx(
+        math.sqrt(d) / norm
+    )
     costs = [[r.cost for r in releases] for releases in algorithm.plan().rounds[3:]]
     assert len(costs) == n_lloyd_rounds
     assert all(cost == costs[0] for cost in costs)
@@ -511,7 +601,9 @@ def test_spread_and_cost_have_small_shares():
     names = [[release.name for release in releases] for releases in rounds]
     assert names == [[*lloyd, "spread"], lloyd, [*lloyd, "cost"]]
     shares = shares_of(algorithm)
-    assert (shares["spread"], shares["cost"]) == pytest.approx((0.02 / 1.04, 0.02 / 1.04))
+    assert (shares["spread"], shares["cost"]) == pytest.approx(
+        (0.02 / 1.04, 0.02 / 1.04)
+    )
     # Noise is that of the radius, whatever it narrows to.
     places, units = algorithm.places(4), algorithm.sensitivities(4)
     assert (units[places["sums"]] == 4 * algorithm.radius).all()
@@ -543,19 +635,27 @@ def test_shares_can_be_given_by_release():
 def test_laplace_noise_where_it_is_asked_for(delta):
     algorithm = make(mechanisms="laplace", cost=True, budget=PrivacyBudget(1.0, delta))
     for release in algorithm.plan().releases:
-        expected = ("laplace", "l1") if release.name in LAPLACE_RELEASES else ("gaussian", "l2")
+        expected = (
+            ("laplace", "l1")
+            if release.name in LAPLACE_RELEASES
+            else ("gaussian", "l2")
+        )
         assert (release.mechanism, release.norm) == expected
     assert algorithm.plan().epsilon() <= 1.0
     one = make(mechanisms={"weights": "laplace", "cost": "gaussian"}, cost=True)
     assert one.laplace == ("weights",)
-    assert {r.name for r in one.plan().releases if r.mechanism == "laplace"} == {"weights"}
+    assert {r.name for r in one.plan().releases if r.mechanism == "laplace"} == {
+        "weights"
+    }
     with pytest.raises(ConfigurationError, match="must be Gaussian"):
         check_shares(one, one.plan(), 10)
     with pytest.raises(BudgetError, match="delta"):
         make(mechanisms="laplace", budget=PrivacyBudget(1.0, 0.0)).plan()
 
 
-@pytest.mark.parametrize(("d", "epsilon", "shares"), [(1, 0.1, 2), (784, 10.0, 4000), (2, 1.0, 80)])
+@pytest.mark.parametrize(
+    ("d", "epsilon", "shares"), [(1, 0.1, 2), (784, 10.0, 4000), (2, 1.0, 80)]
+)
 def test_noise_can_be_shared_among_clients(d, epsilon, shares):
     options = {"n_server_points": 300, "n_records": 100_000, "cost": True}
     algorithm = make(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), **options)
@@ -619,13 +719,19 @@ def test_the_largest_messages_and_runs():
     """2^22 words of a query or an answer, and 2^27 of all answers, but not one more."""
 
     def sized(k, d, m, **options):
-        return make(k, Ball(1.0, [0] * d), OPEN, n_server_points=m, n_records=None, **options)
+        return make(
+            k, Ball(1.0, [0] * d), OPEN, n_server_points=m, n_records=None, **options
+        )
 
     assert sized(2, 2895, 5).words(1) == 2895 * 1448 < 2**22
-    with pytest.raises(ConfigurationError, match=r"Got 4194856 in round 1,.* with 2896 columns"):
+    with pytest.raises(
+        ConfigurationError, match=r"Got 4194856 in round 1,.* with 2896 columns"
+    ):
         sized(2, 2896, 5)
     assert sized(4, 4, 2**20 - 4).n_server_points == 2**20 - 4
-    with pytest.raises(ConfigurationError, match=r"in round 2,.* n_server_points=1048573"):
+    with pytest.raises(
+        ConfigurationError, match=r"in round 2,.* n_server_points=1048573"
+    ):
         sized(4, 4, 2**20 - 3)
     assert sized(1000, 1000, 1000, n_lloyd_rounds=132).n_rounds == 135
     with pytest.raises(ConfigurationError, match=r"in round 136, .* n_rounds=136"):
@@ -648,7 +754,9 @@ def test_sums_are_relative_where_the_radius_is_small(k, d, alpha, sums):
     assert algorithm.sums == sums
     radius = alpha / k ** (1 / d)
     assert (radius <= 0.6) is (sums == "relative")
-    assert algorithm.radius == (pytest.approx(radius * 2**16, abs=1) if radius <= 0.6 else None)
+    assert algorithm.radius == (
+        pytest.approx(radius * 2**16, abs=1) if radius <= 0.6 else None
+    )
 
 
 @pytest.mark.parametrize("kind", ["records", "sums", "means"])
@@ -663,7 +771,9 @@ def test_a_second_lloyd_round_needs_little_noise(kind):
         return one(**options, **{"n_clients" if kind == "means" else "n_records": n})
 
     # The length of a sum's noise, over D = 2.
-    noise = rounds(10**4, n_lloyd_rounds=2).noise_of(4)["sums"] / 2**16 / 2 * math.sqrt(4)
+    noise = (
+        rounds(10**4, n_lloyd_rounds=2).noise_of(4)["sums"] / 2**16 / 2 * math.sqrt(4)
+    )
     enough = math.ceil({"records": 30, "sums": 60, "means": 20}[kind] * noise)
     assert rounds(enough).n_lloyd_rounds == 2
     assert rounds(enough - 2).n_lloyd_rounds == 1
@@ -671,7 +781,7 @@ def test_a_second_lloyd_round_needs_little_noise(kind):
         assert make(budget=OPEN, n_records=n_records).n_lloyd_rounds == 2
 
 
-# ----------------------------------------------------------------- clips from the server's points
+# ------------------------------------------------------- clips from the server's points
 
 
 BALL = Ball(3.0, [0.5] * 20)
@@ -684,7 +794,13 @@ def blobs(n, seed=0, k=4, d=20):
 
 
 suggest = partial(
-    make, k=4, domain=BALL, server_data=blobs(80), n_records=20_000, n_clients=400, budget=CLIENTS
+    make,
+    k=4,
+    domain=BALL,
+    server_data=blobs(80),
+    n_records=20_000,
+    n_clients=400,
+    budget=CLIENTS,
 )
 TWIN = {"n_clients": None, "n_lloyd_rounds": 1, "min_weight": 1e-6}
 twin = partial(suggest, budget=PrivacyBudget(None, unit="client"), **TWIN)
@@ -700,7 +816,9 @@ def test_norms_are_those_of_records_drawn_from_the_servers_points():
         part.read(0, x)
         x /= 2.0**plain.fraction_bits
         assert len(x) == 50
-        assert norms["projection"][i] == pytest.approx(np.linalg.norm(x.T @ x), rel=0.02)
+        assert norms["projection"][i] == pytest.approx(
+            np.linalg.norm(x.T @ x), rel=0.02
+        )
         _, votes = np.unique(x, axis=0, return_counts=True)  # each votes for itself
         assert norms["weights"][i] == pytest.approx(np.linalg.norm(votes))
         # The clusters are far apart, so both assignments are those of the components.
@@ -708,13 +826,16 @@ def test_norms_are_those_of_records_drawn_from_the_servers_points():
         sums = np.stack([x[labels == j].sum(axis=0) for j in range(4)])
         counts = np.bincount(labels, minlength=4)
         for stage in ("lift", "lloyd"):
-            assert norms[f"{stage}-sums"][i] == pytest.approx(np.linalg.norm(sums), rel=1e-3)
+            assert norms[f"{stage}-sums"][i] == pytest.approx(
+                np.linalg.norm(sums), rel=1e-3
+            )
             assert norms[f"{stage}-counts"][i] == pytest.approx(np.linalg.norm(counts))
 
 
 @pytest.mark.default_cases("options0", "options5")
 @pytest.mark.parametrize(
-    "options", [{}, {"margin": 0.2}, {"seed": 3}, {"fraction_bits": 10}, {"cost": True}, MEANS]
+    "options",
+    [{}, {"margin": 0.2}, {"seed": 3}, {"fraction_bits": 10}, {"cost": True}, MEANS],
 )
 def test_the_default_is_their_median_to_two_digits(options):
     algorithm = suggest(**options)
@@ -727,13 +848,24 @@ def test_the_default_is_their_median_to_two_digits(options):
 
 
 def test_without_server_points_they_are_the_public_figures():
-    assert set(clips_of(suggest(server_data=None, n_server_points=80)).values()) == {50.0}
-    clips = clips_of(suggest(k=1, server_data=[[0.5] * 20]))  # at the centre: of no length
+    assert set(clips_of(suggest(server_data=None, n_server_points=80)).values()) == {
+        50.0
+    }
+    # at the centre: of no length
+    clips = clips_of(suggest(k=1, server_data=[[0.5] * 20]))
     assert clips["projection"] == clips["lift-sums"] == LEAST_CLIP
     assert clips["lift-counts"] == clips["weights"] == 50.0
-    for budget in (PrivacyBudget(1.0), PrivacyBudget(None), PrivacyBudget(None, unit="client")):
+    for budget in (
+        PrivacyBudget(1.0),
+        PrivacyBudget(None),
+        PrivacyBudget(None, unit="client"),
+    ):
         algorithm = suggest(budget=budget, n_clients=None)
-        assert (algorithm.clips, algorithm.sums, algorithm.alpha) == ((), "absolute", 0.8)
+        assert (algorithm.clips, algorithm.sums, algorithm.alpha) == (
+            (),
+            "absolute",
+            0.8,
+        )
 
 
 def test_clips_that_are_given_stay():
@@ -745,7 +877,10 @@ def test_clips_that_are_given_stay():
     rest = clips_of(suggest(sums="absolute"))
     for name in ("weights", "lift-sums", "lift-counts"):
         assert clips[name] == rest[name]
-    assert set(clips_of(suggest(clip=7.0, clips={"weights": 2.0})).values()) == {7.0, 2.0}
+    assert set(clips_of(suggest(clip=7.0, clips={"weights": 2.0})).values()) == {
+        7.0,
+        2.0,
+    }
 
 
 def test_offsets_are_added_where_their_clip_is_suggested():
@@ -753,7 +888,10 @@ def test_offsets_are_added_where_their_clip_is_suggested():
     narrow = suggest(domain=Box([-1] * 2, [2] * 2), server_data=blobs(80, d=2))
     assert (wide.sums, narrow.sums) == ("relative", "relative")
     assert wide.radius == 2 * 2**wide.fraction_bits  # the ball's diameter
-    assert (narrow.alpha, narrow.radius < 0.6 * narrow.domain.l2_bound(16)) == (0.8, True)
+    assert (narrow.alpha, narrow.radius < 0.6 * narrow.domain.l2_bound(16)) == (
+        0.8,
+        True,
+    )
     assert suggest(alpha=0.8).alpha == 0.8
     assert suggest(sums="absolute").sums == "absolute"
     assert suggest(clip=50.0).sums == "absolute"
@@ -764,7 +902,8 @@ def test_offsets_are_added_where_their_clip_is_suggested():
 def test_what_large_clients_add_grows_in_proportion():
     for options in ({}, MEANS):
         few, many = (
-            answer_norms(twin(**options), size * MOST_DRAWN, RNG(0)) for size in (1.0, 4.0)
+            answer_norms(twin(**options), size * MOST_DRAWN, RNG(0))
+            for size in (1.0, 4.0)
         )
         for name, norms in few.items():  # a mean is no longer
             grows = not options or name in ("projection", "weights")
@@ -786,8 +925,12 @@ def test_what_large_clients_add_grows_in_proportion():
         (3, RNG(0).random((40, 3))),
     ],
 )
-@pytest.mark.parametrize(("n_records", "n_clients"), [(50, 5000), (5000, 100), (10**9, 3)])
-def test_they_never_fail(k, points, n_records, n_clients, fraction_bits, mechanisms, contribution):
+@pytest.mark.parametrize(
+    ("n_records", "n_clients"), [(50, 5000), (5000, 100), (10**9, 3)]
+)
+def test_they_never_fail(
+    k, points, n_records, n_clients, fraction_bits, mechanisms, contribution
+):
     algorithm = suggest(
         k=k,
         domain=Box([0] * 3, [1] * 3),
@@ -805,4 +948,6 @@ def test_they_never_fail(k, points, n_records, n_clients, fraction_bits, mechani
         assert math.isfinite(clip)
         assert clip >= LEAST_CLIP
         most = algorithm.plain_clip(name, "l1")
-        assert clip <= max(most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)), name
+        assert clip <= max(
+            most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)
+        ), name

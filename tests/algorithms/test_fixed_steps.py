@@ -1,8 +1,8 @@
 """Replayable updates take the same steps, on arrays of the same sizes, whatever the sums are.
 
-Under a blind server, clients compute the queries. The server may pass any sum to one of them, and
-measure how long its reply takes. So every call of a function of the library is counted, with the
-shapes of its arguments, on sums that could not differ more.
+Under a blind server, clients compute the queries. The server may pass any sum to one of
+them, and measure how long its reply takes. So every call of a function of the library
+is counted, with the shapes of its arguments, on sums that could not differ more.
 """
 
 import sys
@@ -32,7 +32,9 @@ def counted() -> Iterator[Counter]:
         if event == "call" and code.co_filename.startswith(PACKAGE):
             names = code.co_varnames[: code.co_argcount]
             given = (frame.f_locals.get(name) for name in names)
-            shapes = tuple(x.shape if isinstance(x, np.ndarray) else None for x in given)
+            shapes = tuple(
+                x.shape if isinstance(x, np.ndarray) else None for x in given
+            )
             found[(Path(code.co_filename).name, code.co_name, shapes)] += 1
 
     before = sys.getprofile()
@@ -113,7 +115,8 @@ def test_a_step_less_on_some_sums_is_found(name, module, function, monkeypatch):
             real(first, *others)
         return real(first, *others)
 
-    if function == "_rotate":  # in place: another look at the matrix instead of another turn
+    # in place: another look at the matrix instead of another turn
+    if function == "_rotate":
 
         def sometimes(first, *others):
             real(first, *others)

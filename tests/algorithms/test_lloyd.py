@@ -47,15 +47,21 @@ def test_lloyd_is_lloyd(d):
             expected[j] = records[labels == j].mean(axis=0)
     state = run_of(algorithm, [records])
     np.testing.assert_allclose(algorithm.centroids(state), expected, atol=1e-3)
-    np.testing.assert_array_equal(algorithm.counts(state), np.bincount(labels, minlength=4))
+    np.testing.assert_array_equal(
+        algorithm.counts(state), np.bincount(labels, minlength=4)
+    )
 
 
 @pytest.mark.parametrize("cls", PRIVATE)
 @pytest.mark.parametrize("noisy", [0.99, 0.0, -3.0, -(2.0**40)])
 def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noisy):
-    algorithm = cls(2, box(2), PrivacyBudget(1.0), n_records=100, n_rounds=2, **paper(cls))
+    algorithm = cls(
+        2, box(2), PrivacyBudget(1.0), n_records=100, n_rounds=2, **paper(cls)
+    )
     state = algorithm.initial_state()
-    words = np.array([5000, -70000, 20000, 3, noisy * 2**16, 2 * 2**16]).astype(np.int64)
+    words = np.array([5000, -70000, 20000, 3, noisy * 2**16, 2 * 2**16]).astype(
+        np.int64
+    )
     after = algorithm.update(state, algorithm.unflatten(words, 1))
     old, new = state.arrays["centroids"], after.arrays["centroids"]
     np.testing.assert_array_equal(new[0], old[0])
@@ -90,8 +96,12 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     for t, (sums, counts) in enumerate(plan.rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("gaussian", "gaussian")
         units = algorithm.sensitivities(t) / 2**16
-        np.testing.assert_allclose(sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9)
-        np.testing.assert_allclose(counts.noise_multiplier * units[2 * d :], s_counts, rtol=1e-9)
+        np.testing.assert_allclose(
+            sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9
+        )
+        np.testing.assert_allclose(
+            counts.noise_multiplier * units[2 * d :], s_counts, rtol=1e-9
+        )
     assert plan.mu == pytest.approx(1 / sigma, rel=1e-12)
 
 
@@ -107,7 +117,9 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
         assert 3 * (epsilon_sums + epsilon_counts) == pytest.approx(0.5)
-    relaxed = SuLloydAlgorithm(2, box(d), PrivacyBudget(0.5), n_records=10**5, n_rounds=3)
+    relaxed = SuLloydAlgorithm(
+        2, box(d), PrivacyBudget(0.5), n_records=10**5, n_rounds=3
+    )
     pairs = zip(relaxed.plan().releases, algorithm.plan().releases, strict=True)
     # Numerical composition ends on a grid of scales, so it may lose some 1e-5.
     assert all(some.cost >= pure.cost * (1 - 1e-4) for some, pure in pairs)
@@ -124,7 +136,8 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     plan, query = algorithm.plan(), Query(1)
     (sums, counts), words = plan.rounds[0], algorithm.words(1)
     units = algorithm.sensitivities(query.round)
-    pure = sum(release.cost for release in plan.releases)  # epsilons add up without a delta
+    # epsilons add up without a delta
+    pure = sum(release.cost for release in plan.releases)
     assert pure > less
     joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
@@ -164,8 +177,13 @@ def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
 
 def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
     """By the half width of each, however many there are of it; balls and pure epsilons jointly."""
-    deep, options = Box([0, 0, 0], [8, 8, 2], scale="common"), {"n_records": 1000, "n_rounds": 3}
-    (sums, counts), *_ = SuLloydAlgorithm(2, deep, PrivacyBudget(1.0), **options).plan().rounds
+    deep, options = (
+        Box([0, 0, 0], [8, 8, 2], scale="common"),
+        {"n_records": 1000, "n_rounds": 3},
+    )
+    (sums, counts), *_ = (
+        SuLloydAlgorithm(2, deep, PrivacyBudget(1.0), **options).plan().rounds
+    )
     assert sums.parts == ((0.25, 1), (1.0, 2))
     assert (sums.norm, counts.norm, counts.parts) == ("linf", "l1", ())
     many = Box([0] * 17, range(1, 18), scale="common")
@@ -202,7 +220,10 @@ def test_automatic_rounds_follow_the_papers(cls, k, d):
         rounds = paper_rounds(cls.name, k, d, n, mu_of_budget(0.7, 1e-6), 0.7)
         rounds = min(max(rounds, 2), 7)
         # The radius is rounded to the grid, so a whole number may fall on either side.
-        assert algorithm.n_rounds in (int(rounds * (1 - 1e-3)), int(rounds * (1 + 1e-3)))
+        assert algorithm.n_rounds in (
+            int(rounds * (1 - 1e-3)),
+            int(rounds * (1 + 1e-3)),
+        )
         seen.add(algorithm.n_rounds)
     assert {2, 7} <= seen
     assert len(seen) > 2
@@ -217,7 +238,12 @@ def test_automatic_rounds_follow_the_papers(cls, k, d):
         (10_000, 419, {}, "Got 4200000 in round 1,.*419 columns, n_clusters=10000"),
         (3, 2**21, {"fraction_bits": 4}, "Got 6291459 in round 1"),
         (10_000, 86, {}, "no initial"),
-        (1000, 2**12 - 1, {"n_rounds": 33, "fraction_bits": 8}, "in round 33, .* n_rounds=33"),
+        (
+            1000,
+            2**12 - 1,
+            {"n_rounds": 33, "fraction_bits": 8},
+            "in round 33, .* n_rounds=33",
+        ),
     ],
 )
 def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
@@ -228,12 +254,37 @@ def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
 @pytest.mark.parametrize(
     ("cls", "options", "error", "message"),
     [
-        (LloydAlgorithm, {"initial": [[0, 0]]}, ConfigurationError, r"of shape \(3, 2\). Got \(1"),
-        (LloydAlgorithm, {"initial": [[0]] * 3}, DataError, "initial must have 2 columns"),
-        (LloydAlgorithm, {"initial": [[0, math.nan]] * 3}, DataError, "initial must be finite"),
-        (LloydAlgorithm, {"budget": PrivacyBudget(1.0)}, ConfigurationError, "epsilon=None for"),
+        (
+            LloydAlgorithm,
+            {"initial": [[0, 0]]},
+            ConfigurationError,
+            r"of shape \(3, 2\). Got \(1",
+        ),
+        (
+            LloydAlgorithm,
+            {"initial": [[0]] * 3},
+            DataError,
+            "initial must have 2 columns",
+        ),
+        (
+            LloydAlgorithm,
+            {"initial": [[0, math.nan]] * 3},
+            DataError,
+            "initial must be finite",
+        ),
+        (
+            LloydAlgorithm,
+            {"budget": PrivacyBudget(1.0)},
+            ConfigurationError,
+            "epsilon=None for",
+        ),
         (LloydAlgorithm, {"cost": True}, ConfigurationError, "cost=False for 'lloyd'"),
-        (SuLloydAlgorithm, {"cost": True}, ConfigurationError, "cost=False for 'sulloyd'"),
+        (
+            SuLloydAlgorithm,
+            {"cost": True},
+            ConfigurationError,
+            "cost=False for 'sulloyd'",
+        ),
         (GLloydAlgorithm, {"budget": PrivacyBudget(1.0, 0.0)}, BudgetError, "delta"),
         (FastLloydAlgorithm, {"budget": PrivacyBudget(1.0, 0.0)}, BudgetError, "delta"),
     ],
@@ -246,11 +297,16 @@ def test_what_an_algorithm_cannot_do_is_refused(cls, options, error, message):
 @pytest.mark.parametrize("cls", PRIVATE)
 def test_automatic_rounds_see_the_noise_that_there_is(cls):
     """Clients are as records of which there are N over clip; without noise there are seven."""
-    options = {"budget": PrivacyBudget(1.0, 1e-6, "client"), "domain": box(2), "n_clusters": 3}
+    options = {
+        "budget": PrivacyBudget(1.0, 1e-6, "client"),
+        "domain": box(2),
+        "n_clusters": 3,
+    }
     for n in (20, 300, 2000, 10**6):
         alike = cls(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n)
         found, wide, narrow = (
-            cls(**options, n_clients=n, n_records=8 * n, clip=clip).n_rounds for clip in (8, 64, 1)
+            cls(**options, n_clients=n, n_records=8 * n, clip=clip).n_rounds
+            for clip in (8, 64, 1)
         )
         assert wide <= found == alike.n_rounds <= narrow
     exact = cls(3, box(2), OPEN, **paper(cls))

@@ -8,7 +8,14 @@ import pytest
 from flower_kmeans.algorithms import HDPEMeansAlgorithm, PEMeansAlgorithm, Query, State
 from flower_kmeans.algorithms.base import MAX_WORDS
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
-from flower_kmeans.algorithms.pe_means import CAPPED, FEW, HALVED, NO_VOTES, NOT_LIFTED, WARNINGS
+from flower_kmeans.algorithms.pe_means import (
+    CAPPED,
+    FEW,
+    HALVED,
+    NO_VOTES,
+    NOT_LIFTED,
+    WARNINGS,
+)
 from flower_kmeans.algorithms.pe_means_population import variations
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
@@ -47,7 +54,10 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
     algorithm = build(n_variations=8)
     points, rng = RNG(0).integers(-(2**15), 2**15, size=(60, 2)), RNG(1)
     for t, n_variations in ((1, 8), (2, 8), (2, 3), (3, 1)):
-        arrays = {"variations": np.array([n_variations]), "seed": rng.integers(-9, 9, size=2)}
+        arrays = {
+            "variations": np.array([n_variations]),
+            "seed": rng.integers(-9, 9, size=2),
+        }
         arrays["centers"] = rng.integers(-(2**15), 2**15, size=(2, 2))
         query = Query(t, arrays if t > 1 else {})
         algorithm.check_query(query)
@@ -62,7 +72,8 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
 def test_all_noise_is_alike():
     algorithm = build(ball(17))
     (multiplier,) = {release.noise_multiplier for release in algorithm.plan().releases}
-    # T releases of 1 / sigma are sqrt T / sigma together; T is two more than rounds of votes.
+    # T releases of 1 / sigma are sqrt T / sigma together; T is two more than rounds of
+    # votes.
     assert algorithm.plan().mu == pytest.approx(math.sqrt(5) / multiplier)
 
 
@@ -80,10 +91,16 @@ def test_the_seed_of_a_query_is_the_key_of_its_variations():
     """Both words of it, as 128 bits without a sign."""
     algorithm, centers = build(), np.array([[0, 0], [5, 9]])
     for low, high in ((3, 0), (0, 3), (-1, -(2**63)), (2**63 - 1, 7)):
-        arrays = {"centers": centers, "variations": np.array([2]), "seed": np.array([low, high])}
+        arrays = {
+            "centers": centers,
+            "variations": np.array([2]),
+            "seed": np.array([low, high]),
+        }
         key = low % 2**64 + 2**64 * (high % 2**64)
         expected = np.concatenate(list(variations(centers, 2, key, algorithm.space)))
-        np.testing.assert_array_equal(population_of(algorithm, Query(2, arrays)), expected)
+        np.testing.assert_array_equal(
+            population_of(algorithm, Query(2, arrays)), expected
+        )
 
 
 # ----------------------------------------------------------------- updates
@@ -94,7 +111,9 @@ def round_of(algorithm, votes, state=None, answered=1.0):
     state = algorithm.initial_state() if state is None else state
     words = np.zeros(algorithm.words(state.round + 1), dtype=np.int64)
     words[: len(votes)] = np.rint(np.asarray(votes) * 2.0**algorithm.fraction_bits)
-    return algorithm.update(state, algorithm.unflatten(words, state.round + 1, answered))
+    return algorithm.update(
+        state, algorithm.unflatten(words, state.round + 1, answered)
+    )
 
 
 def population(algorithm, state):
@@ -176,7 +195,9 @@ def test_fewer_candidates_than_clusters_with_votes_are_noted():
         ("count", PrivacyBudget(1.0, unit="client"), {"n_clients": 50, "clip": 2.0}),
     ],
 )
-def test_the_last_round_divides_by_counts_that_are_worth_their_noise(binds, budget, options):
+def test_the_last_round_divides_by_counts_that_are_worth_their_noise(
+    binds, budget, options
+):
     """Noise of a mean no longer than the radius, and a count above its noise, and a record."""
     if "clip" in options:
         options = {**options, "clips": {"lift-counts": 40.0}}
@@ -248,7 +269,9 @@ def gaussians(k, d, n, std, seed):
 @pytest.mark.parametrize("d", [2, 40])
 def test_without_noise_it_finds_the_means_of_separate_gaussians(d):
     means, records = gaussians(4, d, 2000, 0.02, 7)
-    algorithm = build(ball(d), 4, EXACT, n_records=2000, n_vote_rounds=5, n_variations=200)
+    algorithm = build(
+        ball(d), 4, EXACT, n_records=2000, n_vote_rounds=5, n_variations=200
+    )
     state = run_of(algorithm, [records])
     off = matched_centroid_error(algorithm.centroids(state), means)
     assert_within("centroids are off the means by", off, most=2e-3, strict=True)
@@ -272,13 +295,19 @@ def test_with_noise_it_comes_near_the_optimum(d, clients):
     )
     parts = np.array_split(RNG(0).permutation(records), clients or 1)
     state = run_of(algorithm, parts, Stream.from_key(bytes(range(32))))
-    best = inertia(records, np.array([part.mean(axis=0) for part in np.split(records, 3)]))
+    best = inertia(
+        records, np.array([part.mean(axis=0) for part in np.split(records, 3)])
+    )
     ratio = inertia(records, algorithm.centroids(state)) / best
-    assert_within("the inertia is", ratio, most=1.25, unit="of the best one", strict=True)
+    assert_within(
+        "the inertia is", ratio, most=1.25, unit="of the best one", strict=True
+    )
     assert WARNINGS[NO_VOTES] not in algorithm.warnings(state)
 
 
-@pytest.mark.parametrize("box", [Box([-1, 0], [1, 8]), Box([-1, 0], [1, 8], scale="common")])
+@pytest.mark.parametrize(
+    "box", [Box([-1, 0], [1, 8]), Box([-1, 0], [1, 8], scale="common")]
+)
 def test_a_box_is_taken_as_a_part_of_its_enclosing_ball(box):
     algorithm = build(box)
     widths = box.grid_half_widths(16)
@@ -292,7 +321,7 @@ def test_a_box_is_taken_as_a_part_of_its_enclosing_ball(box):
     )
 
 
-# ----------------------------------------------------------------- what follows from public figures
+# ----------------------------------------------------- what follows from public figures
 
 
 @pytest.mark.parametrize("epsilon", [0.25, 1.0, 2.0, 4.0])
@@ -301,9 +330,13 @@ def test_rounds_are_those_of_the_paper(d, epsilon):
     rounds, budget = int(4 * max(1, epsilon) * math.sqrt(d)), PrivacyBudget(epsilon)
     assert make(domain=ball(d), budget=budget, projects=False).n_rounds == rounds
     if d > 16:
-        projected, of_16 = make(domain=ball(d), budget=budget), int(16 * max(1, epsilon))
+        projected, of_16 = (
+            make(domain=ball(d), budget=budget),
+            int(16 * max(1, epsilon)),
+        )
         assert (projected.n_vote_rounds, projected.n_rounds) == (of_16 - 2, of_16 - 1)
-        # Two rounds less of votes pay for the sums and the counts: of_16 releases in all.
+        # Two rounds less of votes pay for the sums and the counts: of_16 releases in
+        # all.
         multiplier = projected.plan().rounds[0][0].noise_multiplier
         mu = mu_of_budget(epsilon, projected.budget.delta)
         assert multiplier == pytest.approx(math.sqrt(of_16) / mu)
@@ -316,7 +349,9 @@ def test_rounds_are_no_more_than_a_run_can_have():
     assert make(domain=ball(16), budget=EXACT).n_rounds == 16  # those of epsilon 1
 
 
-@pytest.mark.parametrize(("n", "expected"), [(5, 4), (19, 4), (25, 5), (1000, 200), (5000, 1000)])
+@pytest.mark.parametrize(
+    ("n", "expected"), [(5, 4), (19, 4), (25, 5), (1000, 200), (5000, 1000)]
+)
 def test_variations_are_those_of_the_paper(n, expected):
     algorithm = make(2, n_records=n)
     assert algorithm.n_variations == algorithm.most_variations == expected
@@ -345,7 +380,10 @@ def test_many_columns_start_from_fewer_candidates_but_one_for_every_cluster():
         algorithm = make(4, ball(d), **options)
         assert algorithm.n_start == math.isqrt(MAX_PACKING // p) < algorithm.words(2)
     assert (
-        make(3000, ball(16), n_records=10**6, max_candidates=6000, n_variations=1).n_start == 3000
+        make(
+            3000, ball(16), n_records=10**6, max_candidates=6000, n_variations=1
+        ).n_start
+        == 3000
     )
 
 
@@ -366,10 +404,18 @@ def test_projected_candidates_lie_in_a_ball_of_one_and_a_half_radii():
     ("options", "error", "match"),
     [
         ({"n_vote_rounds": 0}, ConfigurationError, "n_vote_rounds"),
-        ({"n_vote_rounds": "some"}, ConfigurationError, "n_vote_rounds as an integer or 'auto'"),
+        (
+            {"n_vote_rounds": "some"},
+            ConfigurationError,
+            "n_vote_rounds as an integer or 'auto'",
+        ),
         ({"n_variations": 0}, ConfigurationError, "n_variations"),
         ({"max_candidates": 5.5}, ConfigurationTypeError, "max_candidates"),
-        ({"max_candidates": 3}, ConfigurationError, rf"max_candidates in \[4, {MAX_WORDS}\]"),
+        (
+            {"max_candidates": 3},
+            ConfigurationError,
+            rf"max_candidates in \[4, {MAX_WORDS}\]",
+        ),
         ({"max_candidates": MAX_WORDS + 1}, ConfigurationError, "max_candidates in"),
         ({"clips": {"votes": 1.0}}, ConfigurationError, "clips=None unless"),
         (
@@ -377,7 +423,11 @@ def test_projected_candidates_lie_in_a_ball_of_one_and_a_half_radii():
             ConfigurationError,
             "in",
         ),
-        ({"budget": CLIENTS, "n_clients": 5, "clips": {"votes": 1e-9}}, ConfigurationError, "step"),
+        (
+            {"budget": CLIENTS, "n_clients": 5, "clips": {"votes": 1e-9}},
+            ConfigurationError,
+            "step",
+        ),
         (
             {"domain": ball(16), "projects": True},
             ConfigurationError,
@@ -400,6 +450,8 @@ def test_the_longest_run_has_128_times_a_million_words():
     longest = make(4, ball(1), n_vote_rounds=128, **options)
     assert longest.words(2) == 2**20
     assert sum(map(longest.words, range(1, 129))) < 2**27
-    with pytest.raises(ConfigurationError, match=r"n_rounds and max_candidates.*in 129 rounds"):
+    with pytest.raises(
+        ConfigurationError, match=r"n_rounds and max_candidates.*in 129 rounds"
+    ):
         make(4, ball(1), n_vote_rounds=129, **options)
     assert make(2048, ball(2047), n_records=10**6).n_clusters == 2048

@@ -12,7 +12,13 @@ from scipy import stats
 from scipy.spatial import distance
 
 from flower_kmeans.algorithms.numerics.portable import levy_table
-from flower_kmeans.algorithms.pe_means_population import GAMMA, Space, gather, packed, variations
+from flower_kmeans.algorithms.pe_means_population import (
+    GAMMA,
+    Space,
+    gather,
+    packed,
+    variations,
+)
 
 ONE = 2**16
 
@@ -41,7 +47,9 @@ def norms2(points):
     st.integers(1, 2**20),
     st.integers(0, 2**128 - 1),
 )
-def test_candidates_lie_inside_and_do_not_depend_on_blocks(p, k, n_variations, radius, key):
+def test_candidates_lie_inside_and_do_not_depend_on_blocks(
+    p, k, n_variations, radius, key
+):
     box = tuple(max(1, radius // (column + 1)) for column in range(p))
     space = Space(radius, box)
     centers = packed(k, space, 1).astype(np.int64)
@@ -142,8 +150,8 @@ def test_packed_points_keep_away_from_each_other_and_the_boundary(n, p, one):
     points = packed(n, ball(p, one), 4)
     assert points.shape == (n, p)
     assert (norms2(points) <= one**2).all()
-    # They were packed at margins of a half, a quarter, ...: at least the last one holds for all,
-    # and a ball of that many discs of it is not much larger than the space.
+    # They were packed at margins of a half, a quarter, ...: at least the last one holds
+    # for all, and a ball of that many discs of it is not much larger than the space.
     nearest, margin = math.inf if n == 1 else distance.pdist(points).min(), one // 2
     while 2 * margin > nearest + 2:
         margin //= 2

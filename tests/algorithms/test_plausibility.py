@@ -1,7 +1,7 @@
 """Released values that no records explain: which lies are flagged, and what sentences say of them.
 
-How rarely noise alone raises an alarm is measured by ``benchmarks/false_alarms.py``, whose small
-algorithms of all strategies these tests use.
+How rarely noise alone raises an alarm is measured by ``benchmarks/false_alarms.py``,
+whose small algorithms of all strategies these tests use.
 """
 
 import math
@@ -70,12 +70,18 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
     return found
 
 
-# --------------------------------------------------------------------------- honest runs
+# -------------------------------------------------------------------------- honest runs
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.default_cases(
-    *("SuLloyd", "GLloyd, clients", "FastLloyd", "SynopsisKMeans", "FedDPKMeans, means"),
+    *(
+        "SuLloyd",
+        "GLloyd, clients",
+        "FastLloyd",
+        "SynopsisKMeans",
+        "FedDPKMeans, means",
+    ),
     *("PEMeans", "ConstrainedLloyd", "VerticalKMeans"),
 )
 def test_honest_runs_raise_no_alarm(name):
@@ -108,13 +114,19 @@ LIES = {
 }
 
 
-# One party of a vertical run holds no answer of its own: what it opens is tested as a sum below.
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "VerticalKMeans"])
+# One party of a vertical run holds no answer of its own: what it opens is tested as a
+# sum below.
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if name != "VerticalKMeans"]
+)
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.default_cases(
     *("times a million-GLloyd", "least-SuLloyd", "huge-FastLloyd, clients"),
     *("largest-SynopsisKMeans", "alternating-FedDPKMeans", "times minus 1000-PEMeans"),
-    *("huge and negative-ConstrainedLloyd, means", "times a million-FedDPKMeans, means"),
+    *(
+        "huge and negative-ConstrainedLloyd, means",
+        "times a million-FedDPKMeans, means",
+    ),
 )
 def test_a_large_lie_of_one_client_of_ten_is_flagged(name, lie):
     found = run(ALGORITHMS[name](N), LIES[lie])
@@ -135,7 +147,11 @@ def test_a_sum_that_a_party_opens_is_flagged():
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.default_cases(
-    "feddp-narrowing", "glloyd-cost", "fastlloyd-ball", "synopsis-strong", "vertical-sums"
+    "feddp-narrowing",
+    "glloyd-cost",
+    "fastlloyd-ball",
+    "synopsis-strong",
+    "vertical-sums",
 )
 def test_findings_are_total(name):
     """Noise makes every word possible, and an error would tell something about the sum."""
@@ -149,7 +165,9 @@ def test_findings_are_total(name):
             with np.errstate(all="raise", under="ignore"):
                 found = findings_of(algorithm, state, answer)
             assert len(sentences(algorithm, found)) == len(set(kinds(found)))
-            again = from_array(to_array(found), algorithm.n_rounds, algorithm.words(number))
+            again = from_array(
+                to_array(found), algorithm.n_rounds, algorithm.words(number)
+            )
             assert again == found
             if algorithm.vertical:
                 rows += len(found)
@@ -158,11 +176,13 @@ def test_findings_are_total(name):
         assert rows <= len(padded(np.zeros((0, 6)), algorithm.n_rounds))
 
 
-# --------------------------------------------------------------------------- single tests
+# ------------------------------------------------------------------------- single tests
 
 
 def glloyd(**options):
-    return GLloydAlgorithm(2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2, **options)
+    return GLloydAlgorithm(
+        2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2, **options
+    )
 
 
 def lloyd_findings(counts, sums, algorithm=None, number=1):
@@ -170,7 +190,9 @@ def lloyd_findings(counts, sums, algorithm=None, number=1):
     algorithm = algorithm or glloyd()
     state = State(number - 1, algorithm.initial_state().arrays)
     counts, sums = np.array(counts) * ONE, np.array(sums) * ONE
-    answer = sum_of(algorithm, number, counts=counts.astype(np.int64), sums=sums.astype(np.int64))
+    answer = sum_of(
+        algorithm, number, counts=counts.astype(np.int64), sums=sums.astype(np.int64)
+    )
     return findings_of(algorithm, state, answer)
 
 
@@ -189,7 +211,10 @@ def test_totals_are_compared_beyond_their_noise():
 
 def test_deviations_are_those_of_the_noise():
     rng = np.random.default_rng(0)
-    for is_laplace, noise in ((False, rng.normal(size=10**5)), (True, rng.laplace(size=10**5))):
+    for is_laplace, noise in (
+        (False, rng.normal(size=10**5)),
+        (True, rng.laplace(size=10**5)),
+    ):
         z = deviations(0.01, is_laplace)
         rate = (noise > z * noise.std()).mean()
         assert 0.008 < rate < 0.012
@@ -209,16 +234,22 @@ def test_counts_below_their_noise_and_sums_above_their_counts():
 def test_exact_sums_have_no_tolerance():
     exact = LloydAlgorithm(2, BOX, PrivacyBudget(None), n_records=1000, n_rounds=2)
     assert lloyd_findings([400, 600], [[400, -400], [600, 0]], exact) == ()
-    assert kinds(lloyd_findings([400, 600], [[401, 0], [0, 0]], exact)) == [Kind.TOO_LONG]
+    assert kinds(lloyd_findings([400, 600], [[401, 0], [0, 0]], exact)) == [
+        Kind.TOO_LONG
+    ]
     assert kinds(lloyd_findings([-1, 1001], [[0, 0], [0, 0]], exact)) == [Kind.NEGATIVE]
     # An empty cluster is a fact, and no noise.
     assert lloyd_findings([0, 1000], [[0, 0], [0, 0]], exact, number=2) == ()
 
 
 def test_a_ball_bounds_the_length_of_a_sum():
-    exact = LloydAlgorithm(2, Ball(1.0, [0, 0]), PrivacyBudget(None), n_records=1000, n_rounds=2)
+    exact = LloydAlgorithm(
+        2, Ball(1.0, [0, 0]), PrivacyBudget(None), n_records=1000, n_rounds=2
+    )
     assert lloyd_findings([500, 500], [[300, 400], [0, 0]], exact) == ()
-    assert kinds(lloyd_findings([500, 500], [[400, 400], [0, 0]], exact)) == [Kind.TOO_LONG]
+    assert kinds(lloyd_findings([500, 500], [[400, 400], [0, 0]], exact)) == [
+        Kind.TOO_LONG
+    ]
 
 
 def test_no_n_records_no_totals():
@@ -235,7 +266,8 @@ def test_light_and_outside_are_notes_on_the_result():
     assert (found.kind, found.number, found.place) == (Kind.LIGHT, 1, 0)
     assert found.deviation == pytest.approx(noise)
     assert lloyd_findings([2.1 * noise, 800], sums, number=2) == ()
-    # On the wall, where noise moves a mean a little beyond; and farther beyond, of few records.
+    # On the wall, where noise moves a mean a little beyond; and farther beyond, of few
+    # records.
     count = 2.1 * noise
     assert lloyd_findings([count, 800], [[1.05 * count, 0], [0, 0]], number=2) == ()
     wide = [[1.2 * count, 0], [0, 0]]
@@ -247,7 +279,12 @@ def test_light_and_outside_are_notes_on_the_result():
 
 def test_a_count_of_minus_536_under_client_privacy_is_said():
     algorithm = FastLloydAlgorithm(
-        8, BOX, PrivacyBudget(1.0, unit="client"), n_records=60_000, n_clients=60, n_rounds=2
+        8,
+        BOX,
+        PrivacyBudget(1.0, unit="client"),
+        n_records=60_000,
+        n_clients=60,
+        n_rounds=2,
     )
     assert algorithm.noise_of(2)["counts"] / ONE > 536  # it is within its noise
     state = State(1, algorithm.initial_state().arrays)
@@ -277,11 +314,19 @@ def test_moments_of_no_records():
 
 
 def test_slacks_and_nearness_lie_between_nothing_and_the_counts():
-    algorithm = FastLloydAlgorithm(2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2)
+    algorithm = FastLloydAlgorithm(
+        2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2
+    )
     state = algorithm.initial_state()
     counts = np.array([500, 500]) * ONE
-    for nearness, expected in ((400, []), (900, [Kind.SQUARES]), (-400, [Kind.SQUARES])):
-        answer = sum_of(algorithm, 1, counts=counts, nearness=np.array([nearness, 0]) * ONE)
+    for nearness, expected in (
+        (400, []),
+        (900, [Kind.SQUARES]),
+        (-400, [Kind.SQUARES]),
+    ):
+        answer = sum_of(
+            algorithm, 1, counts=counts, nearness=np.array([nearness, 0]) * ONE
+        )
         assert kinds(findings_of(algorithm, state, answer)) == expected
 
 
@@ -295,13 +340,17 @@ def test_clipped_clients_cannot_be_longer_than_their_number():
     for length, expected in ((10, []), (200, [Kind.UNCLIPPED])):
         vector = np.rint(one * unit * length).astype(np.int64)
         answer = algorithm.unflatten(vector, number, 1.0, N_CLIENTS)
-        assert [k for k in kinds(findings_of(algorithm, state, answer)) if k.is_alarm] == expected
+        assert [
+            k for k in kinds(findings_of(algorithm, state, answer)) if k.is_alarm
+        ] == expected
 
 
 def test_sums_and_counts_that_are_clipped_apart_are_not_compared():
     """Clients of many records in several clusters: their counts may be shortened more."""
     private = PrivacyBudget(100.0, unit="client")
-    algorithm = GLloydAlgorithm(2, BOX, private, n_records=1000, n_clients=100, n_rounds=2)
+    algorithm = GLloydAlgorithm(
+        2, BOX, private, n_records=1000, n_clients=100, n_rounds=2
+    )
     unit = algorithm.sensitivities(1)
     vector = np.zeros(algorithm.words(1))
     vector[0] = 50 * unit[0]  # fifty clients of no shortened count
@@ -329,8 +378,12 @@ def test_alarms_come_first_and_say_what_to_do():
 
 def test_the_documents_list_every_kind_in_order():
     page = (ROOT / "docs/reading-a-report.md").read_text("utf-8")
-    section = page.partition("## Warnings about released values")[2].partition("\n## ")[0]
-    rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")][1:]
+    section = page.partition("## Warnings about released values")[2].partition("\n## ")[
+        0
+    ]
+    rows = [
+        line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")
+    ][1:]
     for first, kind in zip(rows, Kind, strict=True):
         (words,) = sentences(glloyd(), [made(kind)])
         assert ("`WARNING`" in first) == words.startswith("WARNING")
@@ -352,7 +405,13 @@ def test_a_kind_has_one_sentence_for_all_rounds():
 def test_arrays_that_hold_no_findings_are_refused():
     good = to_array([made(Kind.LIGHT), made(Kind.TOO_MANY, t=1)])
     assert from_array(good, 2, 6) == (made(Kind.LIGHT), made(Kind.TOO_MANY, t=1))
-    wrong = {0: (-1, 9, 0.5), 1: (0, 3, 1.5), 2: (0, 7, 1.5), 3: (-1, 6, 0.5), 5: (-1.0,)}
+    wrong = {
+        0: (-1, 9, 0.5),
+        1: (0, 3, 1.5),
+        2: (0, 7, 1.5),
+        3: (-1, 6, 0.5),
+        5: (-1.0,),
+    }
     for column, values in wrong.items():
         for value in values:
             array = good.copy()
@@ -371,7 +430,10 @@ def test_arrays_that_hold_no_findings_are_refused():
 
 def test_a_fixed_number_of_rows_holds_the_findings_of_any_number_of_rounds():
     found = [Finding(Kind.TOO_MANY, t, 1, 0, 10.0 + t, 1.0) for t in range(1, 50)]
-    found += [Finding(Kind.NEGATIVE, 7, 2, 1, -3.0, 0.5), Finding(Kind.LIGHT, 49, 1, 0, 0.5, 1.0)]
+    found += [
+        Finding(Kind.NEGATIVE, 7, 2, 1, -3.0, 0.5),
+        Finding(Kind.LIGHT, 49, 1, 0, 0.5, 1.0),
+    ]
     rows = plausibility.condensed(plausibility.to_array(found))
     assert rows.shape == plausibility.condensed(np.zeros((0, 6))).shape
     kept = plausibility.from_array(rows[rows.any(axis=1)], 49, 10)

@@ -26,7 +26,9 @@ def test_a_cluster_has_kept_its_bounds_or_missed_them_only_if_its_interval_shows
     low, high = bounds
     sizes = report(counts, noise, low, high)
     assert sizes.interval.shape == (len(counts), 2)
-    for count, (least, most), word in zip(counts, sizes.interval, sizes.bounds_kept, strict=True):
+    for count, (least, most), word in zip(
+        counts, sizes.interval, sizes.bounds_kept, strict=True
+    ):
         assert 0 <= least <= most
         assert least == max(count - sizes.margin, 0)
         assert most == max(count + sizes.margin, 0)
@@ -44,7 +46,9 @@ def test_a_cluster_has_kept_its_bounds_or_missed_them_only_if_its_interval_shows
 def test_one_cluster_has_the_usual_interval():
     sizes = report([100.0], 10.0)
     assert sizes.margin == pytest.approx(10 * 1.959963984540054)
-    np.testing.assert_allclose(sizes.interval, [[100 - sizes.margin, 100 + sizes.margin]])
+    np.testing.assert_allclose(
+        sizes.interval, [[100 - sizes.margin, 100 + sizes.margin]]
+    )
     assert sizes.bounds_kept == ("open",)
     assert report([100.0], 5.0).bounds_kept == ("kept",)
     assert report([200.0], 5.0).bounds_kept == ("missed",)
@@ -66,8 +70,14 @@ def test_all_intervals_hold_at_once_as_often_as_they_say(k):
     least = stats.binom.ppf(1e-9, n, CONFIDENCE)
     what = f"of {n} times all intervals held"
     assert_within(what, covered(10.0), least=least)
-    assert_within(f"{what}, with 2/3 of the noise,", covered(10.0 * 2 / 3), most=least, strict=True)
-    # A union bound is not far from exact: independent intervals hold at most this often.
+    assert_within(
+        f"{what}, with 2/3 of the noise,",
+        covered(10.0 * 2 / 3),
+        most=least,
+        strict=True,
+    )
+    # A union bound is not far from exact: independent intervals hold at most this
+    # often.
     exact = (1 - (1 - CONFIDENCE) / k) ** k
     assert covered(10.0) <= stats.binom.isf(1e-9, n, exact)
     noisy = sizes + rng.normal(0, 1e-6, k)
@@ -94,11 +104,23 @@ def test_the_statements_have_every_number():
     sizes = report([100.0, 86.0, 300.0, 101.0], 2.0, 90, 1500)
     assert sizes.bounds_kept == ("kept", "open", "kept", "kept")
     first, second, last = sizes.statements
-    for part in ("90 to 1,500 records", "3 of 4 clusters kept", "0 missed", "1 is open"):
+    for part in (
+        "90 to 1,500 records",
+        "3 of 4 clusters kept",
+        "0 missed",
+        "1 is open",
+    ):
         assert part in first
-    for part in ("standard deviation 2 records", "within 5", "Exact sizes cannot be promised."):
+    for part in (
+        "standard deviation 2 records",
+        "within 5",
+        "Exact sizes cannot be promised.",
+    ):
         assert part in second
-    assert "whether bounds were kept, are those of the clients that answered the last" in last
+    assert (
+        "whether bounds were kept, are those of the clients that answered the last"
+        in last
+    )
 
 
 def test_too_much_noise_is_named_with_its_numbers():

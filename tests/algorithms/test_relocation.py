@@ -45,9 +45,13 @@ def test_near_records_weigh_more_where_noise_is_large():
     assert plain["sums"] == ONE + ONE // 2
     assert found["sums"] == ONE + int(ONE / 2 * math.sqrt(1.75))
     costed = build(1, 1, n_records=40, n_rounds=2, cost=True)
-    np.testing.assert_array_equal(statistic(costed, [[0]], points, reach)["sums"], plain["sums"])
+    np.testing.assert_array_equal(
+        statistic(costed, [[0]], points, reach)["sums"], plain["sums"]
+    )
     exact = build(1, 1, OPEN, n_records=40)
-    np.testing.assert_array_equal(statistic(exact, [[0]], points, reach)["sums"], plain["sums"])
+    np.testing.assert_array_equal(
+        statistic(exact, [[0]], points, reach)["sums"], plain["sums"]
+    )
 
 
 @pytest.mark.parametrize("far", [0.0, 0.1, 0.5, 0.9, 1.0, 1.5])
@@ -58,7 +62,9 @@ def test_weights_do_not_change_how_far_a_centroid_moves(far):
     radius = int(state.arrays["radius"][0])
     points = np.array([[round(far * radius), 0]] * 40)
     assert points.max() <= ONE
-    blocks = algorithm.statistic(algorithm.query(state), GridRecords.from_grid(points, 16))
+    blocks = algorithm.statistic(
+        algorithm.query(state), GridRecords.from_grid(points, 16)
+    )
     after = algorithm.update(state, blocks)
     assert algorithm.counts(after) == 40
     expected = [min(far, 1.0) * radius, 0]
@@ -73,14 +79,17 @@ def test_the_radius_follows_the_records(d):
     """It comes down to about the root mean square of the offsets, and never exceeds alpha's."""
     rng = np.random.default_rng(0)
     records = np.clip(rng.normal(0, 0.02, (4000, d)), -1, 1)
-    algorithm = FastLloydAlgorithm(1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d)))
+    algorithm = FastLloydAlgorithm(
+        1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d))
+    )
     states = [algorithm.initial_state()]
     states += [run_of(algorithm, [records], until=t) for t in range(1, 7)]
     radii = [int(state.arrays["radius"][0]) for state in states]
     assert radii[0] == algorithm.radius_of(1)
     assert max(radii[1:]) <= algorithm.radius_of(2)
     spread = math.sqrt((records**2).sum(axis=1).mean())
-    assert 0.8 * spread < radii[-1] / ONE < 1.26 * spread  # what is clipped is left out of it
+    # what is clipped is left out of it
+    assert 0.8 * spread < radii[-1] / ONE < 1.26 * spread
 
 
 def test_a_radius_of_noise_alone_does_not_vanish():
@@ -90,7 +99,9 @@ def test_a_radius_of_noise_alone_does_not_vanish():
     after = algorithm.update(algorithm.initial_state(), answer)
     noise = 2 * algorithm.plan().rounds[0][0].noise_multiplier / 1000
     expected = 1.25 * algorithm.radius_of(1) * math.sqrt(noise)
-    assert after.arrays["radius"][0] == pytest.approx(min(expected, algorithm.radius_of(2)), abs=1)
+    assert after.arrays["radius"][0] == pytest.approx(
+        min(expected, algorithm.radius_of(2)), abs=1
+    )
 
 
 def test_rounds_see_clients_as_records():
@@ -102,8 +113,12 @@ def test_rounds_see_clients_as_records():
     counts, nearness = np.array([50, 60, 90]) * ONE, np.array([45, 40, 75]) * ONE
     answer = sum_of(algorithm, 1, counts=counts, nearness=nearness)
     after = algorithm.update(algorithm.initial_state(), answer)
-    part = max(0.2, math.sqrt(3) * algorithm.plan().rounds[0][0].noise_multiplier * 10 / 200)
-    expected = min(1.25 * algorithm.radius_of(1) * math.sqrt(part), algorithm.radius_of(2))
+    part = max(
+        0.2, math.sqrt(3) * algorithm.plan().rounds[0][0].noise_multiplier * 10 / 200
+    )
+    expected = min(
+        1.25 * algorithm.radius_of(1) * math.sqrt(part), algorithm.radius_of(2)
+    )
     assert after.arrays["radius"][0] == pytest.approx(expected, abs=1)
 
 
@@ -123,11 +138,15 @@ def moved(found):
 
 def test_a_dead_centroid_goes_beside_the_fullest():
     found = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 1, 100], [0, 0, 0])
-    assert moved(found) == [[0, 0], [300, 0], [0, 3000]]  # a tenth of what lies between 0 and 2
+    # a tenth of what lies between 0 and 2
+    assert moved(found) == [[0, 0], [300, 0], [0, 3000]]
     alive = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 30, 100], [0, 0, 0])
     assert moved(alive) == alive[0].tolist()
-    # The fullest has less than four times the noise, so it may be no fuller than the dead one.
-    noisy = clusters([[0, 0], [1000, 0], [0, 3000]], [39, 8, 38], [0, 0, 0], (10.0, 1.0))
+    # The fullest has less than four times the noise, so it may be no fuller than the
+    # dead one.
+    noisy = clusters(
+        [[0, 0], [1000, 0], [0, 3000]], [39, 8, 38], [0, 0, 0], (10.0, 1.0)
+    )
     assert moved(noisy) == noisy[0].tolist()
 
 
@@ -172,7 +191,9 @@ def test_directions_are_public_unit_vectors():
 @pytest.mark.parametrize("seed", range(8))
 def test_a_bad_start_is_repaired(seed):
     """Six clusters. The paper's algorithm ends in a local optimum for most of these seeds."""
-    records, labels = make_blobs(3000, n_features=3, centers=6, cluster_std=0.4, random_state=3)
+    records, labels = make_blobs(
+        3000, n_features=3, centers=6, cluster_std=0.4, random_state=3
+    )
     records = records / np.abs(records).max()
     means = np.array([records[labels == j].mean(axis=0) for j in range(6)])
     best = ((records - means[labels]) ** 2).sum()
@@ -203,7 +224,9 @@ def digest():
         algorithm = build(k, d, seed=seed, n_rounds=4, n_records=20_000)
         state, source = algorithm.initial_state(), np.random.Philox(key=seed)
         for t in range(1, 5):
-            words = (source.random_raw(algorithm.words(t)) >> np.uint64(40)).astype(np.int64)
+            words = (source.random_raw(algorithm.words(t)) >> np.uint64(40)).astype(
+                np.int64
+            )
             words[algorithm.places(t)["counts"]] *= 40
             state = algorithm.update(state, algorithm.unflatten(words, t))
             for name in sorted(state.arrays):
@@ -212,4 +235,6 @@ def digest():
 
 
 def test_the_integers_of_a_relocated_run_never_change():
-    assert digest() == "2fa4b1a868e3341138bef63b9047519ad67249cac101b76fff548bc282dc7c4f"
+    assert (
+        digest() == "2fa4b1a868e3341138bef63b9047519ad67249cac101b76fff548bc282dc7c4f"
+    )

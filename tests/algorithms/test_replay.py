@@ -1,8 +1,9 @@
 """Replayable algorithms: the same integers from the same sums, on every processor.
 
-Clients of an oblivious server each compute the next query. Digests of all states are compared
-between other instructions, BLAS kernels and numbers of threads, and with what is written here: the
-latter holds for every NumPy that is supported, and every operating system.
+Clients of an oblivious server each compute the next query. Digests of all states are
+compared between other instructions, BLAS kernels and numbers of threads, and with what
+is written here: the latter holds for every NumPy that is supported, and every operating
+system.
 """
 
 import hashlib
@@ -50,7 +51,9 @@ def of(kind: str, *parameters, **options) -> partial[Algorithm]:
 
 
 noisy = partial(of, n_records=N)
-constrained = partial(noisy, "ConstrainedLloyd", 5, BOX, BUDGET, n_clients=3, n_rounds=3)
+constrained = partial(
+    noisy, "ConstrainedLloyd", 5, BOX, BUDGET, n_clients=3, n_rounds=3
+)
 CASES: dict[str, Callable[[], Algorithm]] = {
     "lloyd": of("Lloyd", 5, BOX, PURE, n_rounds=3),
     "sulloyd": noisy("SuLloyd", 5, BOX, BUDGET),
@@ -64,16 +67,22 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "synopsis": partial(synopsis, 5, BOX, BUDGET, n_records=N),
     "synopsis-wide": partial(synopsis, 3, BALLS[70], PrivacyBudget(4.0), n_records=N),
     "synopsis-blind": partial(synopsis, 3, BALLS[130], BUDGET, n_records=N),
-    "synopsis-clients": partial(synopsis, 3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
-    "synopsis-sized": partial(synopsis, 5, BOX, BUDGET, n_records=N, min_size=250, max_size=400),
+    "synopsis-clients": partial(
+        synopsis, 3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7
+    ),
+    "synopsis-sized": partial(
+        synopsis, 5, BOX, BUDGET, n_records=N, min_size=250, max_size=400
+    ),
     "synopsis-sized-exact": partial(
         synopsis, 4, BALLS[20], PURE, n_records=N, min_size=N // 4, seed=3
     ),
     "synopsis-exact": partial(synopsis, 4, BOX, PURE, seed=2),
-    "synopsis-chosen": partial(synopsis, (2, 7), BALLS[20], BUDGET, n_records=N, seed=5),
+    "synopsis-chosen": partial(
+        synopsis, (2, 7), BALLS[20], BUDGET, n_records=N, seed=5
+    ),
 }
-# Of all states of each run. A change of a digest is a change of what clients of other versions
-# would compute: the run document must not accept both.
+# Of all states of each run. A change of a digest is a change of what clients of other
+# versions would compute: the run document must not accept both.
 DIGESTS = {
     "lloyd": "96beca489a8992c2b53727da44f480d3",
     "sulloyd": "0638acbc2dd0e591cfa82367a0c6112b",
@@ -100,7 +109,9 @@ def digest(name: str) -> str:
     algorithm = CASES[name]()
     source, d, q = public_words(1), algorithm.domain.n_features, algorithm.fraction_bits
     means = normals(random_words(source, 7 * d)).reshape(7, d)
-    points = means[np.arange(N) % 7] + normals(random_words(source, N * d)).reshape(N, d) / 4
+    points = (
+        means[np.arange(N) % 7] + normals(random_words(source, N * d)).reshape(N, d) / 4
+    )
     points = np.floor(points * (2.0**q / 8 / d))
     records = GridRecords.from_grid(np.clip(points, -(2**q) // 3, 2**q // 3), q)
     state, found = algorithm.initial_state(), hashlib.sha256()
@@ -137,8 +148,12 @@ def found():
 
 def test_states_are_the_same_integers_on_an_older_processor():
     names = ["fastlloyd", "pe-means", "synopsis"]
-    code = f"from tests.algorithms.test_replay import digest; print(*map(digest, {names}))"
-    assert printed(code, environments()[-1]).split() == [DIGESTS[name] for name in names]
+    code = (
+        f"from tests.algorithms.test_replay import digest; print(*map(digest, {names}))"
+    )
+    assert printed(code, environments()[-1]).split() == [
+        DIGESTS[name] for name in names
+    ]
 
 
 @pytest.mark.thorough
@@ -149,7 +164,10 @@ def test_states_are_the_same_integers_on_every_processor(name, found):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.thorough] * (name in TAKE_LONG)) for name in CASES],
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] * (name in TAKE_LONG))
+        for name in CASES
+    ],
 )
 def test_no_generator_decides_about_a_state(name, monkeypatch):
     """A replayable update draws from raw words of its seed and round alone."""
@@ -157,7 +175,8 @@ def test_no_generator_decides_about_a_state(name, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("a generator was made")
 
-    # Packages that are imported late, and so here at the latest, name generators in their types.
+    # Packages that are imported late, and so here at the latest, name generators in
+    # their types.
     assert digest(name) == DIGESTS[name]
     monkeypatch.setattr(np.random, "default_rng", fail)
     monkeypatch.setattr(np.random, "Generator", fail)

@@ -50,18 +50,28 @@ def real(state, key):
 def after(algorithm, t, blocks, arrays=None, answered=1.0):
     """State after round t of given blocks, from given or no earlier arrays.
 
-    Floats are stored as a state has them: records in grid steps, other reals in 2^-REAL_BITS.
+    Floats are stored as a state has them: records in grid steps, other reals in
+    2^-REAL_BITS.
     """
     before = dict(algorithm.initial_state().arrays)
     for key, array in (arrays or {}).items():
         values = np.asarray(array)
         if values.dtype == np.float64:
-            bits = algorithm.fraction_bits if key in ("counts", "expected") else synopsis.REAL_BITS
+            bits = (
+                algorithm.fraction_bits
+                if key in ("counts", "expected")
+                else synopsis.REAL_BITS
+            )
             values = np.rint(values * 2.0**bits).astype(np.int64)
         before[key] = values
     exponents = {block.name: block.exponent for block in algorithm.layout(t)}
-    words = {name: np.rint(np.array(x) * 2.0 ** exponents[name]) for name, x in blocks.items()}
-    return algorithm.update(State(t - 1, before), sum_of(algorithm, t, answered, **words))
+    words = {
+        name: np.rint(np.array(x) * 2.0 ** exponents[name])
+        for name, x in blocks.items()
+    }
+    return algorithm.update(
+        State(t - 1, before), sum_of(algorithm, t, answered, **words)
+    )
 
 
 def test_the_directions_are_those_of_the_leading_eigenvectors():
@@ -73,7 +83,8 @@ def test_the_directions_are_those_of_the_leading_eigenvectors():
     state = after(algorithm, 1, {"moments": words})
     found = state.arrays["projection"][:, 0] / 2**16
     np.testing.assert_allclose(found * np.sign(found[0]), direction, atol=1e-4)
-    # The variance in the other directions, for 1000 records, and twice as much for half of them.
+    # The variance in the other directions, for 1000 records, and twice as much for half
+    # of them.
     assert real(state, "rest")[0] == pytest.approx(0.02, rel=1e-3)
     assert algorithm.warnings(state) == ()
     half = after(algorithm, 1, {"moments": words}, answered=0.5)
@@ -84,11 +95,14 @@ def test_the_directions_are_those_of_the_leading_eigenvectors():
 @pytest.mark.parametrize("n_records", [4000, None])
 def test_variances_are_in_squares_of_the_longest_record(n_records, moments):
     """Without a public figure, the mean square is taken to be what is likely: a quarter."""
-    wide = Box([0, 0, 0], [4, 3, 2], scale="common")  # its longest record is no power of two
+    # its longest record is no power of two
+    wide = Box([0, 0, 0], [4, 3, 2], scale="common")
     longest2 = (4 + 9 / 4 + 1) / 4
     schedule = {"moments": moments, "n_directions": 2}
     algorithm = build(wide, 1, EXACT, n_records=n_records, **schedule)
-    words = {"moments": [700.0, 300.0, 200.0, 0, 0, 0]} if moments else {"norms": [1200.0]}
+    words = (
+        {"moments": [700.0, 300.0, 200.0, 0, 0, 0]} if moments else {"norms": [1200.0]}
+    )
     state = after(algorithm, 1, words)
     total = 1200 / longest2 / n_records if n_records else 0.25
     shares = np.array([7, 3, 2]) / 12 if moments else np.ones(3) / 3
@@ -121,7 +135,8 @@ def test_the_notes_state_what_second_moments_lack():
     assert few.warnings(state) == note(synopsis.BLIND)
     matrix = state.arrays["projection"] / 2**16
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(16), atol=1e-3)
-    # Where directions are all columns, there is nothing to choose, with second moments or without.
+    # Where directions are all columns, there is nothing to choose, with second moments
+    # or without.
     square, narrow = (build(DISC, moments=m, n_directions=2) for m in (True, False))
     assert square.warnings(after(square, 1, {"moments": [1.0, 1.0, 0.0]})) == ()
     state = after(narrow, 1, {"norms": [10.0]})
@@ -132,8 +147,13 @@ def test_the_notes_state_what_second_moments_lack():
 def test_the_notes_state_cells_that_are_nothing_but_noise():
     algorithm = build(DISC, 5, n_records=60)
     assert len(algorithm.schedule.cells) == 1
-    first = after(algorithm, 1, {"moments" if algorithm.schedule.moments else "norms": 9.0})
-    counts, noise = np.zeros(algorithm.schedule.cells[0]), algorithm.noise_of(2)["counts"] / 2**16
+    first = after(
+        algorithm, 1, {"moments" if algorithm.schedule.moments else "norms": 9.0}
+    )
+    counts, noise = (
+        np.zeros(algorithm.schedule.cells[0]),
+        algorithm.noise_of(2)["counts"] / 2**16,
+    )
     for three, others, expected in (
         (-1, -1, note(synopsis.NO_CELL, synopsis.FEW)),
         (1.01, 0.99, note(synopsis.FEW)),
@@ -177,13 +197,17 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     # 1000 records came nearer by 0.003125 and 2000 by 1/64, of 5000 in all.
     left = 0.0162 - (1000 * 0.003125 + 2000 / 64) / 5000
     assert real(state, "mean_square")[0] == pytest.approx(left)
-    assert state.arrays["radius"][0] == int(0.9 * algorithm._factor * np.sqrt(left) * 2**16)
+    assert state.arrays["radius"][0] == int(
+        0.9 * algorithm._factor * np.sqrt(left) * 2**16
+    )
     # Few records cannot move a centroid as far as they would have it.
     algorithm, state = refined({"sums": [[1.0, 0], [0, 0]], "counts": [-5.0, 2000.0]})
     noise = algorithm.noise_of(algorithm.n_rounds)["counts"] / 2**16
     assert algorithm.warnings(state) == note(synopsis.LIGHT)
     moved = [0.25 + 1 / 8 / noise, 0.0]
-    np.testing.assert_allclose(state.arrays["centroids"][0] / 2**16, moved, atol=2.0**-15)
+    np.testing.assert_allclose(
+        state.arrays["centroids"][0] / 2**16, moved, atol=2.0**-15
+    )
     # The radius shrinks no further than to 0.15 of the first mean square.
     _, state = refined({"sums": 3000 * np.eye(2), "counts": [2500.0] * 2})
     assert real(state, "mean_square")[0] == pytest.approx(0.15 * 0.02)
@@ -192,11 +216,15 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
 def test_refinement_goes_on_in_the_direction_of_the_round_before():
     blocks = {"sums": [[400.0, 0.0], [800.0, 0.0]], "counts": [1000.0] * 2}
     _, alone = refined(blocks)
-    np.testing.assert_allclose(real(alone, "moves"), [[0.05, 0.0], [0.1, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(
+        real(alone, "moves"), [[0.05, 0.0], [0.1, 0.0]], atol=1e-6
+    )
     # One went at an angle whose cosine is 0.6, the other came back.
     before = {**REFINED, "moves": np.array([[0.06, 0.08], [-0.01, 0.02]])}
     _, state = refined(blocks, before)
-    np.testing.assert_allclose(real(state, "moves"), [[0.086, 0.048], [0.1, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(
+        real(state, "moves"), [[0.086, 0.048], [0.1, 0.0]], atol=1e-6
+    )
     np.testing.assert_allclose(
         state.arrays["centroids"] / 2**16, [[0.336, 0.048], [-0.4, 0.25]], atol=2.0**-16
     )
@@ -204,10 +232,16 @@ def test_refinement_goes_on_in_the_direction_of_the_round_before():
     assert real(state, "mean_square")[0] == pytest.approx(0.0162 - saved / 5000)
 
 
-@pytest.mark.parametrize(("n_records", "records"), [(None, 3000), (5000, 5000), (2000, 3000)])
-def test_a_mean_square_is_of_the_planned_records_or_of_more_that_were_counted(n_records, records):
+@pytest.mark.parametrize(
+    ("n_records", "records"), [(None, 3000), (5000, 5000), (2000, 3000)]
+)
+def test_a_mean_square_is_of_the_planned_records_or_of_more_that_were_counted(
+    n_records, records
+):
     blocks = {"sums": [[400.0, -200.0], [0, 0]], "counts": [1000.0, 2000.0]}
-    _, state = refined(blocks, budget=BUDGET if n_records else EXACT, n_records=n_records)
+    _, state = refined(
+        blocks, budget=BUDGET if n_records else EXACT, n_records=n_records
+    )
     left = 0.0162 - 1000 * 0.003125 / records
     assert real(state, "mean_square")[0] == pytest.approx(left)
 
@@ -233,7 +267,9 @@ def test_the_first_refinement_follows_the_mean_square_of_the_synopsis():
     arrays = {**cells_of(algorithm, 0), "rest": np.array([0.01])}
     counts, slacks = [500.0, 0, 0, 0, 500.0], [372.0, 0, 0, 0, 372.0]
     state = after(algorithm, 2, {"counts": counts, "slacks": slacks}, arrays)
-    np.testing.assert_allclose(state.arrays["centroids"] / 2**16, [[0.25, 0.0]], atol=1e-4)
+    np.testing.assert_allclose(
+        state.arrays["centroids"] / 2**16, [[0.25, 0.0]], atol=1e-4
+    )
     np.testing.assert_array_equal(algorithm.counts(state), [1000.0])
     # 1/4 from the cells, (1/16)^2 128 / 500 within them, 0.01 in other directions.
     first = 0.0625 + 128 / 500 / 256 + 0.01
@@ -270,7 +306,9 @@ def test_cells_are_also_made_where_nobody_answered_in_the_first_synopsis_round(
     n = algorithm.schedule.n_cells(number)
     counts = {"counts": [1000.0] + [0.0] * (n - 1), "slacks": [999.0] + [0.0] * (n - 1)}
     state = after(algorithm, number, counts, cells_of(algorithm, 0, n), answered)
-    norms = np.linalg.norm(state.arrays["cells"], axis=1) / 2**algorithm.projection.exponent
+    norms = (
+        np.linalg.norm(state.arrays["cells"], axis=1) / 2**algorithm.projection.exponent
+    )
     assert (norms.max() > 0.15) == far
     # No records are expected of the cells that are only a precaution.
     expected = state.arrays["expected"] / 2**16
@@ -288,10 +326,13 @@ def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
     _, part = refined(blocks, before, 0.75)
     np.testing.assert_array_equal(part.arrays["centroids"][0], before["centroids"][0])
     np.testing.assert_array_equal(part.arrays["moves"][0], [0.0, 0.0])
-    np.testing.assert_array_equal(part.arrays["centroids"][1], whole.arrays["centroids"][1])
+    np.testing.assert_array_equal(
+        part.arrays["centroids"][1], whole.arrays["centroids"][1]
+    )
     np.testing.assert_array_equal(algorithm.counts(part), [1000, 2000])
     assert algorithm.warnings(part) == note(synopsis.HELD)
-    # Its records saved nothing; those of the other came nearer by (1/8 100/2000)^2 in both columns.
+    # Its records saved nothing; those of the other came nearer by (1/8 100/2000)^2 in
+    # both columns.
     saved = 2000 * 2 * (100 / 2000 / 8) ** 2
     assert real(part, "mean_square")[0] == pytest.approx(0.0162 - saved / 5000)
     # A quarter of the records is enough to go by.
@@ -315,14 +356,25 @@ def test_with_own_clips_nothing_is_held_in_the_first_refinement(clips):
 def test_absent_are_cells_with_far_fewer_records_than_noise_explains():
     expected = np.array([100.0, 100.0, 100.0, 51.0, 49.0, 0.0])
     counts = np.array([24.0, 26.0, -80.0, 0.0, 0.0, -90.0])
-    assert absent(expected, counts, 5.0).tolist() == [True, False, True, True, False, False]
+    assert absent(expected, counts, 5.0).tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     # Without noise, from ten records on.
     assert absent(np.array([10.0, 11.0]), np.zeros(2), 0.0).tolist() == [False, True]
 
 
 def test_moves_go_on_as_far_as_they_point_the_same_way():
-    moves = np.array([[1.0, 0.0], [3.0, 4.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1e-9, 0.0]])
-    before = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 2.0], [-2.0, 1.0], [1.0, 1.0], [1e-9, 0.0]])
+    moves = np.array(
+        [[1.0, 0.0], [3.0, 4.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1e-9, 0.0]]
+    )
+    before = np.array(
+        [[2.0, 0.0], [0.0, 1.0], [0.0, 2.0], [-2.0, 1.0], [1.0, 1.0], [1e-9, 0.0]]
+    )
     expected = [[3.0, 0.0], [3.0, 4.8], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2e-9, 0.0]]
     np.testing.assert_allclose(continued(moves, before), expected, rtol=1e-12)
     np.testing.assert_array_equal(continued(moves, np.zeros((6, 2))), moves)
@@ -361,7 +413,8 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(domain, n_record
     means, records = mixture(RNG(1), 5, 8, 4000, 0.05)
     algorithm = build(domain, 5, EXACT, n_records=n_records)
     state = run_of(algorithm, [records])
-    # The mean of 800 records deviates by 8 * 0.05^2 / 800, squared; the rest is rounding.
+    # The mean of 800 records deviates by 8 * 0.05^2 / 800, squared; the rest is
+    # rounding.
     off = matched_centroid_error(algorithm.centroids(state), means)
     assert_within("centroids are off the means by", off, most=3e-4, strict=True)
     np.testing.assert_allclose(np.sort(algorithm.counts(state)), np.full(5, 800))
@@ -374,7 +427,9 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(domain, n_record
 def test_with_noise_it_comes_near_the_optimum(k, d, n):
     """With noise from a fixed key."""
     _, records = mixture(RNG(3), k, d, n, 0.1)
-    algorithm = build(Ball(1.2 * np.sqrt(d), [0.5] * d), k, PrivacyBudget(2.0), n_records=n)
+    algorithm = build(
+        Ball(1.2 * np.sqrt(d), [0.5] * d), k, PrivacyBudget(2.0), n_records=n
+    )
     state = run_of(algorithm, [records], Stream.from_key(bytes(range(32))))
     best = np.array([part.mean(axis=0) for part in np.split(records[: n // k * k], k)])
     found, least = inertia(records, algorithm.centroids(state)), inertia(records, best)

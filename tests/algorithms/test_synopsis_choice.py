@@ -28,7 +28,9 @@ BUDGET = PrivacyBudget(1.0)
 
 def mixture(means, scale=0.01, weights=None):
     means = np.array(means, float)
-    weights = np.full(len(means), 100.0) if weights is None else np.array(weights, float)
+    weights = (
+        np.full(len(means), 100.0) if weights is None else np.array(weights, float)
+    )
     return Mixture(weights, means, np.full(means.shape, scale), np.zeros_like(means))
 
 
@@ -36,7 +38,9 @@ def groups(k, per_group=4, radius=0.02):
     """Parts in k groups, far from each other, on a circle."""
     angles = 2 * np.pi * np.arange(k) / k
     centers = 0.6 * np.column_stack([np.cos(angles), np.sin(angles)])
-    return np.repeat(centers, per_group, axis=0) + RNG(1).normal(0, radius, (k * per_group, 2))
+    return np.repeat(centers, per_group, axis=0) + RNG(1).normal(
+        0, radius, (k * per_group, 2)
+    )
 
 
 def costs(found, numbers, *, radii=0.1, noise=SILENT, beside=0.0, n_beside=0):
@@ -45,7 +49,7 @@ def costs(found, numbers, *, radii=0.1, noise=SILENT, beside=0.0, n_beside=0):
     return choice.costs_of(found, selections, radii, noise, beside, n_beside)
 
 
-# --------------------------------------------------------------------------- costs and gaps
+# ----------------------------------------------------------------------- costs and gaps
 
 
 def test_a_cost_counts_parts_what_is_in_them_and_what_is_beside():
@@ -67,7 +71,10 @@ def test_parts_that_were_left_out_count_nothing():
     points = np.vstack([groups(3), [[0.0, 0.0]]])
     with_one = mixture(points, weights=[100.0] * 12 + [0.0])
     noise = Noise(4.0, 3.0, 5.0)
-    first, second = costs(with_one, [3], noise=noise), costs(mixture(groups(3)), [3], noise=noise)
+    first, second = (
+        costs(with_one, [3], noise=noise),
+        costs(mixture(groups(3)), [3], noise=noise),
+    )
     np.testing.assert_allclose(first.errors, second.errors, rtol=0.05)
     np.testing.assert_allclose(first.costs, second.costs, rtol=0.02)
 
@@ -76,9 +83,13 @@ def test_parts_that_were_left_out_count_nothing():
 def test_records_without_clusters_have_no_gap(d):
     numbers = np.arange(3, 30)
     found = choice.Costs(numbers ** (-2 / d), np.zeros(27), np.full(27, d))
-    np.testing.assert_allclose(choice.gaps(numbers, found.costs, found.dimensions), 0, atol=1e-12)
+    np.testing.assert_allclose(
+        choice.gaps(numbers, found.costs, found.dimensions), 0, atol=1e-12
+    )
     steep = choice.gaps(numbers, found.costs**2, found.dimensions)
-    np.testing.assert_allclose(steep, 2 / d * np.log(numbers / 3), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        steep, 2 / d * np.log(numbers / 3), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_the_smallest_number_within_half_a_standard_error_is_suggested():
@@ -90,12 +101,22 @@ def test_the_smallest_number_within_half_a_standard_error_is_suggested():
         costs = choice.Costs(found, errors, dimensions)
         assert choice.suggested(numbers, costs, 18) == k
     for most, k in ((5, 4), (4, 4), (3, 3), (2, 2), (0, 2)):
-        assert choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), most) == k
+        assert (
+            choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), most)
+            == k
+        )
 
 
 def test_clusters_have_three_parts_and_more_records_than_noise_has():
     weights = np.array([0.0, *[50.0] * 29])
-    for noise, most in ((0.0, 9), (10.0, 9), (1450 / 16 / 9, 9), (10.1, 8), (45.0, 2), (1e3, 0)):
+    for noise, most in (
+        (0.0, 9),
+        (10.0, 9),
+        (1450 / 16 / 9, 9),
+        (10.1, 8),
+        (45.0, 2),
+        (1e3, 0),
+    ):
         assert choice.most_suggested(weights, noise) == most
 
 
@@ -108,7 +129,8 @@ def test_the_noise_of_few_records_in_one_column_is_not_cut_into_most_clusters(se
         (2, 20), Ball(1.0, [0.0]), PrivacyBudget(0.5), n_records=2_000, seed=seed
     )
     state = run_of(algorithm, [records], Stream.from_key(bytes([seed] * 32)))
-    assert len(algorithm.centroids(state)) <= 2_000 / 16 / 14.3  # noise of a cell's count
+    # noise of a cell's count
+    assert len(algorithm.centroids(state)) <= 2_000 / 16 / 14.3
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])

@@ -35,7 +35,9 @@ WORDS = public_words
         (-7.0, 0.1, 0.006),
     ],
 )
-def test_the_mean_norm_is_between_what_was_found_and_what_is_likely(found, error, expected):
+def test_the_mean_norm_is_between_what_was_found_and_what_is_likely(
+    found, error, expected
+):
     assert model.mean_norm(found, error) == pytest.approx(expected)
 
 
@@ -48,22 +50,29 @@ def test_directions_above_the_noise_keep_their_variance_and_the_others_share_the
     np.testing.assert_allclose(found, [first, second, rest, rest])
     assert n_clear == 2
     exact, n_clear = model.spectrum(np.array([0.5, 0.2, 0.0]), 0.0, 0.7)
-    np.testing.assert_allclose(exact, [0.5, 0.2, 0.014])  # 2 % are left for what has none
+    # 2 % are left for what has none
+    np.testing.assert_allclose(exact, [0.5, 0.2, 0.014])
     assert n_clear == 2
     none, n_clear = model.spectrum(np.array([0.05, -0.05]), 0.1, 0.25)
     np.testing.assert_allclose(none, [0.125, 0.125])
     assert n_clear == 0
     # No direction is without variance.
-    np.testing.assert_array_equal(model.spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7])
+    np.testing.assert_array_equal(
+        model.spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7]
+    )
 
 
 def mixture_of(weights, means, scales):
     """Parts whose means are exact."""
-    return Mixture(*(np.asarray(part, float) for part in (weights, means, scales)), 0.0 * means)
+    return Mixture(
+        *(np.asarray(part, float) for part in (weights, means, scales)), 0.0 * means
+    )
 
 
 def test_samples_have_the_mixtures_moments_and_lie_in_the_ball():
-    mixture = mixture_of([3, 1], np.array([[0.1, 0.0], [-0.3, 0.2]]), [[0.01, 0.02]] * 2)
+    mixture = mixture_of(
+        [3, 1], np.array([[0.1, 0.0], [-0.3, 0.2]]), [[0.01, 0.02]] * 2
+    )
     points = model.sample(mixture, 40_000, WORDS(0)) * STEP
     first = points[:, 0] > -0.1
     # Parts are not drawn: each has its share, to a point.
@@ -74,14 +83,19 @@ def test_samples_have_the_mixtures_moments_and_lie_in_the_ball():
     deviations = points[first].std(axis=0) / [0.01, 0.02]
     np.testing.assert_allclose(deviations, 1, atol=10 / math.sqrt(2 * 30_000))
     far = mixture_of([1], np.full((1, 2), 3.0), np.ones((1, 2)))
-    assert np.linalg.norm(model.sample(far, 1000, WORDS(0)) * STEP, axis=1).max() <= 1 + 2 * STEP
+    assert (
+        np.linalg.norm(model.sample(far, 1000, WORDS(0)) * STEP, axis=1).max()
+        <= 1 + 2 * STEP
+    )
 
 
 def test_integers_for_weights_and_points_are_of_the_right_size():
     found = model.masses(np.array([1e-9, 1.0, 3.0, 2.0**46]))
     assert found.dtype == np.int64
     assert found.min() >= 1
-    np.testing.assert_allclose(model.masses(np.array([1.0, 3.0])) / 2**26, [0.25, 0.75], atol=1e-7)
+    np.testing.assert_allclose(
+        model.masses(np.array([1.0, 3.0])) / 2**26, [0.25, 0.75], atol=1e-7
+    )
     found = model.on_grid(np.array([[1e300, -1e300], [0.5, 0.25]]))
     np.testing.assert_array_equal(found, [[2**17, -(2**17)], [2**15, 2**14]])
 
@@ -91,7 +105,8 @@ def test_cells_are_on_the_grid_and_their_radii_follow_the_model(p):
     mixture = model.prior(np.linspace(0.02, 0.01, p))
     step = 2.0**-20
     cells = model.partition(mixture, 12, 1.7, step, WORDS(1))
-    points = model.sample(mixture, max(20 * 12, 240), WORDS(1))  # the same, from the same words
+    # the same, from the same words
+    points = model.sample(mixture, max(20 * 12, 240), WORDS(1))
     assert not (cells.centers % 16).any()  # the model's grid is coarser
     labels = model.nearest(points, cells.centers >> 4)
     squares = ((points - (cells.centers >> 4)[labels]) * STEP) ** 2
@@ -119,7 +134,9 @@ def recipe(cells, released, noise, n_records):
     sizes = [released.counts[j] for j in kept]
     means, shares = [], []
     for j, n in zip(kept, sizes, strict=True):
-        gain = cells.variances[j] / (cells.variances[j] + (radii[j] * noise.sums / n) ** 2)
+        gain = cells.variances[j] / (
+            cells.variances[j] + (radii[j] * noise.sums / n) ** 2
+        )
         mean = radii[j] * released.sums[j] / n * gain
         length = np.linalg.norm(mean)
         means.append(mean * min(1.0, radii[j] / length))
@@ -138,7 +155,12 @@ def recipe(cells, released, noise, n_records):
     for j, n in zip(kept, sizes, strict=True):
         error = (radii[j] * noise.sums / n) ** 2
         left.append(1 / (1 / cells.variances[j] + 1 / error))
-    return np.array(sizes), cells.centers[kept] * STEP + np.array(means), scales, np.array(left)
+    return (
+        np.array(sizes),
+        cells.centers[kept] * STEP + np.array(means),
+        scales,
+        np.array(left),
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -155,7 +177,9 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
     n_records = rng.uniform(100, 2000)
     mixture, stood_out = model.learned(cells, released, noise, STEP, n_records)
     kept = mixture.weights > 0
-    for found, expected in zip(mixture, recipe(cells, released, noise, n_records), strict=True):
+    for found, expected in zip(
+        mixture, recipe(cells, released, noise, n_records), strict=True
+    ):
         np.testing.assert_allclose(found[kept], expected, rtol=1e-12)
     assert stood_out
 
@@ -163,9 +187,11 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
 @pytest.mark.parametrize(
     ("squares", "noise", "factor"),
     [
-        (100.0, 0.0, 6.0),  # all at the radius, 1/4 from the centre: six times the model's at most
+        # all at the radius, 1/4 from the centre: six times the model's at most
+        (100.0, 0.0, 6.0),
         (0.0, 0.0, 0.001),  # a twentieth of what all cells have at least
-        (100.0, 1e12, 4.0),  # where nothing is known, that of all cells, four times at most
+        # where nothing is known, that of all cells, four times at most
+        (100.0, 1e12, 4.0),
         (0.0, 1e12, 0.02),  # and a fiftieth at least
         (24.0, 0.0, 1.5),
     ],
@@ -174,7 +200,9 @@ def test_variances_stay_near_those_of_the_model(squares, noise, factor):
     """A radius of 1/2, a hundred records, and a variance of 0.04 before."""
     before = np.array([[0.01, 0.03]])
     cells = Partition(np.zeros((1, 2)), np.array([2**15]), before, 0.04, np.zeros(1))
-    released = Released(np.zeros((1, 2)), np.array([100.0]), np.array([100.0 - squares]))
+    released = Released(
+        np.zeros((1, 2)), np.array([100.0]), np.array([100.0 - squares])
+    )
     found, _ = model.learned(cells, released, Noise(0.0, 0.0, noise), STEP, math.inf)
     np.testing.assert_allclose(found.scales**2, factor * before, rtol=1e-6)
 
@@ -182,8 +210,12 @@ def test_variances_stay_near_those_of_the_model(squares, noise, factor):
 def test_of_cells_that_are_all_noise_the_largest_is_kept():
     cells = model.partition(model.prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
     noise = Noise(10.0, 10.0, 10.0)
-    released = Released(np.zeros((4, 2)), np.array([-3.0, 9.0, 2.0, -40.0]), np.zeros(4))
-    (weights, means, _, _), stood_out = model.learned(cells, released, noise, STEP, 100.0)
+    released = Released(
+        np.zeros((4, 2)), np.array([-3.0, 9.0, 2.0, -40.0]), np.zeros(4)
+    )
+    (weights, means, _, _), stood_out = model.learned(
+        cells, released, noise, STEP, 100.0
+    )
     np.testing.assert_array_equal(weights, [0.0, 10.0, 0.0, 0.0])
     np.testing.assert_allclose(means[1], cells.centers[1] * STEP)
     assert not stood_out
@@ -198,19 +230,25 @@ def test_records_are_expected_where_the_model_has_them():
     unseen = mixture_of([40], np.array([[0.0]]), np.full((1, 1), 1e-3))
     more = model.partition(mixture, 3, 2.0, STEP, WORDS(0), unseen)
     order = np.argsort(more.centers[:, 0])
-    np.testing.assert_allclose(more.centers[order, 0] * STEP, [-0.5, 0.0, 0.5], atol=0.01)
+    np.testing.assert_allclose(
+        more.centers[order, 0] * STEP, [-0.5, 0.0, 0.5], atol=0.01
+    )
     np.testing.assert_allclose(more.expected[order], [10, 0, 30], atol=1)
 
 
 def test_cells_that_are_absent_stay_in_the_model():
     cells = model.partition(model.prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
     cells = cells._replace(expected=np.array([7.0, 70.0, 9.0, 30.0]))
-    released = Released(np.full((4, 2), 5.0), np.array([90.0, 60.0, 50.0, 80.0]), np.full(4, 9.0))
+    released = Released(
+        np.full((4, 2), 5.0), np.array([90.0, 60.0, 50.0, 80.0]), np.full(4, 9.0)
+    )
     noise, missing = Noise(2.0, 3.0, 4.0), np.array([False, True, False, True])
     found, stood_out = model.learned(cells, released, noise, STEP, 1e9, missing)
     others = np.flatnonzero(~missing)
     rest = Partition(*(part if np.ndim(part) == 0 else part[others] for part in cells))
-    alone, _ = model.learned(rest, Released(*(part[others] for part in released)), noise, STEP, 1e9)
+    alone, _ = model.learned(
+        rest, Released(*(part[others] for part in released)), noise, STEP, 1e9
+    )
     held = Mixture(
         np.array([70.0, 30.0]),
         cells.centers[missing] * STEP,
@@ -242,7 +280,9 @@ def test_centroids_are_those_of_the_parts_by_their_weight():
     )
     found = model.select(mixture, 2, WORDS(0))
     order = np.argsort(found.centers[:, 0])
-    np.testing.assert_allclose(found.centers[order], [[0.01, 0.0], [0.5, 0.5]], atol=2 * STEP)
+    np.testing.assert_allclose(
+        found.centers[order], [[0.01, 0.0], [0.5, 0.5]], atol=2 * STEP
+    )
     np.testing.assert_array_equal(found.counts[order], [4.0, 5.0])
     within = [3 * (0.0001 + 0.01) + 0.0009 + 5 * 0.01, 0.0004 + 5 * 0.01]
     np.testing.assert_allclose(found.within, np.array(within) / 9, rtol=1e-3)
@@ -254,7 +294,9 @@ def test_centroids_are_those_of_the_parts_by_their_weight():
 def test_centroids_go_on_from_the_means_to_points_of_the_mixture():
     """One of three parts is so wide that half of it belongs to the others' sides."""
     wide = mixture_of(
-        [1.0, 1.0, 1.0], np.array([[-0.3], [0.0], [0.35]]), np.array([[0.01], [0.2], [0.01]])
+        [1.0, 1.0, 1.0],
+        np.array([[-0.3], [0.0], [0.35]]),
+        np.array([[0.01], [0.2], [0.01]]),
     )
     found = np.sort(model.select(wide, 2, WORDS(0)).centers[:, 0])
     # By the means alone they would be -0.15 and 0.35.
@@ -262,12 +304,17 @@ def test_centroids_go_on_from_the_means_to_points_of_the_mixture():
     parts = ((-0.3, 0.01), (0.0, 0.2), (0.35, 0.01))
     points = np.concatenate([rng.normal(mean, scale, 100_000) for mean, scale in parts])
     left = points < found.mean()
-    # Forty points of the wide part, of which half count: 0.06 is three standard errors of these.
-    np.testing.assert_allclose(found, [points[left].mean(), points[~left].mean()], atol=0.06)
+    # Forty points of the wide part, of which half count: 0.06 is three standard errors
+    # of these.
+    np.testing.assert_allclose(
+        found, [points[left].mean(), points[~left].mean()], atol=0.06
+    )
     assert found[1] < 0.34
 
 
-@pytest.mark.parametrize(("m", "k", "n_starts"), [(3, 2, 25), (700, 500, 11), (1500, 500, 5)])
+@pytest.mark.parametrize(
+    ("m", "k", "n_starts"), [(3, 2, 25), (700, 500, 11), (1500, 500, 5)]
+)
 def test_starts_are_fewer_where_each_takes_long(m, k, n_starts, monkeypatch):
     starts = []
 
@@ -277,7 +324,9 @@ def test_starts_are_fewer_where_each_takes_long(m, k, n_starts, monkeypatch):
 
     monkeypatch.setattr(model, "grid_kmeans", first)
     model.select(
-        mixture_of(np.ones(m), RNG(0).normal(size=(m, 1)), np.full((m, 1), 0.1)), k, WORDS(0)
+        mixture_of(np.ones(m), RNG(0).normal(size=(m, 1)), np.full((m, 1), 0.1)),
+        k,
+        WORDS(0),
     )
     assert starts == [n_starts]
 
@@ -312,7 +361,9 @@ def test_points_are_drawn_again_from_what_a_state_keeps():
     assert (points != model.drawn_points(arrays, 4, WORDS(8))).any()
     assert points.shape == (4000, 3)
     center = (made.weights[:, None] * made.means).sum(axis=0) / made.weights.sum()
-    np.testing.assert_allclose(points.mean(axis=0) * 2.0**-MODEL_BITS, center, atol=0.005)
+    np.testing.assert_allclose(
+        points.mean(axis=0) * 2.0**-MODEL_BITS, center, atol=0.005
+    )
 
 
 def test_starts_with_bounds_have_cells_within_them():

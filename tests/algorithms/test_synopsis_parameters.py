@@ -11,7 +11,11 @@ from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms.synopsis import Schedule
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.data.domain import Ball
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.protocol.noise import check_shares
@@ -28,13 +32,14 @@ def build(k=3, domain=BALL, budget=BUDGET, **options):
     return SynopsisAlgorithm(k, domain, budget, **{"n_records": 1000, **options})
 
 
-# Worked out by hand from "Decided in advance" (docs/guarantees.md), for (S, k, d). How many rounds
-# the synopsis has follows from c = S/(k d^1/4). They have 0.55 (8/d)^1/4 of mu^2, at least 0.30 and
-# at most 0.55, each 1.5 times as much as the one before. Counts have f = 1/(1 + (p/4)^0.2) of it.
-# So a round with the part x has S sqrt(x f) cells, rounded down, between 2k and 5k.
+# Worked out by hand from "Decided in advance" (docs/guarantees.md), for (S, k, d). How
+# many rounds the synopsis has follows from c = S/(k d^1/4). They have 0.55 (8/d)^1/4 of
+# mu^2, at least 0.30 and at most 0.55, each 1.5 times as much as the one before. Counts
+# have f = 1/(1 + (p/4)^0.2) of it. So a round with the part x has S sqrt(x f) cells,
+# rounded down, between 2k and 5k.
 BY_HAND = {
-    # c = 20/(10 * 1.414) = 1.4: one round. sqrt(8) = 2.83 is not below 0.35 sqrt(0.08) 20 = 1.98.
-    # f = 1/2, and 20 sqrt(0.55/2) = 10.5 cells are fewer than 2 * 10.
+    # c = 20/(10 * 1.414) = 1.4: one round. sqrt(8) = 2.83 is not below 0.35 sqrt(0.08)
+    # 20 = 1.98. f = 1/2, and 20 sqrt(0.55/2) = 10.5 cells are fewer than 2 * 10.
     "weak": ((20, 10, 4), (False, 4, (20,), 0.5)),
     # c = 8.5: two rounds, with 0.22 and 0.33. 2.83 is below 11.9.
     # 120 sqrt(0.22/2) = 39.8 and 120 sqrt(0.33/2) = 48.7 cells.
@@ -45,9 +50,9 @@ BY_HAND = {
     # f = 1/(1 + 16^0.2) = 1/2.7411 = 0.36482, and the round has 0.55/8^1/4 = 0.32703.
     # 500 sqrt(0.32703 * 0.36482) = 172.7 cells.
     "64 directions": ((500, 40, 64), (True, 64, (172,), 0.36482)),
-    # More than 128 columns: no second moments, and p = 16. c = 100/(10 * 4) = 2.5: one round.
-    # f = 1/(1 + 4^0.2) = 1/2.31951 = 0.43113, and 0.55/32^1/4 = 0.231 is less than 0.30.
-    # 100 sqrt(0.30 * 0.43113) = 35.96 cells.
+    # More than 128 columns: no second moments, and p = 16. c = 100/(10 * 4) = 2.5: one
+    # round. f = 1/(1 + 4^0.2) = 1/2.31951 = 0.43113, and 0.55/32^1/4 = 0.231 is less
+    # than 0.30. 100 sqrt(0.30 * 0.43113) = 35.96 cells.
     "many columns": ((100, 10, 256), (False, 16, (35,), 0.43113)),
 }
 
@@ -56,7 +61,11 @@ BY_HAND = {
 def test_the_schedule_is_that_of_the_recipe(case):
     (signal, k, d), (moments, n_directions, cells, count_share) = BY_HAND[case]
     found = Schedule.of(signal, k, d)
-    assert (found.moments, found.n_directions, found.cells) == (moments, n_directions, cells)
+    assert (found.moments, found.n_directions, found.cells) == (
+        moments,
+        n_directions,
+        cells,
+    )
     assert found.count_share == pytest.approx(count_share, abs=1e-5)
     assert found.n_rounds == 1 + len(cells) + 4
     assert found.signal == signal
@@ -66,7 +75,9 @@ def test_the_schedule_is_that_of_the_recipe(case):
 def test_a_stronger_signal_buys_more_of_everything(d):
     """More rounds and cells, and second moments; for any number of clusters, within the limits."""
     for k in (1, 4, 64):
-        schedules = [Schedule.of(signal, k, d) for signal in np.geomspace(0.5, 1e5, 60).tolist()]
+        schedules = [
+            Schedule.of(signal, k, d) for signal in np.geomspace(0.5, 1e5, 60).tolist()
+        ]
         rounds = [found.n_rounds for found in schedules]
         assert rounds == sorted(rounds)
         assert {rounds[0], rounds[-1]} == {6, 8}
@@ -104,7 +115,11 @@ def test_the_schedule_follows_from_public_figures():
         algorithm = build(**options)
         assert algorithm.schedule.signal == pytest.approx(signal)
         assert algorithm.schedule == Schedule.of(algorithm.schedule.signal, 3, 4)
-        assert algorithm.n_rounds == algorithm.schedule.n_rounds == len(algorithm.plan().rounds)
+        assert (
+            algorithm.n_rounds
+            == algorithm.schedule.n_rounds
+            == len(algorithm.plan().rounds)
+        )
 
 
 @pytest.mark.parametrize("d", [1, 4, 16, 100])
@@ -191,7 +206,10 @@ WRONG = {
         *({"n_rounds": 4}, {"schedule": []}, {"schedule": {}}, SIZED),
         *(changed_schedule(**{name: value}) for name in WRONG for value in WRONG[name]),
         *({**SIZED, **changed_schedule(n_sizings=number)} for number in (0, 33, "4")),
-        *({"min_size": size, **changed_schedule(n_sizings=4)} for size in (400, 250.0, None)),
+        *(
+            {"min_size": size, **changed_schedule(n_sizings=4)}
+            for size in (400, 250.0, None)
+        ),
     ],
     ids=str,
 )
@@ -209,7 +227,11 @@ def test_the_largest_schedule_that_a_client_follows():
         return algorithm_from_config(config, Ball(2.0, [0.5] * d), BUDGET).schedule
 
     for share in (math.nextafter(1, 0), 1e-300):
-        change = {"cells": [6] * 8, "n_refinements": 32, "count_share": real_to_text(share)}
+        change = {
+            "cells": [6] * 8,
+            "n_refinements": 32,
+            "count_share": real_to_text(share),
+        }
         config = changed_schedule(**change, n_directions=4)["schedule"]
         assert Schedule.from_config(config).n_rounds == 41
     assert read(4, cells=[6] * 8, n_refinements=32).n_rounds == 41
@@ -251,10 +273,22 @@ def test_the_noise_is_read_from_the_document():
         ({"min_size": 334}, "min_size=334, max_size=None, n_records=1000"),
         ({"max_size": 333}, "min_size=None, max_size=333, n_records=1000 and"),
         ({"min_size": 3, "max_size": 2}, "min_size=3, max_size=2, .*=3"),
-        ({"min_size": 1, "n_records": None, "budget": EXACT}, "n_records is required with min"),
-        ({**OF_CLIENTS, "max_size": 500}, "with unit='client': counts .* no sizes.*max_size=500"),
-        ({"k": 257, "n_records": 10**6, "min_size": 1}, "n_clusters of at most 256 with min_size"),
-        ({"domain": Ball(1.0, [0] * 8), "fraction_bits": 24, "min_size": 1}, "too fine for 8 col"),
+        (
+            {"min_size": 1, "n_records": None, "budget": EXACT},
+            "n_records is required with min",
+        ),
+        (
+            {**OF_CLIENTS, "max_size": 500},
+            "with unit='client': counts .* no sizes.*max_size=500",
+        ),
+        (
+            {"k": 257, "n_records": 10**6, "min_size": 1},
+            "n_clusters of at most 256 with min_size",
+        ),
+        (
+            {"domain": Ball(1.0, [0] * 8), "fraction_bits": 24, "min_size": 1},
+            "too fine for 8 col",
+        ),
     ],
 )
 def test_bad_parameters_are_refused(options, message):
@@ -263,7 +297,11 @@ def test_bad_parameters_are_refused(options, message):
 
 
 def test_bounds_may_be_as_narrow_as_equal_sizes():
-    for bounds in ({"min_size": 333, "max_size": 334}, {"min_size": 333}, {"max_size": 334}):
+    for bounds in (
+        {"min_size": 333, "max_size": 334},
+        {"min_size": 333},
+        {"max_size": 334},
+    ):
         assert build(**bounds).bounded
     assert build(n_records=999, min_size=333, max_size=333).size_bounds == (333, 333)
     assert build(min_size=5).size_bounds == (5, None)
@@ -285,7 +323,11 @@ def test_the_noise_of_a_size_is_that_of_its_release():
 
 def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
     signal = build(k, n_records=10**6).schedule.signal
-    fields = {"n_directions": n_directions, "cells": cells, "n_refinements": n_refinements}
+    fields = {
+        "n_directions": n_directions,
+        "cells": cells,
+        "n_refinements": n_refinements,
+    }
     schedule = Schedule(signal=signal, moments=False, count_share=0.4, **fields)
     return build(k, Ball(1.0, [0] * d), n_records=10**6, schedule=schedule)
 
@@ -294,11 +336,15 @@ def test_the_largest_messages_and_runs():
     """2^22 words of a query or an answer, and 2^27 of all answers, but not one more."""
     # Of a query: the directions, and of every cell its centre and its radius.
     assert fixed(1, 2000, cells=(62_558,), n_directions=64).schedule.cells == (62_558,)
-    with pytest.raises(ConfigurationError, match=f"Got {2000 * 64 + 62_559 * 65} in round 2"):
+    with pytest.raises(
+        ConfigurationError, match=f"Got {2000 * 64 + 62_559 * 65} in round 2"
+    ):
         fixed(1, 2000, cells=(62_559,), n_directions=64)
     assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
     with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
         fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
     assert fixed(2048, 2047, n_refinements=31).words(3) == 2**22
-    with pytest.raises(ConfigurationError, match=f"and {2**27 + 49} up to it.*n_clusters=2048"):
+    with pytest.raises(
+        ConfigurationError, match=f"and {2**27 + 49} up to it.*n_clusters=2048"
+    ):
         fixed(2048, 2047, n_refinements=32)

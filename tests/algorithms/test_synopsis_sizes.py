@@ -44,7 +44,8 @@ def sizes_of(algorithm, state, records):
 
 
 @pytest.mark.parametrize(
-    ("domain", "p"), [(Ball(1.0, [0] * 6), 6), (Ball(1.0, [0] * 9), 4), (Box([0] * 5, [1] * 5), 3)]
+    ("domain", "p"),
+    [(Ball(1.0, [0] * 6), 6), (Ball(1.0, [0] * 9), 4), (Box([0] * 5, [1] * 5), 3)],
 )
 def test_distances_are_those_of_whole_points(domain, p):
     """Of a point within the directions to a centroid that may be outside of them."""
@@ -72,10 +73,19 @@ def test_without_privacy_sizes_are_exact_and_near_the_bounds():
     state, records = run_of(algorithm, parts), np.concatenate(parts)
     report = algorithm.sizes(state)
     np.testing.assert_array_equal(report.counts, sizes_of(algorithm, state, records))
-    assert (report.noise, report.margin, report.min_size, report.max_size) == (0.0, 0.0, 400, 600)
+    assert (report.noise, report.margin, report.min_size, report.max_size) == (
+        0.0,
+        0.0,
+        400,
+        600,
+    )
     off = [max(400 - n, n - 600, 0) for n in report.counts]
     assert_within("a size misses its bounds by", off, most=0.04 * N / 3, unit="records")
-    nearest = ((records[:, None] - algorithm.centroids(state)) ** 2).sum(axis=2).argmin(axis=1)
+    nearest = (
+        ((records[:, None] - algorithm.centroids(state)) ** 2)
+        .sum(axis=2)
+        .argmin(axis=1)
+    )
     assert np.abs(np.bincount(nearest) - N / 3).max() > 200  # what weights are for
     assert algorithm.warnings(state) == ()
 
@@ -153,7 +163,9 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     for factor in (0.5, 1):
         given = {name: round(2 * factor * size) for name, size in bounds.items()}
         n_records = round(6000 * factor)
-        algorithm = SynopsisAlgorithm(6, box, EXACT, n_records=n_records, seed=1, **given)
+        algorithm = SynopsisAlgorithm(
+            6, box, EXACT, n_records=n_records, seed=1, **given
+        )
         state = run_of(algorithm, [records])
         centroids = algorithm.centroids(state)
         distances = ((records[:, None] - centroids) ** 2).sum(axis=2)
@@ -169,7 +181,9 @@ def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_resu
     algorithm, whole = build(), np.concatenate(records_of())
     shuffled = np.array_split(RNG(1).permutation(whole), 10)
     last = algorithm.n_rounds
-    state = run_of(algorithm, shuffled, answering={t: range(5) for t in range(last - 6, last + 1)})
+    state = run_of(
+        algorithm, shuffled, answering={t: range(5) for t in range(last - 6, last + 1)}
+    )
     counts = np.array(algorithm.sizes(state).counts)
     half = np.concatenate(shuffled[:5])
     np.testing.assert_array_equal(counts, sizes_of(algorithm, state, half))
@@ -198,7 +212,10 @@ def test_a_cluster_whose_clients_did_not_answer_keeps_its_masses():
 @cache
 def measured():
     """True sizes, and noisy ones of 200 last rounds, for the cells of five private runs."""
-    algorithm, parts = build(PrivacyBudget(4.0), min_size=450, max_size=550), records_of()
+    algorithm, parts = (
+        build(PrivacyBudget(4.0), min_size=450, max_size=550),
+        records_of(),
+    )
     records, found = np.concatenate(parts), []
     stream, plan = Stream.from_key(bytes(range(32))), algorithm.plan()
     grid = GridRecords(records, DOMAIN, algorithm.fraction_bits)
@@ -208,9 +225,13 @@ def measured():
         exact = algorithm.flatten(algorithm.answer(query, grid), algorithm.n_rounds)
         for _ in range(40):
             words = exact + server_noise(algorithm, plan, algorithm.n_rounds, stream)
-            last = algorithm.update(state, algorithm.unflatten(words, algorithm.n_rounds))
+            last = algorithm.update(
+                state, algorithm.unflatten(words, algorithm.n_rounds)
+            )
             found.append((algorithm.sizes(last), exact * 2.0**-16))
-        np.testing.assert_array_equal(exact * 2.0**-16, sizes_of(algorithm, last, records))
+        np.testing.assert_array_equal(
+            exact * 2.0**-16, sizes_of(algorithm, last, records)
+        )
     return found
 
 
@@ -228,4 +249,6 @@ def test_true_sizes_lie_in_all_intervals_at_once():
     found = measured()
     assert len(found) == 200
     assert covered(found)
-    assert not covered([(replace(report, noise=report.noise * 2 / 3), x) for report, x in found])
+    assert not covered(
+        [(replace(report, noise=report.noise * 2 / 3), x) for report, x in found]
+    )

@@ -7,7 +7,12 @@ import pytest
 from soft import ETA, evaluate, soft_members
 
 from flower_kmeans.algorithms.base import Statistic
-from flower_kmeans.algorithms.vertical import MAX_RECORDS, SLOTS, SOFT, VerticalAlgorithm
+from flower_kmeans.algorithms.vertical import (
+    MAX_RECORDS,
+    SLOTS,
+    SOFT,
+    VerticalAlgorithm,
+)
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -19,7 +24,12 @@ BUDGET = PrivacyBudget(1.0, 1e-6)
 
 
 def algorithm(k=4, d=3, budget=BUDGET, **options):
-    options = {"domain": Box([-1.0] * d, [1.0] * d), "n_records": 5000, "n_rounds": 5, **options}
+    options = {
+        "domain": Box([-1.0] * d, [1.0] * d),
+        "n_records": 5000,
+        "n_rounds": 5,
+        **options,
+    }
     return VerticalAlgorithm(k, budget=budget, **options)
 
 
@@ -31,10 +41,12 @@ def change(members, x, others, y, centroids, chosen):
     return float(np.linalg.norm(vector / chosen.sensitivities(1)))
 
 
-# ------------------------------------------------------------------------------ sensitivity
+# -------------------------------------------------------------------------- sensitivity
 
 
-@pytest.mark.parametrize("n_drawn", [400, pytest.param(1500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "n_drawn", [400, pytest.param(1500, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("radius", [False, True])
 def test_units_bound_every_replacement_and_are_reached(radius, n_drawn):
     chosen, rng, worst = algorithm(radius=radius), np.random.default_rng(1), 0.0
@@ -48,14 +60,19 @@ def test_units_bound_every_replacement_and_are_reached(radius, n_drawn):
             y = -x * rng.uniform(0.9, 1)
             if radius:
                 x, y = (v * reach * 0.98 / np.linalg.norm(v) for v in (x, y))
-        both = soft_members(np.array([x, y]), centroids, widths, reach if radius else None)
+        both = soft_members(
+            np.array([x, y]), centroids, widths, reach if radius else None
+        )
         worst = max(worst, change(both[0], x, both[1], y, centroids, chosen))
-        # Two clusters that are as far away as possible: what counts and sums change by together.
+        # Two clusters that are as far away as possible: what counts and sums change by
+        # together.
         hard = np.eye(k)[rng.choice(k, 2, replace=False)]
         if not radius:
             worst = max(worst, change(hard[0], x, hard[1], y, centroids, chosen))
     found = f"The largest of {n_drawn} replacements moves the release by {worst} of its unit"
-    assert 0.9 < worst * chosen.rho <= SOFT, f"{found}, at rho = {chosen.rho}; {SOFT} is allowed."
+    assert 0.9 < worst * chosen.rho <= SOFT, (
+        f"{found}, at rho = {chosen.rho}; {SOFT} is allowed."
+    )
     most = 1 - chosen.measured_error / chosen.rho
     assert worst <= most + 1e-12, f"{found}; {most} is allowed."
     assert worst > 2 / 3, f"{found}: two thirds of the units would do."
@@ -67,12 +84,16 @@ def test_the_plan_is_one_release_that_meets_the_budget_exactly():
     assert [release.blocks for release in plan.releases] == [("sums", "counts")] * 5
     assert plan.delta(1.0) == pytest.approx(1e-6, rel=1e-6)
     multiplier = plan.releases[0].noise_multiplier
-    counts, sums = (float(chosen.sensitivities(1)[i]) * multiplier / 2**16 for i in (-1, 0))
+    counts, sums = (
+        float(chosen.sensitivities(1)[i]) * multiplier / 2**16 for i in (-1, 0)
+    )
     assert counts == pytest.approx(19, abs=0.5)
     assert sums == pytest.approx(27, abs=0.7)
 
     less = [
-        type(plan.releases[0])(**vars(r) | {"noise_multiplier": r.noise_multiplier * 2 / 3})
+        type(plan.releases[0])(
+            **vars(r) | {"noise_multiplier": r.noise_multiplier * 2 / 3}
+        )
         for r in plan.releases
     ]
     assert charge_of(plan.releases).fits(1.0, 1.000001e-6)
@@ -80,7 +101,9 @@ def test_the_plan_is_one_release_that_meets_the_budget_exactly():
 
 
 def test_a_radius_needs_less_noise_for_sums_and_the_same_for_counts():
-    near, far = (algorithm(k=16, d=2, radius=radius).sensitivities(1) for radius in (True, False))
+    near, far = (
+        algorithm(k=16, d=2, radius=radius).sensitivities(1) for radius in (True, False)
+    )
     assert near[0] / far[0] == pytest.approx(1 / 4, rel=0.03)
     assert near[-1] / far[-1] == pytest.approx(1, rel=0.03)
 
@@ -90,13 +113,17 @@ def corner(rng, k, eta):
     return (wins + np.tril(1 - wins.T, -1) + np.eye(k)).prod(1)
 
 
-@pytest.mark.parametrize("n_drawn", [5_000, pytest.param(20_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "n_drawn", [5_000, pytest.param(20_000, marks=pytest.mark.thorough)]
+)
 def test_soft_memberships_lengthen_an_answer_by_what_the_corners_give(n_drawn):
     """A large eta shows the constants: the bound holds at every corner, and is nearly reached."""
     rng, eta, k, worst = np.random.default_rng(2), 0.05, 4, 0.0
 
     def bound(eta, k):
-        return (1 + eta) ** (k - 1) + math.sqrt(2 * (k - 1)) * eta * (1 + eta) ** (k - 2)
+        return (1 + eta) ** (k - 1) + math.sqrt(2 * (k - 1)) * eta * (1 + eta) ** (
+            k - 2
+        )
 
     for _ in range(n_drawn):
         a, b, x = corner(rng, k, eta), corner(rng, k, eta), rng.choice([-1.0, 1.0], 2)
@@ -113,8 +140,8 @@ def test_soft_memberships_lengthen_an_answer_by_what_the_corners_give(n_drawn):
 def test_a_record_outside_of_the_radius_adds_no_more_than_one_at_it(k, d):
     """Membership times offset, for every distance and every size of the comparison.
 
-    At the radius a record belongs to its cluster by half. Were it more, a replacement by it could
-    change the count and move the sum by twice the radius together.
+    At the radius a record belongs to its cluster by half. Were it more, a replacement
+    by it could change the count and move the sum by twice the radius together.
     """
     chosen = algorithm(k=k, d=d)
     radius = chosen.reach * 2.0**-chosen.fraction_bits
@@ -128,18 +155,26 @@ def test_a_record_outside_of_the_radius_adds_no_more_than_one_at_it(k, d):
 
 @pytest.mark.parametrize(
     ("n_parties", "holders", "n", "error"),
-    [(2, 1, SLOTS, 0.005), (2, 1, 4 * SLOTS, 0.01), (3, 1, SLOTS, 0.039), (4, 3, 100_000, 0.1787)],
+    [
+        (2, 1, SLOTS, 0.005),
+        (2, 1, 4 * SLOTS, 0.01),
+        (3, 1, SLOTS, 0.039),
+        (4, 3, 100_000, 0.1787),
+    ],
 )
 def test_errors_of_the_encryption_are_paid_for(n_parties, holders, n, error):
-    chosen = algorithm(d=4, n_parties=n_parties, key_holders=holders, n_records=n, radius=False)
+    chosen = algorithm(
+        d=4, n_parties=n_parties, key_holders=holders, n_records=n, radius=False
+    )
     assert chosen.rho == pytest.approx(SOFT + error, rel=1e-3)
 
 
 def test_twelve_deviations_of_a_fresh_error_at_the_worst_records_are_paid_for():
     """All on a border of slope 640 / 2, as far from the centre as a sum may be.
 
-    Under a public key e u + e' s has 4 N / 3 terms of variance 10.5; the first rescaling adds
-    (1 + 2 N / 3) / 12. A value is 16,384 times a polynomial's constant coefficient.
+    Under a public key e u + e' s has 4 N / 3 terms of variance 10.5; the first
+    rescaling adds (1 + 2 N / 3) / 12. A value is 16,384 times a polynomial's constant
+    coefficient.
     """
     slope = evaluate(np.array([-1e-7, 1e-7])) @ [-1, 1] / 4e-7
     variance = 10.5 * (4 * N / 3 + 1) + (1 + 2 * N / 3) / 12
@@ -150,7 +185,7 @@ def test_twelve_deviations_of_a_fresh_error_at_the_worst_records_are_paid_for():
     )
 
 
-# ------------------------------------------------------------------------------ the paper's flow
+# --------------------------------------------------------------------- the paper's flow
 
 
 @pytest.mark.parametrize(("k", "d_a", "d_b"), [(2, 1, 1), (3, 2, 2), (5, 4, 4)])
@@ -194,13 +229,15 @@ def test_noise_of_the_computing_party_alone_is_solved_for(k, d_a, d_b, others):
     )
 
 
-# ------------------------------------------------------------------------------ what is computed
+# --------------------------------------------------------------------- what is computed
 
 
 def grid_records(chosen, n=400, seed=3):
     rng = np.random.default_rng(seed)
     return GridRecords(
-        rng.uniform(-1, 1, (n, chosen.domain.n_features)), chosen.domain, chosen.fraction_bits
+        rng.uniform(-1, 1, (n, chosen.domain.n_features)),
+        chosen.domain,
+        chosen.fraction_bits,
     )
 
 
@@ -235,12 +272,14 @@ def test_update_takes_the_means_and_keeps_what_has_no_records(radius):
     assert after.round == 1
     mean = blocks["sums"][0] / counts[0] + (old[0] if radius else 0)
     assert np.abs(after.arrays["centroids"][0] - mean).max() <= 1
-    wild = Statistic({name: np.full_like(block, -(2**62)) for name, block in blocks.items()})
+    wild = Statistic(
+        {name: np.full_like(block, -(2**62)) for name, block in blocks.items()}
+    )
     inside = chosen.update(after, wild).arrays["centroids"]
     assert (np.abs(inside) <= 2**chosen.fraction_bits).all()
 
 
-# ------------------------------------------------------------------------------ parameters
+# --------------------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize(
@@ -252,7 +291,10 @@ def test_update_takes_the_means_and_keeps_what_has_no_records(radius):
         *(({"k": k}, "n_clusters") for k in (1, 17)),
         *(({"n_parties": number}, "n_parties") for number in (1, 4)),
         *(({"key_holders": number}, "key_holders") for number in (0, 2)),
-        *(({"n_records": number}, "n_records") for number in (None, 3, MAX_RECORDS + 1)),
+        *(
+            ({"n_records": number}, "n_records")
+            for number in (None, 3, MAX_RECORDS + 1)
+        ),
     ],
 )
 def test_domains_and_budgets_that_cannot_be_served_are_refused(options, names):
@@ -264,7 +306,9 @@ def test_values_that_could_wrap_and_noise_shares_that_hide_nothing_are_refused()
     algorithm(n_records=MAX_RECORDS).require_capacity(2.0)
     with pytest.raises(ConfigurationError, match="larger epsilon"):
         algorithm(budget=PrivacyBudget(1e-4, 1e-9), n_records=MAX_RECORDS)
-    with pytest.raises(ConfigurationError, match=r"noise shares of at least 0.1 records"):
+    with pytest.raises(
+        ConfigurationError, match=r"noise shares of at least 0.1 records"
+    ):
         algorithm(budget=PrivacyBudget(1e6, 1e-6))
 
 

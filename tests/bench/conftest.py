@@ -90,7 +90,11 @@ def start(bare, tmp_path):
 
     def execute_it(runs=1, chosen=bare, jobs=1, output="out", **given):
         text = io.StringIO()
-        own = {name: given.pop(name) for name in ("data", "data_dir", "only") if name in given}
+        own = {
+            name: given.pop(name)
+            for name in ("data", "data_dir", "only")
+            if name in given
+        }
         outcome = execute(
             chosen,
             Options(runs, **own),

@@ -22,7 +22,11 @@ from flower_kmeans.errors import ConfigurationError, DataError
 )
 def test_sets_that_need_no_file(name, shape, n_clusters):
     found = load(name)
-    assert (found.name, found.records.shape, found.n_clusters) == (name, shape, n_clusters)
+    assert (found.name, found.records.shape, found.n_clusters) == (
+        name,
+        shape,
+        n_clusters,
+    )
     assert found.records.dtype == np.float64
     assert set(np.unique(found.labels)) == set(range(n_clusters))
     with pytest.raises(ValueError, match="read-only"):
@@ -97,7 +101,9 @@ def test_files_of_ones_own(tmp_path):
         load(f"{tmp_path / 'bad.npz'}:2")
 
 
-@pytest.mark.parametrize("name", ["s3", "blobs_4", "g2_4", "iris:", "synth", "blobs_4_x"])
+@pytest.mark.parametrize(
+    "name", ["s3", "blobs_4", "g2_4", "iris:", "synth", "blobs_4_x"]
+)
 def test_unknown_names_are_refused(name):
     with pytest.raises(ConfigurationError, match="Expected a data set: one of s1, "):
         identity(name, None)
@@ -119,7 +125,9 @@ def test_the_unit_box_is_full_in_every_column():
     assert found.max(axis=0).tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"PK\x03\x04 cut off", "array"])
+@pytest.mark.parametrize(
+    "content", [b"", b"a,b\n1,2\n", b"PK\x03\x04 cut off", "array"]
+)
 def test_files_that_are_no_npz_are_refused(tmp_path, content):
     path = tmp_path / "own.npz"
     if content == "array":

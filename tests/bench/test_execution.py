@@ -39,14 +39,21 @@ def own(tmp_path):
     return tmp_path / "own.npz"
 
 
-def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, suite, out, commands):
+def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(
+    start, suite, out, commands
+):
     start(chosen=suite)
     names = {"runs.csv", "meta.json", "tables.md", "toy.png", "toy.svg"}
     assert {path.name for path in out.iterdir()} - {runner.LOCK} == names
-    table, skipped = "| mine | noise | 0.433 (1) |", "because their files are missing: iris."
+    table, skipped = (
+        "| mine | noise | 0.433 (1) |",
+        "because their files are missing: iris.",
+    )
     assert all(each in start.printed for each in (table, skipped, *names))
     text = (out / "tables.md").read_text()
-    assert text.startswith("# toy\n\nWhat is measured.\n\n- `flower-kmeans bench --suite 'a b.py'`")
+    assert text.startswith(
+        "# toy\n\nWhat is measured.\n\n- `flower-kmeans bench --suite 'a b.py'`"
+    )
     assert table in text
     assert skipped in text
     (command,) = commands()
@@ -55,11 +62,18 @@ def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, suite, out
     assert command["versions"]["flower-kmeans"] == __version__
     assert {"python", "flwr", "numpy"} <= command["versions"].keys()
     assert command["started"] <= command["ended"] <= runner._now()
-    assert command["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", command["commit"])
+    assert command["commit"] is None or re.fullmatch(
+        r"[0-9a-f]{40}\+?", command["commit"]
+    )
 
 
 def test_each_command_that_added_rows_is_kept(start, out, commands, done, monkeypatch):
-    for runs, found in ((1, "0123456789" * 4 + "+"), (2, "ab" * 20), (2, None), (3, None)):
+    for runs, found in (
+        (1, "0123456789" * 4 + "+"),
+        (2, "ab" * 20),
+        (2, None),
+        (3, None),
+    ):
         monkeypatch.setattr(runner, "_commit", lambda found=found: found)
         start(runs)  # nothing is left for the third
     assert [command["rows"] for command in commands()] == [6, 6, 0, 6]
@@ -90,7 +104,8 @@ def test_a_command_that_is_stopped_leaves_its_rows_and_how_they_were_made(
 def test_a_command_that_is_killed_is_shown(start, out, commands, monkeypatch):
     def kill(*_, **__):
         assert commands()
-        monkeypatch.setattr(runner.Meta, "write", lambda *_: None)  # nothing more is written
+        # nothing more is written
+        monkeypatch.setattr(runner.Meta, "write", lambda *_: None)
         raise SystemExit
 
     monkeypatch.setattr(runner, "_results", kill)
@@ -103,7 +118,9 @@ def test_a_command_that_is_killed_is_shown(start, out, commands, monkeypatch):
 
 def test_one_command_at_a_time_writes_to_a_directory(start, bare):
     def measure(task, options):
-        with pytest.raises(ConfigurationError, match=r"Got another command that is writing to it"):
+        with pytest.raises(
+            ConfigurationError, match=r"Got another command that is writing to it"
+        ):
             start()
         with pytest.raises(ConfigurationError, match="choose another --output"):
             start(redraw=True)
@@ -141,12 +158,16 @@ def test_rows_of_another_file_of_that_name_are_refused(start, own, done):
         with pytest.raises(ConfigurationError, match=words):
             start(data=(f"{own}:3",), redraw=redraw)
     np.savez(own, X=np.ones((3, 1)))
-    with pytest.raises(ConfigurationError, match="Got other contents: choose another --output"):
+    with pytest.raises(
+        ConfigurationError, match="Got other contents: choose another --output"
+    ):
         start(3, data=(f"{own}:2",))
     assert len(done()) == 6
 
 
-def test_rows_of_another_directory_of_data_are_refused(start, bare, out, tmp_path, done):
+def test_rows_of_another_directory_of_data_are_refused(
+    start, bare, out, tmp_path, done
+):
     first, second = tmp_path / "first", tmp_path / "second"
     for number, folder in enumerate((first, second)):
         folder.mkdir()
@@ -155,13 +176,17 @@ def test_rows_of_another_directory_of_data_are_refused(start, bare, out, tmp_pat
     files = json.loads((out / "meta.json").read_text())["files"]
     assert files.keys() == {"iris", "g2_2_30"}
     for other in ({"data_dir": second}, {"data": (f"{second / 'iris.npz'}:3",)}):
-        with pytest.raises(ConfigurationError, match=r"Expected iris to be .* Got other contents"):
+        with pytest.raises(
+            ConfigurationError, match=r"Expected iris to be .* Got other contents"
+        ):
             start(2, **other)
     start(**MINE, data_dir=second)  # without that data set
     start(data=(f"{first / 'iris.npz'}:3",))  # the very same
     assert len(done()) == 9
     start(chosen=replace(bare, sources={"mine": {"bounds": "0 1"}}))
-    with pytest.raises(ConfigurationError, match=r"mine to be .* Got bounds 0 2, not 0 1: choose"):
+    with pytest.raises(
+        ConfigurationError, match=r"mine to be .* Got bounds 0 2, not 0 1: choose"
+    ):
         start(2, replace(bare, sources={"mine": {"bounds": "0 2"}}))
 
 
@@ -169,7 +194,10 @@ def test_rows_of_other_settings_are_refused(start, suite, out, done):
     start()
     before = (out / "runs.csv").read_bytes()
     for change, words in (
-        ({"settings": {"trust": "plain"}}, r"suite toy with trust=plain. Got .* suite toy ins"),
+        (
+            {"settings": {"trust": "plain"}},
+            r"suite toy with trust=plain. Got .* suite toy ins",
+        ),
         ({"name": "other"}, r"runs of suite other. Got those of suite toy"),
     ):
         with pytest.raises(ConfigurationError, match=words):
@@ -212,7 +240,9 @@ def test_two_processes_do_the_same_as_one(start, done):
     assert len(done()) == 24
 
 
-def test_what_fails_is_reported_after_the_tables_and_tried_again(start, suite, out, toy, done):
+def test_what_fails_is_reported_after_the_tables_and_tried_again(
+    start, suite, out, toy, done
+):
     toy.with_name("broken").touch()
     words = r"2 runs failed; the first, Task\(.*ValueError: no luck"
     with pytest.raises(RunError, match=words):
@@ -228,7 +258,9 @@ def test_rows_come_in_the_order_of_the_tasks_and_then_the_others(start):
     start(2, only=(("run", ("1",)),))
     start(2, **MINE)
     rows = start().rows
-    wanted = [(name, run) for run in (0, 1) for name in ("g2_2_30", "mine") for _ in range(3)]
+    wanted = [
+        (name, run) for run in (0, 1) for name in ("g2_2_30", "mine") for _ in range(3)
+    ]
     assert [(row["data"], row["run"]) for row in rows] == wanted
     some = start(only=(("epsilon", ("0.1",)),)).rows
     assert [row["epsilon"] for row in some] == [0.1] * 4
@@ -244,10 +276,16 @@ def processes(toy, done):
 
 @pytest.mark.thorough
 def test_each_task_may_have_a_process_for_itself(processes, start, suite):
-    options, chosen = {**MINE, "only": (("epsilon", ("0.1",)),)}, replace(suite, plots={})
+    options, chosen = (
+        {**MINE, "only": (("epsilon", ("0.1",)),)},
+        replace(suite, plots={}),
+    )
     for jobs in (1, 2):
         before = len(processes())
-        assert start(3, replace(chosen, fresh=True), jobs, f"{jobs}", **options).n_done == 3
+        assert (
+            start(3, replace(chosen, fresh=True), jobs, f"{jobs}", **options).n_done
+            == 3
+        )
         assert len({*processes()[before:]} - {os.getpid()}) == 3
 
 
@@ -264,18 +302,24 @@ def test_a_suite_that_measures_time_runs_alone(processes, start, suite, monkeypa
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_process_that_is_killed_ends_the_command(start, bare, toy, fresh):
     end = f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    toy.write_text("import os\n" + toy.read_text().replace('raise ValueError("no luck")', end))
+    toy.write_text(
+        "import os\n" + toy.read_text().replace('raise ValueError("no luck")', end)
+    )
     toy.with_name("broken").touch()
     with pytest.raises(RunError, match=r"process.* ended by itself"):
         start(chosen=replace(bare, fresh=fresh), jobs=2)
 
 
-def test_threads_that_a_task_left_behind_do_not_hold_up_the_command(start, bare, toy, tmp_path):
+def test_threads_that_a_task_left_behind_do_not_hold_up_the_command(
+    start, bare, toy, tmp_path
+):
     """As that of a server in Flower's simulation, where the clients could not be started."""
     left = "import threading, time\nTHREAD = threading.Thread(target=lambda: (time.sleep(20), "
     left += f"Path({str(tmp_path / 'outlived')!r}).touch()))\n"
     source = toy.read_text().replace("\n\n@dataclasses", f"\n\n{left}@dataclasses", 1)
-    toy.write_text(source.replace("    log = Path", "    THREAD.start()\n    log = Path"))
+    toy.write_text(
+        source.replace("    log = Path", "    THREAD.start()\n    log = Path")
+    )
     chosen = {**MINE, "only": (("method", ("none",)),)}
     assert start(chosen=replace(bare, fresh=True), **chosen).n_done == 1
     assert not (tmp_path / "outlived").exists()
@@ -347,9 +391,13 @@ def test_errors_are_one_sentence(bench, toy):
 def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["toy_suite.py"])
-    script.main(suite, ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"])
+    script.main(
+        suite, ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"]
+    )
     assert "| mine | noise |" in capsys.readouterr().out
-    assert "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
+    assert (
+        "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
+    )
     with pytest.raises(SystemExit, match="Error: Expected method among"):
         script.main(suite, ["--methods", "none at all", "--data", "mine"])
 
@@ -358,7 +406,9 @@ def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeyp
 def test_a_script_runs_in_two_processes(toy, tmp_path, done):
     """Also where it has functions that are wrapped, which can be found by name only."""
     source = toy.read_text().replace("1.0 / 3", "third()")
-    third = "import functools\n\n\n@functools.lru_cache\ndef third():\n    return 1.0 / 3\n"
+    third = (
+        "import functools\n\n\n@functools.lru_cache\ndef third():\n    return 1.0 / 3\n"
+    )
     main = 'if __name__ == "__main__":\n    from flower_kmeans.bench import script\n\n'
     toy.write_text(f"{third}{source}{main}    script.main(SUITE)\n")
     command = [sys.executable, str(toy), "--data", "mine", "--runs", "2", "--jobs", "2"]
@@ -376,13 +426,25 @@ def test_options_are_the_plurals_of_columns():
     made = replace(quick.SUITE, task=Several, measures={"loss": float})
     given = ["--strategies", "a", "b", "--settings", "c", "--methods", "d"]
     options = script.options_of(made, script.parser_of(made).parse_args(given))
-    assert dict(options.only) == {"strategy": ("a", "b"), "settings": ("c",), "method": ("d",)}
+    assert dict(options.only) == {
+        "strategy": ("a", "b"),
+        "settings": ("c",),
+        "method": ("d",),
+    }
 
 
 def test_commands_are_shown_as_they_are_typed_without_folders_of_a_machine(tmp_path):
     sets = f"{tmp_path / 'sets' / 'own.npz'}:3"
-    command = [str(tmp_path / "loss.py"), "--data", "a b", sets, f"--output={tmp_path / 'out'}"]
+    command = [
+        str(tmp_path / "loss.py"),
+        "--data",
+        "a b",
+        sets,
+        f"--output={tmp_path / 'out'}",
+    ]
     shown = runner._command_of([*command, "--data-dir", "../sets"])
     assert shown == "python loss.py --data 'a b' own.npz:3 --output=out --data-dir sets"
     assert runner._command_of(["benchmarks/loss.py"]) == "python benchmarks/loss.py"
-    assert runner._command_of(["/opt/bin/flower-kmeans", "bench"]) == "flower-kmeans bench"
+    assert (
+        runner._command_of(["/opt/bin/flower-kmeans", "bench"]) == "flower-kmeans bench"
+    )

@@ -40,7 +40,10 @@ def index_along(direction, delta, first, second):
     """The index as defined: quantiles of both clusters on a line, the lower cluster first."""
     spread = [np.sqrt(direction @ each @ direction) for each in (first, second)]
     low = [norm.ppf(0.025, 0, spread[0]), norm.ppf(0.025, direction @ delta, spread[1])]
-    high = [norm.ppf(0.975, 0, spread[0]), norm.ppf(0.975, direction @ delta, spread[1])]
+    high = [
+        norm.ppf(0.975, 0, spread[0]),
+        norm.ppf(0.975, direction @ delta, spread[1]),
+    ]
     return (low[1] - high[0]) / (high[1] - low[0])
 
 
@@ -52,11 +55,18 @@ def test_the_index_is_the_largest_over_all_directions(d, scale):
     given = scale * rng.normal(size=d), covariance(rng, d), covariance(rng, d)
     starts = rng.normal(size=(6, d))
     starts *= np.sign(starts @ given[0])[:, None]
-    found = [minimize(lambda a: -index_along(a, *given), start, tol=1e-12) for start in starts]
-    assert separation(*given) == pytest.approx(max(-each.fun for each in found), abs=1e-6)
+    found = [
+        minimize(lambda a: -index_along(a, *given), start, tol=1e-12)
+        for start in starts
+    ]
+    assert separation(*given) == pytest.approx(
+        max(-each.fun for each in found), abs=1e-6
+    )
 
 
-@pytest.mark.parametrize(("distance", "index"), [(4.0, 0.0102), (6.0, 0.2097), (8.0, 0.3423)])
+@pytest.mark.parametrize(
+    ("distance", "index"), [(4.0, 0.0102), (6.0, 0.2097), (8.0, 0.3423)]
+)
 def test_the_index_of_two_lines(distance, index):
     """Standard deviations of 1 and means 4, 6 and 8 apart: close, separate and well separated."""
     found = separation(np.array([distance]), np.eye(1), np.eye(1))
@@ -78,7 +88,12 @@ def nearest_of(centers, covariances):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 12), st.integers(1, 6), st.floats(-0.5, 0.8), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(2, 12),
+    st.integers(1, 6),
+    st.floats(-0.5, 0.8),
+    st.integers(0, 2**32 - 1),
+)
 def test_every_cluster_has_the_asked_index_to_its_nearest(k, d, degree, seed):
     rng = np.random.default_rng(seed)
     covariances = [covariance(rng, d) for _ in range(k)]
@@ -97,8 +112,12 @@ def test_records_have_the_clusters_that_were_asked_for():
         assert (np.abs(part.mean(axis=0) - center) < 7 * spread).all()
         values = np.linalg.eigvalsh(np.cov(part.T))
         assert 0.5 < values[0] <= values[-1] < 14
-    means, spreads = [part.mean(axis=0) for part in parts], [np.cov(part.T) for part in parts]
-    assert nearest_of(means, spreads) == pytest.approx([0.3] * 3, abs=0.06)  # of the records
+    means, spreads = (
+        [part.mean(axis=0) for part in parts],
+        [np.cov(part.T) for part in parts],
+    )
+    # of the records
+    assert nearest_of(means, spreads) == pytest.approx([0.3] * 3, abs=0.06)
     clustered = made.records[made.labels != OUTLIER]
     outliers = made.records[made.labels == OUTLIER]
     from_mean = np.abs(outliers - clustered.mean(axis=0)) / clustered.std(axis=0)
@@ -107,7 +126,11 @@ def test_records_have_the_clusters_that_were_asked_for():
 
 def test_a_set_of_the_synth_family():
     sizes = np.bincount(synth(4, 2, 5).labels + 1)
-    assert sizes[1:].tolist() == sizes_of(10_000, [1, 2, 3, 4]).tolist() == [1000, 2000, 3000, 4000]
+    assert (
+        sizes[1:].tolist()
+        == sizes_of(10_000, [1, 2, 3, 4]).tolist()
+        == [1000, 2000, 3000, 4000]
+    )
     assert 0 <= sizes[0] <= 100
     assert len({len(synth(2, 2, seed).records) for seed in range(5)}) > 1
     large = synth(128, 2, 0)
@@ -118,7 +141,9 @@ def test_a_set_of_the_synth_family():
 def test_degrees_of_the_synth_family_are_in_their_range(monkeypatch):
     asked, real = [], generators.separated_centers
     monkeypatch.setattr(
-        generators, "separated_centers", lambda *given: asked.append(given[1]) or real(*given)
+        generators,
+        "separated_centers",
+        lambda *given: asked.append(given[1]) or real(*given),
     )
     for seed in range(20):
         synth(2, 2, seed)
@@ -138,7 +163,9 @@ def test_g2_is_two_gaussians(d):
     made = g2(d, 30.0, 3)
     assert made.records.shape == (2048, d)
     assert np.bincount(made.labels).tolist() == [1024, 1024]
-    np.testing.assert_array_equal(made.centers, np.repeat([[500.0], [600.0]], d, axis=1))
+    np.testing.assert_array_equal(
+        made.centers, np.repeat([[500.0], [600.0]], d, axis=1)
+    )
     rest = (made.records - made.centers[made.labels]) / 30
     assert abs(rest.mean()) < 7 / np.sqrt(rest.size)
     assert rest.var() == pytest.approx(1, abs=7 * np.sqrt(2 / rest.size))
@@ -148,7 +175,9 @@ def test_g2_is_two_gaussians(d):
     ("make", "sizes"), [(synth, (3, 4)), (time_synth, (500, 2, 2)), (g2, (3, 10))]
 )
 def test_equal_seeds_give_equal_sets(make, sizes):
-    first, again, other = (make(*sizes, rng) for rng in (11, np.random.default_rng(11), 12))
+    first, again, other = (
+        make(*sizes, rng) for rng in (11, np.random.default_rng(11), 12)
+    )
     for one, two in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first.records[:50], other.records[:50])

@@ -31,11 +31,14 @@ def test_a_file_of_ones_own_is_a_data_set(suite, tmp_path):
 def test_columns_restrict_what_is_run(suite):
     plan = plan_of(suite, Options(2, only=(("method", ("noise",)), ("run", ("1",)))))
     assert {(task.method, task.run) for task in plan.tasks} == {("noise", 1)}
-    plan = plan_of(suite, Options(1, only=(("epsilon", ("", "7")),)))  # not among the suite's own
+    # not among the suite's own
+    plan = plan_of(suite, Options(1, only=(("epsilon", ("", "7")),)))
     assert {task.epsilon for task in plan.tasks} == {None, 7.0}
 
 
-def test_a_grid_has_every_combination_run_by_run_and_other_numbers_than_the_suites(suite):
+def test_a_grid_has_every_combination_run_by_run_and_other_numbers_than_the_suites(
+    suite,
+):
     def tasks(*only, free=()):
         options = Options(2, only=only)
         values = {"method": ("a", "b"), "epsilon": (None, 1.0)}
@@ -46,15 +49,24 @@ def test_a_grid_has_every_combination_run_by_run_and_other_numbers_than_the_suit
     every = [(r, m, e) for r in (0, 1) for m in "ab" for e in (None, 1.0)]
     assert tasks() == every
     assert tasks(("epsilon", ("3", ""))) == [(r, m, 3.0) for r in (0, 1) for m in "ab"]
-    assert tasks(("method", ("c",)), ("run", ("1",))) == every  # the plan leaves these out
-    assert {method for _, method, _ in tasks(("method", ("c",)), free=["method"])} == {"c"}
+    # the plan leaves these out
+    assert tasks(("method", ("c",)), ("run", ("1",))) == every
+    assert {method for _, method, _ in tasks(("method", ("c",)), free=["method"])} == {
+        "c"
+    }
 
 
 @pytest.mark.parametrize(
     ("only", "words"),
     [
-        (("colour", ("red",)), "Expected a column of data, method, epsilon, run. Got 'colour'"),
-        (("method", ("nothing",)), "Expected method among .*'noise', 'none'.*Got 'nothing'"),
+        (
+            ("colour", ("red",)),
+            "Expected a column of data, method, epsilon, run. Got 'colour'",
+        ),
+        (
+            ("method", ("nothing",)),
+            "Expected method among .*'noise', 'none'.*Got 'nothing'",
+        ),
         (("run", ("first",)), "Expected run as int. Got 'first'"),
     ],
 )
@@ -121,7 +133,11 @@ def test_values_of_numpy_are_written_like_others():
 def test_seeds_follow_from_the_task_alone(suite):
     task = suite.task("a", "noise", 1.0, 0)
     assert seed_of(task) == seed_of(replace(task))
-    others = [seed_of(replace(task, run=1)), seed_of(replace(task, data="b")), seed_of(task, "x")]
+    others = [
+        seed_of(replace(task, run=1)),
+        seed_of(replace(task, data="b")),
+        seed_of(task, "x"),
+    ]
     assert len({seed_of(task), *others}) == 4
     assert 0 <= seed_of(task) < 2**32
     assert seed_of(task) == 1_990_714_405  # in any process

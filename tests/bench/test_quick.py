@@ -16,10 +16,13 @@ def small(tmp_path):
     """Two tiny data sets, of which one is wide."""
     for name, d in (("flat", 2), ("wide", 17)):
         rng = np.random.default_rng(d)
-        records = np.repeat([[-5.0] * d, [5.0] * d], 200, axis=0) + rng.normal(size=(400, d))
+        records = np.repeat([[-5.0] * d, [5.0] * d], 200, axis=0) + rng.normal(
+            size=(400, d)
+        )
         np.savez(tmp_path / f"{name}.npz", X=records, y=np.repeat([0, 1], 200))
     return plan_of(
-        quick.SUITE, Options(1, data=tuple(f"{tmp_path / name}.npz:2" for name in ("flat", "wide")))
+        quick.SUITE,
+        Options(1, data=tuple(f"{tmp_path / name}.npz:2" for name in ("flat", "wide"))),
     )
 
 
@@ -46,7 +49,9 @@ def test_every_method_runs_as_the_protocol_says(small, monkeypatch):
         if task.epsilon in (None, 0.5) and task.data == "wide":
             rows.append({**vars(task), **quick.measure(task, small.options)})
     assert {row["method"] for row in rows} == set(quick.METHODS)
-    assert [row["ratio"] for row in rows if row["method"] == "KMeans"] == [pytest.approx(1)]
+    assert [row["ratio"] for row in rows if row["method"] == "KMeans"] == [
+        pytest.approx(1)
+    ]
     case = quick.case_of("wide", small.options)
     assert len(case.records) == 400 - 2 * 20
     assert len(case.server_data) == 2 * 20 + 100

@@ -49,7 +49,9 @@ def test_a_file_cut_off_anywhere_loses_its_last_row_alone(suite, path, tasks, wr
         n_whole = max(0, sum(end <= size for end in ends) - 1)
         assert list(read_runs(suite, path)) == tasks[:n_whole], size
         for task in tasks[n_whole:]:
-            append_run(suite, path, task, {"loss": 0.1 + task.run, "capped": task.run == 2})
+            append_run(
+                suite, path, task, {"loss": 0.1 + task.run, "capped": task.run == 2}
+            )
         assert path.read_bytes() == whole, size
 
 

@@ -18,11 +18,15 @@ from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.vertical.costs import costs
 
-# Tasks that go into one line of the first table each, and measures that must be positive.
+# Tasks that go into one line of the first table each, and measures that must be
+# positive.
 SMALL = {
     "client_step": [(3_000, 4, 3, 0)],
     "load": [("oblivious-server", 5, 3, 0), ("clients-only", 5, 3, 0)],
-    "noise": [("3x4", "rounded-gaussian/1", 2, 0), ("3x4", "discrete-gaussian/2", 2, 0)],
+    "noise": [
+        ("3x4", "rounded-gaussian/1", 2, 0),
+        ("3x4", "discrete-gaussian/2", 2, 0),
+    ],
     "scaling": [("clients", 300, 2, 3, 4, 0)],
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],
 }
@@ -46,14 +50,19 @@ def test_a_small_task_is_measured_and_shown(script, name):
     rows = measured(module.SUITE, [module.Task(*values) for values in SMALL[name]])
     for row in rows:
         assert row.keys() == module.SUITE.columns.keys()
-        assert all(value is None or value >= 0 for value in map(row.get, module.SUITE.measures))
+        assert all(
+            value is None or value >= 0 for value in map(row.get, module.SUITE.measures)
+        )
     assert len(cells(module.tables_of(rows, Options(1)))) == len(rows)
 
 
 def test_of_several_runs_the_shortest_is_shown(script):
     scaling = script("scaling")
     row = vars(scaling.Task(*SMALL["scaling"][0]))
-    rows = [{**row, "run": run, "total": t, "round": t / 16} for run, t in enumerate((9.0, 4.0))]
+    rows = [
+        {**row, "run": run, "total": t, "round": t / 16}
+        for run, t in enumerate((9.0, 4.0))
+    ]
     (line,) = cells(scaling.tables_of(rows, Options(1)))
     assert line[5:] == ["4.00", "2.25", "250.0", "1.00", "62.50"]
     assert len(plan_of(scaling.SUITE, Options(1)).tasks) == 3 + 4 + 4 + 4 + 2
@@ -62,7 +71,9 @@ def test_of_several_runs_the_shortest_is_shown(script):
 def test_noise_is_drawn_at_the_scale_of_the_row(script, monkeypatch):
     noise, asked = script("noise"), []
     spied = {
-        name: lambda values, stream, draw=draw: asked.append(values) or draw(values, stream)
+        name: lambda values, stream, draw=draw: (
+            asked.append(values) or draw(values, stream)
+        )
         for name, draw in noise.SAMPLERS.items()
     }
     monkeypatch.setattr(noise, "SAMPLERS", spied)
@@ -72,14 +83,20 @@ def test_noise_is_drawn_at_the_scale_of_the_row(script, monkeypatch):
         np.testing.assert_array_equal(values, np.full(15, scale))
 
 
-def test_fits_are_of_the_strategies_and_trust_models_of_their_names(script, monkeypatch):
+def test_fits_are_of_the_strategies_and_trust_models_of_their_names(
+    script, monkeypatch
+):
     fit = script("fit")
     data = fit.Data("small", np.random.default_rng(0).uniform(-0.5, 0.5, (400, 2)), 2)
     monkeypatch.setattr(fit, "in_ball", lambda name, options: data)
     tasks = [fit.Task(fit.SMALL, name, 0) for name in fit.FITS if name[0] in "KF"]
     rows = measured(fit.SUITE, tasks)
     assert [line[2] for line in cells(fit.tables_of(rows, Options(1)))] == ["", "8"]
-    names = [task.fit for task in plan_of(fit.SUITE, Options(1)).tasks if task.data == fit.LARGE]
+    names = [
+        task.fit
+        for task in plan_of(fit.SUITE, Options(1)).tasks
+        if task.data == fit.LARGE
+    ]
     assert names == [name for name in fit.FITS if "PEMeans" not in name]
     for name in fit.FITS[1:]:
         strategy = fit.strategy_of(name, data)
@@ -107,14 +124,18 @@ def test_round_trips_of_every_trust_model(script):
         "clients-only": 2 * 2 + 2,
     }
     assert {*module.TRUSTS} == {*TRUST_MODELS} - {"plain", "vertical"}
-    table = cells(script("round_trips").show("waiting by", {"own polling": [3.0, 6.2, 6.1]}))
+    table = cells(
+        script("round_trips").show("waiting by", {"own polling": [3.0, 6.2, 6.1]})
+    )
     assert table == [["own polling", "6.10", "3.00", "6.20"]]
 
 
-@pytest.mark.thorough  # by default tests/strategies/test_vertical.py compares the bytes of a run
+# by default tests/strategies/test_vertical.py compares the bytes of a run
+@pytest.mark.thorough
 def test_bytes_of_vertical_runs_are_the_planned(script, monkeypatch):
     vertical = script("vertical")
-    monkeypatch.setitem(sys.modules, "vertical", vertical)  # its processes import it by name
+    # its processes import it by name
+    monkeypatch.setitem(sys.modules, "vertical", vertical)
     (row,) = measured(vertical.SUITE, [vertical.Task(2, False, 1, 1, 0)])
     assert row["peak"] > 10 * row["relin_bytes"]
     assert len(cells(vertical.tables_of([row], Options(1)).split("\n\n")[0])) == 1
@@ -142,7 +163,9 @@ def test_the_noise_that_the_paper_describes(script):
     loss, delta = script("vertical_loss"), 1e-4
     for rounds in (1, 5):
         of_a_round = math.sqrt(2 * math.log(1.25 * rounds / delta)) * rounds
-        assert loss.described_multiplier(1.0, delta, rounds) == pytest.approx(of_a_round)
+        assert loss.described_multiplier(1.0, delta, rounds) == pytest.approx(
+            of_a_round
+        )
     part = 1 / (2 * math.sqrt(2 * 400 * math.log(2 / delta)))
     of_a_round = math.sqrt(2 * math.log(1.25 * 800 / delta)) / part
     assert loss.described_multiplier(1.0, delta, 400) == pytest.approx(of_a_round)
@@ -152,8 +175,12 @@ def test_the_noise_that_the_paper_describes(script):
     noise = loss.described_noise(algorithm, 1, 5, np.random.default_rng(0))
     sums, counts = np.split(noise / 2.0**algorithm.fraction_bits, [400])
     assert len(counts) == 10
-    assert sums.std() == pytest.approx(2 * loss.described_multiplier(1.0, delta, 5), rel=0.1)
-    assert counts.std() == pytest.approx(loss.described_multiplier(1.0, delta, 5), rel=0.6)
+    assert sums.std() == pytest.approx(
+        2 * loss.described_multiplier(1.0, delta, 5), rel=0.1
+    )
+    assert counts.std() == pytest.approx(
+        loss.described_multiplier(1.0, delta, 5), rel=0.6
+    )
 
 
 def test_the_peak_of_memory_outlasts_what_was_held(script):
@@ -182,13 +209,20 @@ def test_strategies_run_in_turn_on_the_same_nodes(script):
             runs.run(grid, name)
     assert asked.count("train") == 3 * (1 + 4)
     assert runs.found["peak"] > 2**20
-    assert 3 * runs.found["fastlloyd"] < runs.found["whole"]  # of rounds after the first
+    # of rounds after the first
+    assert 3 * runs.found["fastlloyd"] < runs.found["whole"]
     assert min(runs.found.values()) > 0
 
 
 def test_a_private_round_stands_beside_one_of_fedavg(script):
     module = script("ray_round")
-    seconds = {"fastlloyd": 1.0, "fedavg": 2.0, "engine": 0.5, "whole": 9.0, "computed": 3.0}
+    seconds = {
+        "fastlloyd": 1.0,
+        "fedavg": 2.0,
+        "engine": 0.5,
+        "whole": 9.0,
+        "computed": 3.0,
+    }
     measures = {**seconds, "peak": 2**21}
     tasks = plan_of(module.SUITE, Options(2)).tasks
     rows = [{**vars(task), **measures, "fedavg": 2.0 + 4 * task.run} for task in tasks]
@@ -203,19 +237,26 @@ def test_a_client_on_ray_is_measured(script):
     module = script("ray_clients")
     (row,) = measured(module.SUITE, [module.Task("3x2", 4, 3, 0)])
     assert row["complete"] == 1
-    assert all(row[name] > 0 for name in ("whole", "clock", "packing", "client", "rest", "peak"))
+    assert all(
+        row[name] > 0
+        for name in ("whole", "clock", "packing", "client", "rest", "peak")
+    )
     assert len(cells(module.tables_of([row], Options(1)))) == 1
 
 
 @pytest.fixture
 def stranded():
     """Return an environment in which the last cluster of the machine has left no usable address."""
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="ray", ignore_cleanup_errors=True
+    ) as folder:
         # Not below tmp_path, which is too long for the paths of sockets.
         address = Path(folder) / "ray" / "ray_current_cluster"
         address.parent.mkdir()
         address.write_text("nobody")
-        known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        known = {
+            name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"
+        }
         yield known | {"RAY_TMPDIR": folder}
 
 
@@ -223,14 +264,22 @@ def stranded():
 @pytest.mark.ray
 def test_a_simulation_for_each_run_from_the_installed_command(tmp_path, stranded):
     """Each starts Ray for itself, whatever other cluster the machine has or had."""
-    command = [sys.executable, "-c", "from flower_kmeans.cli.app import main; main()", "bench"]
+    command = [
+        sys.executable,
+        "-c",
+        "from flower_kmeans.cli.app import main; main()",
+        "bench",
+    ]
     command += ["--suite", str(ROOT / "benchmarks" / "ray_round.py"), "--output", "out"]
     command += ["--only", "shape=3x2", "--only", "clients=2", "--runs", "2"]
     options = {"cwd": tmp_path, "env": stranded, "capture_output": True, "text": True}
-    done = subprocess.run(command, **options, check=False, timeout=3_600)  # a hang must end
+    # a hang must end
+    done = subprocess.run(command, **options, check=False, timeout=3_600)
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "| 3x2 | 2 | oblivious-server | 7 | 80 |" in done.stdout
     with (tmp_path / "out" / "runs.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["run"] for row in found] == ["0", "1"]
-    assert all(float(row[name]) > 0 for row in found for name in ("fastlloyd", "fedavg"))
+    assert all(
+        float(row[name]) > 0 for row in found for name in ("fastlloyd", "fedavg")
+    )

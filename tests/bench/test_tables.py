@@ -46,17 +46,27 @@ def test_curves_hold_runs_and_areas_are_of_whole_ones():
 
 
 def test_lines_are_those_of_keys_in_the_order_of_rows():
-    assert tables.over_grid(ROWS, "loss", (1.0, 2.0), form=".2g", count=False).splitlines() == [
+    assert tables.over_grid(
+        ROWS, "loss", (1.0, 2.0), form=".2g", count=False
+    ).splitlines() == [
         "| data | method | eps 1 | eps 2 |",
         "|---|---|--:|--:|",
         "| a | m | 2 ± 2.5 | 2.5 ± 6.4 |",
         "| a | flat | 0.5 | 0.5 |",
     ]
     rows = [{"n": n, "kind": "x", "t": n / 2} for n in (5000, 3, 5000)]
-    found = tables.by_key(rows, {"N": "n", "of": "kind"}, {"runs": lambda of: str(len(of))}, (1,))
-    assert found.splitlines()[1:] == ["|--:|---|--:|", "| 5,000 | x | 2 |", "| 3 | x | 1 |"]
+    found = tables.by_key(
+        rows, {"N": "n", "of": "kind"}, {"runs": lambda of: str(len(of))}, (1,)
+    )
+    assert found.splitlines()[1:] == [
+        "|--:|---|--:|",
+        "| 5,000 | x | 2 |",
+        "| 3 | x | 1 |",
+    ]
     panels = tables.panels(tables.curves_of(ROWS, "loss"))
-    assert {name: list(curves) for name, curves in panels.items()} == {"a": ["m", "flat"]}
+    assert {name: list(curves) for name, curves in panels.items()} == {
+        "a": ["m", "flat"]
+    }
 
 
 def test_tables_are_markdown():
@@ -71,13 +81,17 @@ def test_tables_are_markdown():
         "|---|",
         r"| c\|d e |",
     ]
-    assert tables.markdown(["a", "b", "c"], [], (0, 2)).splitlines()[1] == "|---|--:|---|"
+    assert (
+        tables.markdown(["a", "b", "c"], [], (0, 2)).splitlines()[1] == "|---|--:|---|"
+    )
     assert tables.markdown(["a", "b", "c"], [], 2).splitlines()[1] == "|---|---|--:|"
 
 
 def test_a_plot_has_a_panel_and_a_line_for_each_curve(tmp_path):
     curves = {key[1]: curve for key, curve in tables.curves_of(ROWS, "loss").items()}
-    figure = plots.lines({"one": curves, "two": {"m": curves["m"]}}, (1.0, 2.0), dashed=("flat",))
+    figure = plots.lines(
+        {"one": curves, "two": {"m": curves["m"]}}, (1.0, 2.0), dashed=("flat",)
+    )
     first, second, *hidden = figure.axes
     assert [axes.get_title() for axes in (first, second)] == ["one", "two"]
     assert not any(axes.get_visible() for axes in hidden)

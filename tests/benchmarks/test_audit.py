@@ -38,7 +38,9 @@ def parts(audit):
     return SimpleNamespace(**audit.attack.__globals__)
 
 
-def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(audit, parts):
+def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(
+    audit, parts
+):
     listed = {(cell.strategy, cell.trust, cell.unit) for cell in audit.cells()}
     made = {
         name: parts.setting_of(parts.Cell(name, "trusted-server")).strategy
@@ -103,16 +105,22 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
     shares = 2 if setting.shared and not setting.alone else 1
     with (
         mock.patch.object(round_noise, "draw", lambda each, units, _: constant(units)),
-        mock.patch.object(round_noise, "draw_share", lambda each, units, n, _: constant(units)),
+        mock.patch.object(
+            round_noise, "draw_share", lambda each, units, n, _: constant(units)
+        ),
     ):
         questions, absent = parts.recorded(setting, False)
         _, present = parts.recorded(setting, True)
         answers = parts.Answers(setting)
-        again = [parts.repeated(answers, questions, 2, at_once) for at_once in (True, False)]
+        again = [
+            parts.repeated(answers, questions, 2, at_once) for at_once in (True, False)
+        ]
     assert (absent.residual == SHARE * shares).all()
     np.testing.assert_array_equal(present.residual - SHARE * shares, present.change)
     for without, having in again:
-        np.testing.assert_array_equal(without.residual, np.repeat(absent.residual, 2, axis=0))
+        np.testing.assert_array_equal(
+            without.residual, np.repeat(absent.residual, 2, axis=0)
+        )
         changes = np.broadcast_to(having.change, having.residual.shape)
         np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
     assert 0.97 < answers.attained(absent) <= 1 + 1e-9
@@ -140,7 +148,11 @@ def test_variants_are_what_they_are_called(parts):
     (sums, _), *_ = answers_of("SuLloyd trusted-server record columns").plan.rounds
     assert sums.parts == ((1.0, 16),)
     setting = answers_of("GLloyd distributed-noise record 2 of 4 collude").setting
-    assert (setting.n_clients, setting.shares, setting.strategy.max_colluders) == (4, 2, 2)
+    assert (setting.n_clients, setting.shares, setting.strategy.max_colluders) == (
+        4,
+        2,
+        2,
+    )
 
 
 def test_members_beyond_the_threshold_are_held_to_what_the_report_says(parts):
@@ -171,7 +183,9 @@ def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
     assert math.isnan(line.ratio)
 
 
-@pytest.mark.default_cases("GLloyd distributed-noise record", "PEMeans trusted-server client")
+@pytest.mark.default_cases(
+    "GLloyd distributed-noise record", "PEMeans trusted-server client"
+)
 @pytest.mark.parametrize("text", ATTACKED)
 def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, text):
     line = audit.attack(cell_of(audit, text), audit.Effort(250, 1, SURE))
@@ -180,7 +194,10 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, text):
     if not math.isnan(line.mu):
         assert line.tpr - line.fpr > 0.14  # 0.36 is expected: seven standard deviations
     assert (line.recorded, line.confidence) == (2, SURE)
-    assert (250 * line.tpr, 250 * line.fpr) == (round(250 * line.tpr), round(250 * line.fpr))
+    assert (250 * line.tpr, 250 * line.fpr) == (
+        round(250 * line.tpr),
+        round(250 * line.fpr),
+    )
 
 
 CERTAIN = {
@@ -207,7 +224,8 @@ CERTAIN = {
 def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     """Bounds of a few hundred runs exceed the claim; without the bug they cannot.
 
-    The planted runs have seeded noise: of some bugs, one run in a hundred stays below the claim.
+    The planted runs have seeded noise: of some bugs, one run in a hundred stays below
+    the claim.
     """
     bug = audit.BUGS[name]
     effort = audit.Effort(CERTAIN[name], 1)
@@ -217,7 +235,9 @@ def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     assert planted.epsilon_bound > planted.claimed_epsilon
     if bug.guess != "likelihood ratio":
         assert planted.recorded_right == planted.recorded
-    absent = audit.line_of(replace(task, planted=False), replace(effort, confidence=SURE))
+    absent = audit.line_of(
+        replace(task, planted=False), replace(effort, confidence=SURE)
+    )
     assert absent.verdict == audit.BELOW
 
 
@@ -232,7 +252,10 @@ def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(
 
     monkeypatch.setitem(audit.attack.__globals__, "recorded", louder)
     effort = audit.Effort(repetitions=100, recorded=1)
-    assert audit.attack(audit.Cell("PEMeans", "trusted-server"), effort).verdict == parts.DIFFERENT
+    assert (
+        audit.attack(audit.Cell("PEMeans", "trusted-server"), effort).verdict
+        == parts.DIFFERENT
+    )
 
 
 @pytest.fixture
@@ -254,7 +277,9 @@ def run(audit, made, monkeypatch, tmp_path):
 
     def line_of(task, effort):
         asked.append((task, effort))
-        return replace(made, epsilon_bound=9.0 if task.planted and run_it.catches else 3.0)
+        return replace(
+            made, epsilon_bound=9.0 if task.planted and run_it.catches else 3.0
+        )
 
     def run_it(*more):
         asked.clear()
@@ -282,7 +307,9 @@ def test_tasks_are_all_cells_at_the_epsilons_asked_for_and_each_bug_twice(audit)
 
 
 @pytest.mark.thorough
-def test_it_goes_on_where_it_was_stopped_and_writes_everything(audit, run, tmp_path, capsys):
+def test_it_goes_on_where_it_was_stopped_and_writes_everything(
+    audit, run, tmp_path, capsys
+):
     tasks = list(plan_of(audit.SUITE, Options(20)).tasks)
     assert run("--runs", "20") == [(task, audit.Effort(20)) for task in tasks]
     printed = capsys.readouterr().out
@@ -300,11 +327,13 @@ def test_it_goes_on_where_it_was_stopped_and_writes_everything(audit, run, tmp_p
     assert settings == {"recorded": "5", "confidence": "0.95"}
     assert not run("--runs", "20", "--trusts", "distributed-noise")
     printed = capsys.readouterr().out
-    assert "| FastLloyd | distributed-noise | record | 4 |  |" in printed  # NaN, read back
+    # NaN, read back
+    assert "| FastLloyd | distributed-noise | record | 4 |  |" in printed
     assert printed.count("| caught |") == sum(
         bug.cell.trust == "distributed-noise" for bug in audit.BUGS.values()
     )
-    others = run("--runs", "21", "--strategies", "PEMeans")  # other repetitions are other lines
+    # other repetitions are other lines
+    others = run("--runs", "21", "--strategies", "PEMeans")
     assert {task for task, _ in others} == {
         replace(task, repetitions=21) for task in tasks if task.strategy == "PEMeans"
     }
@@ -326,7 +355,9 @@ def rows_of(audit, lines):
 def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit, made):
     cell, bug = audit.Cell("PEMeans", "trusted-server"), audit.BUGS["noise halved"]
     first = audit.task_of(cell, 20)
-    planted, absent = (audit.task_of(bug.cell, 20, bug.name, state) for state in (True, False))
+    planted, absent = (
+        audit.task_of(bug.cell, 20, bug.name, state) for state in (True, False)
+    )
     high = replace(made, epsilon_bound=9.0, verdict="ABOVE THE CLAIM")
     low = replace(made, attained=1.0)
 
@@ -372,7 +403,9 @@ def test_a_bug_without_its_other_side_is_shown(audit, made):
 def table_rows(page):
     """Return the cells of all lines of a document's tables."""
     text = (ROOT / "docs" / page).read_text("utf-8")
-    return [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines()]
+    return [
+        [part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines()
+    ]
 
 
 def test_the_page_has_every_line_and_every_bug(audit):
@@ -390,7 +423,8 @@ def test_the_page_has_every_line_and_every_bug(audit):
         if tuple(row[:4]) in gaussian:
             gaussian[tuple(row[:4])].append((int(row[7]), float(row[12])))
     assert len(gaussian) == sum(
-        cell.strategy != "SuLloyd" and cell.variant not in ("laplace", "below the threshold")
+        cell.strategy != "SuLloyd"
+        and cell.variant not in ("laplace", "below the threshold")
         for cell in audit.cells((4.0,))
     )
     assert all(reached[0][0] == 5_000 for reached in gaussian.values())
@@ -410,7 +444,9 @@ def ranges(lines, between=" to "):
 
 def test_the_headlines_are_those_of_the_tables():
     lines = [
-        row for row in table_rows("tables/audit.md") if len(row) == 14 and row[3] in ("4", "1")
+        row
+        for row in table_rows("tables/audit.md")
+        if len(row) == 14 and row[3] in ("4", "1")
     ]
     page = table_rows("audit.md")
     (start,) = [i for i, row in enumerate(page) if row[:1] == ["strategy"]]
@@ -418,7 +454,11 @@ def test_the_headlines_are_those_of_the_tables():
     shown = {}
     for row in page[start + 2 : page.index([], start)]:
         name = row[0].strip("`")
-        shown |= {(name, trust): cell for trust, cell in zip(trusts, row[1:], strict=True) if cell}
+        shown |= {
+            (name, trust): cell
+            for trust, cell in zip(trusts, row[1:], strict=True)
+            if cell
+        }
     found = {}
     for line in lines:
         if line[3] == "4" and line[12]:
@@ -439,7 +479,11 @@ def test_the_headlines_are_those_of_the_tables():
     nothing = [line for line in four if not line[12]]
     assert page[start + 4][0].startswith(f"{len(nothing)} ")
     assert {line[11] for line in lines if not line[12]} == {"0.00"}
-    bugs = [row for row in table_rows("tables/audit.md") if len(row) == 10 and row[7] == "caught"]
+    bugs = [
+        row
+        for row in table_rows("tables/audit.md")
+        if len(row) == 10 and row[7] == "caught"
+    ]
     text = (ROOT / "docs" / "audit.md").read_text("utf-8")
     assert f"all {len(bugs)} planted bugs are found" in text
     least = min(float(row[5]) / float(row[4]) for row in bugs if float(row[4]))

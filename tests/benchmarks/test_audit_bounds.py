@@ -46,12 +46,17 @@ def test_the_bound_on_mu_covers_a_known_gaussian(audit, mu, threshold):
 def _worst_coupling(tp, fp, exceeds):
     """Return the most that any joint law of both counts can give the set, by covers of it.
 
-    Every pair of the set has a true count from some number on, or a false count up to another one.
+    Every pair of the set has a true count from some number on, or a false count up to
+    another one.
     """
     widest = [np.flatnonzero(row).max(initial=-1) for row in exceeds]
     assert (np.diff(widest) >= 0).all()
-    assert all(row[: width + 1].all() for row, width in zip(exceeds, widest, strict=True))
-    covers = [tp[i + 1 :].sum() + fp[: width + 1].sum() for i, width in enumerate(widest)]
+    assert all(
+        row[: width + 1].all() for row, width in zip(exceeds, widest, strict=True)
+    )
+    covers = [
+        tp[i + 1 :].sum() + fp[: width + 1].sum() for i, width in enumerate(widest)
+    ]
     return min(tp.sum(), *covers)
 
 
@@ -63,11 +68,15 @@ def test_the_bound_on_epsilon_covers_randomised_response(audit, epsilon):
     counts = np.arange(n + 1)
     tp, fp = stats.binom(n, truth).pmf(counts), stats.binom(n, 1 - truth).pmf(counts)
     bounds = np.array(
-        [[audit.epsilon_lower_bound(i, n, j, n, 0.0, confidence) for j in counts] for i in counts]
+        [
+            [audit.epsilon_lower_bound(i, n, j, n, 0.0, confidence) for j in counts]
+            for i in counts
+        ]
     )
     assert (np.outer(tp, fp) * (bounds > epsilon + 1e-12)).sum() <= 1 - confidence
     assert audit.epsilon_lower_bound(9000, 10_000, 1000, 10_000, 0.0) > 2.0
-    assert audit.epsilon_lower_bound(10_000, 10_000, 9000, 10_000, 0.0) > 4.0  # by the other guess
+    # by the other guess
+    assert audit.epsilon_lower_bound(10_000, 10_000, 9000, 10_000, 0.0) > 4.0
     assert audit.epsilon_lower_bound(500, 10_000, 0, 10_000, 0.2) == 0.0
 
 
@@ -85,10 +94,17 @@ def test_many_runs_come_near_the_truth(audit):
 def test_likelihoods_are_those_of_the_samplers_laws(audit, sampler, scale):
     residual = np.array([[0], [1], [-3], [int(6 * scale)], [-int(30 * scale)]])
     for change in (1, -2, int(scale) + 1):
-        found = audit.log_likelihood_ratio(sampler, residual, np.array([change]), np.array([scale]))
+        found = audit.log_likelihood_ratio(
+            sampler, residual, np.array([change]), np.array([scale])
+        )
         with mpmath.workdps(400):
             wanted = [
-                float(mpmath.log(_mass(sampler, int(n) - change, scale) / _mass(sampler, n, scale)))
+                float(
+                    mpmath.log(
+                        _mass(sampler, int(n) - change, scale)
+                        / _mass(sampler, n, scale)
+                    )
+                )
                 for n in residual[:, 0].tolist()
             ]
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
@@ -100,7 +116,9 @@ def _mass(sampler, n, scale):
         return mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * s * s))
     size = abs(n)
     if sampler == "rounded-gaussian/1":
-        ends = [mpmath.erfc((size + half) / s / mpmath.sqrt(2)) / 2 for half in (-0.5, 0.5)]
+        ends = [
+            mpmath.erfc((size + half) / s / mpmath.sqrt(2)) / 2 for half in (-0.5, 0.5)
+        ]
         return ends[0] - ends[1]
     if size == 0:
         return 1 - mpmath.exp(-1 / (2 * s))
@@ -113,7 +131,9 @@ def test_likelihoods_add_up_over_the_words_that_change(audit):
     total = audit.log_likelihood_ratio("discrete-gaussian/2", residual, change, scale)
     # (r c - c^2 / 2) / s^2
     np.testing.assert_allclose(
-        total, [(10 - 2) / 9 + (2 - 0.5) / 16, (2 - 2) / 9 + (-1 - 0.5) / 16], atol=1e-12
+        total,
+        [(10 - 2) / 9 + (2 - 0.5) / 16, (2 - 2) / 9 + (-1 - 0.5) / 16],
+        atol=1e-12,
     )
     with pytest.raises(ValueError, match="scale"):
         audit.log_likelihood_ratio("discrete-gaussian/2", residual, change, 0 * scale)
@@ -128,8 +148,12 @@ def test_one_noise_for_both_neighbours_keeps_the_bound_and_narrows_it(audit):
     rng = np.random.default_rng(0)
     both, one, _ = rng.multinomial(n, [seldom, 1 - 2 * seldom, seldom], 100_000).T
     bounds = limits[both + one] + limits[n - both]
-    assert bounds[0] == pytest.approx(audit.mu_lower_bound(both[0] + one[0], n, both[0], n))
+    assert bounds[0] == pytest.approx(
+        audit.mu_lower_bound(both[0] + one[0], n, both[0], n)
+    )
     assert (bounds > mu).mean() < 1e-3
-    ratios = [epsilon_of_mu(bound, 1e-5) / 4.0 for bound in np.quantile(bounds, [0.002, 0.5])]
+    ratios = [
+        epsilon_of_mu(bound, 1e-5) / 4.0 for bound in np.quantile(bounds, [0.002, 0.5])
+    ]
     assert 0.84 < ratios[0] < 0.87
     assert 0.9 < ratios[1] < 0.93

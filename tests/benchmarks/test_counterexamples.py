@@ -47,7 +47,11 @@ def test_constrained_runs_are_those_of_the_thesis(script, options):
     ):
         strategy = script.strategy_for(data, script.Task("adult", method, 1.0, 3))
         assert type(strategy).__name__ == name
-        assert (strategy.trust, strategy.seed, strategy.n_clients) == ("oblivious-server", 1003, 2)
+        assert (strategy.trust, strategy.seed, strategy.n_clients) == (
+            "oblivious-server",
+            1003,
+            2,
+        )
         assert (strategy.plan.budget.delta == 0.0) == (delta == 0.0)
         if name == "ConstrainedLloyd":
             chosen = strategy.algorithm

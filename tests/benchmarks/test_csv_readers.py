@@ -52,7 +52,9 @@ def test_a_reader_that_is_disturbed_is_found(script, tmp_path, reader, outcome, 
     assert kind in script.outcomes(reader, tmp_path)[outcome]
 
 
-def test_the_csv_module_is_disturbed_by_an_open_quote_and_refuses_a_long_cell(script, tmp_path):
+def test_the_csv_module_is_disturbed_by_an_open_quote_and_refuses_a_long_cell(
+    script, tmp_path
+):
     found = script.outcomes(script.csv_module(), tmp_path)
     assert "no quote closes" in found["changes"]
     assert found["refuses"] == {"a cell of 2 million characters"}

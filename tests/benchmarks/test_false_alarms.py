@@ -22,13 +22,19 @@ def runs(script, name, n_draws=40, **case):
 
 
 def test_every_algorithm_is_measured(script):
-    assert {make(script.N).name for make in script.ALGORITHMS.values()} == set(library_algorithms())
+    assert {make(script.N).name for make in script.ALGORITHMS.values()} == set(
+        library_algorithms()
+    )
 
 
-@pytest.mark.parametrize("case", [{"factor": 1 / 3}, {"factor": 3.0}, {"corners": True}], ids=str)
+@pytest.mark.parametrize(
+    "case", [{"factor": 1 / 3}, {"factor": 3.0}, {"corners": True}], ids=str
+)
 @pytest.mark.parametrize("name", ["GLloyd", "SuLloyd", "FastLloyd", "PEMeans"])
 @pytest.mark.default_cases("GLloyd-{'factor': 3.0}", "SuLloyd-{'corners': True}")
-def test_noise_raises_no_alarm_but_would_with_a_larger_chance(script, name, case, monkeypatch):
+def test_noise_raises_no_alarm_but_would_with_a_larger_chance(
+    script, name, case, monkeypatch
+):
     assert not runs(script, name, **case).any()
     if name == "PEMeans" and "corners" in case:
         return  # votes have no sums
@@ -47,7 +53,9 @@ def test_noise_has_the_planned_law(script):
 
 
 def test_the_table_has_a_row_for_each(script, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["false_alarms.py", "--draws", "2", "--only", "GLloyd"])
+    monkeypatch.setattr(
+        "sys.argv", ["false_alarms.py", "--draws", "2", "--only", "GLloyd"]
+    )
     script.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| GLloyd |" + " 0 of 2 |" * 5

@@ -30,7 +30,9 @@ def test_rules_of_a_run_differ_in_the_least_weight_alone(weights, options, monke
     found = plan_of(weights.SUITE, options).options
 
     def measure(rule):
-        return weights.measure(weights.Task("s1", weights.RECORDS, 2.0, 1000, rule), found)
+        return weights.measure(
+            weights.Task("s1", weights.RECORDS, 2.0, 1000, rule), found
+        )
 
     rows = {rule: measure(rule) for rule in weights.RULES}
     voted = weights.voted_of("s1", weights.RECORDS, 2.0, 1000, found)
@@ -84,7 +86,10 @@ def test_tables_compare_the_default_with_5_run_by_run(weights):
             ("s1", "default", 1000, 5.0),
             ("s1", "5", 1001, 9.0),  # of a run that is not done
             ("g2_32_50", "5", 1, 9.0),
-            *(("g2_32_50", rule, 0, 1.25 + i) for i, rule in enumerate(weights.TUNING_RULES)),
+            *(
+                ("g2_32_50", rule, 0, 1.25 + i)
+                for i, rule in enumerate(weights.TUNING_RULES)
+            ),
         )
     ]
     text = weights.tables_of(rows, Options(1))

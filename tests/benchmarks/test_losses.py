@@ -21,7 +21,9 @@ def script(monkeypatch):
 def options(tmp_path):
     """Options of a set of two clusters far from each other, under the name of iris."""
     rng = np.random.default_rng(0)
-    records = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(size=(120, 2))
+    records = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(
+        size=(120, 2)
+    )
     np.savez(tmp_path / "iris.npz", X=records * 7 + 3)
     return Options(1, data=("iris",), data_dir=tmp_path)
 
@@ -39,11 +41,15 @@ PROTOCOLS = [
 
 
 @pytest.mark.parametrize(("name", "method", "trust"), PROTOCOLS)
-def test_methods_run_under_the_protocol(script, name, method, trust, options, monkeypatch):
+def test_methods_run_under_the_protocol(
+    script, name, method, trust, options, monkeypatch
+):
     module, seen = script(name), []
     shared = module.best_of_ten.__globals__
     real = shared["simulate"]
-    monkeypatch.setitem(shared, "simulate", lambda *given: seen.append(given) or real(*given))
+    monkeypatch.setitem(
+        shared, "simulate", lambda *given: seen.append(given) or real(*given)
+    )
     found = module.measure(module.Task("iris", method, 4.0, 7), options)
     ((strategy, halves),) = seen
     assert [len(half) for half in halves] == [60, 60]
@@ -82,7 +88,9 @@ def test_tasks_are_those_that_apply(script, monkeypatch, name, narrow, wide, n_t
     assert {t.epsilon for t in plan.tasks if t.method in ("KMeans", "Lloyd")} == {None}
     if name == "loss":
         more = set(module.tasks_of(plan.options, every=True)) - set(plan.tasks)
-        assert {(task.data, task.method) for task in more} == {("sklearn-breast", "PEMeans")}
+        assert {(task.data, task.method) for task in more} == {
+            ("sklearn-breast", "PEMeans")
+        }
         monkeypatch.setattr(module, "find_spec", lambda name: name == "diffprivlib")
         assert "diffprivlib" in {task.method for task in module.tasks_of(plan.options)}
 
@@ -90,8 +98,23 @@ def test_tasks_are_those_that_apply(script, monkeypatch, name, narrow, wide, n_t
 @pytest.mark.thorough
 def test_the_command_has_the_tasks_of_every(script, tmp_path):
     """Run as a script: nothing is measured in no time, and the tasks that are left are counted."""
-    command = [sys.executable, script("loss").__file__, "--data", "sklearn-breast", "--runs", "1"]
-    command += ["--methods", "PEMeans", "--every", "--minutes", "0", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        script("loss").__file__,
+        "--data",
+        "sklearn-breast",
+        "--runs",
+        "1",
+    ]
+    command += [
+        "--methods",
+        "PEMeans",
+        "--every",
+        "--minutes",
+        "0",
+        "--output",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "5 runs are left" in done.stdout + done.stderr
 
@@ -99,7 +122,9 @@ def test_the_command_has_the_tasks_of_every(script, tmp_path):
 def test_blobs_are_those_of_the_paper(script):
     loss = script("loss")
     found = loss.measure(loss.Task("blobs_4_4", "KMeans", None, 0), Options(1))
-    assert found["loss"] == pytest.approx(loss.PRINTED["blobs_4_4"].non_private_loss, abs=5e-5)
+    assert found["loss"] == pytest.approx(
+        loss.PRINTED["blobs_4_4"].non_private_loss, abs=5e-5
+    )
 
 
 def test_losses_of_a_finished_file_stand_beside_the_printed_ones(
@@ -108,15 +133,20 @@ def test_losses_of_a_finished_file_stand_beside_the_printed_ones(
     """A file of before: its columns, and numbers as they were written. One run is not whole."""
     loss = script("loss")
     lines = ["data,method,epsilon,run,loss,seconds,capped", "iris,KMeans,,0,0.5,0.20,0"]
-    points = [(run, e) for run in range(3) for e in loss.EPSILONS if (run, e) != (2, 4.0)]
-    lines += [f"iris,PEMeans,{epsilon},{run},{1.0 + run},0.13,1" for run, epsilon in points]
+    points = [
+        (run, e) for run in range(3) for e in loss.EPSILONS if (run, e) != (2, 4.0)
+    ]
+    lines += [
+        f"iris,PEMeans,{epsilon},{run},{1.0 + run},0.13,1" for run, epsilon in points
+    ]
     (tmp_path / "runs.csv").write_text("\n".join([*lines, ""]))
     command = ["loss.py", "--redraw", "--output", str(tmp_path), "--data", "iris"]
     monkeypatch.setattr(sys, "argv", command)
     loss.main()
     printed = capsys.readouterr().out
     assert (
-        "| iris | 1.8750 (1) | 5.6250 ± 24 (2) | 0.2894 |  | 0.3979 | 1.3048 | 0.1361 |" in printed
+        "| iris | 1.8750 (1) | 5.6250 ± 24 (2) | 0.2894 |  | 0.3979 | 1.3048 | 0.1361 |"
+        in printed
     )
     assert "| PEMeans 5.6250 | 0.2894 | 19.44 |" in printed
     assert "The population was capped on: iris" in printed
@@ -129,9 +159,13 @@ def test_the_noise_of_the_lift_is_that_of_sums_over_the_records_of_a_cluster(scr
     """Summed noise of one multiplier in d columns, over N / k records each."""
     loss, n, k, d = script("loss"), 20_000, 64, 64
     budget = loss.PrivacyBudget(1.0, n**-1.1)
-    plan = strategies.HDPEMeans(k, loss.Ball(1.0, np.zeros(d)), budget, n, n_clients=2).plan
+    plan = strategies.HDPEMeans(
+        k, loss.Ball(1.0, np.zeros(d)), budget, n, n_clients=2
+    ).plan
     sigma = math.sqrt(len(plan.releases)) / plan.mu
-    assert loss.lift_noise("blobs_64_64", 1.0) == pytest.approx(d * (sigma * k / n) ** 2)
+    assert loss.lift_noise("blobs_64_64", 1.0) == pytest.approx(
+        d * (sigma * k / n) ** 2
+    )
     rows = [line.split("|") for line in loss.lift_table().splitlines()[2:]]
     wanted = [name for name, row in loss.PRINTED.items() if row.hdpe is not None]
     assert [row[1].strip() for row in rows] == wanted
@@ -143,11 +177,24 @@ def test_utilities_stand_beside_the_reference(script):
     utility, method, fixed = script("utility"), "FastLloyd:paper", {"n_rounds": 7}
     fixed["noise_factor"] = 1.0
     rows = [
-        {"data": "iris", "method": method, "epsilon": e, "run": run, "nicv": 0.4 + run, **fixed}
+        {
+            "data": "iris",
+            "method": method,
+            "epsilon": e,
+            "run": run,
+            "nicv": 0.4 + run,
+            **fixed,
+        }
         for run in (0, 1)
         for e in utility.EPSILONS
     ]
-    flat = {"data": "s1", "method": "KMeans", "epsilon": None, "run": 0, "nicv": 0.00823}
+    flat = {
+        "data": "s1",
+        "method": "KMeans",
+        "epsilon": None,
+        "run": 0,
+        "nicv": 0.00823,
+    }
     rows.append({**flat, **fixed})
     table = utility.tables_of(rows, Options(2, data=("sklearn-iris",)))
     for line in (
@@ -160,7 +207,10 @@ def test_utilities_stand_beside_the_reference(script):
     ):
         assert line in table
     assert table.index("| s1 | KMeans") < table.index(f"| iris | {method}")
-    labels = [text.get_text() for text in utility.plot(rows, Options(1)).legends[0].get_texts()]
+    labels = [
+        text.get_text()
+        for text in utility.plot(rows, Options(1)).legends[0].get_texts()
+    ]
     assert labels == ["KMeans (not private)", method]
 
 
@@ -177,9 +227,11 @@ def test_verdicts_take_figures_as_good_as_their_last_digit(script, mean, half, w
     assert script("utility").verdict(mean, half, "0.419") == words
 
 
-# --------------------------------------------------------------------------- clients that differ
+# ------------------------------------------------------------------ clients that differ
 
-CLIENTS = dict.fromkeys(("even", "drops", "shares"), 20) | dict.fromkeys(("clusters", "both"), 3)
+CLIENTS = dict.fromkeys(("even", "drops", "shares"), 20) | dict.fromkeys(
+    ("clusters", "both"), 3
+)
 CLIENTS |= dict.fromkeys(("clients", "one-each"), 1000)
 
 
@@ -205,7 +257,9 @@ def test_every_record_is_one_clients(script, setting):
 
 def test_a_fifth_drops_in_every_round(script):
     faults = script("skew").drops(20, 5, np.random.default_rng(0))
-    by_round = [[fault.client for fault in faults if fault.round == t] for t in range(7)]
+    by_round = [
+        [fault.client for fault in faults if fault.round == t] for t in range(7)
+    ]
     assert [len(set(clients)) for clients in by_round] == [0, 4, 4, 4, 4, 4, 0]
     assert len({tuple(sorted(clients)) for clients in by_round[1:6]}) > 1
     assert {(fault.kind, fault.trip) for fault in faults} == {("drop", "ask")}
@@ -215,7 +269,9 @@ def test_settings_are_what_they_say(script):
     skew = script("skew")
     data, _ = clusters_of(skew)
     for setting in skew.SETTINGS:
-        strategy = skew.strategy_of(data, skew.Task("given", setting, "FastLloyd", 1.0, 3), 20)
+        strategy = skew.strategy_of(
+            data, skew.Task("given", setting, "FastLloyd", 1.0, 3), 20
+        )
         unit = "client" if setting in ("clients", "one-each") else "record"
         trust = "distributed-noise" if setting == "shares" else TRUSTED
         assert (strategy.privacy.unit, strategy.trust) == (unit, trust)
@@ -223,7 +279,9 @@ def test_settings_are_what_they_say(script):
 
 def test_losses_of_clients_that_drop_out_are_measured_and_shown(script, options):
     skew = script("skew")
-    tasks = [skew.Task("iris", setting, "FastLloyd", 4.0, 0) for setting in ("even", "drops")]
+    tasks = [
+        skew.Task("iris", setting, "FastLloyd", 4.0, 0) for setting in ("even", "drops")
+    ]
     assert {*tasks} < {*plan_of(skew.SUITE, options).tasks}
     rows = [{**vars(task), **skew.measure(task, options)} for task in tasks]
     assert all(0.9 < row["ratio"] < 40 for row in rows)

@@ -34,7 +34,8 @@ def test_bounds_are_those_of_the_text(sizes, bounds, found, options):
 
 
 @pytest.mark.parametrize(
-    ("found", "missed"), [([3, 4, 5], 0), ([2, 4, 6], 1), ([0, 5, 7], 3), ([3, 3, 9], 4)]
+    ("found", "missed"),
+    [([3, 4, 5], 0), ([2, 4, 6], 1), ([0, 5, 7], 3), ([3, 3, 9], 4)],
 )
 def test_the_violation_is_the_largest_miss(sizes, found, missed):
     assert sizes.violation(np.array(found), 3, 5) == missed
@@ -72,8 +73,8 @@ def test_exact_steps_lower_the_cost_until_they_find_balanced_clusters(sizes):
     np.testing.assert_allclose(sizes.exact(points, found, 20, 20), found, atol=1e-3)
 
 
-# Of four records in a line. 0.2 is 0.64 from the second centroid and 0.01 from the first: a weight
-# of 0.7 moves it alone, one of 9 moves all.
+# Of four records in a line. 0.2 is 0.64 from the second centroid and 0.01 from the
+# first: a weight of 0.7 moves it alone, one of 9 moves all.
 MEASURED = [
     ("exact", None, None, {"cost": 0.65, "violation": 0}),
     ("SynopsisKMeans:nearest", None, None, {"cost": 0.02, "flow": 0.65, "violation": 1}),
@@ -90,16 +91,26 @@ def test_measures_of_clusters_by_weights_and_of_those_of_a_flow(
 ):
     points, centroids = np.array([[0.0], [0.1], [0.2], [1.0]]), np.array([[0.1], [1.0]])
     weights = None if weight is None else np.array([0.0, weight])
-    found = sizes.measures_of(points, sizes.Clusters(centroids, weights, report), 2, 2, method)
-    blank = dict.fromkeys(("noise", "covered")) if report is None else {"noise": report.noise}
-    assert {name: found[name] for name in {**wanted, **blank}} == pytest.approx(wanted | blank)
+    found = sizes.measures_of(
+        points, sizes.Clusters(centroids, weights, report), 2, 2, method
+    )
+    blank = (
+        dict.fromkeys(("noise", "covered"))
+        if report is None
+        else {"noise": report.noise}
+    )
+    assert {name: found[name] for name in {**wanted, **blank}} == pytest.approx(
+        wanted | blank
+    )
 
 
 @pytest.mark.default_cases("SynopsisKMeans")
 @pytest.mark.parametrize("method", ["SynopsisKMeans", "SynopsisKMeans:oblivious"])
 def test_private_runs_are_near_the_exact_ones(sizes, method, quiet):
     def run(bounds, method, epsilon=50.0):
-        return sizes.measure(sizes.Task("sklearn-iris", bounds, method, epsilon, 0), IRIS)
+        return sizes.measure(
+            sizes.Task("sklearn-iris", bounds, method, epsilon, 0), IRIS
+        )
 
     exact, found = run("min", sizes.EXACT, None), run("min", method)
     assert found.keys() == exact.keys() == sizes.SUITE.measures.keys()
@@ -119,16 +130,23 @@ def test_tasks_are_those_that_apply(sizes, monkeypatch):
     tasks = plan_of(sizes.SUITE, options).tasks
     assert [task.run for task in tasks] == sorted(task.run for task in tasks)
     assert {task.method for task in tasks} == {*sizes.METHODS} - {sizes.PEER}
-    replayed = {(t.data, t.bounds, t.epsilon) for t in tasks if t.method == sizes.OBLIVIOUS}
+    replayed = {
+        (t.data, t.bounds, t.epsilon) for t in tasks if t.method == sizes.OBLIVIOUS
+    }
     assert replayed == {("uneven_16_16", "balanced", 1.0)}
     assert {task.epsilon for task in tasks} == {None, *sizes.EPSILONS}
-    assert {task.bounds for task in tasks if task.data == "uneven_32_8"} == {"balanced", "min"}
+    assert {task.bounds for task in tasks if task.data == "uneven_32_8"} == {
+        "balanced",
+        "min",
+    }
     for method, data, runs in (
         (sizes.BOUNDED, "sklearn-iris", 6),
         (sizes.BOUNDED, "uneven_32_8", sizes.FEW["uneven_32_8"]),
         (sizes.EXACT, "sklearn-iris", sizes.STARTS[sizes.EXACT]),
     ):
-        found = {task.run for task in tasks if (task.method, task.data) == (method, data)}
+        found = {
+            task.run for task in tasks if (task.method, task.data) == (method, data)
+        }
         assert found == set(range(runs))
     with pytest.raises(ConfigurationError, match="pip install k-means-constrained"):
         sizes.measure(sizes.Task("sklearn-iris", "min", sizes.PEER, None, 0), options)
@@ -137,7 +155,11 @@ def test_tasks_are_those_that_apply(sizes, monkeypatch):
 
 
 def row(sizes, method, epsilon, run, cost, data="sklearn-iris", **more):
-    found = dict.fromkeys(sizes.SUITE.measures) | {"flow": cost, "violation": 0, "empty": 0}
+    found = dict.fromkeys(sizes.SUITE.measures) | {
+        "flow": cost,
+        "violation": 0,
+        "empty": 0,
+    }
     task = sizes.Task(data, "balanced", method, epsilon, run)
     return {**vars(task), **found, "cost": cost, "seconds": 1.0, **more}
 
@@ -149,7 +171,9 @@ def test_tables_hold_all_methods_over_the_least_exact_cost(sizes):
         row(sizes, sizes.EXACT, None, 1, 2.0),
         row(sizes, sizes.PEER, None, 0, 3.0),
         row(sizes, sizes.BOUNDED, 1.0, 0, 3.0, violation=10, **said),
-        row(sizes, sizes.BOUNDED, 1.0, 1, 3.0, violation=0, **{**said, "covered": False}),
+        row(
+            sizes, sizes.BOUNDED, 1.0, 1, 3.0, violation=0, **{**said, "covered": False}
+        ),
         row(sizes, sizes.BOUNDED, 4.0, 0, 2.0, **said),
         row(sizes, sizes.NEAREST, 1.0, 0, 1.0, flow=2.0, violation=25, empty=1),
     ]
@@ -161,7 +185,14 @@ def test_tables_hold_all_methods_over_the_least_exact_cost(sizes):
         [*name, "", "", sizes.NEAREST, "", "", "0.500 (1.000) 50%, 1 empty", "", "1"],
     ]
     assert cells(noisy) == [
-        [*name, sizes.BOUNDED, "", "", "10%; 1 / 2 / 0; 1 of 2", "10%; 1 / 2 / 0; 1 of 1"]
+        [
+            *name,
+            sizes.BOUNDED,
+            "",
+            "",
+            "10%; 1 / 2 / 0; 1 of 2",
+            "10%; 1 / 2 / 0; 1 of 1",
+        ]
     ]
     assert coverage.endswith("in 2 of 3 runs (66.7%).")
     # Data on which constants were chosen are marked.
@@ -172,7 +203,9 @@ def test_tables_hold_all_methods_over_the_least_exact_cost(sizes):
 
 def test_the_quick_command_runs_and_writes_its_tables(sizes, tmp_path, capsys):
     command = ["--quick", "--data", "sklearn-iris", "--bounds", "max", "--jobs", "1"]
-    sizes.main([*command, "--methods", sizes.EXACT, sizes.NEAREST, "--output", str(tmp_path)])
+    sizes.main(
+        [*command, "--methods", sizes.EXACT, sizes.NEAREST, "--output", str(tmp_path)]
+    )
     assert "| sklearn-iris | max | 1.000, " in capsys.readouterr().out
     text = (tmp_path / "runs.csv").read_text()
     assert text.count(f",{sizes.NEAREST},1.0,") == 2

@@ -69,7 +69,9 @@ def blobs(tmp_path):
 @pytest.fixture
 def server(tmp_path):
     """Points near the blobs, in a file with the columns in another order and one more."""
-    points = np.repeat(CENTERS, 5, axis=0) + np.random.default_rng(6).normal(size=(15, 2))
+    points = np.repeat(CENTERS, 5, axis=0) + np.random.default_rng(6).normal(
+        size=(15, 2)
+    )
     path = tmp_path / "server.csv"
     with path.open("w") as file:
         file.write("weight,height,age\n")
@@ -81,7 +83,16 @@ def server(tmp_path):
 PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
 FEDDP = ("--strategy", "feddp", "--server-data")
 SIGHTED = "The server computes the next query, so it must see the sums."
-LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
+LOCAL = (
+    "--engine",
+    "in-process",
+    "--clusters",
+    3,
+    "--output",
+    "out",
+    "--columns",
+    "height,weight",
+)
 
 
 def simulate(run, path, *arguments):
@@ -131,8 +142,12 @@ def assert_one_sentence(result, *words):
 
 
 class TestSimulate:
-    @pytest.mark.parametrize("arguments", [("--strategy", "lloyd"), ("--trust", "plain")])
-    def test_runs_without_privacy_find_the_blobs_and_say_so(self, simulated, tmp_path, arguments):
+    @pytest.mark.parametrize(
+        "arguments", [("--strategy", "lloyd"), ("--trust", "plain")]
+    )
+    def test_runs_without_privacy_find_the_blobs_and_say_so(
+        self, simulated, tmp_path, arguments
+    ):
         result, report, saved = simulated("--clients", 4, *arguments)
         assert sorted(saved) == ["centroids", "columns", "counts", "domain", "private"]
         assert not saved["private"]
@@ -142,37 +157,55 @@ class TestSimulate:
         with (tmp_path / "out" / "centroids.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert list(rows[0]) == ["cluster", "noisy_size", "height", "weight"]
-        assert [float(row["height"]) for row in rows] == saved["centroids"][:, 0].tolist()
+        assert [float(row["height"]) for row in rows] == saved["centroids"][
+            :, 0
+        ].tolist()
         assert [float(row["noisy_size"]) for row in rows] == saved["counts"].tolist()
         assert result.stdout.count("NOT PRIVATE: nobody adds noise") == 1
         assert facts_of(result.stdout)["Cost"].startswith("NOT PRIVATE")
         assert report["epsilon"] is None
 
     @pytest.mark.default_cases("2-6-2 to 6")
-    @pytest.mark.parametrize(("clusters", "words"), [("2-6", "2 to 6"), ("any", "1 to 20")])
-    def test_a_run_that_chooses_finds_the_blobs_and_says_how_many(self, simulated, clusters, words):
+    @pytest.mark.parametrize(
+        ("clusters", "words"), [("2-6", "2 to 6"), ("any", "1 to 20")]
+    )
+    def test_a_run_that_chooses_finds_the_blobs_and_says_how_many(
+        self, simulated, clusters, words
+    ):
         options = ("--clusters", clusters, "--clients", 4)
         result, report, saved = simulated(*options, "--trust", "plain")
         assert f"SynopsisKMeans, {words} clusters" in result.stdout.splitlines()[0]
-        assert facts_of(result.stdout)["Found"].startswith("3 clusters in 1,200 records")
+        assert facts_of(result.stdout)["Found"].startswith(
+            "3 clusters in 1,200 records"
+        )
         assert report["n_clusters"] == report["elbow"]["suggested"] == 3
         assert_near_the_blobs(saved["centroids"], 0.1)
         _, report, saved = simulated(*options, *PUBLIC)  # its noise may mislead it
         assert 1 <= report["n_clusters"] == len(saved["centroids"]) <= 20
         assert {each["name"] for each in report["releases"]} == {"moments", "synopsis"}
 
-    def test_the_last_lines_are_the_facts_and_those_that_matter_come_first(self, simulated):
+    def test_the_last_lines_are_the_facts_and_those_that_matter_come_first(
+        self, simulated
+    ):
         result, report, _ = simulated(
             "--strategy", "FastLloyd", "--epsilon", 2, "--delta", 1e-7, "--rounds", 3,
             "--clients", 1, "--trust", "trusted-server", *PUBLIC[:4], "--n-records", 1000,
         )  # fmt: skip
         assert report["epsilon"] == pytest.approx(2, rel=1e-4)
         assert (report["delta"], report["trust"]) == (1e-7, "trusted-server")
-        assert (report["n_rounds"], report["n_clients"], report["n_records"]) == (3, 1, 1000)
+        assert (report["n_rounds"], report["n_clients"], report["n_records"]) == (
+            3,
+            1,
+            1000,
+        )
         assert (report["lower"], report["upper"]) == ([-5, 0], [5, 10])
         first, *rounds, found, cost, run, files, _ = result.stdout.splitlines()
-        assert first.startswith("blobs.csv: 1,200 records of 1 client, 2 columns; FastLloyd")
-        assert rounds == [f"round {number} of 3: 1 client answered" for number in (1, 2, 3)]
+        assert first.startswith(
+            "blobs.csv: 1,200 records of 1 client, 2 columns; FastLloyd"
+        )
+        assert rounds == [
+            f"round {number} of 3: 1 client answered" for number in (1, 2, 3)
+        ]
         assert found.startswith("Found    3 clusters in 1,200 records, inertia 0.")
         unit = "per record, trust model trusted-server"
         assert cost == f"Cost     epsilon {report['epsilon']:.4g}, delta 1e-07 {unit}"
@@ -185,11 +218,17 @@ class TestSimulate:
         [
             ((), "SynopsisKMeans", "distributed-noise"),
             (("--trust", "trusted-server"), "SynopsisKMeans", "trusted-server"),
-            (("--trust", "oblivious-server", "--rounds", 2), "FastLloyd", "oblivious-server"),
+            (
+                ("--trust", "oblivious-server", "--rounds", 2),
+                "FastLloyd",
+                "oblivious-server",
+            ),
             (("--strategy", "glloyd"), "GLloyd", "oblivious-server"),
         ],
     )
-    def test_the_strategy_when_in_doubt(self, run, simulated, arguments, strategy, trust):
+    def test_the_strategy_when_in_doubt(
+        self, run, simulated, arguments, strategy, trust
+    ):
         _, report, _ = simulated("--clients", 4, *PUBLIC, *arguments)
         assert (report["strategy"], report["trust"]) == (strategy, trust)
         planned = run("plan", *arguments)
@@ -198,7 +237,8 @@ class TestSimulate:
 
     @pytest.mark.parametrize("command", ["simulate", "plan"])
     @pytest.mark.parametrize(
-        ("arguments", "strategy"), [((), "SynopsisKMeans"), (("--rounds", 2), "FastLloyd")]
+        ("arguments", "strategy"),
+        [((), "SynopsisKMeans"), (("--rounds", 2), "FastLloyd")],
     )
     def test_no_other_strategy_is_taken_for_a_trust_under_which_it_does_not_run(
         self, run, blobs, command, arguments, strategy
@@ -224,15 +264,34 @@ class TestSimulate:
 
     def test_files_are_their_owners_alone_and_names_do_not_act(self, run, tmp_path):
         """Names of columns come from the data file: they are neither formulas nor commands."""
-        names = ['=HYPERLINK("http://x","y")', "-b", "\x1b]0;title\x07c", "$\\frac{$", "a\u202eb"]
+        names = [
+            '=HYPERLINK("http://x","y")',
+            "-b",
+            "\x1b]0;title\x07c",
+            "$\\frac{$",
+            "a\u202eb",
+        ]
         names += ["\uff1dcmd|' /C calc'!A0", "\u200b@SUM(1)", "a;=1+1"]
         rows = np.random.default_rng(0).random((400, len(names)))
         with (tmp_path / "x.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerows([names, *rows.tolist()])
-        arguments = ("--lower", 0, "--upper", 1, "--n-records", 400, "--clients", 5, "--rounds", 2)
+        arguments = (
+            "--lower",
+            0,
+            "--upper",
+            1,
+            "--n-records",
+            400,
+            "--clients",
+            5,
+            "--rounds",
+            2,
+        )
         for _ in range(2):  # also over files that are there
-            result = run("simulate", "--data", tmp_path / "x.csv", *LOCAL[:-2], *arguments)
+            result = run(
+                "simulate", "--data", tmp_path / "x.csv", *LOCAL[:-2], *arguments
+            )
             assert result.exit_code == 0, result.output
             files = list((tmp_path / "out").iterdir())
             assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
@@ -248,26 +307,66 @@ class TestSimulate:
             assert saved["columns"].tolist() == names
 
     def test_whole_clients_are_protected(self, simulated):
-        arguments = ("--unit", "client", "--rounds", 2, "--clients", 4, "--clip", 50, *PUBLIC)
+        arguments = (
+            "--unit",
+            "client",
+            "--rounds",
+            2,
+            "--clients",
+            4,
+            "--clip",
+            50,
+            *PUBLIC,
+        )
         result, report, _ = simulated("--trust", "distributed-noise", *arguments)
-        assert (report["unit"], report["clip"], report["planned_clients"]) == ("client", 50, 4)
+        assert (report["unit"], report["clip"], report["planned_clients"]) == (
+            "client",
+            50,
+            4,
+        )
         assert " per client, trust model" in result.stdout
         assert report["noise_factor"] == pytest.approx((4 / 3) ** 0.5)
 
     def test_feddp_starts_from_the_servers_file(self, simulated, server):
-        arguments = ("--epsilon", 50, *FEDDP, server, "--rounds", 1, *PUBLIC, "--clients", 4)
+        arguments = (
+            "--epsilon",
+            50,
+            *FEDDP,
+            server,
+            "--rounds",
+            1,
+            *PUBLIC,
+            "--clients",
+            4,
+        )
         result, report, saved = simulated(*arguments)
-        assert (report["strategy"], report["trust"]) == ("FedDPKMeans", "distributed-noise")
+        assert (report["strategy"], report["trust"]) == (
+            "FedDPKMeans",
+            "distributed-noise",
+        )
         assert (report["n_rounds"], report["private"]) == (4, True)
         assert "round 4 of 4: 4 clients answered" in result.stdout
         assert_near_the_blobs(saved["centroids"], 1.0)
 
     @pytest.mark.default_cases("distributed-noise")
     @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
-    def test_bounds_on_sizes_give_weights_and_intervals(self, simulated, tmp_path, trust):
-        arguments = ("--min-size", 350, "--max-size", 500, "--epsilon", 2, "--trust", trust)
+    def test_bounds_on_sizes_give_weights_and_intervals(
+        self, simulated, tmp_path, trust
+    ):
+        arguments = (
+            "--min-size",
+            350,
+            "--max-size",
+            500,
+            "--epsilon",
+            2,
+            "--trust",
+            trust,
+        )
         _, report, saved = simulated(*PUBLIC, *arguments, "--clients", 4)
-        weights, sizes, interval = (saved[name] for name in ("weights", "sizes", "size_interval"))
+        weights, sizes, interval = (
+            saved[name] for name in ("weights", "sizes", "size_interval")
+        )
         assert (weights.shape, sizes.shape, interval.shape) == ((3,), (3,), (3, 2))
         np.testing.assert_allclose(interval.mean(axis=1), sizes)
         assert (np.abs(sizes - 400) < 2 * (sizes - interval[:, 0])).all()
@@ -275,10 +374,13 @@ class TestSimulate:
             rows = list(csv.DictReader(file))
         assert [float(row["cell_weight"]) for row in rows] == weights.tolist()
         assert [float(row["noisy_size"]) for row in rows] == sizes.tolist()
-        ends = [[float(row["size_at_least"]), float(row["size_at_most"])] for row in rows]
+        ends = [
+            [float(row["size_at_least"]), float(row["size_at_most"])] for row in rows
+        ]
         assert ends == interval.tolist()
         statements = " ".join(report["statements"])
-        if trust == "clients-only":  # the server does not know the sizes, the clients do
+        # the server does not know the sizes, the clients do
+        if trust == "clients-only":
             assert report["sizes"] is None
         else:
             assert report["sizes"]["counts"] == sizes.tolist()
@@ -286,23 +388,36 @@ class TestSimulate:
             assert statements.count("Exact sizes cannot be promised") == 1
         assert len(page_of(tmp_path).the("section", id="sizes").all("g", "span")) == 3
 
-    def test_too_much_noise_for_bounds_is_said_before_the_run(self, simulated, tmp_path):
+    def test_too_much_noise_for_bounds_is_said_before_the_run(
+        self, simulated, tmp_path
+    ):
         arguments = ("--epsilon", 0.1, "--min-size", 100, "--clients", 4)
         result, _, _ = simulated(*PUBLIC, *arguments)
         warned = result.stdout.index("bounds on sizes mean little")
         assert warned < result.stdout.index("round 1 of")
-        assert "bounds on sizes mean little" in page_of(tmp_path).the("section", id="first").text
+        assert (
+            "bounds on sizes mean little"
+            in page_of(tmp_path).the("section", id="first").text
+        )
 
-    @pytest.mark.parametrize("strategy", sorted({*BY_NAME} - {"synopsis", "constrained-lloyd"}))
-    def test_bounds_that_a_strategy_does_not_take_are_refused(self, run, blobs, strategy):
+    @pytest.mark.parametrize(
+        "strategy", sorted({*BY_NAME} - {"synopsis", "constrained-lloyd"})
+    )
+    def test_bounds_that_a_strategy_does_not_take_are_refused(
+        self, run, blobs, strategy
+    ):
         given = ("--strategy", strategy, "--min-size", 400, "--max-size", 400)
-        words = (f"The strategy {strategy} does not take --min-size and --max-size: leave out",)
+        words = (
+            f"The strategy {strategy} does not take --min-size and --max-size: leave out",
+        )
         words += ("choose constrained-lloyd or synopsis.",)
         for result in (run("plan", *given), simulate(run, blobs, *given)):
             assert_one_sentence(result, *words)
 
     @pytest.mark.parametrize("bounds", [("--min-size", 401), ("--max-size", 399)])
-    def test_bounds_that_cannot_be_kept_are_refused_before_the_run(self, run, blobs, bounds):
+    def test_bounds_that_cannot_be_kept_are_refused_before_the_run(
+        self, run, blobs, bounds
+    ):
         result = simulate(run, blobs, *PUBLIC, *bounds)
         assert_one_sentence(result, str(bounds[1]), "n_records=1200", "n_clusters=3")
         assert "round" not in result.stdout
@@ -333,13 +448,26 @@ class TestSimulate:
             ("dirichlet:0.5", ("--label", "site", "--clients", 6), 6),
             ("IidPartitioner()", ("--columns", "height,weight", "--clients", 7), 7),
             ("NaturalIdPartitioner(partition_by='site')", (), 3),
-            ("ContinuousPartitioner(partition_by='weight', strictness=1)", LOCAL[-2:], 20),
+            (
+                "ContinuousPartitioner(partition_by='weight', strictness=1)",
+                LOCAL[-2:],
+                20,
+            ),
             ("SizePartitioner(partition_sizes=[700, 500])", LOCAL[-2:], 2),
         ],
     )
     def test_splits(self, run, blobs, tmp_path, split, more, n_clients):
         """A text column to split by need not be left out: no --columns are given."""
-        arguments = ("--data", blobs, *LOCAL[:-2], "--strategy", "lloyd", "--split", split, *more)
+        arguments = (
+            "--data",
+            blobs,
+            *LOCAL[:-2],
+            "--strategy",
+            "lloyd",
+            "--split",
+            split,
+            *more,
+        )
         if split == "iid":
             arguments += LOCAL[-2:]
         result = run("simulate", *arguments)
@@ -348,22 +476,39 @@ class TestSimulate:
         assert tables(page_of(tmp_path))["Centroids"][0][-2:] == ["height", "weight"]
 
     def test_one_bound_for_all_columns_and_another_for_one(self, simulated):
-        bounds = ("--lower", -10, "--upper", 10, "--bounds", "height=-5:5", "--bounds-from-data")
+        bounds = (
+            "--lower",
+            -10,
+            "--upper",
+            10,
+            "--bounds",
+            "height=-5:5",
+            "--bounds-from-data",
+        )
         result, report, _ = simulated("--n-records", 1200, *bounds, "--rounds", 2)
         assert (report["lower"], report["upper"]) == ([-5, -10], [5, 10])
         assert (report["bounds_from_data"], report["private"]) == (False, True)
         assert "not private" not in result.output.lower()
 
     def test_bounds_from_data_warn_loudly(self, simulated, tmp_path):
-        result, report, _ = simulated("--n-records", 1200, "--bounds-from-data", "--rounds", 2)
+        result, report, _ = simulated(
+            "--n-records", 1200, "--bounds-from-data", "--rounds", 2
+        )
         assert "NOT private" in result.stderr
-        assert result.stdout.index("NOT PRIVATE: the bounds") < result.stdout.index("Found ")
-        assert "NOT PRIVATE: bounds are from the records" in facts_of(result.stdout)["Cost"]
+        assert result.stdout.index("NOT PRIVATE: the bounds") < result.stdout.index(
+            "Found "
+        )
+        assert (
+            "NOT PRIVATE: bounds are from the records"
+            in facts_of(result.stdout)["Cost"]
+        )
         assert (report["bounds_from_data"], report["private"]) == (True, False)
         assert report["statements"][0].startswith("NOT PRIVATE")
         assert len(report["statements"]) > 1
         page = page_of(tmp_path)
-        assert page.all("li")[0].text.startswith("Privacy NOT PRIVATE: the bounds were read off")
+        assert page.all("li")[0].text.startswith(
+            "Privacy NOT PRIVATE: the bounds were read off"
+        )
         assert "NOT PRIVATE" in page.the("header").text
 
     def test_the_page_holds_nothing_that_was_counted_in_records(
@@ -379,9 +524,13 @@ class TestSimulate:
         (inertia,) = re.findall(r"inertia (\S+) per record", result.stdout)
         assert float(inertia) == pytest.approx(98_765_432.1, rel=1e-3)
         assert "1,200 records" in result.stdout
-        words = [text for element in page.the("body").all() for text in element.children]
+        words = [
+            text for element in page.the("body").all() for text in element.children
+        ]
         text = " ".join(word for word in words if isinstance(word, str))
-        assert {"1,300"} == {"1,300", "1200", "1,200"} & set(re.findall(r"\d[\d,.]*", text))
+        assert {"1,300"} == {"1,300", "1200", "1,200"} & set(
+            re.findall(r"\d[\d,.]*", text)
+        )
         assert inertia not in text
         assert "inertia" not in text
 
@@ -418,14 +567,26 @@ class TestErrors:
             ((*PUBLIC, "--clusters", 0), ["Expected --clusters in [1, 10000]. Got 0"]),
             ((*PUBLIC, "--clients", 0), ["--clients"]),
             ((*PUBLIC, "--seed", -1), ["--seed"]),
-            ((*PUBLIC, "--clusters", "x"), ["as integer in [1, 10000]|LOW-HIGH|any. Got 'x'"]),
-            ((*PUBLIC, "--clusters", "5-2"), ["Expected --clusters as (low, high). Got (5, 2)"]),
-            ((*PUBLIC, "--clusters", "2-101"), ["Expected --clusters in [1, 100]. Got 101"]),
+            (
+                (*PUBLIC, "--clusters", "x"),
+                ["as integer in [1, 10000]|LOW-HIGH|any. Got 'x'"],
+            ),
+            (
+                (*PUBLIC, "--clusters", "5-2"),
+                ["Expected --clusters as (low, high). Got (5, 2)"],
+            ),
+            (
+                (*PUBLIC, "--clusters", "2-101"),
+                ["Expected --clusters in [1, 100]. Got 101"],
+            ),
             (
                 (*PUBLIC, "--clusters", "2-5", "--strategy", "fastlloyd"),
                 ["Expected --clusters as integer in [1, 10000]. Got '2-5'"],
             ),
-            ((*PUBLIC, "--strategy", "k-means"), ["--strategy", "'synopsis'", "'k-means'"]),
+            (
+                (*PUBLIC, "--strategy", "k-means"),
+                ["--strategy", "'synopsis'", "'k-means'"],
+            ),
             ((*PUBLIC, "--columns", "height,age"), ["'age'"]),
             ((*PUBLIC, "--label", "age"), ["'age'"]),
             ((*PUBLIC, "--split", "random"), ["'random'"]),
@@ -444,8 +605,14 @@ class TestErrors:
             ((*PUBLIC, "--clip", 5), ["clip=5", "unit='client'"]),
             ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["'plain'", "epsilon=1.0"]),
             ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
-            ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["does not take --rounds"]),
-            ((*PUBLIC, "--server-data", "server.csv"), ["synopsis", "--server-data", "feddp"]),
+            (
+                (*PUBLIC, "--strategy", "synopsis", "--rounds", 4),
+                ["does not take --rounds"],
+            ),
+            (
+                (*PUBLIC, "--server-data", "server.csv"),
+                ["synopsis", "--server-data", "feddp"],
+            ),
             ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [SIGHTED]),
             ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
             ((*PUBLIC, *FEDDP, "few.csv"), ["server_data", "n_clusters=3", "Got 2"]),
@@ -471,7 +638,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("line", "words"),
         [
-            ("simulate --columns red", "--columns names columns of your own file: give it with"),
+            (
+                "simulate --columns red",
+                "--columns names columns of your own file: give it with",
+            ),
             ("simulate --label red", "--label"),
             ("plan --features 0", "--features"),
             ("plan --parties 2", "--parties with --strategy vertical"),
@@ -483,7 +653,10 @@ class TestErrors:
             (f"plan --strategy feddp --server-points {2**23}", "--server-points"),
             ("plan --strategy feddp --server-points 15", "n_clusters=16"),
             ("plan --strategy feddp --server-points 50 --unit client", "--clip"),
-            ("plan --strategy feddp --server-points 50 --trust oblivious-server", SIGHTED),
+            (
+                "plan --strategy feddp --server-points 50 --trust oblivious-server",
+                SIGHTED,
+            ),
             ("keygen", "--check ROSTER"),
             ("keygen --key a.key", "--check ROSTER"),
             ("keygen a --key a.key", "--check ROSTER"),
@@ -517,24 +690,41 @@ class TestErrors:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         largest, second = sorted(map(len, before.values()))[:-3:-1]
         assert len(before["picture.png"]) == largest
-        # The operating system itself refuses files of more bytes: the first one, and the last one.
-        for most, name in ((100, "report.html"), ((largest + second) // 2, "picture.png")):
+        # The operating system itself refuses files of more bytes: the first one, and
+        # the last one.
+        for most, name in (
+            (100, "report.html"),
+            ((largest + second) // 2, "picture.png"),
+        ):
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
             try:
                 result = simulate(run, blobs, *lloyd)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-            assert_one_sentence(result, f"Got out/{name}: File too large", "name another place")
-            found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+            assert_one_sentence(
+                result, f"Got out/{name}: File too large", "name another place"
+            )
+            found = {
+                path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
+            }
             assert found == before
 
     @pytest.mark.parametrize(
         ("error", "words"),
         [
-            (OSError(errno.ENOSPC, "No space left on device", "/var/x"), "/var/x cannot be used"),
+            (
+                OSError(errno.ENOSPC, "No space left on device", "/var/x"),
+                "/var/x cannot be used",
+            ),
             (OSError(errno.EMFILE, "Too many open files"), "(ulimit -n)"),
-            (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "TMPDIR"),
-            (MemoryError("Unable to allocate 8.0 GiB"), "memory: Unable to allocate 8.0 GiB."),
+            (
+                FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+                "TMPDIR",
+            ),
+            (
+                MemoryError("Unable to allocate 8.0 GiB"),
+                "memory: Unable to allocate 8.0 GiB.",
+            ),
         ],
     )
     def test_what_the_machine_refuses(self, run, blobs, monkeypatch, error, words):
@@ -546,20 +736,34 @@ class TestErrors:
 
     @pytest.mark.parametrize("arguments", [["plan"], ["--help"], ["--version"]])
     def test_output_that_cannot_be_printed(self, tmp_path, arguments):
-        command = [sys.executable, "-c", "from flower_kmeans.cli.app import main; main()"]
+        command = [
+            sys.executable,
+            "-c",
+            "from flower_kmeans.cli.app import main; main()",
+        ]
         with open("/dev/full", "w") as full:
             found = subprocess.run(
-                [*command, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+                [*command, *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
             )
         assert found.returncode == 1
         words = "Error: The operating system refused: No space left on device: make room there"
         assert found.stderr.startswith(words)
         assert found.stderr.count("\n") == 1
 
-    def test_a_broken_package_costs_the_picture_alone(self, run, blobs, tmp_path, monkeypatch):
-        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+    def test_a_broken_package_costs_the_picture_alone(
+        self, run, blobs, tmp_path, monkeypatch
+    ):
+        for name in [
+            name for name in sys.modules if name.split(".")[0] == "matplotlib"
+        ]:
             monkeypatch.delitem(sys.modules, name)
-        (tmp_path / "matplotlib.py").write_text("raise ImportError('libpng16.so.16: no such file')")
+        (tmp_path / "matplotlib.py").write_text(
+            "raise ImportError('libpng16.so.16: no such file')"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
         result = simulate(run, blobs, *PUBLIC)
         assert result.exit_code == 0, result.output
@@ -579,14 +783,21 @@ class TestErrors:
         monkeypatch.setitem(sys.modules, "ray", ray)
         monkeypatch.delenv("RAY_ADDRESS")
         monkeypatch.setattr("flower_kmeans.simulation.engines._MUCH_WORK", 0)
-        monkeypatch.setattr("flower_kmeans.simulation.engines.find_spec", lambda name: object())
+        monkeypatch.setattr(
+            "flower_kmeans.simulation.engines.find_spec", lambda name: object()
+        )
         result = simulate(run, blobs, *PUBLIC, "--engine", "auto")
         assert result.exit_code == 0, result.output
         assert "The run goes on in this process. Ray cannot be started" in result.stdout
         assert "No space left on device" in result.stdout
-        assert json.loads((tmp_path / "out" / "report.json").read_text())["engine"] == "in-process"
+        assert (
+            json.loads((tmp_path / "out" / "report.json").read_text())["engine"]
+            == "in-process"
+        )
         result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
-        assert_one_sentence(result, "Ray cannot be started", "No space left", "'in-process'")
+        assert_one_sentence(
+            result, "Ray cannot be started", "No space left", "'in-process'"
+        )
 
     def test_text_says_what_to_do(self, run, tmp_path):
         """Of all columns at once, and it shows no record."""
@@ -612,7 +823,9 @@ class TestErrors:
         assert result.exit_code == 0, result.output
         assert "t.csv: 98 records of 4 clients, 3 columns" in result.stdout
         (first, second) = [
-            line for line in result.stdout.splitlines() if "'patient'" in line or "'score'" in line
+            line
+            for line in result.stdout.splitlines()
+            if "'patient'" in line or "'score'" in line
         ]
         assert first == (
             "2 of 100 records count as none; missing cells: 2 of 'score', 1 of 'same'; values "
@@ -625,7 +838,9 @@ class TestErrors:
         assert result.stdout.index(second) < result.stdout.index("Found")
         assert "moved" not in result.stderr
         # The results, which others may see, have nothing of it.
-        files = [path.read_bytes() for path in (tmp_path / "flower-kmeans-out").iterdir()]
+        files = [
+            path.read_bytes() for path in (tmp_path / "flower-kmeans-out").iterdir()
+        ]
         assert files
         assert not any(b"to the bounds" in file or b"as none" in file for file in files)
 
@@ -651,11 +866,17 @@ class TestPlan:
         return invoke
 
     def test_what_matters_comes_first(self, planned):
-        first, second, head, *_, last = planned("--delta", 1e-6, "--epsilon", 0.5).splitlines()
-        assert first == "Epsilon 0.5, delta 1e-06 per record, trust model distributed-noise."
+        first, second, head, *_, last = planned(
+            "--delta", 1e-6, "--epsilon", 0.5
+        ).splitlines()
+        assert (
+            first
+            == "Epsilon 0.5, delta 1e-06 per record, trust model distributed-noise."
+        )
         assert second.startswith("A cluster's size is known up to noise of about ")
         assert head.startswith("round  release")
-        # Of 20 clients' noise shares 14 make the planned noise; most of the rest is removed.
+        # Of 20 clients' noise shares 14 make the planned noise; most of the rest is
+        # removed.
         factor = f"1.054 ({(20 / 14) ** 0.5:.4g} before removal)"
         crowd = "n_records 273280, n_clients 20, min_clients 16, max_colluders 2"
         assert last == f"{crowd}, noise factor {factor}"
@@ -668,8 +889,13 @@ class TestPlan:
 
     def test_the_noise_for_clients_is_clip_times_as_large(self, planned):
         same = ("--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6)
-        records, clients = planned(*same), planned(*same, "--unit", "client", "--clip", 40)
-        assert stated_noise(clients) == pytest.approx(40 * stated_noise(records), rel=0.01)
+        records, clients = (
+            planned(*same),
+            planned(*same, "--unit", "client", "--clip", 40),
+        )
+        assert stated_noise(clients) == pytest.approx(
+            40 * stated_noise(records), rel=0.01
+        )
         crowd = "n_clients 20, min_clients 3, max_colluders 1"
         assert f"{crowd}, noise factor 1" in records
         clip = "clip 40 records' worth of a client in each release"
@@ -688,10 +914,13 @@ class TestPlan:
         mu = float(text.split("All rounds together: mu ")[1].split(",")[0])
         together = np.hypot.reduce([float(row[6]) for row in rows])
         assert together == pytest.approx(mu, rel=1e-3)
-        # The last size is known up to the noise of the release above, times the noise factor.
+        # The last size is known up to the noise of the release above, times the noise
+        # factor.
         assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
 
-    def test_the_plan_of_bounds_has_four_more_rounds_and_warns_where_noise_is_large(self, planned):
+    def test_the_plan_of_bounds_has_four_more_rounds_and_warns_where_noise_is_large(
+        self, planned
+    ):
         same, bounds = (
             ("--n-records", 2000, "--clusters", 4),
             ("--min-size", 400, "--max-size", 600),
@@ -703,24 +932,41 @@ class TestPlan:
         assert [row[1] for row in rows] == [*(row[1] for row in free), *["sizes"] * 4]
         assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
         assert "WARNING" not in text
-        assert "bounds on sizes mean little" in planned(*same, *bounds, "--epsilon", 0.2)
+        assert "bounds on sizes mean little" in planned(
+            *same, *bounds, "--epsilon", 0.2
+        )
 
-    @pytest.mark.parametrize(("strategy", "factor"), [("glloyd", 1.0), ("sulloyd", 2**0.5)])
+    @pytest.mark.parametrize(
+        ("strategy", "factor"), [("glloyd", 1.0), ("sulloyd", 2**0.5)]
+    )
     def test_how_large_the_noise_of_a_size_is(self, planned, strategy, factor):
         text = planned("--strategy", strategy, "--clusters", 3, "--n-records", 5000)
         multiplier = next(float(row[4]) for row in rows_of(text) if "counts" in row[1])
         assert stated_noise(text) == pytest.approx(multiplier * factor, rel=0.01)
 
     def test_the_plan_of_feddp_is_that_of_a_run(self, planned, simulated, server):
-        same = ("--strategy", "feddp", "--epsilon", 3, "--n-records", 1200, "--clusters", 3)
+        same = (
+            "--strategy",
+            "feddp",
+            "--epsilon",
+            3,
+            "--n-records",
+            1200,
+            "--clusters",
+            3,
+        )
         text = planned(*same, "--features", 2, "--server-points", 15, "--clients", 4)
-        _, report, _ = simulated(*same, "--server-data", server, "--clients", 4, *PUBLIC)
+        _, report, _ = simulated(
+            *same, "--server-data", server, "--clients", 4, *PUBLIC
+        )
         for release in report["releases"]:
             row = f"{release['name']} gaussian l2 {release['noise_multiplier']:.6g}".split()
             assert row in [line.split()[1:5] for line in text.splitlines()]
 
     def test_not_private(self, planned):
-        assert planned("--strategy", "lloyd").startswith("Trust model plain.\nNOT PRIVATE")
+        assert planned("--strategy", "lloyd").startswith(
+            "Trust model plain.\nNOT PRIVATE"
+        )
 
 
 class TestKeygen:
@@ -747,8 +993,13 @@ class TestKeygen:
         assert result.exit_code == 0, result.output
         assert "3 clients, each with a valid key." in result.stdout
         assert "The own key is that of b, number 2 of 3." in result.stdout
-        assert f"The beacon is {'5a' * 32}. It must have been fixed after all" in result.stdout
-        (digest,) = [line for line in result.stdout.splitlines() if line.startswith("Digest: ")]
+        assert (
+            f"The beacon is {'5a' * 32}. It must have been fixed after all"
+            in result.stdout
+        )
+        (digest,) = [
+            line for line in result.stdout.splitlines() if line.startswith("Digest: ")
+        ]
         expected = Roster.from_file("roster.toml").digest.hex()
         assert digest.removeprefix("Digest: ").replace(" ", "") == expected
         assert (tmp_path / "b.key").read_bytes().hex() not in result.stdout
@@ -770,7 +1021,9 @@ class TestForget:
         plan, loose = gaussian_plan(), Limit(100.0, DELTA)
         with Ledger(tmp_path / "state") as ledger:
             for number in (1, 2):
-                session = ClientSession(secret=b"SECRET" * 5, commitment=bytes([number]) * 32)
+                session = ClientSession(
+                    secret=b"SECRET" * 5, commitment=bytes([number]) * 32
+                )
                 ledger.charge(answer_of(number), price(plan), loose, 0, encode(session))
                 copy = f"records-{bytes([number]).hex() * 32}-{bytes([number]).hex() * 32}.npy"
                 (tmp_path / "state" / copy).write_bytes(b"records")
@@ -779,7 +1032,9 @@ class TestForget:
         return tmp_path / "state"
 
     @pytest.mark.parametrize("option", ["--state-dir", "--policy-file"])
-    def test_unfinished_runs_are_erased_and_stay_charged(self, run, state, tmp_path, option):
+    def test_unfinished_runs_are_erased_and_stay_charged(
+        self, run, state, tmp_path, option
+    ):
         (tmp_path / "policy.toml").write_text('state_dir = "state"')
         named = state if option == "--state-dir" else tmp_path / "policy.toml"
         assert b"SECRET" in (state / FILE_NAME).read_bytes()
@@ -787,22 +1042,28 @@ class TestForget:
         assert result.exit_code == 0, result.output
         assert "Forgot 1 unfinished run" in result.stdout
         assert b"SECRET" not in (state / FILE_NAME).read_bytes()
-        assert [path.name for path in state.iterdir()] == [FILE_NAME]  # no copy of records
+        # no copy of records
+        assert [path.name for path in state.iterdir()] == [FILE_NAME]
         with Ledger(state) as ledger:
             assert unpack_session(ledger.load(answer_of(1).run)[1]).over
             assert unpack_session(ledger.load(answer_of(2).run)[1]).over == 1
             assert ledger.last_answer(answer_of(1).run) is not None
             charge(ledger, answer_of(9), gaussian_plan(rounds=2), Limit(100.0, DELTA))
-        assert "Forgot 1 unfinished run" in run("forget", option, named).stdout  # the new one
+        # the new one
+        assert "Forgot 1 unfinished run" in run("forget", option, named).stdout
         assert "Forgot 0 unfinished runs" in run("forget", option, named).stdout
 
     def test_a_policy_names_a_ledger(self, run, tmp_path):
         (tmp_path / "policy.toml").write_text("max_epsilon = 1.0")
-        assert_one_sentence(run("forget", "--policy-file", "policy.toml"), "no state_dir")
+        assert_one_sentence(
+            run("forget", "--policy-file", "policy.toml"), "no state_dir"
+        )
 
 
 def test_missing_clients_are_a_warning(capsys):
-    dropped = [Dropped(2, 7, number, "No answer in time.", "silent") for number in (1, 3)]
+    dropped = [
+        Dropped(2, 7, number, "No answer in time.", "silent") for number in (1, 3)
+    ]
     report = replace(finished("FastLloyd", "trusted-server").report, dropped=dropped)
     print_warnings(Console(), report, ("WARNING: this.", "No warning."))
     expected = "WARNING: this.\nWARNING: 1 of 5 clients missed a round.\n"
@@ -814,13 +1075,24 @@ def test_output_in_any_encoding_ends_no_command(blobs, tmp_path, monkeypatch, en
     monkeypatch.chdir(tmp_path)
     text = blobs.read_text().replace("height,weight", "größe_ε,weight")
     (tmp_path / "größe_ε.csv").write_text(text, encoding="utf-8")
-    options = ["--strategy", "lloyd", "--columns", "größe_ε,weight", "--bounds", "größe_ε=-5:5"]
+    options = [
+        "--strategy",
+        "lloyd",
+        "--columns",
+        "größe_ε,weight",
+        "--bounds",
+        "größe_ε=-5:5",
+    ]
     for bounds, code in (["weight=0:10"], 0), (["ε=0:1"], 1):
         result = CliRunner(charset=encoding).invoke(
             app, ["simulate", "--data", "größe_ε.csv", *options, "--bounds", *bounds]
         )
         assert result.exit_code == code, result.output
-        shown = (result.stdout if code == 0 else result.stderr).encode(encoding).decode(encoding)
+        shown = (
+            (result.stdout if code == 0 else result.stderr)
+            .encode(encoding)
+            .decode(encoding)
+        )
         assert ("größe" in shown) == (encoding == "latin-1")
         assert r"\u03b5" in shown
     names = np.load(tmp_path / "flower-kmeans-out" / "centroids.npz")["columns"]
@@ -849,7 +1121,9 @@ def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
     result = run("--help")
     for command in ("simulate", "plan", "keygen", "check", "forget", "bench"):
         assert command in result.stdout
-    assert run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
+    assert (
+        run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
+    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan"])
@@ -867,7 +1141,9 @@ def test_every_declared_parameter_is_an_option(run, strategy):
     assert {"n_clusters", "n_records", "seed", "fraction_bits"} <= known.keys()
     fields = declared(BY_NAME[strategy].ALGORITHM)
     parameters = inspect.signature(BY_NAME[strategy]).parameters
-    assert {name for name in fields.keys() & parameters if fields[name].kind.values} <= {*known}
+    assert {
+        name for name in fields.keys() & parameters if fields[name].kind.values
+    } <= {*known}
     shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run("plan", "--help").stdout).split())
     for name, (kind, _, meaning) in known.items():
         assert f" {spelled(name)} " in shown
@@ -877,7 +1153,10 @@ def test_every_declared_parameter_is_an_option(run, strategy):
         if kind.values != "NAME=NUMBER,..." and (strategy, name) != ("lloyd", "clip"):
             others = dict.fromkeys(["strategy", "epsilon", "delta", "unit", "trust"])
             given = Settings.read(**others | {"strategy": strategy, name: text}).given
-            assert given == {name: {"true": True, "1": 1}.get(text, text)} or text == "auto"
+            assert (
+                given == {name: {"true": True, "1": 1}.get(text, text)}
+                or text == "auto"
+            )
 
 
 def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
@@ -907,4 +1186,6 @@ def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
 
 def test_every_strategy_can_be_chosen_by_name():
     others = {"KFed", "KMeansStrategy", "RoundInfo"}
-    assert {each.__name__ for each in BY_NAME.values()} == {*strategies.__all__} - others
+    assert {each.__name__ for each in BY_NAME.values()} == {
+        *strategies.__all__
+    } - others

@@ -22,7 +22,11 @@ RECORDS = (CENTERS[:, None] + RNG.normal(size=(3, 100, 2))).reshape(-1, 2)
 @pytest.fixture(scope="module")
 def clustering():
     strategy = SynopsisKMeans(
-        3, Box([0, 0], [100, 200], columns=COLUMNS), PrivacyBudget(None), 300, max_size=120
+        3,
+        Box([0, 0], [100, 200], columns=COLUMNS),
+        PrivacyBudget(None),
+        300,
+        max_size=120,
     )
     return simulate(strategy, np.array_split(RECORDS, 3))
 
@@ -33,7 +37,9 @@ def run(tmp_path, clustering, monkeypatch):
     write_centroids(tmp_path, clustering, COLUMNS)
 
     def invoke(*arguments):
-        return CliRunner().invoke(app, ["assign", "--centroids", "centroids.npz", *arguments])
+        return CliRunner().invoke(
+            app, ["assign", "--centroids", "centroids.npz", *arguments]
+        )
 
     return invoke
 
@@ -44,7 +50,9 @@ def test_clusters_and_distances_are_those_of_predict(
     run, clustering, monkeypatch, suffix, batch_rows
 ):
     monkeypatch.setattr(tables, "BLOCK_ROWS", batch_rows)
-    table = pd.DataFrame({"weight": RECORDS[:, 1], "name": "somebody", "age": RECORDS[:, 0]})
+    table = pd.DataFrame(
+        {"weight": RECORDS[:, 1], "name": "somebody", "age": RECORDS[:, 0]}
+    )
     write = table.to_parquet if suffix == "parquet" else table.to_csv
     write(f"new.{suffix}", index=False)
     result = run("--data", f"new.{suffix}", "--output", f"out.{suffix}")
@@ -64,19 +72,34 @@ def test_other_numbers_of_clusters_come_from_the_synopsis(run, tmp_path, cluster
         assert result.exit_code == 0, result.output
         found, expected = pd.read_csv("assigned.csv"), clustering.synopsis.kmeans(k)
         np.testing.assert_array_equal(found["cluster"], expected.predict(RECORDS))
-        distances = np.linalg.norm(RECORDS - expected.centroids[found["cluster"]], axis=1)
+        distances = np.linalg.norm(
+            RECORDS - expected.centroids[found["cluster"]], axis=1
+        )
         np.testing.assert_allclose(found["distance"], distances)
-    for k, message in ((0, "Expected n_clusters in [1, "), (10_000, "Got 10000 instead")):
-        assert message in " ".join(run("--data", "new.csv", "--clusters", str(k)).output.split())
+    for k, message in (
+        (0, "Expected n_clusters in [1, "),
+        (10_000, "Got 10000 instead"),
+    ):
+        assert message in " ".join(
+            run("--data", "new.csv", "--clusters", str(k)).output.split()
+        )
     (tmp_path / "synopsis.npz").unlink()
     result = run("--data", "new.csv", "--clusters", "2")
-    assert (result.exit_code, "Expected synopsis.npz beside" in result.output) == (1, True)
+    assert (result.exit_code, "Expected synopsis.npz beside" in result.output) == (
+        1,
+        True,
+    )
 
 
-def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run, tmp_path):
+def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(
+    run, tmp_path
+):
     (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,nan\n70,60\n")
     result = run("--data", "new.csv", "--output", "out.csv")
-    assert (result.exit_code, "; 2 with missing cells have none." in result.output) == (0, True)
+    assert (result.exit_code, "; 2 with missing cells have none." in result.output) == (
+        0,
+        True,
+    )
     found = pd.read_csv("out.csv")
     assert found["cluster"].isna().tolist() == [False, True, True, False]
     assert found["distance"].isna().tolist() == [False, True, True, False]
@@ -84,14 +107,19 @@ def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run,
 
 
 def test_text_beside_the_numbers_stays_as_it_was(run, tmp_path):
-    rows = [f"{i:07},2024-01-0{1 + i % 9},20,50\n" for i in range(5_000)] + ["A-1,NA,20,50\n"]
+    rows = [f"{i:07},2024-01-0{1 + i % 9},20,50\n" for i in range(5_000)] + [
+        "A-1,NA,20,50\n"
+    ]
     (tmp_path / "new.csv").write_text("code,day,age,weight\n" + "".join(rows))
     for output, read in (("out.csv", pd.read_csv), ("out.parquet", pd.read_parquet)):
         assert run("--data", "new.csv", "--output", output).exit_code == 0
-        options = {"dtype": str, "keep_default_na": False} if output == "out.csv" else {}
+        options = (
+            {"dtype": str, "keep_default_na": False} if output == "out.csv" else {}
+        )
         found = read(output, **options)
         assert [
-            f"{code},{day},20,50\n" for code, day in zip(found.code, found.day, strict=True)
+            f"{code},{day},20,50\n"
+            for code, day in zip(found.code, found.day, strict=True)
         ] == rows
 
 
@@ -104,7 +132,9 @@ def test_whole_numbers_beyond_float64_are_rounded(run, clustering):
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_file_of_a_spreadsheet_is_read_as_by_simulate(run, tmp_path, clustering, delimiter):
+def test_a_file_of_a_spreadsheet_is_read_as_by_simulate(
+    run, tmp_path, clustering, delimiter
+):
     lines = ["age, weight ", *(f"{age},{weight}" for age, weight in RECORDS)]
     text = "\n".join(lines).replace(",", delimiter)
     (tmp_path / "new.csv").write_text(text, encoding="utf-8-sig")
@@ -131,18 +161,36 @@ def test_a_bad_cell_far_down_leaves_an_earlier_output(run, tmp_path, suffix):
     [
         (("--data", "new.csv"), "age,height\n1,2\n", "lacks ['weight']"),
         (("--data", "new.csv"), "age,weight,cluster\n1,2,3\n", "no columns"),
-        (("--data", "new.csv"), "age,weight\n1,heavy\n", "1 of 1 cells of 'weight' hold no number"),
+        (
+            ("--data", "new.csv"),
+            "age,weight\n1,heavy\n",
+            "1 of 1 cells of 'weight' hold no number",
+        ),
         (("--data", "new.csv"), "age,weight,age\n1,2,3\n", "Got ['age'] twice"),
         (("--data", "none.csv"), "", "does not exist"),
-        (("--data", "new.csv", "--output", "new.csv"), "age,weight\n1,2\n", "beside the data"),
+        (
+            ("--data", "new.csv", "--output", "new.csv"),
+            "age,weight\n1,2\n",
+            "beside the data",
+        ),
         (("--data", "new.csv", "--output", "out.txt"), "age,weight\n1,2\n", ".parquet"),
-        (("--data", "new.csv", "--output", "no/x.csv"), "age,weight\n1,2\n", "that exist"),
+        (
+            ("--data", "new.csv", "--output", "no/x.csv"),
+            "age,weight\n1,2\n",
+            "that exist",
+        ),
         (("--data", "new.csv", "--output", "d.csv"), "age,weight\n1,2\n", "Got d.csv"),
         (("--data", "new.csv"), "age,weight,\xe2ge\n1,2,3\n", "in utf-8"),
-        (("--data", "new.csv", "--centroids", "new.csv"), "age,weight\n1,2\n", "centroids.npz"),
+        (
+            ("--data", "new.csv", "--centroids", "new.csv"),
+            "age,weight\n1,2\n",
+            "centroids.npz",
+        ),
     ],
 )
-def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, content, message):
+def test_what_cannot_be_assigned_is_one_sentence(
+    run, tmp_path, arguments, content, message
+):
     (tmp_path / "d.csv").mkdir()
     # Each character is a byte, as in files of an older spreadsheet.
     (tmp_path / "new.csv").write_text(content, "latin-1")
@@ -172,10 +220,15 @@ def test_a_file_that_no_run_wrote_is_refused(run, name, value):
     assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("name", ["domain", "centroids", "counts", "columns", "private"])
+@pytest.mark.parametrize(
+    "name", ["domain", "centroids", "counts", "columns", "private"]
+)
 def test_a_file_that_lacks_an_array_is_refused(run, name):
     with np.load("centroids.npz") as file:
-        np.savez("centroids.npz", **{key: value for key, value in file.items() if key != name})
+        np.savez(
+            "centroids.npz",
+            **{key: value for key, value in file.items() if key != name},
+        )
     result = run("--data", "centroids.npz")
     assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
 

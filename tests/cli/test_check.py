@@ -20,7 +20,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ledger_workers import DELTA, answer_of, charge, crash_with_a_hot_journal, gaussian_plan
+from ledger_workers import (
+    DELTA,
+    answer_of,
+    charge,
+    crash_with_a_hot_journal,
+    gaussian_plan,
+)
 from scripts import load_script
 from typer.testing import CliRunner
 
@@ -111,13 +117,25 @@ def change(node, old, new):
 def test_a_node_that_could_take_part(node):
     code, found = run(node, "--data", node / "records.csv")
     assert code == 0
-    assert list(found) == ["versions", "policy file", "accepts", "keys", "ledger", "files", "data"]
+    assert list(found) == [
+        "versions",
+        "policy file",
+        "accepts",
+        "keys",
+        "ledger",
+        "files",
+        "data",
+    ]
 
 
 def test_the_conclusion_comes_first_and_then_what_is_wrong(node):
     arguments = ["check", "--policy-file", str(node / "policy.toml")]
     answer = "Could this node take part? "
-    assert CliRunner().invoke(app, arguments).output.startswith(f"{answer}Yes, as far as this")
+    assert (
+        CliRunner()
+        .invoke(app, arguments)
+        .output.startswith(f"{answer}Yes, as far as this")
+    )
     (node / "members" / "b.key").chmod(0o644)
     result = CliRunner().invoke(app, arguments)
     assert result.output.startswith(f"{answer}No, because of: keys.\n")
@@ -140,16 +158,22 @@ def refused(node, name, expected, *arguments):
 def test_versions_that_fit_are_those_of_the_package(node, monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert f"flwr>={check.FLWR[0]},<{check.FLWR[1]}" in project["dependencies"]
-    for version, transport in (("1.39.0", "gRPC"), ("1.40.1", "HTTP"), ("1.100.0", "HTTP")):
+    for version, transport in (
+        ("1.39.0", "gRPC"),
+        ("1.40.1", "HTTP"),
+        ("1.100.0", "HTTP"),
+    ):
         monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
-        assert f"flwr {version} (nodes speak {transport})" in run(node)[1]["versions"].text
+        assert (
+            f"flwr {version} (nodes speak {transport})" in run(node)[1]["versions"].text
+        )
     for version in ("1.38.2", "2.0.0"):
         monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
         text = refused(node, "versions", f"Expected flwr>=1.39,<2. Got {version}")
         assert "pip install" in text
 
 
-# --------------------------------------------------------------------------- what is wrong
+# ------------------------------------------------------------------------ what is wrong
 
 FILES = 'roster_file = "members/roster.toml"\nmember_key_file = "members/b.key"\n'
 
@@ -165,7 +189,8 @@ def records(text):
 def state_of(name):
     """Name another directory for the ledger, where there is a file."""
     return lambda node: (
-        written(node / "file", "") and change(node, 'state_dir = "state"', f'state_dir = "{name}"')
+        written(node / "file", "")
+        and change(node, 'state_dir = "state"', f'state_dir = "{name}"')
     )
 
 
@@ -219,19 +244,47 @@ def three_columns(node):
         ("policy file", "not TOML", policy("max_epsilon: 1")),
         ("policy file", "cannot be read", lambda node: (node / "policy.toml").unlink()),
         *(
-            ("accepts", f"Every run is refused: {each}", policy(f'state_dir = "s"\n{each} = []'))
+            (
+                "accepts",
+                f"Every run is refused: {each}",
+                policy(f'state_dir = "s"\n{each} = []'),
+            )
             for each in ("trusts", "algorithms", "units")
         ),
-        ("keys", "0600. Got 0644", lambda node: (node / "members" / "b.key").chmod(0o644)),
-        ("keys", "Got 31", lambda node: (node / "members" / "b.key").write_bytes(b"k" * 31)),
-        ("keys", "not there", lambda node: (node / "members" / "b.key").write_bytes(b"k" * 32)),
-        ("keys", "cannot be read", lambda node: (node / "members" / "roster.toml").unlink()),
+        (
+            "keys",
+            "0600. Got 0644",
+            lambda node: (node / "members" / "b.key").chmod(0o644),
+        ),
+        (
+            "keys",
+            "Got 31",
+            lambda node: (node / "members" / "b.key").write_bytes(b"k" * 31),
+        ),
+        (
+            "keys",
+            "not there",
+            lambda node: (node / "members" / "b.key").write_bytes(b"k" * 32),
+        ),
+        (
+            "keys",
+            "cannot be read",
+            lambda node: (node / "members" / "roster.toml").unlink(),
+        ),
         ("keys", "min_clients=3 clients", members(2)),
         ("keys", "a beacon", members(65)),
-        ("vertical", "party, this node's slot", policy('trusts = ["vertical"]\nstate_dir = "s"')),
+        (
+            "vertical",
+            "party, this node's slot",
+            policy('trusts = ["vertical"]\nstate_dir = "s"'),
+        ),
         ("ledger", "mode 0700", lambda node: change(node, 'state_dir = "state"', "")),
         ("ledger", "0700. Got 0755", spent_ledger(lambda state: state.chmod(0o755))),
-        ("ledger", "0600. Got 0644", spent_ledger(lambda s: (s / FILE_NAME).chmod(0o644))),
+        (
+            "ledger",
+            "0600. Got 0644",
+            spent_ledger(lambda s: (s / FILE_NAME).chmod(0o644)),
+        ),
         ("ledger", "Got version 2", spent_ledger(other_version)),
         ("ledger", "died while it wrote", spent_ledger(half_written)),
         ("ledger", "no further private run", spend_all),
@@ -242,15 +295,31 @@ def three_columns(node):
         ("files", "rows.key", lambda node: written(node / "rows.key", "k" * 32, 0o644)),
         ("data", "got ['income', 'age']", records("income,age\n1,2\n")),
         ("data", "got ['age']", records("age\n1\n")),
-        ("data", "Got numbers instead: name the columns with --header", records("1,2\n3,4\n")),
-        ("data", "has no value in about 50 %", records(f"age,income\n{SECRET},\n2,3\n")),
+        (
+            "data",
+            "Got numbers instead: name the columns with --header",
+            records("1,2\n3,4\n"),
+        ),
+        (
+            "data",
+            "has no value in about 50 %",
+            records(f"age,income\n{SECRET},\n2,3\n"),
+        ),
         ("data", "'age' holds no number in all of its", records("age,income\nx,1\n")),
         ("data", "all of the lines are malformed", records(f"age,income\n{SECRET}\n")),
         ("data", "say that it names the columns", records(f"age,{SECRET}\n1,2\n")),
         ("data", "no usable record", records("age,income\n")),
-        ("data", "'age' is a column with one value only", records("age,income\n1,2\n1,3\n")),
+        (
+            "data",
+            "'age' is a column with one value only",
+            records("age,income\n1,2\n1,3\n"),
+        ),
         ("data", "does not exist", lambda node: (node / "records.csv").unlink()),
-        ("data", "Expected 2 columns, as the key domain in the policy file", three_columns),
+        (
+            "data",
+            "Expected 2 columns, as the key domain in the policy file",
+            three_columns,
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(name, expected, spoil, node):
@@ -269,7 +338,9 @@ def test_a_parent_that_cannot_be_written(node):
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(node, exists, monkeypatch):
+def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(
+    node, exists, monkeypatch
+):
     if exists:
         Ledger(node / "state").close()
     usage = shutil.disk_usage(node)
@@ -286,7 +357,9 @@ def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(node, exists
 @pytest.mark.skipif(find_spec("tenseal") is None, reason="party 0 needs tenseal")
 def test_the_work_dir_of_party_0_is_private_and_without_links(node):
     work = node / "work"
-    settings = 'trusts = ["vertical"]\nparty = 0\nstate_dir = "state"\nwork_dir = "work"'
+    settings = (
+        'trusts = ["vertical"]\nparty = 0\nstate_dir = "state"\nwork_dir = "work"'
+    )
     written(node / "policy.toml", settings)
     assert run(node)[1]["vertical"].is_well  # it will be made
     work.mkdir(mode=0o700)
@@ -315,7 +388,7 @@ def test_the_key_of_rows_is_read_by_its_owner_alone(node):
     assert run(node)[1]["vertical"].is_well
 
 
-# --------------------------------------------------------------------------- what is well
+# ------------------------------------------------------------------------- what is well
 
 
 def test_what_the_node_would_accept_is_in_words(node):
@@ -333,12 +406,18 @@ def test_what_the_node_would_accept_is_in_words(node):
         "columns 'age', 'income'",
     ):
         assert words in text
-    assert f'policy-file="{node.resolve()}/policy.toml"' in run(node)[1]["policy file"].text
+    assert (
+        f'policy-file="{node.resolve()}/policy.toml"'
+        in run(node)[1]["policy file"].text
+    )
     written(node / "policy.toml", 'state_dir = "state"')
     text = run(node)[1]["accepts"].text
     for words in ("any algorithm", "per record or client", "pin domain", "pin columns"):
         assert words in text
-    written(node / "policy.toml", 'state_dir = "state"\n[domain]\nradius = 2\ncenter = [0, 0, 0]')
+    written(
+        node / "policy.toml",
+        'state_dir = "state"\n[domain]\nradius = 2\ncenter = [0, 0, 0]',
+    )
     assert "within 2 of a centre, 3 columns" in run(node)[1]["accepts"].text
 
 
@@ -362,7 +441,10 @@ def test_the_own_key_the_beacon_and_the_digest_to_compare(node, beacon):
         with (folder / "roster.toml").open("a") as file:
             file.write(f'beacon = "{beacon}"\n')
     text = run(node)[1]["keys"].text
-    assert "3 clients, each with a valid key. The own key is that of b, number 2 of 3." in text
+    assert (
+        "3 clients, each with a valid key. The own key is that of b, number 2 of 3."
+        in text
+    )
     must = f"The beacon is {beacon}. It must have been fixed after all keys were"
     assert (must if beacon else "no beacon") in text
     digest = read_identity(folder / "roster.toml", folder / "b.key").roster.digest
@@ -396,7 +478,9 @@ STATE, PINNED = 'state_dir = "state"', 'columns = ["age", "income"]\n'
         (PINNED, "", "data", "and the policy pins no names"),
     ],
 )
-def test_a_node_without_a_ledger_keys_or_names_of_columns(node, old, new, name, expected):
+def test_a_node_without_a_ledger_keys_or_names_of_columns(
+    node, old, new, name, expected
+):
     change(node, old, new)
     code, found = run(node, "--data", node / "records.csv")
     assert (code, expected in found[name].text) == (0, True)
@@ -407,7 +491,10 @@ def test_records_that_fit(node):
     assert code == 0
     assert "columns 'age', 'income', as pinned" in found["data"].text
     # Neither how many there are nor what they hold.
-    assert not set(re.findall(r"\d+", found["data"].text.replace(str(node), ""))) & {"3", "41"}
+    assert not set(re.findall(r"\d+", found["data"].text.replace(str(node), ""))) & {
+        "3",
+        "41",
+    }
     np.savez(node / "records.npz", age=[1.0], income=[2.0])
     (node / "records.npz").chmod(0o600)
     assert run(node, "--data", node / "records.npz")[0] == 0
@@ -416,7 +503,7 @@ def test_records_that_fit(node):
     assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
 
 
-# --------------------------------------------------------------------------- who may read files
+# ------------------------------------------------------------------- who may read files
 
 
 def key_file(place):
@@ -442,7 +529,9 @@ def database(node):
     path.touch(0o600)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE visits (age REAL, income REAL)")
-        connection.executemany("INSERT INTO visits VALUES (?, ?)", [(41, 1e4), (42, 2e4)])
+        connection.executemany(
+            "INSERT INTO visits VALUES (?, ?)", [(41, 1e4), (42, 2e4)]
+        )
     query = "SELECT age, income FROM visits"
     written(node / "source.toml", f'data = "sqlite:///{path}"\nquery = "{query}"\n')
     return path
@@ -461,7 +550,9 @@ SECRETS = {  # what the pages' commands make at a node, and what --data names th
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o602, 0o620, 0o666])
 @pytest.mark.parametrize("name", SECRETS)
-def test_what_others_may_read_or_change_is_refused_with_the_command_that_mends_it(name, mode, node):
+def test_what_others_may_read_or_change_is_refused_with_the_command_that_mends_it(
+    name, mode, node
+):
     make, named = SECRETS[name]
     path = make(node)
     data = () if named is None else ("--data", node / named)
@@ -475,7 +566,9 @@ def test_what_others_may_read_or_change_is_refused_with_the_command_that_mends_i
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_what_is_another_users_is_refused_with_the_command_that_mends_it(name, node, monkeypatch):
+def test_what_is_another_users_is_refused_with_the_command_that_mends_it(
+    name, node, monkeypatch
+):
     make, named = SECRETS[name]
     path = make(node)
     data = () if named is None else ("--data", node / named)
@@ -512,7 +605,7 @@ def test_paths_are_quoted_in_the_commands(node):
     assert f"chmod 600 '{path}'." in refused(node, "files", "Got 0644", "--data", path)
 
 
-# --------------------------------------------------------------------------- the records
+# -------------------------------------------------------------------------- the records
 
 DOMAIN = """
 [[columns]]
@@ -532,7 +625,11 @@ missing = 20000
 def people(n, n_commas=0, n_missing=0, n_old=0, sign=";"):
     """Return a file of n records, some of which have incomes with commas, no age or a high one."""
     rng = np.random.default_rng(6)
-    ages = [*[""] * n_missing, *["123"] * n_old, *rng.integers(20, 60, n - n_missing - n_old)]
+    ages = [
+        *[""] * n_missing,
+        *["123"] * n_old,
+        *rng.integers(20, 60, n - n_missing - n_old),
+    ]
     incomes = [f"{x:.2f}".replace(".", ",") for x in rng.uniform(9e3, 9e4, n_commas)]
     incomes += [str(x) for x in rng.integers(9_000, 90_000, n - n_commas)]
     lines = [f"{age}{sign}{income}" for age, income in zip(ages, incomes, strict=True)]
@@ -543,7 +640,9 @@ def people(n, n_commas=0, n_missing=0, n_old=0, sign=";"):
 def declared(node):
     """Return a node whose policy pins a domain file."""
     written(node / "domain.toml", DOMAIN)
-    text = POLICY[: POLICY.index("[domain]")].replace('columns = ["age", "income"]\n', "")
+    text = POLICY[: POLICY.index("[domain]")].replace(
+        'columns = ["age", "income"]\n', ""
+    )
     written(node / "policy.toml", f'{text}domain = "domain.toml"\n')
     return node
 
@@ -552,7 +651,9 @@ def test_a_decimal_comma_is_refused_with_what_to_do(declared):
     """Of all columns and causes at once; a stated value for missing cells does not hide it."""
     people(200, n_commas=190, n_missing=42, n_old=20)(declared)
     data = ("--data", declared / "records.csv")
-    text = refused(declared, "data", "'income' holds no number in about 95 % of its cells", *data)
+    text = refused(
+        declared, "data", "'income' holds no number in about 95 % of its cells", *data
+    )
     for words in (
         "which look like a decimal comma: --decimal ,",
         "(limit 5 %: it is read in another way than it is written",
@@ -581,7 +682,12 @@ def test_what_is_accepted_needs_a_reason_and_is_printed_with_it(declared):
     data = ("--data", declared / "records.csv")
     text = refused(declared, "data", "'age' has no value in about 60 %", *data)
     assert "about 60 % of the records count as none" in text
-    because = ("--accept", "age=not asked before 2020", "--accept", "records = as the study says")
+    because = (
+        "--accept",
+        "age=not asked before 2020",
+        "--accept",
+        "records = as the study says",
+    )
     code, found = run(declared, *data, *because)
     assert code == 0
     assert found["data"].text.endswith(
@@ -590,7 +696,9 @@ def test_what_is_accepted_needs_a_reason_and_is_printed_with_it(declared):
     )
     refused(declared, "data", "Got ['size'] instead", *data, "--accept", "size=why")
     for text in ("age", "age=", "=why", "age= "):
-        result = CliRunner().invoke(app, ["check", "--policy-file", "p", "--accept", text])
+        result = CliRunner().invoke(
+            app, ["check", "--policy-file", "p", "--accept", text]
+        )
         assert result.exit_code == 1
         assert "Expected --accept as NAME=REASON" in result.stderr
 
@@ -598,8 +706,14 @@ def test_what_is_accepted_needs_a_reason_and_is_printed_with_it(declared):
 def test_bounds_that_a_policy_pins_without_a_domain_file_count_as_well(node):
     people(100, n_old=6, sign=",")(node)
     data = ("--data", node / "records.csv")
-    refused(node, "data", "'age' is outside the bounds with about 6 % of its values", *data)
-    change(node, POLICY[POLICY.index("[domain]") :], "[domain]\nradius = 1e5\ncenter = [0, 0]\n")
+    refused(
+        node, "data", "'age' is outside the bounds with about 6 % of its values", *data
+    )
+    change(
+        node,
+        POLICY[POLICY.index("[domain]") :],
+        "[domain]\nradius = 1e5\ncenter = [0, 0]\n",
+    )
     assert run(node, *data)[0] == 0
     change(node, "1e5", "2e4")
     text = refused(node, "data", "of the records are outside the ball", *data)
@@ -609,9 +723,18 @@ def test_bounds_that_a_policy_pins_without_a_domain_file_count_as_well(node):
 
 def test_numbers_of_rows_and_ids(node):
     ids = np.random.default_rng(1).permutation(60)
-    for ages, words in ((range(60), "looks like a number of rows"), (ids, "looks like an id")):
+    for ages, words in (
+        (range(60), "looks like a number of rows"),
+        (ids, "looks like an id"),
+    ):
         records("\n".join(["age,income", *(f"{age},{age % 7}" for age in ages)]))(node)
-        refused(node, "data", f"'age' is a column that {words}", "--data", node / "records.csv")
+        refused(
+            node,
+            "data",
+            f"'age' is a column that {words}",
+            "--data",
+            node / "records.csv",
+        )
 
 
 def test_a_source_file_says_how_the_node_reads(declared):
@@ -639,7 +762,7 @@ def test_each_limit_is_in_the_help_and_in_the_documents():
     assert limits_in_words() in result.output
 
 
-# --------------------------------------------------------------------------- the SuperLink
+# ------------------------------------------------------------------------ the SuperLink
 
 
 @pytest.fixture(scope="module")
@@ -657,7 +780,9 @@ def credentials(tmp_path_factory):
 def link(credentials):
     """Return the ports of a server that speaks TLS, and of one that does not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(credentials / "own/server.pem", credentials / "own/server.key")
+    context.load_cert_chain(
+        credentials / "own/server.pem", credentials / "own/server.key"
+    )
     servers = [ThreadingHTTPServer(("", 0), BaseHTTPRequestHandler) for _ in range(2)]
     servers[0].socket = context.wrap_socket(servers[0].socket, server_side=True)
     for server in servers:
@@ -677,7 +802,9 @@ def test_a_superlink_that_is_reached_and_verified(node, link, credentials):
     (node / "policy.toml").unlink()  # it is looked at also without a policy
     code, found = run(node, *arguments)
     assert (code, found["SuperLink"].is_well) == (1, True)
-    result = CliRunner().invoke(app, ["check", "--policy-file", "p", *map(str, authority)])
+    result = CliRunner().invoke(
+        app, ["check", "--policy-file", "p", *map(str, authority)]
+    )
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: --root-certificates needs --superlink")
 
@@ -689,7 +816,8 @@ def test_a_superlink_that_cannot_be_trusted_or_reached(node, link, credentials):
     for superlink, authority, expected in (
         (f"127.0.0.1:{secure}", "other/ca.crt", "is refused"),
         (f"127.0.0.1:{secure}", None, "is refused"),
-        (f"127.0.0.2:{secure}", "own/ca.crt", "is refused"),  # which the certificate does not name
+        # which the certificate does not name
+        (f"127.0.0.2:{secure}", "own/ca.crt", "is refused"),
         (f"127.0.0.1:{without_tls}", "own/ca.crt", "does not speak TLS"),
         (f"127.0.0.1:{unused}", "own/ca.crt", "cannot be reached"),
         ("no-such-host.invalid:443", "own/ca.crt", "cannot be reached"),
@@ -699,6 +827,10 @@ def test_a_superlink_that_cannot_be_trusted_or_reached(node, link, credentials):
         (f"127.0.0.1:{secure}", "own/none.crt", "cannot be read"),
         (f"127.0.0.1:{secure}", "own/server.key", "cannot be read"),
     ):
-        trusted = () if authority is None else ("--root-certificates", credentials / authority)
+        trusted = (
+            ()
+            if authority is None
+            else ("--root-certificates", credentials / authority)
+        )
         text = refused(node, "SuperLink", expected, "--superlink", superlink, *trusted)
         assert "docs/deploy.md" in text

@@ -88,7 +88,15 @@ def failed(result, *words):
     return True
 
 
-SIMULATE = ("simulate", "--data", "visits.csv", "--engine", "in-process", "--clusters", 2)
+SIMULATE = (
+    "simulate",
+    "--data",
+    "visits.csv",
+    "--engine",
+    "in-process",
+    "--clusters",
+    2,
+)
 SIMULATE += ("--output", "out", "--n-records", N)
 
 
@@ -96,7 +104,8 @@ class TestInit:
     def test_it_asks_until_answers_are_right_and_reads_nothing(self, run, tmp_path):
         wrong = [
             "age,age", "age,in\u200bcome", "", *ANSWERS[:1],
-            "numbers", "number", "zero", "9", "3", "", "old", "",  # upper below lower: once more
+            # upper below lower: once more
+            "numbers", "number", "zero", "9", "3", "", "old", "",
             *ANSWERS[1:15], "2020", *ANSWERS[15:],
         ]  # fmt: skip
         for answers in (ANSWERS, wrong):
@@ -111,19 +120,34 @@ class TestInit:
 
     def test_names_and_categories_with_commas_are_quoted(self, run, tmp_path):
         answers = ['"ward, now"', "category", '"a, b", "5"" pipe", c', '5" pipe']
-        assert run("domain", "init", "--output", "new.toml", answers=answers).exit_code == 0
+        assert (
+            run("domain", "init", "--output", "new.toml", answers=answers).exit_code
+            == 0
+        )
         found = TableDomain.from_file(tmp_path / "new.toml")
-        assert found.declared == (Category("ward, now", ("a, b", '5" pipe', "c"), '5" pipe'),)
+        assert found.declared == (
+            Category("ward, now", ("a, b", '5" pipe', "c"), '5" pipe'),
+        )
 
     def test_an_older_file_stays(self, run, tmp_path):
         failed(run("domain", "init", answers=ANSWERS), "a new file", "Got domain.toml")
         assert (tmp_path / "domain.toml").read_text("utf-8") == DOMAIN
-        failed(run("domain", "init", "--output", "no/where.toml"), "in a directory that exists")
-        assert run("domain", "init", "--output", "x.toml", answers=ANSWERS[:7]).exit_code == 1
+        failed(
+            run("domain", "init", "--output", "no/where.toml"),
+            "in a directory that exists",
+        )
+        assert (
+            run("domain", "init", "--output", "x.toml", answers=ANSWERS[:7]).exit_code
+            == 1
+        )
         assert not (tmp_path / "x.toml").exists()
 
-    def test_what_is_read_off_records_says_that_it_is_not_private(self, run, visits, tmp_path):
-        result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
+    def test_what_is_read_off_records_says_that_it_is_not_private(
+        self, run, visits, tmp_path
+    ):
+        result = run(
+            "domain", "init", "--from-records", "visits.csv", "--output", "off.toml"
+        )
         assert result.exit_code == 0, result.output
         assert "NOT private" in result.stderr
         assert f"Left out name: more than 20 categories ({N:,} found)." in result.output
@@ -160,10 +184,15 @@ class TestInit:
     ):
         path = tmp_path / "t.csv"
         path.write_text(",flag,half,one\n0,True,TRUE,x\n1,False,,x\n2,True,false,x\n")
-        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "t.csv", "--output", "off.toml"
+        )
         assert result.exit_code == 0, result.output
         assert "Left out column 1: no printable name.\n" in result.output
-        assert "Left out one: constant: one value in all cells that have one.\n" in result.output
+        assert (
+            "Left out one: constant: one value in all cells that have one.\n"
+            in result.output
+        )
         assert stat.S_IMODE((tmp_path / "off.toml").stat().st_mode) == 0o600
         found = TableDomain.from_file(tmp_path / "off.toml")
         assert found.declared == (Number("flag", 0, 1), Number("half", 0, 1))
@@ -187,7 +216,9 @@ class TestInit:
             "day": [f"2024-02-{i % 9 + 10}T10:00" for i in range(29)] + [""],
         }
         pd.DataFrame(columns).to_csv(tmp_path / "t.csv", index=False, encoding="utf-8")
-        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "t.csv", "--output", "off.toml"
+        )
         assert result.exit_code == 0, result.output
         one = "constant: one value in all cells that have one."
         unknown = "dates in an unknown format (they are read as 2024-02-29)."
@@ -224,7 +255,9 @@ class TestInit:
             }
         )
         frame.to_parquet(tmp_path / "t.parquet")
-        result = run("domain", "init", "--from-records", "t.parquet", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "t.parquet", "--output", "off.toml"
+        )
         assert result.exit_code == 0, result.output
         assert "Left out lists: nested: 3 cells hold several values.\n" in result.output
         assert "Left out none: no value at all.\n" in result.output
@@ -237,25 +270,35 @@ class TestInit:
 
     def test_columns_of_one_name_are_left_out(self, run, tmp_path):
         (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n4,5,6\n", "utf-8")
-        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "t.csv", "--output", "off.toml"
+        )
         assert result.exit_code == 0, result.output
         assert result.output.count("Left out a: 2 columns have this name.") == 1
-        assert TableDomain.from_file(tmp_path / "off.toml").describe() == ["b: number 2 to 5"]
+        assert TableDomain.from_file(tmp_path / "off.toml").describe() == [
+            "b: number 2 to 5"
+        ]
 
     def test_a_file_without_names_is_refused(self, run, tmp_path):
         (tmp_path / "t.csv").write_text("41,2\n3,4\n", "utf-8")
-        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "t.csv", "--output", "off.toml"
+        )
         failed(result, "Got numbers instead", "first line", "--header")
         assert "41" not in result.stderr
         assert not (tmp_path / "off.toml").exists()
         names = "--from-records", "t.csv", "--header", "a,b", "--output", "off.toml"
         assert run("domain", "init", *names).exit_code == 0
 
-    def test_the_file_and_a_simulation_say_the_same_of_missing_cells(self, run, visits, tmp_path):
+    def test_the_file_and_a_simulation_say_the_same_of_missing_cells(
+        self, run, visits, tmp_path
+    ):
         """With the values that the comments name, the file works as it is written."""
         visits.loc[visits.index[:7], "admitted"] = ""
         visits.drop(columns="name").to_csv(tmp_path / "visits.csv", index=False)
-        result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
+        result = run(
+            "domain", "init", "--from-records", "visits.csv", "--output", "off.toml"
+        )
         rule = "A missing cell drops its record, unless the domain states what it counts as"
         text = (tmp_path / "off.toml").read_text("utf-8")
         assert rule in result.output
@@ -263,21 +306,41 @@ class TestInit:
         assert f"admitted: 7 of {N:,} cells" in result.output
         assert "120" not in text.replace("1200", "")
         result = run(*SIMULATE, "--domain", "off.toml", "--strategy", "lloyd")
-        assert (result.exit_code, f"{N - 126:,} records of" in result.output) == (0, True)
+        assert (result.exit_code, f"{N - 126:,} records of" in result.output) == (
+            0,
+            True,
+        )
         stated = text.replace("# missing =", "missing =")
         (tmp_path / "off.toml").write_text(stated, "utf-8")
-        rules = {c.name: c.missing for c in TableDomain.from_file(tmp_path / "off.toml").declared}
-        assert [name for name, rule in rules.items() if rule is not None] == ["admitted", "age"]
+        rules = {
+            c.name: c.missing
+            for c in TableDomain.from_file(tmp_path / "off.toml").declared
+        }
+        assert [name for name, rule in rules.items() if rule is not None] == [
+            "admitted",
+            "age",
+        ]
         result = run(*SIMULATE, "--domain", "off.toml", "--strategy", "lloyd")
         assert result.exit_code == 0, result.output
-        assert rule in run("domain", "init", "--output", "new.toml", answers=ANSWERS).output
+        assert (
+            rule
+            in run("domain", "init", "--output", "new.toml", answers=ANSWERS).output
+        )
 
     def test_records_without_any_extent_are_one_sentence(self, run, tmp_path):
         lines = [f"p{i},1,2020-01-01,," for i in range(30)]
-        (tmp_path / "t.csv").write_text("\n".join(["name,one,day,none", *lines]) + "\n", "utf-8")
+        (tmp_path / "t.csv").write_text(
+            "\n".join(["name,one,day,none", *lines]) + "\n", "utf-8"
+        )
         (tmp_path / "t.npz").write_bytes(b"")
-        for name, words in (("t.npz", "not a NumPy file"), ("no.csv", "does not exist")):
-            failed(run("domain", "init", "--from-records", name, "--output", "o.toml"), words)
+        for name, words in (
+            ("t.npz", "not a NumPy file"),
+            ("no.csv", "does not exist"),
+        ):
+            failed(
+                run("domain", "init", "--from-records", name, "--output", "o.toml"),
+                words,
+            )
         np.savez(tmp_path / "u.npz", name=[f"p{i}" for i in range(30)], one=np.ones(30),
                  day=np.full(30, "2020", "datetime64[D]"), none=np.full(30, np.nan))  # fmt: skip
         failed(
@@ -296,15 +359,22 @@ class TestSimulate:
                      "--epsilon", 8, "--strategy", "glloyd")  # fmt: skip
         assert result.exit_code == 0, result.output
         assert "3 clients, 6 columns" in result.output
-        with (tmp_path / "out" / "centroids.csv").open(encoding="utf-8", newline="") as file:
-            low, high = sorted(csv.DictReader(file), key=lambda row: float(row["income"]))
+        with (tmp_path / "out" / "centroids.csv").open(
+            encoding="utf-8", newline=""
+        ) as file:
+            low, high = sorted(
+                csv.DictReader(file), key=lambda row: float(row["income"])
+            )
         wards = ["ward=surgery", "ward=medicine", "ward=other"]
-        # After some noise, the 60 records without a ward of one group belong to the other group.
+        # After some noise, the 60 records without a ward of one group belong to the
+        # other group.
         assert list(low)[2:] == ["age", "income", *wards, "admitted"]
         for row, log, shares, year in ((low, 3.5, [0, 0.9, 0.1], 2021), (high, 5, [0.9, 0, 0.1],
                                                                          2024)):  # fmt: skip
             assert np.log10(float(row["income"])) == pytest.approx(log, abs=0.3)
-            np.testing.assert_allclose([float(row[w]) for w in wards], shares, atol=0.15)
+            np.testing.assert_allclose(
+                [float(row[w]) for w in wards], shares, atol=0.15
+            )
             assert row["admitted"].startswith(f"{year}-")
         assert float(low["age"]) == pytest.approx(0.9 * 29.5 + 4, abs=8)
         report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
@@ -334,17 +404,27 @@ class TestSimulate:
     def test_files_that_do_not_fit_are_one_sentence(self, run, visits, tmp_path):
         failed(run("simulate", "--domain", "domain.toml"), "--data")
         failed(run(*SIMULATE, "--domain", "none.toml"), "none.toml cannot be read")
-        (tmp_path / "strict.toml").write_text(DOMAIN.replace("missing = 40", ""), "utf-8")
+        (tmp_path / "strict.toml").write_text(
+            DOMAIN.replace("missing = 40", ""), "utf-8"
+        )
         result = run(*SIMULATE, "--domain", "strict.toml", "--strategy", "lloyd")
-        assert (result.exit_code, f"{N - 120:,} records of" in result.output) == (0, True)
+        assert (result.exit_code, f"{N - 120:,} records of" in result.output) == (
+            0,
+            True,
+        )
         visits.assign(ward="ICU").to_csv(tmp_path / "visits.csv", index=False)
-        failed(run(*SIMULATE, "--domain", "domain.toml"), "'ward' hold none of its categories")
+        failed(
+            run(*SIMULATE, "--domain", "domain.toml"),
+            "'ward' hold none of its categories",
+        )
         (tmp_path / "visits.csv").write_text("age,income,ward\n1,2,3\n", "utf-8")
         failed(run(*SIMULATE, "--domain", "domain.toml"), "'admitted' once")
 
     def test_parties_hold_declared_columns(self, run, visits, tmp_path):
         domain = TableDomain.from_file(tmp_path / "domain.toml")
-        source = inputs.table(str(tmp_path / "visits.csv"), USUAL_READING, None, None, None, domain)
+        source = inputs.table(
+            str(tmp_path / "visits.csv"), USUAL_READING, None, None, None, domain
+        )
         assert source.parties("columns") == [("age", "income"), ("ward", "admitted")]
         parties = source.parties("columns:ward,age/admitted,income")
         other = source.ordered([name for party in parties for name in party])
@@ -376,12 +456,15 @@ class TestSimulate:
 
 class TestPlan:
     def test_its_columns_are_those_of_the_box(self, run):
-        result = run("plan", "--domain", "domain.toml", "--n-records", 5000, "--clusters", 4)
+        result = run(
+            "plan", "--domain", "domain.toml", "--n-records", 5000, "--clusters", 4
+        )
         assert result.exit_code == 0, result.output
         same = run("plan", "--features", 6, "--n-records", 5000, "--clusters", 4)
         assert result.output == same.output
         failed(run("plan", "--domain", "domain.toml", "--features", 6), "Got both")
-        for option in (("--domain", "domain.toml"), ("--features", 6)):  # not the photograph's
+        # not the photograph's
+        for option in (("--domain", "domain.toml"), ("--features", 6)):
             failed(run("plan", *option), "Expected --n-records")
 
     def test_of_feddp_and_of_parties(self, run):
@@ -394,7 +477,10 @@ class TestPlan:
 
 class TestAssign:
     def test_new_records_are_read_as_those_of_the_run(self, run, visits, tmp_path):
-        assert run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code == 0
+        assert (
+            run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code
+            == 0
+        )
         new = visits.iloc[:50].reset_index(drop=True).astype(str)
         new.loc[0, ["age", "ward"]] = ["", "unknown"]  # counts as declared
         new.loc[1, "income"] = "none"  # spells that there is none, and has no rule
@@ -407,7 +493,10 @@ class TestAssign:
         assert assigned["cluster"].notna().sum() == 49
         by_ward = assigned.iloc[2:].groupby("ward")["cluster"].nunique()
         assert by_ward["surgery"] == by_ward["medicine"] == 1
-        assert "50 records in assigned.csv; 1 with missing cells have none." in result.output
+        assert (
+            "50 records in assigned.csv; 1 with missing cells have none."
+            in result.output
+        )
         assert assigned["distance"].max() < 3  # of scaled records, not of days
         # All wards would count as other, which one line after another does not show.
         new.assign(ward="ICU").to_csv(tmp_path / "wrong.csv", index=False)
@@ -423,22 +512,36 @@ class TestAssign:
         with np.load(tmp_path / "out" / "centroids.npz") as file:
             arrays = {name: array for name, array in file.items() if name != "declared"}
         np.savez(tmp_path / "out" / "centroids.npz", **arrays)
-        failed(run(*arguments), "lacks", "log10(income)", "name this file with --domain")
+        failed(
+            run(*arguments), "lacks", "log10(income)", "name this file with --domain"
+        )
         first = (tmp_path / "assigned.csv").read_text("utf-8")
         assert run(*arguments, "--domain", "domain.toml").exit_code == 0
         assert (tmp_path / "assigned.csv").read_text("utf-8") == first
-        for old, other in (("upper = 120", "upper = 130"), ('"surgery"', '"surgeries"')):
+        for old, other in (
+            ("upper = 120", "upper = 130"),
+            ('"surgery"', '"surgeries"'),
+        ):
             (tmp_path / "other.toml").write_text(DOMAIN.replace(old, other), "utf-8")
             failed(run(*arguments, "--domain", "other.toml"), "Expected the domain")
 
     def test_declarations_of_another_box_are_refused(self, run, visits, tmp_path):
-        assert run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code == 0
+        assert (
+            run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code
+            == 0
+        )
         with np.load(tmp_path / "out" / "centroids.npz") as file:
             arrays = dict(file)
-        assert TableDomain.from_toml(str(arrays["declared"])) == TableDomain.from_toml(DOMAIN)
+        assert TableDomain.from_toml(str(arrays["declared"])) == TableDomain.from_toml(
+            DOMAIN
+        )
         for declared in (DOMAIN.replace("upper = 120", "upper = 130"), "nothing"):
-            np.savez(tmp_path / "out" / "centroids.npz", **{**arrays, "declared": declared})
-            result = run("assign", "--data", "visits.csv", "--centroids", "out/centroids.npz")
+            np.savez(
+                tmp_path / "out" / "centroids.npz", **{**arrays, "declared": declared}
+            )
+            result = run(
+                "assign", "--data", "visits.csv", "--centroids", "out/centroids.npz"
+            )
             failed(result, "Expected the centroids.npz of a run")
 
 
@@ -451,7 +554,10 @@ class TestCheck:
         (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
         (tmp_path / "policy.toml").chmod(0o600)
         lines = ["age,income,ward,admitted"]
-        lines += ["41,7132.5891,surgery,2024-02-29", "42,20000,medicine,2024-03-01"] * 100
+        lines += [
+            "41,7132.5891,surgery,2024-02-29",
+            "42,20000,medicine,2024-03-01",
+        ] * 100
 
         def check(*arguments, add="42,20000,medicine,2024-03-01", text=None):
             text = "\n".join([*lines, add, ""]) if text is None else text
@@ -461,7 +567,10 @@ class TestCheck:
                          *arguments)  # fmt: skip
             assert "7132" not in result.output
             assert "Traceback" not in result.output
-            rows = ([c.strip() for c in line.split("│")] for line in result.output.splitlines())
+            rows = (
+                [c.strip() for c in line.split("│")]
+                for line in result.output.splitlines()
+            )
             found = {}
             for row in rows:
                 if len(row) == 5 and row[2]:
@@ -472,7 +581,9 @@ class TestCheck:
 
         return check
 
-    def test_the_policys_domain_reads_the_records_and_has_a_digest(self, node, tmp_path):
+    def test_the_policys_domain_reads_the_records_and_has_a_digest(
+        self, node, tmp_path
+    ):
         code, found = node()
         assert code == 0, found
         digest = TableDomain.from_toml(DOMAIN).digest
@@ -500,13 +611,24 @@ class TestCheck:
         code, found = node()
         assert (code, found["policy file"][0]) == (1, "no")
         said = found["policy file"][1]
-        assert "The key domain in the policy file policy.toml: Expected the domain file" in said
+        assert (
+            "The key domain in the policy file policy.toml: Expected the domain file"
+            in said
+        )
         assert "key 'columns': expected a [[columns]] for each column; got 1." in said
-        assert said.endswith("docs/reference/domains.md has examples under 'In a policy'.")
+        assert said.endswith(
+            "docs/reference/domains.md has examples under 'In a policy'."
+        )
 
     @pytest.mark.parametrize(
         "line",
-        ["1,secret,surgery,2024-02-29", "1,5,surgery,29.2.2024", "1,2", ",,,", "secret,,,"],
+        [
+            "1,secret,surgery,2024-02-29",
+            "1,5,surgery,29.2.2024",
+            "1,2",
+            ",,,",
+            "secret,,,",
+        ],
     )
     def test_what_counts_as_none_is_named_and_not_shown(self, node, line):
         """Records that a run counts as none keep no node from taking part."""
@@ -520,7 +642,10 @@ class TestCheck:
         text = "age,income,ward,admitted\n41,7132.5891,ICU,2024-02-29\n42,2e4,ICU,2024-03-01\n"
         code, found = node(text=text)  # the ward of both is missing
         assert (code, found["data"][0]) == (1, "no")
-        assert "'ward' holds none of its categories in all of its cells" in found["data"][1]
+        assert (
+            "'ward' holds none of its categories in all of its cells"
+            in found["data"][1]
+        )
 
     def test_a_file_without_names_of_columns_is_not_shown(self, node):
         text = "41,7132.5891,surgery,2024-02-29\n42,20000,medicine,2024-03-01\n"
@@ -551,17 +676,30 @@ class TestCheck:
         for (name, text), word in zip(texts.items(), words, strict=True):
             (tmp_path / f"{name}.toml").write_text(text, "utf-8")
             code, found = node("--domain", f"{name}.toml")
-            assert (code, found["domain"][0], word in found["domain"][1]) == (1, "no", True), found
+            assert (code, found["domain"][0], word in found["domain"][1]) == (
+                1,
+                "no",
+                True,
+            ), found
             assert f"{name}.toml" in found["domain"][1]
             assert "docs/reference/domains.md has examples" in found["domain"][1]
-        assert "the key domain in the policy file policy.toml pins" in found["domain"][1]
+        assert (
+            "the key domain in the policy file policy.toml pins" in found["domain"][1]
+        )
         box = 'state_dir = "state"\n[domain]\nlower = [0]\nupper = [1]\n'
         (tmp_path / "policy.toml").write_text(box, "utf-8")
         found = node("--domain", "domain.toml")[1]
-        assert "pins it: number of columns 1. Got in the domain file" in found["domain"][1]
-        (tmp_path / "policy.toml").write_text('state_dir = "state"\ncolumns = ["age"]\n', "utf-8")
+        assert (
+            "pins it: number of columns 1. Got in the domain file" in found["domain"][1]
+        )
+        (tmp_path / "policy.toml").write_text(
+            'state_dir = "state"\ncolumns = ["age"]\n', "utf-8"
+        )
         found = node("--domain", "domain.toml")[1]
-        assert "the key columns in the policy file policy.toml: 'age'. Got" in found["domain"][1]
+        assert (
+            "the key columns in the policy file policy.toml: 'age'. Got"
+            in found["domain"][1]
+        )
 
     def test_long_lists_are_cut_and_counted(self, node, tmp_path):
         values = [f"v{i}" for i in range(30)]

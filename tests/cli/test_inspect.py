@@ -77,7 +77,9 @@ def run(tmp_path, monkeypatch):
 def table_of(result):
     """Return the cells that are printed of each column, by its name."""
     assert result.exit_code == 0, result.output
-    lines = [line.split("│") for line in result.stdout.splitlines() if line.count("│") > 3]
+    lines = [
+        line.split("│") for line in result.stdout.splitlines() if line.count("│") > 3
+    ]
     return {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in lines}
 
 
@@ -90,11 +92,21 @@ def test_each_column_without_a_domain(run):
     assert table_of(result) == {
         "patient": ["number", "none", "none", "looks like a number of rows"],
         "age": ["number", "12 (about 10 %)", "none", ""],
-        "fare": ["number", "none", "114 (about 95 %)", "looks like a decimal comma: --decimal ,"],
+        "fare": [
+            "number",
+            "none",
+            "114 (about 95 %)",
+            "looks like a decimal comma: --decimal ,",
+        ],
         "ward": ["category", "none", "none", "2 categories"],
         "admitted": ["date", "none", "none", "--date-format %d.%m.%Y"],
         "note": ["free text", "none", "none", ""],
-        "code": ["number", "none", "none", "a few whole numbers: is it a code of categories?"],
+        "code": [
+            "number",
+            "none",
+            "none",
+            "a few whole numbers: is it a code of categories?",
+        ],
         "empty": ["empty", "120 (all)", "none", ""],
         "same": ["number", "none", "none", "has one value only"],
         "badge": ["id", "none", "none", ""],
@@ -130,7 +142,9 @@ def test_with_a_domain_the_bounds_and_what_would_count_as_none(run):
     assert found["age"][:3] == ["number", "12 (about 10 %)", "none"]
     assert found["age"][3].startswith(f"{n_old} (about ")
     assert found["ward"] == ["category", "none", "none", "none", ""]
-    assert "4 columns of the box: age, fare, ward=surgery, ward=medicine." in result.stdout
+    assert (
+        "4 columns of the box: age, fare, ward=surgery, ward=medicine." in result.stdout
+    )
     assert "patient (not declared); admitted (not declared)" in result.stdout
     # Fares that are unreadable have no rule; those that are missing would have.
     assert "116 of 121 records would count as none" in result.stdout
@@ -142,7 +156,11 @@ def test_with_a_domain_the_bounds_and_what_would_count_as_none(run):
 
 
 def test_nothing_that_is_printed_is_an_extreme_or_a_text_of_a_record(run):
-    for arguments in ((), ("--decimal", ","), ("--domain", "domain.toml", "--decimal", ",")):
+    for arguments in (
+        (),
+        ("--decimal", ","),
+        ("--domain", "domain.toml", "--decimal", ","),
+    ):
         shown = run("t.csv", *arguments).stdout
         for value in ("88", "7654", "21", "01.02.2024", "2024", "place", "P10", "P11"):
             assert re.search(rf"\b{value}", shown) is None
@@ -159,7 +177,10 @@ def test_the_draft_asks_for_each_column_and_has_no_bound(run, tmp_path):
         '"admitted"',
         '"code"',
     ]
-    assert set(re.findall(r"# (?:lower|upper|missing|values) = (.*)", draft)) == {"?", "[?]"}
+    assert set(re.findall(r"# (?:lower|upper|missing|values) = (.*)", draft)) == {
+        "?",
+        "[?]",
+    }
     for words in (
         "NOT FOR OTHERS AS IT IS",
         "# age: numbers.\n# Which bounds does the form, the rule or the device have?",
@@ -198,13 +219,22 @@ def test_a_draft_is_a_new_file_of_its_owner(run, tmp_path):
 def test_other_formats_and_types(run, tmp_path):
     rng = np.random.default_rng(2)
     days = np.datetime64("2024-01-01") + rng.integers(0, 9, N)
-    np.savez(tmp_path / "t.npz", age=rng.normal(size=N), day=days, kind=np.array(["a", "b"] * 60))
+    np.savez(
+        tmp_path / "t.npz",
+        age=rng.normal(size=N),
+        day=days,
+        kind=np.array(["a", "b"] * 60),
+    )
     found = table_of(run("t.npz"))
     assert [cells[0] for cells in found.values()] == ["number", "date", "category"]
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
 
-    table = {"age": [1.5, None] * 60, "day": days.tolist(), "kind": [None, *["x", "y"] * 59, "x"]}
+    table = {
+        "age": [1.5, None] * 60,
+        "day": days.tolist(),
+        "kind": [None, *["x", "y"] * 59, "x"],
+    }
     parquet.write_table(pa.table(table), tmp_path / "t.parquet")
     found = table_of(run("t.parquet"))
     assert [cells[0] for cells in found.values()] == ["number", "date", "category"]
@@ -216,7 +246,9 @@ def test_a_source_file_names_the_data_and_how_to_read_it(run, tmp_path):
     source.write_text('data = "t.csv"\ndecimal = ","\nformat = "%d.%m.%Y"\n')
     source.chmod(0o600)
     found = table_of(run("source.toml"))
-    assert found == table_of(run("t.csv", "--decimal", ",", "--date-format", "%d.%m.%Y"))
+    assert found == table_of(
+        run("t.csv", "--decimal", ",", "--date-format", "%d.%m.%Y")
+    )
 
 
 def test_columns_without_a_name_of_their_own_are_named_by_place(run, tmp_path):
@@ -231,13 +263,19 @@ def test_columns_without_a_name_of_their_own_are_named_by_place(run, tmp_path):
     assert "The first line is a record" in result.stdout
 
 
-def test_kinds_are_corrected_by_records_behind_the_first_block(run, tmp_path, monkeypatch):
+def test_kinds_are_corrected_by_records_behind_the_first_block(
+    run, tmp_path, monkeypatch
+):
     monkeypatch.setattr("flower_kmeans.data.tables.batched.__defaults__", (60,))
     first = [f"P{i},,w{i % 2}" for i in range(60)]
     later = [f"P{i // 2},5,w{i}" for i in range(60)]
     (tmp_path / "t4.csv").write_text("\n".join(["badge,late,ward", *first, *later]))
     found = table_of(run("t4.csv"))
-    assert [cells[0] for cells in found.values()] == ["free text", "number", "free text"]
+    assert [cells[0] for cells in found.values()] == [
+        "free text",
+        "number",
+        "free text",
+    ]
     assert found["late"][1] == "60 (about 50 %)"
 
 
@@ -263,7 +301,9 @@ def test_errors_are_one_sentence(run, tmp_path, arguments, words):
 def test_a_table_without_records(run, tmp_path):
     (tmp_path / "t5.csv").write_text("age,fare\n")
     result = run("t5.csv")
-    assert table_of(result) == {each: ["empty", "none", "none", ""] for each in ("age", "fare")}
+    assert table_of(result) == {
+        each: ["empty", "none", "none", ""] for each in ("age", "fare")
+    }
     assert "There is no column of numbers to cluster by." in result.stdout
 
 

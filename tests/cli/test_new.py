@@ -43,12 +43,16 @@ def made(new, tmp_path):
 
 
 def lines_of(directory):
-    return [len(path.read_text("utf-8").splitlines()) for path in directory.rglob("*.*")]
+    return [
+        len(path.read_text("utf-8").splitlines()) for path in directory.rglob("*.*")
+    ]
 
 
 def assert_centroids_in(output):
     with (output / "centroids.csv").open(encoding="utf-8", newline="") as file:
-        rows = [[float(row["age"]), float(row["visits"])] for row in csv.DictReader(file)]
+        rows = [
+            [float(row["age"]), float(row["visits"])] for row in csv.DictReader(file)
+        ]
     np.testing.assert_allclose(sorted(rows), CENTERS, atol=6)
     assert "<caption>Centroids</caption>" in (output / "report.html").read_text("utf-8")
     report = json.loads((output / "report.json").read_text("utf-8"))
@@ -57,7 +61,9 @@ def assert_centroids_in(output):
 
 def test_it_is_short_and_says_which_commands_come_next(made):
     output, directory = made
-    assert {str(path.relative_to(directory)) for path in directory.rglob("*.*")} == FILES
+    assert {
+        str(path.relative_to(directory)) for path in directory.rglob("*.*")
+    } == FILES
     assert sum(lines_of(directory)) < 250  # read in five minutes
     readme = (directory / "README.md").read_text("utf-8")
     for line in output.splitlines()[1:]:
@@ -68,8 +74,18 @@ def test_it_is_short_and_says_which_commands_come_next(made):
 def test_its_own_test_passes_in_its_directory_and_beside_it(made):
     _, directory = made
     for where in (directory, directory.parent):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory)]
-        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(directory),
+        ]
+        done = subprocess.run(
+            command, cwd=where, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout
         assert "1 passed" in done.stdout
 
@@ -84,7 +100,8 @@ def test_its_own_test_passes_in_its_directory_and_beside_it(made):
         ("2fast", "begins with a letter"),
         ("my app", "lower-case letters"),
         ("My-App", "lower-case letters"),
-        ("my_other_app", "lower-case letters, digits and -"),  # Flower would not build it
+        # Flower would not build it
+        ("my_other_app", "lower-case letters, digits and -"),
         ("a" * 33, "at most 32 characters"),
         ("mine\n", "'mine\\n'"),
         ("json", "nor a package that is installed"),
@@ -100,7 +117,7 @@ def test_what_exists_or_is_no_package_is_refused(made, new, tmp_path, name, word
     assert sorted(tmp_path.rglob("*")) == before
 
 
-# --------------------------------------------------------------------------- what its nodes do
+# -------------------------------------------------------------------- what its nodes do
 
 
 def run(directory, monkeypatch, node_config, **run_config):
@@ -110,8 +127,18 @@ def run(directory, monkeypatch, node_config, **run_config):
         for name in ("client_app", "server_app")
     )
     config = {
-        **{"n-clusters": 3, "epsilon": 1.0, "n-records": 3000, "n-clients": 5, "seed": 0},
-        **{"trust": "distributed-noise", "output": str(directory / "out"), **run_config},
+        **{
+            "n-clusters": 3,
+            "epsilon": 1.0,
+            "n-records": 3000,
+            "n-clients": 5,
+            "seed": 0,
+        },
+        **{
+            "trust": "distributed-noise",
+            "output": str(directory / "out"),
+            **run_config,
+        },
     }
 
     def client(message, context):
@@ -133,14 +160,17 @@ def test_a_node_with_a_policy_answers_from_its_own_file(made, monkeypatch):
         (node / "policy.toml").chmod(0o644)
         groups = np.array(CENTERS)[rng.integers(0, 3, 600)] + rng.normal(size=(600, 2))
         lines = [f"n{i},{visits},{age}" for age, visits in groups]
-        (node / "own.csv").write_text("\n".join(["name,visits,age", *lines, "n0,,30"]) + "\n")
+        (node / "own.csv").write_text(
+            "\n".join(["name,visits,age", *lines, "n0,,30"]) + "\n"
+        )
         names = {"data": "own.csv", "policy-file": "policy.toml", "results": "."}
         return {key: str(node / name) for key, name in names.items()}
 
     run(directory, monkeypatch, node_config, trust="clients-only")
     assert not (directory / "out" / "centroids.csv").exists()  # the server has none
     for i in range(5):
-        found = read_centroids(directory / f"node-{i}" / "centroids.npz")  # as `assign` does
+        # as `assign` does
+        found = read_centroids(directory / f"node-{i}" / "centroids.npz")
         np.testing.assert_allclose(sorted(found.centroids.tolist()), CENTERS, atol=3)
         assert (directory / f"node-{i}" / "state").is_dir()  # the ledger
 
@@ -148,16 +178,19 @@ def test_a_node_with_a_policy_answers_from_its_own_file(made, monkeypatch):
 @pytest.mark.parametrize(
     ("node_config", "run_config", "words"),
     [
-        ({"data": "own.csv"}, {}, "records could not be loaded"),  # and no policy: no ledger
+        # and no policy: no ledger
+        ({"data": "own.csv"}, {}, "records could not be loaded"),
         ({}, {"epsilon": 2.0}, "outside of what the client's policy accepts"),
     ],
 )
-def test_a_node_refuses_what_nobody_accounts_for(made, monkeypatch, node_config, run_config, words):
+def test_a_node_refuses_what_nobody_accounts_for(
+    made, monkeypatch, node_config, run_config, words
+):
     with pytest.raises(TooFewClientsError, match=words):
         run(made[1], monkeypatch, lambda _: node_config, **run_config)
 
 
-# --------------------------------------------------------------------------- by Flower's command
+# ------------------------------------------------------------------ by Flower's command
 
 
 @pytest.mark.deployment
@@ -177,17 +210,29 @@ def test_it_runs_by_the_command_that_was_printed(made, tmp_path, monkeypatch):
         output = tmp_path / "my-app-out"
         assert_centroids_in(output)
         page = (output / "report.html").read_bytes()
-        assert CliRunner().invoke(app, ["report", str(output / "report.json")]).exit_code == 0
+        assert (
+            CliRunner().invoke(app, ["report", str(output / "report.json")]).exit_code
+            == 0
+        )
         assert (output / "report.html").read_bytes() == page
         (listed,) = json.loads(
             processes.run("list", ["flwr", "ls", "local", "--format", "json"], 60)
         )["runs"]
         assert listed["status"] == "finished:completed"
         # What the clients' policy refuses ends with one sentence.
-        refused = processes.run("refused", [*command, "--run-config", "epsilon=2.0"], 300)
-        (line,) = (each for each in refused.splitlines() if "raised an exception" in each)
-        assert "Simulation raised an exception: Expected at least min_clients=4 clients" in line
-        assert line.endswith("Reasons: The run is outside of what the client's policy accepts.")
+        refused = processes.run(
+            "refused", [*command, "--run-config", "epsilon=2.0"], 300
+        )
+        (line,) = (
+            each for each in refused.splitlines() if "raised an exception" in each
+        )
+        assert (
+            "Simulation raised an exception: Expected at least min_clients=4 clients"
+            in line
+        )
+        assert line.endswith(
+            "Reasons: The run is outside of what the client's policy accepts."
+        )
         assert "Traceback" not in refused
         assert "TooFewClientsError" not in refused
     assert processes.left() == []

@@ -42,13 +42,22 @@ def leave(directory, clustering, columns, **values):
 ], ids=str)  # fmt: skip
 def test_the_page_is_the_one_that_simulate_wrote(tmp_path, options, monkeypatch):
     elbow, elbows = Synopsis.elbow, []
-    monkeypatch.setattr(Synopsis, "elbow", lambda *its: elbows.append(its) or elbow(*its))
+    monkeypatch.setattr(
+        Synopsis, "elbow", lambda *its: elbows.append(its) or elbow(*its)
+    )
     if "vertical" in options:
         pytest.importorskip("tenseal")
     records = np.random.default_rng(2).uniform(0, 9, (600, 2))
     lines = [",".join(NAMES), *(f"{age},{visits}" for age, visits in records)]
     (tmp_path / "data.csv").write_text("\n".join(lines), "utf-8")
-    given = ["--data", tmp_path / "data.csv", "--engine", "in-process", "--clusters", "2"]
+    given = [
+        "--data",
+        tmp_path / "data.csv",
+        "--engine",
+        "in-process",
+        "--clusters",
+        "2",
+    ]
     if "--bounds-from-data" not in options:
         given += ["--lower", "0", "--upper", "9"]
     if "vertical" not in options:
@@ -82,8 +91,12 @@ def test_faults_and_the_runs_before_are_told_again(tmp_path):
     options = {"n_records": 300, "n_clients": 5, "n_rounds": 2, "min_clients": 3}
     run = None
     for _ in range(3):
-        strategy = FastLloyd(3, box, budget, **options, trust="distributed-noise", initial=run)
-        run = simulate(strategy, PARTITIONS, faults=[Fault(2, 2, "drop"), Fault(3, 2, "shape")])
+        strategy = FastLloyd(
+            3, box, budget, **options, trust="distributed-noise", initial=run
+        )
+        run = simulate(
+            strategy, PARTITIONS, faults=[Fault(2, 2, "drop"), Fault(3, 2, "shape")]
+        )
     assert "cost epsilon" in html_report(run)
     assert run.report.dropped
     assert run.report.committee is not None
@@ -93,7 +106,9 @@ def test_faults_and_the_runs_before_are_told_again(tmp_path):
 
 @pytest.fixture
 def left(tmp_path):
-    leave(tmp_path, finished("SynopsisKMeans", "distributed-noise"), NAMES, n_clusters=3)
+    leave(
+        tmp_path, finished("SynopsisKMeans", "distributed-noise"), NAMES, n_clusters=3
+    )
     return tmp_path / "report.json"
 
 

@@ -29,7 +29,9 @@ NAMES = ["age", "<$x_1$>", "visits"]
 
 def synopsis_of(domain=BOX, centroids=CENTROIDS, m=12):
     d = domain.n_features
-    means = domain.to_unit(np.resize(centroids, (m, d))) + RNG(0).normal(0, 0.02, (m, d))
+    means = domain.to_unit(np.resize(centroids, (m, d))) + RNG(0).normal(
+        0, 0.02, (m, d)
+    )
     found = ReleasedMixture(
         np.arange(m) * 10.0 + 50, means, np.full((m, d), 0.05), np.eye(d), 1e-12, np.full(m, 0.1),
         (4.0, 3.0, 3.0),
@@ -60,7 +62,9 @@ def leave(
 
 
 def invoke(path, *options):
-    return CliRunner().invoke(app, ["plot", "--centroids", str(path), *map(str, options)])
+    return CliRunner().invoke(
+        app, ["plot", "--centroids", str(path), *map(str, options)]
+    )
 
 
 def drawn(path, kind, *options):
@@ -82,7 +86,8 @@ def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis)
     path = leave(tmp_path, synopsis=synopsis_of() if with_synopsis else None)
     said, svg = drawn(path, kind)
     assert (
-        said == f"Wrote {path.with_name('picture.svg')}, which shows only what the run released.\n"
+        said
+        == f"Wrote {path.with_name('picture.svg')}, which shows only what the run released.\n"
     )
     assert "from released values only" in svg
     assert "RECORDS" not in svg
@@ -99,11 +104,15 @@ def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis)
 @pytest.mark.default_cases("axes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_not_private_is_marked(tmp_path, kind):
-    exact = leave(tmp_path, synopsis=synopsis_of(), report=finished("Lloyd", "plain").report)
+    exact = leave(
+        tmp_path, synopsis=synopsis_of(), report=finished("Lloyd", "plain").report
+    )
     read_off = leave(tmp_path / "b", bounds_from_data=True)
     for path in (exact, read_off):
         said, svg = drawn(path, kind)
-        assert said.splitlines()[1].startswith("NOT PRIVATE: of a run without noise, or with")
+        assert said.splitlines()[1].startswith(
+            "NOT PRIVATE: of a run without noise, or with"
+        )
         assert "NOT PRIVATE" in svg
         assert "noisy" not in svg
         assert "released values only" not in svg
@@ -117,7 +126,9 @@ def test_axes_have_the_columns_as_people_know_them(tmp_path):
         Category("ward", ("a", "b")),
     ]
     domain = TableDomain(declared)
-    centroids = domain.encode({"income": [5e3, 2e5], "admitted": days, "ward": ["a", "b"]})
+    centroids = domain.encode(
+        {"income": [5e3, 2e5], "admitted": days, "ward": ["a", "b"]}
+    )
     path = leave(tmp_path, domain=domain, centroids=centroids, names=domain.columns)
     _, svg = drawn(path, "pairs", "--columns", "admitted,income,ward")
     texts = set(re.findall(r">([^<>]+)</text>", svg))
@@ -186,7 +197,9 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     np.testing.assert_allclose(
         found["heights"], sorted(synopsis.weights.reshape(4, 3).sum(0))[::-1]
     )
-    np.testing.assert_allclose(found["high"] - found["heights"], 1.959964 * 4 * 2, rtol=1e-5)
+    np.testing.assert_allclose(
+        found["high"] - found["heights"], 1.959964 * 4 * 2, rtol=1e-5
+    )
     found.clear()
     _, svg = drawn(leave(tmp_path), "sizes")
     assert "intervals" not in svg
@@ -194,7 +207,10 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     with np.load(bounded) as file:
         arrays = {**file, "sizes": np.ones(3), "size_interval": np.ones((2, 2))}
     np.savez(bounded, **arrays)
-    assert "Expected the centroids.npz of a run" in invoke(bounded, "--kind", "sizes").output
+    assert (
+        "Expected the centroids.npz of a run"
+        in invoke(bounded, "--kind", "sizes").output
+    )
 
 
 def test_profiles_are_deviations_of_all_records(tmp_path):
@@ -202,7 +218,10 @@ def test_profiles_are_deviations_of_all_records(tmp_path):
     _, svg = drawn(leave(tmp_path, synopsis=synopsis), "profiles")
     records = synopsis.sample(200_000, RNG(2))
     expected = (CENTROIDS - records.mean(axis=0)) / records.std(axis=0)
-    shown = [float(text.replace("−", "-")) for text in re.findall(r">(-?−?\d+\.\d)</text>", svg)]
+    shown = [
+        float(text.replace("−", "-"))
+        for text in re.findall(r">(-?−?\d+\.\d)</text>", svg)
+    ]
     for value in expected.ravel():
         assert min(abs(value - each) for each in shown) < 0.07
 
@@ -212,12 +231,15 @@ def test_profiles_are_deviations_of_all_records(tmp_path):
 def test_one_column_has_pictures_too(tmp_path, with_synopsis):
     domain, centroids = Box([0.0], [10.0]), np.array([[2.0], [7.0]])
     synopsis = synopsis_of(domain, centroids) if with_synopsis else None
-    path = leave(tmp_path, domain=domain, centroids=centroids, synopsis=synopsis, names=["age"])
+    path = leave(
+        tmp_path, domain=domain, centroids=centroids, synopsis=synopsis, names=["age"]
+    )
     for kind in KINDS:
         drawn(path, kind)
     (tmp_path / "own.csv").write_text("age\n3\n4\n6\n", "utf-8")
     without = drawn(path, "pairs")[1]
-    for kind in ("axes", "pairs"):  # a density, in which the clusters and the records are seen
+    # a density, in which the clusters and the records are seen
+    for kind in ("axes", "pairs"):
         _, svg = drawn(path, kind, "--records", tmp_path / "own.csv")
         assert "2 clusters by column<" in svg
         assert svg.count("<path ") >= without.count("<path ") + 50  # bars
@@ -229,7 +251,9 @@ def test_nothing_is_cut_off_and_clusters_differ_in_hue(tmp_path, monkeypatch):
 
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
-        Figure, "savefig", lambda self, *a, **b: (figures.append(self), save(self, *a, **b))[1]
+        Figure,
+        "savefig",
+        lambda self, *a, **b: (figures.append(self), save(self, *a, **b))[1],
     )
     path = leave(tmp_path, synopsis=synopsis_of())
     for kind in KINDS:
@@ -247,7 +271,10 @@ def test_nothing_is_cut_off_and_clusters_differ_in_hue(tmp_path, monkeypatch):
 
 def test_a_nodes_result_has_the_declarations_of_a_domain_file(tmp_path):
     domain = TableDomain([Number("age", 0, 100), Category("ward", ("a", "b"))])
-    box, centroids = domain_from_config(domain.to_config()), np.array([[20.0, 1, 0], [70, 0, 1]])
+    box, centroids = (
+        domain_from_config(domain.to_config()),
+        np.array([[20.0, 1, 0], [70, 0, 1]]),
+    )
     path = leave(tmp_path, domain=box, centroids=centroids, names=domain.columns)
     (tmp_path / "domain.toml").write_text(domain.to_toml(), "utf-8")
     (tmp_path / "own.csv").write_text("ward,age\na,30\nb,40\n,50\n", "utf-8")
@@ -266,7 +293,10 @@ def test_a_nodes_result_has_the_declarations_of_a_domain_file(tmp_path):
         ),
         (("--output", "x.gif"), "ends in .svg, .png, .pdf"),
         (("--output", "none/x.svg"), "in a directory that exists. Got none/x.svg"),
-        (("--kind", "sizes", "--records", "own.csv"), "Expected --records with axes or pairs only"),
+        (
+            ("--kind", "sizes", "--records", "own.csv"),
+            "Expected --records with axes or pairs only",
+        ),
         (("--columns", "age"), "Expected --columns with pairs only"),
         (("--kind", "pairs", "--columns", "age,size"), "Got age, size"),
         (("--records", "none.csv"), "none.csv"),

@@ -59,12 +59,17 @@ def test_generated_records_fill_their_bounds_and_kmeans_is_at_its_best(kind):
     assert case.records.shape == (1000, 3)
     assert case.points.shape == (40, 3)
     both = np.concatenate([case.records, case.points])
-    np.testing.assert_allclose([both.min(axis=0), both.max(axis=0)], [[-1] * 3, [1] * 3])
+    np.testing.assert_allclose(
+        [both.min(axis=0), both.max(axis=0)], [[-1] * 3, [1] * 3]
+    )
     assert case.centers.shape == (5, 3)
     assert case.least <= inertia(case.records, case.centers) < case.single
     spread = ((case.records - case.records.mean(axis=0)) ** 2).sum()
     assert case.single == pytest.approx(spread)
-    again, other = case_of(kind, 3, Sizes(1000, 3, 5, 40)), case_of(kind, 4, Sizes(1000, 3, 5, 40))
+    again, other = (
+        case_of(kind, 3, Sizes(1000, 3, 5, 40)),
+        case_of(kind, 4, Sizes(1000, 3, 5, 40)),
+    )
     np.testing.assert_array_equal(again.records, case.records)
     assert not np.array_equal(other.records, case.records)
 
@@ -97,11 +102,14 @@ def test_clusters_that_share_a_centroid_are_counted_once(once, monkeypatch):
     monkeypatch.setattr(preview, "_FACTORS", (1.0,))
     case = case_of("easy", 0, SIZES)
     middle = case.centers.mean(axis=0)
-    far = np.array([case.centers[0], *[middle + 50.0] * 3])  # three centroids that no record has
+    # three centroids that no record has
+    far = np.array([case.centers[0], *[middle + 50.0] * 3])
     monkeypatch.setattr("flower_kmeans.simulation.simulate", lambda *_: clustering(far))
     row = next(losses(make, 1.0, SIZES))
     assert row.found == 1
-    monkeypatch.setattr("flower_kmeans.simulation.simulate", lambda *_: clustering(case.centers))
+    monkeypatch.setattr(
+        "flower_kmeans.simulation.simulate", lambda *_: clustering(case.centers)
+    )
     row = next(losses(make, 1.0, SIZES))
     assert row.found == 4
     assert row.ratio == pytest.approx(inertia(case.records, case.centers) / case.least)
@@ -121,7 +129,8 @@ def test_each_run_has_its_seed_and_each_epsilon_the_same_records(monkeypatch):
 def test_the_table_has_medians_and_what_was_generated(planned):
     result = planned(*SMALL, "--strategy", "glloyd", "--epsilon", 100, "--seed", 4)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("Epsilon 100, delta 1e-06 per record")  # the plan comes first
+    # the plan comes first
+    assert result.stdout.startswith("Epsilon 100, delta 1e-06 per record")
     rows = rows_of(result.stdout)
     assert list(rows) == ["100", "400", "one"]
     assert rows["400"][1:4] == ["(1.00-1.00)", "4", "of"]
@@ -163,12 +172,18 @@ def test_a_chart(planned, tmp_path, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--chart", "loss.gif"), "Expected --chart as a file that ends in .svg, .png, .pdf"),
+        (
+            ("--chart", "loss.gif"),
+            "Expected --chart as a file that ends in .svg, .png, .pdf",
+        ),
         (("--chart", "no/loss.svg"), "in a directory that exists"),
         (("--strategy", "lloyd"), "Expected --simulate with a private strategy"),
         (("--trust", "plain"), "Expected --simulate with a private strategy"),
         (("--strategy", "vertical"), "Expected --simulate with a private strategy"),
-        (("--n-records", 10**8), "Expected --n-records x --features of at most 50,000,000"),
+        (
+            ("--n-records", 10**8),
+            "Expected --n-records x --features of at most 50,000,000",
+        ),
         (("--n-records", 16), "Expected --n-records above --clusters"),
     ],
 )

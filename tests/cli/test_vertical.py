@@ -31,7 +31,10 @@ def one_sentence(result):
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "customers.csv"
-    rows = [",".join(NAMES), *(",".join(map(repr, row)) for row in blobs(200, 3).tolist())]
+    rows = [
+        ",".join(NAMES),
+        *(",".join(map(repr, row)) for row in blobs(200, 3).tolist()),
+    ]
     path.write_text("\n".join(rows), "utf-8")
     return path
 
@@ -39,7 +42,9 @@ def table(tmp_path_factory):
 # --------------------------------------------------------------------------- simulate
 
 
-def test_simulate_splits_columns_and_writes_what_parties_learn(is_real, table, tmp_path):
+def test_simulate_splits_columns_and_writes_what_parties_learn(
+    is_real, table, tmp_path
+):
     out = tmp_path / "out"
     result = invoke(
         "simulate", "--data", table, "--strategy", "vertical", "--split",
@@ -56,7 +61,10 @@ def test_simulate_splits_columns_and_writes_what_parties_learn(is_real, table, t
     assert report["columns"] == ["visits", "age", "income"]
     assert report["vertical"]["columns"] == [["visits", "age"], ["income"]]
     assert (report["n_records"], report["round_trips"]) == (200, 6)
-    assert {row["who"] for row in report["vertical"]["trust_table"]} >= {"party 0", "the server"}
+    assert {row["who"] for row in report["vertical"]["trust_table"]} >= {
+        "party 0",
+        "the server",
+    }
     header = (out / "centroids.csv").read_text("utf-8").splitlines()[0]
     assert header == "cluster,noisy_size,visits,age,income"
     page = (out / "report.html").read_text("utf-8")
@@ -66,7 +74,10 @@ def test_simulate_splits_columns_and_writes_what_parties_learn(is_real, table, t
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
-        ("with each of columns 'age', 'income', 'visits' once", ["--split", "columns:age/income"]),
+        (
+            "with each of columns 'age', 'income', 'visits' once",
+            ["--split", "columns:age/income"],
+        ),
         ("once", ["--split", "columns:age,age/income,visits"]),
         ("columns or columns:NAME,NAME/NAME", ["--split", "iid"]),
         ("not take --clients and --clip: leave", ["--clients", "3", "--clip", "3"]),
@@ -78,7 +89,11 @@ def test_simulate_splits_columns_and_writes_what_parties_learn(is_real, table, t
     ],
 )
 def test_simulate_refuses_what_parties_do_not_have(table, tmp_path, words, arguments):
-    bounds = ["--lower", "0"] if arguments is None else ["--lower", "0", "--upper", "3", *arguments]
+    bounds = (
+        ["--lower", "0"]
+        if arguments is None
+        else ["--lower", "0", "--upper", "3", *arguments]
+    )
     given = ["--data", table, "--strategy", "vertical", "--output", tmp_path / "out"]
     assert words in one_sentence(invoke("simulate", *given, *bounds))
 
@@ -88,13 +103,19 @@ def test_clients_with_records_do_not_split_columns(table, tmp_path):
     result = invoke("simulate", *given, "--split", "columns")
     assert "Expected --split as iid" in one_sentence(result)
     given += ["--n-records", "200"]
-    result = invoke("simulate", *given, "--strategy", "fastlloyd", "--trust", "vertical")
+    result = invoke(
+        "simulate", *given, "--strategy", "fastlloyd", "--trust", "vertical"
+    )
     assert "trust of FastLloyd" in one_sentence(result)
 
 
 def test_halves_have_most_columns_first():
     source = Source("x", np.zeros((1, 5)), tuple("abcde"), None)
-    assert source.parties(None) == source.parties("columns") == [("a", "b", "c"), ("d", "e")]
+    assert (
+        source.parties(None)
+        == source.parties("columns")
+        == [("a", "b", "c"), ("d", "e")]
+    )
     assert source.parties("columns:e/c, d/a,b") == [("e",), ("c", "d"), ("a", "b")]
     assert even_widths(8, 2) == [4, 4]
     assert even_widths(8, 3) == [3, 3, 2]
@@ -114,15 +135,28 @@ def test_the_photographs_columns_keep_their_order():
 
 
 def test_plan_prints_round_trips_bytes_seconds_and_memory():
-    arguments = ["--strategy", "vertical", "--features", 8, "--parties", 2, "--clusters", 5]
-    result = invoke("plan", *arguments, "--n-records", 16384, "--rounds", 5, "--epsilon", 1)
+    arguments = [
+        "--strategy",
+        "vertical",
+        "--features",
+        8,
+        "--parties",
+        2,
+        "--clusters",
+        5,
+    ]
+    result = invoke(
+        "plan", *arguments, "--n-records", 16384, "--rounds", 5, "--epsilon", 1
+    )
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "Round trips: 14." in text
     assert "Parties send" in text
     assert "CPU of one core, estimated" in text
     assert "Memory of party 0, estimated: 1.3 GB" in text
-    assert text.startswith("Epsilon 1, delta 6.104e-07 per record, trust model vertical. A clu")
+    assert text.startswith(
+        "Epsilon 1, delta 6.104e-07 per record, trust model vertical. A clu"
+    )
     assert "noise factor 1.414" in text
 
 

@@ -30,20 +30,32 @@ WRITTEN = {
         {f"out/{name}": OWN for name in RUN_FILES},
     ),
     "report": ("out/report.json", {}),  # over the page that is there
-    "assign": ("--centroids out/centroids.npz --data records.csv", {"assigned.csv": OWN}),
+    "assign": (
+        "--centroids out/centroids.npz --data records.csv",
+        {"assigned.csv": OWN},
+    ),
     "plot": (
         "--centroids out/centroids.npz --records records.csv --output records.svg",
         {"records.svg": OWN},
     ),
     "inspect": ("records.csv --draw questions.toml", {"questions.toml": OWN}),
-    "domain init": ("--from-records records.csv --output read-off.toml", {"read-off.toml": OWN}),
-    "plan": (f"--features 2 {SIZES} --simulate --chart losses.svg", {"losses.svg": OWN}),
+    "domain init": (
+        "--from-records records.csv --output read-off.toml",
+        {"read-off.toml": OWN},
+    ),
+    "plan": (
+        f"--features 2 {SIZES} --simulate --chart losses.svg",
+        {"losses.svg": OWN},
+    ),
     "keygen": ("a b", {"a.key": OWN, "b.key": OWN, "roster.toml": PUBLIC}),
     "check": ("--policy-file policy.toml --data records.csv", {}),
     "forget": ("--policy-file policy.toml", {}),
     "new": (
         "my-app",
-        {f"my-app/{place.format(package='my_app')}": SHARED for place in APP_FILES.values()},
+        {
+            f"my-app/{place.format(package='my_app')}": SHARED
+            for place in APP_FILES.values()
+        },
     ),
 }
 AGAIN = ("simulate", "report", "assign", "plot")  # over what is there
@@ -102,7 +114,9 @@ def test_all_files_that_commands_write_have_their_modes(place):
         before = files(place)
         run(name)
         after = files(place)
-        assert {path: after[path] for path in after.keys() - before.keys()} == expected, name
+        assert {
+            path: after[path] for path in after.keys() - before.keys()
+        } == expected, name
         assert {path: after[path] for path in before} == before, name
 
 

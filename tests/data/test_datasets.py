@@ -30,7 +30,9 @@ def write(tmp_path, suffix):
     path = tmp_path / f"data{suffix}"
     if suffix == ".csv":
         rows = [",".join([*NAMES, "kind"])]
-        rows += [f"{a},{b},{c},{kind}" for (a, b, c), kind in zip(X, LABELS, strict=True)]
+        rows += [
+            f"{a},{b},{c},{kind}" for (a, b, c), kind in zip(X, LABELS, strict=True)
+        ]
         path.write_text("\n".join(rows) + "\n")
     elif suffix == ".parquet":
         from pyarrow import parquet
@@ -85,7 +87,10 @@ def test_every_format_gives_the_same_table(tmp_path, suffix):
     ("text", "message"),
     [
         ("a,city\n1,Paris\n2,Rome\n", "'city'"),
-        *((f"a,b\n1,2\n3,{bad}\n5,77.125\n", r"1 of 3 cells of 'b'") for bad in ("inf", "0x1")),
+        *(
+            (f"a,b\n1,2\n3,{bad}\n5,77.125\n", r"1 of 3 cells of 'b'")
+            for bad in ("inf", "0x1")
+        ),
         ("a,b\n1,2\nsecret,3,4\n", r"1 of 2 lines .* line 3\)"),
         ("a,b\n1,secret\nsecret,3\n", "1 of 2 cells of 'a'.*1 of 2 cells of 'b'"),
         ("a,a\n1,2\n", "same name"),
@@ -133,7 +138,8 @@ def test_csv_without_header(tmp_path, delimiter):
     table = load_table(path, label="x2")
     assert table.columns == ("x0", "x1")
     np.testing.assert_array_equal(table.records, X[:, :2])
-    np.testing.assert_array_equal(table.labels.astype(float), X[:, 2])  # text as it is written
+    # text as it is written
+    np.testing.assert_array_equal(table.labels.astype(float), X[:, 2])
     np.savetxt(path, X, delimiter=delimiter, header=delimiter.join(NAMES), comments="")
     for options in ({"header": True}, {"header": True, "malformed": "nan"}):
         np.testing.assert_array_equal(load_table(path, **options).records, X)
@@ -206,7 +212,9 @@ def test_without_a_package_the_extra_is_named(tmp_path, monkeypatch, name):
     path.touch()
     for package in ("pyarrow", "PIL"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigurationError, match=r"(pyarrow|Pillow).*flower-kmeans\[simulation\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"(pyarrow|Pillow).*flower-kmeans\[simulation\]"
+    ):
         load_table(path) if name else datasets.load_photo()
 
 
@@ -215,7 +223,7 @@ def test_a_csv_file_needs_no_further_package(tmp_path, monkeypatch):
     np.testing.assert_array_equal(read(tmp_path, "a,b\n1,2\n").records, [[1, 2]])
 
 
-# --------------------------------------------------------------------------- malformed="nan"
+# ---------------------------------------------------------------------- malformed="nan"
 
 LINES = [
     *("0.5,n/a", "0.5,", "0.5", "1,2,3", "nan,1", "\xff,1", "0.5,inf", "\0,1"),
@@ -242,14 +250,17 @@ def test_a_column_of_text_is_one_of_nan(tmp_path):
     for keep in ([], ["city"]):
         table = lenient(tmp_path, "a,city\n1,Paris\n2,Rome\n", keep=keep)
         expected = [[1, np.nan], [2, np.nan]]
-        np.testing.assert_array_equal(table.records, np.array(expected)[:, : 2 - len(keep)])
+        np.testing.assert_array_equal(
+            table.records, np.array(expected)[:, : 2 - len(keep)]
+        )
     np.save(tmp_path / "x.npy", np.array([["1", "2"], ["3", "x"]]))
     table = load_table(tmp_path / "x.npy", malformed="nan")
     np.testing.assert_array_equal(table.records, [[1, 2], [3, np.nan]])
 
 
 @pytest.mark.parametrize(
-    ("text", "header", "n"), [("", ["a", "b"], 0), ("a,b\n", True, 0), ("a,b\n\n1,2\n\n", True, 1)]
+    ("text", "header", "n"),
+    [("", ["a", "b"], 0), ("a,b\n", True, 0), ("a,b\n\n1,2\n\n", True, 1)],
 )
 def test_a_file_without_lines_is_a_table_without_rows(tmp_path, text, header, n):
     assert lenient(tmp_path, text, header=header).records.shape == (n, 2)
@@ -281,13 +292,17 @@ def test_random_splits_are_partitions(size, alpha, n_labels):
     assert_partition(parts, n_records, n_clients)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     labels = rng.integers(n_labels, size=n_records)
-    assert_partition(split_dirichlet(labels, n_clients, alpha, rng), n_records, n_clients)
+    assert_partition(
+        split_dirichlet(labels, n_clients, alpha, rng), n_records, n_clients
+    )
 
 
 def test_dirichlet_alpha_says_how_clients_differ():
     rng = np.random.default_rng(0)
     labels = np.repeat(["a", "b"], 5000)
-    assert all(abs(len(part) - 1000) < 50 for part in split_dirichlet(labels, 10, 1e6, rng))
+    assert all(
+        abs(len(part) - 1000) < 50 for part in split_dirichlet(labels, 10, 1e6, rng)
+    )
     assert max(map(len, split_dirichlet(labels, 10, 0.01, rng))) > 3000
 
 
@@ -326,7 +341,10 @@ def test_tiles_are_rectangles_that_cover_the_image(n_tiles):
     [
         *((lambda n=n: tiles(427, 640, n), str(n)) for n in (0, -1, 641, 1283)),
         *(
-            (lambda a=a: split_dirichlet([0, 1], 2, a, np.random.default_rng(0)), "alpha")
+            (
+                lambda a=a: split_dirichlet([0, 1], 2, a, np.random.default_rng(0)),
+                "alpha",
+            )
             for a in (0.0, -1.0, np.nan, np.inf)
         ),
         (lambda: datasets.photo_tile(20, 20), "20"),
@@ -346,7 +364,7 @@ def test_photo_tiles_differ_and_make_up_the_photo():
     assert np.ptp([part.mean(axis=0) for part in parts], axis=0).min() > 30
 
 
-# --------------------------------------------------------------------------- flwr-datasets
+# ------------------------------------------------------------------------ flwr-datasets
 
 SITES = np.repeat(["SECRET-a", "SECRET-b", "SECRET-c"], [60, 30, 10])
 AGES = np.random.default_rng(5).normal(size=100)
@@ -365,9 +383,18 @@ def partitioned(text, n_clients=4, seed=0):
         ("LinearPartitioner()", 4),
         ("ExponentialPartitioner(num_partitions=3)", 3),
         ("SizePartitioner(partition_sizes=[50, 30, 20])", 3),
-        ("DirichletPartitioner(partition_by='site', alpha=5.0, min_partition_size=1)", 4),
-        ("PathologicalPartitioner(partition_by='site', num_classes_per_partition=2)", 4),
-        ("ShardPartitioner(partition_by='site', shard_size=9, keep_incomplete_shard=True)", 4),
+        (
+            "DirichletPartitioner(partition_by='site', alpha=5.0, min_partition_size=1)",
+            4,
+        ),
+        (
+            "PathologicalPartitioner(partition_by='site', num_classes_per_partition=2)",
+            4,
+        ),
+        (
+            "ShardPartitioner(partition_by='site', shard_size=9, keep_incomplete_shard=True)",
+            4,
+        ),
         ("ContinuousPartitioner(partition_by='age', strictness=0.5)", 4),
         ("NaturalIdPartitioner(partition_by='site')", 3),
     ],
@@ -417,7 +444,9 @@ def test_the_seed_of_a_partitioner_is_that_of_the_run_unless_it_has_its_own():
     ],
 )
 def test_what_is_no_call_with_plain_values_is_not_run(text):
-    with pytest.raises(ConfigurationError, match="Expected a partitioner as NAMEPartitioner"):
+    with pytest.raises(
+        ConfigurationError, match="Expected a partitioner as NAMEPartitioner"
+    ):
         partitioned(text)
 
 

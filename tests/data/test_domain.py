@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.data.domain import Ball, Box, GridRecords, difference, domain_from_config
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, KMeansError
+from flower_kmeans.data.domain import (
+    Ball,
+    Box,
+    GridRecords,
+    difference,
+    domain_from_config,
+)
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+)
 from flower_kmeans.protocol.wire import decode, encode
 
 BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])
@@ -38,7 +49,9 @@ def domains_and_records(draw):
         domain = Ball(draw(st.floats(1e-3, 1e6)), draw(bounds))
     # Any finite record, and some around the bounds.
     wild = st.floats(allow_nan=False, allow_infinity=False)
-    unit = np.array(draw(st.lists(st.lists(st.floats(-2, 2), min_size=d, max_size=d), max_size=4)))
+    unit = np.array(
+        draw(st.lists(st.lists(st.floats(-2, 2), min_size=d, max_size=d), max_size=4))
+    )
     rows = draw(st.lists(st.lists(wild, min_size=d, max_size=d), max_size=4))
     close = domain.from_unit(unit.reshape(-1, d))
     return domain, np.vstack([np.array(rows).reshape(-1, d), close])
@@ -69,7 +82,9 @@ class TestDomains:
         assert streamed.shape == records.shape
         blocks = list(streamed.blocks(max_rows))
         assert all(len(block) <= max_rows for block in blocks)
-        np.testing.assert_array_equal(np.vstack([*blocks, np.empty((0, whole.shape[1]))]), whole)
+        np.testing.assert_array_equal(
+            np.vstack([*blocks, np.empty((0, whole.shape[1]))]), whole
+        )
 
     @pytest.mark.parametrize("domain", DOMAINS)
     def test_long_blocks_equal_single_rows(self, domain):
@@ -78,7 +93,9 @@ class TestDomains:
         streamed = GridRecords(records, domain, 16)
         (block,) = streamed.blocks(10_000)
         # Whole groups of rows, as a box reads them, and what is left.
-        np.testing.assert_array_equal(np.vstack(list(streamed.blocks(4_096 // 3))), block)
+        np.testing.assert_array_equal(
+            np.vstack(list(streamed.blocks(4_096 // 3))), block
+        )
         for i in (0, 1, 17, 4_095, 4_096, 5_999, 6_000):
             (alone,) = GridRecords(records[i : i + 1], domain, 16).blocks(1)
             np.testing.assert_array_equal(alone[0], block[i])
@@ -86,9 +103,14 @@ class TestDomains:
     @pytest.mark.parametrize("domain", DOMAINS)
     def test_users_units_and_back(self, domain):
         unit = np.random.default_rng(2).uniform(-0.5, 0.5, (50, 3)) * domain.half_widths
-        np.testing.assert_allclose(domain.to_unit(domain.from_unit(unit)), unit, atol=1e-12)
-        assert domain.from_unit(np.full((1, 3), 7.0)).max() > 5  # no clipping on this way
-        np.testing.assert_allclose(domain.scaled(domain.from_unit(np.full((1, 3), 7.0))), 7)
+        np.testing.assert_allclose(
+            domain.to_unit(domain.from_unit(unit)), unit, atol=1e-12
+        )
+        # no clipping on this way
+        assert domain.from_unit(np.full((1, 3), 7.0)).max() > 5
+        np.testing.assert_allclose(
+            domain.scaled(domain.from_unit(np.full((1, 3), 7.0))), 7
+        )
         ends = domain.from_unit(np.array([[0.0] * 3, [1.0] * 3]))
         np.testing.assert_allclose(domain.unit, ends[1] - ends[0])
 
@@ -96,7 +118,9 @@ class TestDomains:
         corners = BOX.to_unit(np.array([BOX.lower, BOX.upper, [1.0, 0.25, 10.5]]))
         np.testing.assert_allclose(corners, [[-1] * 3, [1] * 3, [0] * 3], atol=1e-15)
         np.testing.assert_array_equal(BOX.half_widths, 1)
-        np.testing.assert_array_equal(BOX.to_unit(np.array([[-1e308, 9e9, 10.75]])), [[-1, 1, 0.5]])
+        np.testing.assert_array_equal(
+            BOX.to_unit(np.array([[-1e308, 9e9, 10.75]])), [[-1, 1, 0.5]]
+        )
 
     def test_common_scale_keeps_proportions(self):
         np.testing.assert_allclose(COMMON.half_widths, [1, 0.125, 0.25])
@@ -152,7 +176,9 @@ class TestDomains:
         named = replace(domain, columns=names)
         config = decode(encode(named.to_config()), dict[str, Any])
         # Documents without names hash as they did.
-        assert config == domain.to_config() | ({"columns": list(names)} if names else {})
+        assert config == domain.to_config() | (
+            {"columns": list(names)} if names else {}
+        )
         again = domain_from_config(config)
         assert (again, hash(again), again.to_config()) == (named, hash(named), config)
         assert pickle.loads(pickle.dumps(named)) == named  # noqa: S301
@@ -165,10 +191,19 @@ class TestDomains:
     @pytest.mark.parametrize(
         ("columns", "error"),
         [
-            *((wrong, ConfigurationTypeError) for wrong in ("abc", 5, {"a": 1, "b": 2, "c": 3})),
+            *(
+                (wrong, ConfigurationTypeError)
+                for wrong in ("abc", 5, {"a": 1, "b": 2, "c": 3})
+            ),
             *((["a", "b", wrong], ConfigurationTypeError) for wrong in (3, None)),
-            *((["a", "b", wrong], ConfigurationError) for wrong in ("a", "", "c\n", "\ud800")),
-            *((wrong, ConfigurationError) for wrong in (["a", "b"], ["a", "b", "c", "d"], [])),
+            *(
+                (["a", "b", wrong], ConfigurationError)
+                for wrong in ("a", "", "c\n", "\ud800")
+            ),
+            *(
+                (wrong, ConfigurationError)
+                for wrong in (["a", "b"], ["a", "b", "c", "d"], [])
+            ),
         ],
     )
     def test_names_that_are_none_are_refused(self, columns, error):
@@ -185,7 +220,11 @@ class TestDomains:
             (Box([0], [1]), Ball(1, [0]), ("kind", "box", "ball")),
             (Box([0], [1]), Box([0, 0], [1, 1]), ("number of columns", 1, 2)),
             (Box([0], [1]), Box([0], [1], "common"), ("scale", "column", "common")),
-            (Box([0, 0], [1, 1]), Box([0, 0], [1, 2]), ("bounds of column 1", (0, 1), (0, 2))),
+            (
+                Box([0, 0], [1, 1]),
+                Box([0, 0], [1, 2]),
+                ("bounds of column 1", (0, 1), (0, 2)),
+            ),
             (Ball(1, [0, 0]), Ball(2, [0, 0]), ("radius", 1, 2)),
             (Ball(1, [0, 0]), Ball(1, [0, 3]), ("center in column 1", 0, 3)),
             (Ball(1, [0, 0]), Ball(1, [0, 0], ["x", "y"]), None),
@@ -269,7 +308,9 @@ def test_around_the_sphere_a_record_is_cut_as_if_it_stood_alone(d):
     exact = [sum(Fraction(x) ** 2 for x in row.tolist()) for row in records]
     inside = np.array([square <= 1 - Fraction(1, 10**14) for square in exact])
     np.testing.assert_array_equal(together[inside], records[inside])
-    assert max(sum(Fraction(x) ** 2 for x in row.tolist()) for row in together) < 1 + 1e-14
+    assert (
+        max(sum(Fraction(x) ** 2 for x in row.tolist()) for row in together) < 1 + 1e-14
+    )
 
 
 def test_columns_have_one_unit_if_their_widths_are_meant_to_be_equal():

@@ -136,7 +136,10 @@ def test_without_a_line_that_is_sure_there_is_none():
         == "Line 1, key 'columns': expected a [[columns]] for each column; got []."
     )
     assert said("columns = [1]") == "Column 1: expected a table [[columns]]; got 1."
-    assert said("") == "Key 'columns': expected a [[columns]] for each column; got nothing."
+    assert (
+        said("")
+        == "Key 'columns': expected a [[columns]] for each column; got nothing."
+    )
     value = "v" * 500
     assert len(said(f'columns = "{value}"')) < 200
     assert line_of(FILE, 3) is None
@@ -145,6 +148,8 @@ def test_without_a_line_that_is_sure_there_is_none():
 def test_the_keys_of_each_kind_are_those_of_the_declarations():
     for declaration in (Number, Category, Date):
         config = declaration.__struct_config__
-        fields = {field.name: field.required for field in msgspec.structs.fields(declaration)}
+        fields = {
+            field.name: field.required for field in msgspec.structs.fields(declaration)
+        }
         assert {key: rule.is_needed for key, rule in KEYS[config.tag].items()} == fields
     assert len(KEYS) == 3

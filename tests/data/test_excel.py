@@ -82,7 +82,9 @@ def test_cells_have_the_type_that_the_workbook_has(write, cell, read):
 def test_a_formula_has_the_value_saved_with_it(write):
     path = write(only=[HEADER, ["a", "=1+1", 0.5]])
     rewrite(
-        path, "xl/worksheets/sheet1.xml", lambda xml: re.sub(rb"<v ?/>|<v></v>", b"<v>2</v>", xml)
+        path,
+        "xl/worksheets/sheet1.xml",
+        lambda xml: re.sub(rb"<v ?/>|<v></v>", b"<v>2</v>", xml),
     )
     assert rows_of(path) == [HEADER, ["a", 2, 0.5]]
 
@@ -109,12 +111,20 @@ def test_a_number_that_is_no_date_is_an_error_cell_without_a_warning(write, seri
 
 def test_of_merged_cells_the_first_has_the_value(write):
     path = write(
-        only=[HEADER, ["a", None, 1]], change=lambda book: book["only"].merge_cells("A2:B2")
+        only=[HEADER, ["a", None, 1]],
+        change=lambda book: book["only"].merge_cells("A2:B2"),
     )
     assert rows_of(path) == [HEADER, ["a", None, 1]]
 
 
-OTHER_ROWS = [[], ["a"], ["a", 1, 2, 3, 4], [None, None, None], ["", "", 5], ["x" * 30_000, 1, 1]]
+OTHER_ROWS = [
+    [],
+    ["a"],
+    ["a", 1, 2, 3, 4],
+    [None, None, None],
+    ["", "", 5],
+    ["x" * 30_000, 1, 1],
+]
 
 
 @pytest.mark.parametrize("row", OTHER_ROWS)
@@ -162,10 +172,14 @@ def test_the_only_sheet_with_values_needs_no_name(write):
 
 def test_several_sheets_with_values_are_listed(write):
     path = write(north=[HEADER], south=[["b"]], empty=[])
-    with pytest.raises(ConfigurationError, match=r"several sheets with values: 'north', 'south'\."):
+    with pytest.raises(
+        ConfigurationError, match=r"several sheets with values: 'north', 'south'\."
+    ):
         open_sheet(path)
     assert rows_of(path, "south") == [["b"]]
-    with pytest.raises(ConfigurationError, match=r"'south', 'empty'\. Got 'South' instead"):
+    with pytest.raises(
+        ConfigurationError, match=r"'south', 'empty'\. Got 'South' instead"
+    ):
         open_sheet(path, "South")
 
 
@@ -174,7 +188,11 @@ def test_a_workbook_without_values_is_refused(write):
         open_sheet(write(a=[], b=[[None]]))
 
 
-PROTECTED = bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600) + "EncryptedPackage".encode("utf-16-le")
+PROTECTED = (
+    bytes.fromhex("d0cf11e0a1b11ae1")
+    + bytes(600)
+    + "EncryptedPackage".encode("utf-16-le")
+)
 FILES = {
     "empty": (b"", "not an Excel workbook"),
     "text": (b"name,age\na,1\n", "not an Excel workbook"),
@@ -205,7 +223,11 @@ def test_a_zip_that_is_no_workbook_is_refused(tmp_path):
 
 def test_a_broken_cell_is_refused_without_its_value(write):
     path = write(only=[HEADER, ["a", 1234567, 1]])
-    rewrite(path, "xl/worksheets/sheet1.xml", lambda xml: xml.replace(b"1234567", b"12z4567"))
+    rewrite(
+        path,
+        "xl/worksheets/sheet1.xml",
+        lambda xml: xml.replace(b"1234567", b"12z4567"),
+    )
     sheet = open_sheet(path)
     rows = sheet.rows()
     assert next(rows) == HEADER
@@ -217,17 +239,24 @@ def test_a_broken_cell_is_refused_without_its_value(write):
 def test_entities_that_grow_are_refused(write):
     path = write(only=[HEADER, ["a", 1234567, 1]])
     entities = b"".join(
-        b'<!ENTITY e%d "%s">' % (level, b"&e%d;" % (level - 1) * 10) for level in range(1, 9)
+        b'<!ENTITY e%d "%s">' % (level, b"&e%d;" % (level - 1) * 10)
+        for level in range(1, 9)
     )
     bomb = b'<!DOCTYPE x [<!ENTITY e0 "0123456789">' + entities + b"]>"
-    rewrite(path, "xl/worksheets/sheet1.xml", lambda xml: bomb + xml.replace(b"1234567", b"&e8;"))
+    rewrite(
+        path,
+        "xl/worksheets/sheet1.xml",
+        lambda xml: bomb + xml.replace(b"1234567", b"&e8;"),
+    )
     with pytest.raises(DataError, match="it is broken"):
         rows_of(path)
 
 
 @pytest.mark.parametrize("name", ["data.xls", "data.ods", "data.xlsb", "data"])
 def test_other_suffixes_are_refused(tmp_path, name):
-    with pytest.raises(ConfigurationError, match=r"ends in \.xlsx, \.xlsm\. Got .* save it as"):
+    with pytest.raises(
+        ConfigurationError, match=r"ends in \.xlsx, \.xlsm\. Got .* save it as"
+    ):
         open_sheet(tmp_path / name)
 
 
@@ -239,5 +268,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
 def test_a_missing_package_names_the_extra(write, monkeypatch):
     path = write(only=[HEADER])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'flower-kmeans\[excel\]'"):
+    with pytest.raises(
+        ConfigurationError, match=r"pip install 'flower-kmeans\[excel\]'"
+    ):
         open_sheet(path)

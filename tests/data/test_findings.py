@@ -117,7 +117,9 @@ def test_two_causes_of_one_column_are_named_and_rare_ones_are_not():
         "a decimal comma: --decimal , (some like numbers below or above a limit: write one number "
         "in place of them)"
     )
-    assert numbers_found(["1,5"] * 99 + ["12 kg"]).cause == "a decimal comma: --decimal ,"
+    assert (
+        numbers_found(["1,5"] * 99 + ["12 kg"]).cause == "a decimal comma: --decimal ,"
+    )
     assert numbers_found(["surgery"] * 2 + ["12 kg"]).cause is None
 
 
@@ -136,10 +138,15 @@ def test_what_helps_is_said_of_cells_and_of_lines():
             findings.add_malformed(1, 7)
         with pytest.raises(DataError) as error:
             findings.require_readable("FILE")
-        return "Correct these cells" in str(error.value), "these lines;" in str(error.value)
+        return "Correct these cells" in str(error.value), "these lines;" in str(
+            error.value
+        )
 
     for unreadable, malformed in ((True, False), (False, True), (True, True)):
-        assert said(unreadable=unreadable, malformed=malformed) == (unreadable, malformed)
+        assert said(unreadable=unreadable, malformed=malformed) == (
+            unreadable,
+            malformed,
+        )
 
 
 LETTERS = "\u03b1\u03b2\u03b3\u03b4"  # in no sentence of ours
@@ -147,12 +154,18 @@ LETTERS = "\u03b1\u03b2\u03b3\u03b4"  # in no sentence of ours
 
 @given(
     st.lists(st.text(LETTERS, min_size=1, max_size=9), min_size=1, max_size=5),
-    st.lists(st.integers(123_456, 876_543).filter(lambda n: "9" not in str(n)), max_size=5),
+    st.lists(
+        st.integers(123_456, 876_543).filter(lambda n: "9" not in str(n)), max_size=5
+    ),
     st.sampled_from(["age", "ward", "day"]),
 )
 def test_findings_show_no_text_and_no_number_of_a_cell(words, values, name):
     domain = TableDomain.from_toml(DOMAIN)
-    cells = [*words, *(f"{value}" for value in values), *(f"{value}?" for value in values)]
+    cells = [
+        *words,
+        *(f"{value}" for value in values),
+        *(f"{value}?" for value in values),
+    ]
     table = {"age": ["1"] * len(cells), "ward": ["surgery"] * len(cells)}
     table |= {"day": ["2020-02-03"] * len(cells), name: cells}
     findings = domain.findings()
@@ -191,11 +204,14 @@ class TestSuspicion:
         assert not numbers_found(range(start, start + 49)).looks_like_row_numbers
         assert not numbers_found(range(start, start + 100, 2)).looks_like_row_numbers
 
-    def test_ids_are_whole_numbers_that_differ_although_chance_would_make_some_equal(self):
+    def test_ids_are_whole_numbers_that_differ_although_chance_would_make_some_equal(
+        self,
+    ):
         rng = np.random.default_rng(3)
         ids = rng.permutation(200) + 70_000
         assert numbers_found(ids).looks_like_id
-        assert numbers_found([*ids, *ids[:5]]).looks_like_id  # an export repeats some lines
+        # an export repeats some lines
+        assert numbers_found([*ids, *ids[:5]]).looks_like_id
         assert not numbers_found([*ids, *ids[:20]]).looks_like_id
         assert not numbers_found(ids + 0.5).looks_like_id
         # Amounts differ as well, since there are many.
@@ -203,7 +219,9 @@ class TestSuspicion:
         assert not numbers_found(amounts).looks_like_id
         assert numbers_found(amounts, name="key").looks_like_id
 
-    @pytest.mark.parametrize("name", ["id", "ID", "patient_id", "patientId", "PatientID", "id.2"])
+    @pytest.mark.parametrize(
+        "name", ["id", "ID", "patient_id", "patientId", "PatientID", "id.2"]
+    )
     def test_a_name_says_that_values_are_ids_also_if_some_are_equal(self, name):
         assert numbers_found([10**6, 10**6 + 77] * 30, name=name).looks_like_id
         assert not numbers_found([1.5, 2.5] * 30, name=name).looks_like_id
@@ -239,7 +257,9 @@ class TestLines:
         found = Findings(
             (
                 numbers_found(range(60), name="patient", bounds=(0, 9)),
-                numbers_found([*[""] * 3, *["1,5"] * 2, *[0.5] * 55], name="age", bounds=(1, 2)),
+                numbers_found(
+                    [*[""] * 3, *["1,5"] * 2, *[0.5] * 55], name="age", bounds=(1, 2)
+                ),
             ),
             n_records=61,
             n_void=6,
@@ -283,7 +303,9 @@ class TestLimits:
             ([*np.random.default_rng(0).permutation(99), 7], None, "looks like an id"),
         ],
     )
-    def test_a_column_is_refused_above_them_and_accepted_with_a_reason(self, cells, bounds, words):
+    def test_a_column_is_refused_above_them_and_accepted_with_a_reason(
+        self, cells, bounds, words
+    ):
         findings = Findings((numbers_found(cells, bounds=bounds),), n_records=100)
         judged = judge(findings, {})
         if words == "under no limit":
@@ -301,10 +323,14 @@ class TestLimits:
         assert accepted.endswith(", accepted because: the study is so")
 
     def test_lines_and_records_are_accepted_for_all_columns(self):
-        findings = Findings((numbers_found([1, 2]),), n_records=100, n_malformed=2, n_void=51)
+        findings = Findings(
+            (numbers_found([1, 2]),), n_records=100, n_malformed=2, n_void=51
+        )
         judged = judge(findings, {}, share_outside_ball=0.06)
         assert len(judged.refused) == 3
-        judged = judge(findings, {"lines": "a", "records": "b"}, share_outside_ball=0.06)
+        judged = judge(
+            findings, {"lines": "a", "records": "b"}, share_outside_ball=0.06
+        )
         assert [text[-1] for text in judged.accepted] == ["a", "b", "b"]
         findings.n_malformed, findings.n_void = 1, 50
         assert len(judge(findings, {}, share_outside_ball=0.05).notes) == 3
@@ -366,7 +392,9 @@ def test_a_column_is_guessed_by_what_most_of_its_cells_are(cells, expected):
 def test_typed_columns_are_what_their_type_says():
     assert guess(np.array([1, 2]), USUAL) == Guess("number")
     assert guess(np.array([1.5, np.nan]), USUAL) == Guess("number")
-    assert guess(np.array(["2024-01-01", "NaT"], "datetime64[D]"), USUAL) == Guess("date")
+    assert guess(np.array(["2024-01-01", "NaT"], "datetime64[D]"), USUAL) == Guess(
+        "date"
+    )
     assert guess(np.array([np.nan]), USUAL) == Guess("empty")
     comma = Spelling(decimal=",", date_format="%d/%m/%Y")
     assert guess(objects(["1,5", "2"]), comma) == Guess("number")

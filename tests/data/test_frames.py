@@ -11,7 +11,19 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from habits import EMPTY, NAMES, NULL, READ, REFUSED, Row, X, arrow_of, hub, pandas_of, polars_of
+from habits import (
+    EMPTY,
+    NAMES,
+    NULL,
+    READ,
+    REFUSED,
+    Row,
+    X,
+    arrow_of,
+    hub,
+    pandas_of,
+    polars_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
@@ -72,7 +84,9 @@ def test_other_types_are_refused_in_one_sentence_without_a_value(make, message):
     text = str(caught.value)
     assert len(text) < 300
     assert not [hint for hint in ("\n", "7.891", "1.0", "0x") if hint in text]
-    with pytest.raises((DataError, ConfigurationTypeError), match=r"partitions\[3\](:| must)"):
+    with pytest.raises(
+        (DataError, ConfigurationTypeError), match=r"partitions\[3\](:| must)"
+    ):
         checked_source(make(), 2, NAMES, "partitions[3]")
 
 
@@ -82,10 +96,15 @@ def test_types_are_refused_without_names_of_columns_too(habit):
         read(REFUSED[habit][0](), None)
 
 
-# --------------------------------------------------------------------------- rows by themselves
+# ------------------------------------------------------------------- rows by themselves
 
 _cells = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.dates()
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.dates(),
 )
 _rows = st.one_of(
     _cells,
@@ -131,14 +150,18 @@ def test_another_cell_of_an_object_column_changes_no_other_record(cells, other, 
         np.testing.assert_array_equal(read(before)[keep], read(after)[keep])
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(-(2**62), 2**62)), min_size=1, max_size=6))
+@given(
+    st.lists(st.one_of(st.none(), st.integers(-(2**62), 2**62)), min_size=1, max_size=6)
+)
 @settings(max_examples=100, deadline=None)
 def test_integers_with_missing_cells_are_the_same_numbers_in_every_library(cells):
     expected = [np.nan if cell is None else float(cell) for cell in cells]
     ones = [1.0] * len(cells)
     tables = [
         pd.DataFrame({"a": pd.array(cells, dtype="Int64"), "b": ones}),
-        pd.DataFrame({"a": pd.array(cells, dtype=pd.ArrowDtype(pa.int64())), "b": ones}),
+        pd.DataFrame(
+            {"a": pd.array(cells, dtype=pd.ArrowDtype(pa.int64())), "b": ones}
+        ),
         pl.DataFrame({"a": pl.Series(cells, dtype=pl.Int64), "b": ones}),
         pa.table({"a": pa.array(cells, pa.int64()), "b": ones}),
         {"a": cells, "b": ones},
@@ -155,11 +178,17 @@ def test_a_data_set_has_more_columns_than_the_domain_and_a_table_in_memory_has_n
     """Those of flwr-datasets' partitioners have labels; a file's are chosen by name as well."""
     labelled = hub(b=X[:, 1], label=list("wxyz"), a=X[:, 0])
     np.testing.assert_array_equal(read(labelled), X)
-    np.testing.assert_array_equal(read(labelled.shuffle(seed=3)).sum(axis=0), X.sum(axis=0))
-    with pytest.raises(DataError, match="must have 2 columns, got 3: name those to read"):
+    np.testing.assert_array_equal(
+        read(labelled.shuffle(seed=3)).sum(axis=0), X.sum(axis=0)
+    )
+    with pytest.raises(
+        DataError, match="must have 2 columns, got 3: name those to read"
+    ):
         read(labelled, None)
     for table in (labelled.to_pandas(), labelled.to_polars(), labelled.data.table):
-        with pytest.raises(DataError, match=r"must have the columns \['a', 'b'\] in this order"):
+        with pytest.raises(
+            DataError, match=r"must have the columns \['a', 'b'\] in this order"
+        ):
             read(table)
 
 
@@ -172,7 +201,9 @@ def test_one_column_may_be_a_list_of_numbers():
     assert as_source([[1.0] * 9, [2.0]], 1).loaded().tolist() == [[2.0]]
 
 
-def test_a_sparse_matrix_is_read_in_dense_blocks_and_a_simulation_holds_all_of_it(monkeypatch):
+def test_a_sparse_matrix_is_read_in_dense_blocks_and_a_simulation_holds_all_of_it(
+    monkeypatch,
+):
     """Blocks have a public size; a simulation needs room for the whole."""
     table = np.where(np.random.default_rng(0).random((1000, 2)) < 0.9, 0, 1.5)
     monkeypatch.setattr(sources, "_CHECKED_NUMBERS", 64)
@@ -180,7 +211,9 @@ def test_a_sparse_matrix_is_read_in_dense_blocks_and_a_simulation_holds_all_of_i
     assert max(map(len, source.parts())) == 64
     np.testing.assert_array_equal(source.loaded(), table)
     monkeypatch.setattr(sources, "_DENSE_NUMBERS", 1999)
-    with pytest.raises(DataError, match=r"partitions\[0\] must be a sparse matrix of at most 1999"):
+    with pytest.raises(
+        DataError, match=r"partitions\[0\] must be a sparse matrix of at most 1999"
+    ):
         checked_source(sparse.csr_array(table), 2, None, "partitions[0]")
     table[7, 1] = np.nan
     np.testing.assert_array_equal(
@@ -192,7 +225,9 @@ def test_a_sparse_matrix_is_read_in_dense_blocks_and_a_simulation_holds_all_of_i
 def test_types_of_torch_are_known_by_their_names(name, monkeypatch):
     """As where torch has been imported; a subclass such as TensorDataset is one of them."""
     module = types.ModuleType("torch.utils.data")
-    kind = type(name, (), {"__getitem__": lambda self, i: X[i], "__len__": lambda self: len(X)})
+    kind = type(
+        name, (), {"__getitem__": lambda self, i: X[i], "__len__": lambda self: len(X)}
+    )
     setattr(module, name, kind)
     monkeypatch.setitem(sys.modules, "torch.utils.data", module)
     with pytest.raises(ConfigurationTypeError, match=r"got Own: return the tensor"):
@@ -234,7 +269,10 @@ except TypeError as error:
 
 def test_tables_of_pandas_and_polars_need_no_pyarrow():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYARROW], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_PYARROW],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "got Relation: pyarrow cannot read it (ModuleNotFoundError)" in done.stdout
@@ -243,7 +281,12 @@ def test_tables_of_pandas_and_polars_need_no_pyarrow():
 def test_short_floats_stay_short_in_every_library():
     short = X.astype(np.float32)
     columns = dict(zip(NAMES, short.T, strict=True))
-    tables = (pd.DataFrame(columns), pl.DataFrame(columns), pa.table(columns), hub(**columns))
+    tables = (
+        pd.DataFrame(columns),
+        pl.DataFrame(columns),
+        pa.table(columns),
+        hub(**columns),
+    )
     for table in (*tables, columns, sparse.csr_array(short)):
         assert as_source(table, 2, NAMES).dtype == np.float32
 
@@ -251,12 +294,21 @@ def test_short_floats_stay_short_in_every_library():
 def test_a_column_of_one_type_says_so_whichever_cells_it_has():
     """Without a record, and with missing cells alone, dates are refused as they are with dates."""
     none = pd.DatetimeIndex([None] * 4)
-    for table in (pandas_of(none), pandas_of(none)[:0], polars_of(none), polars_of(none).clear()):
-        with pytest.raises(ConfigurationTypeError, match=r"column 'a' as numbers\. Got "):
+    for table in (
+        pandas_of(none),
+        pandas_of(none)[:0],
+        polars_of(none),
+        polars_of(none).clear(),
+    ):
+        with pytest.raises(
+            ConfigurationTypeError, match=r"column 'a' as numbers\. Got "
+        ):
             read(table)
     table = arrow_of(pa.array([None] * 4, pa.timestamp("ns")))
     for each in (table, table[:0]):
-        with pytest.raises(ConfigurationTypeError, match=r"column 'a' as numbers\. Got timestamp"):
+        with pytest.raises(
+            ConfigurationTypeError, match=r"column 'a' as numbers\. Got timestamp"
+        ):
             read(each)
 
 
@@ -278,13 +330,17 @@ class RowOfQuery(Sequence):
 def rows_of_sqlite():
     connection = sqlite3.connect(":memory:")
     connection.row_factory = sqlite3.Row
-    return connection.execute("SELECT 2.0 AS b, 1.0 AS a UNION ALL SELECT 4.0, 3.0").fetchall()
+    return connection.execute(
+        "SELECT 2.0 AS b, 1.0 AS a UNION ALL SELECT 4.0, 3.0"
+    ).fetchall()
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: [row for _, row in pd.DataFrame({"b": [2.0, 4], "a": [1.0, 3]}).iterrows()],
+        lambda: [
+            row for _, row in pd.DataFrame({"b": [2.0, 4], "a": [1.0, 3]}).iterrows()
+        ],
         rows_of_sqlite,
         lambda: [RowOfQuery(2.0, 1.0), RowOfQuery(4.0, 3.0)],
     ],

@@ -26,7 +26,8 @@ def test_a_command_and_a_node_read_the_same_bytes_the_same_way(made, tmp_path):
     at_node, said = outcome(made, tmp_path, node=True)
     require(made.records if made.node is None else made.node, at_node, said)
     if found is not None and at_node is not None and made.header is True:
-        # A node drops no row, so that ids keep their places, and has the same usable records.
+        # A node drops no row, so that ids keep their places, and has the same usable
+        # records.
         usable = at_node[np.isfinite(at_node).all(axis=1)]
         assert made.what.startswith("no header") or np.array_equal(usable, found)
 

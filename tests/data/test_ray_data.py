@@ -12,7 +12,8 @@ from flower_kmeans.data.sources import as_source, checked_source
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
-pytestmark = [pytest.mark.ray, pytest.mark.thorough]  # a cluster takes ten seconds to start
+# a cluster takes ten seconds to start
+pytestmark = [pytest.mark.ray, pytest.mark.thorough]
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
@@ -26,7 +27,8 @@ LLOYD = LloydAlgorithm(4, BOX, PrivacyBudget(None))
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of one processor each."""
-    from ray_clusters import two_nodes  # here, for workers import this file without tests/support
+    # here, for workers import this file without tests/support
+    from ray_clusters import two_nodes
 
     found = two_nodes(object_store_memory=100 * 2**20)
     ray.init(address=found.address, log_to_driver=False)
@@ -41,7 +43,12 @@ def dataset(cluster):
     pyarrow = pytest.importorskip("pyarrow")
     tables = [
         pyarrow.table(
-            {"c": part[:, 2], "id": np.arange(len(part)), "a": part[:, 0], "b": part[:, 1]}
+            {
+                "c": part[:, 2],
+                "id": np.arange(len(part)),
+                "a": part[:, 0],
+                "b": part[:, 1],
+            }
         )
         for part in np.array_split(TABLE, 7)
     ]
@@ -76,7 +83,10 @@ def test_blocks_come_in_order_or_are_added_up_where_they_are(dataset, tmp_path):
 
 def test_whole_records_may_be_one_column_also_of_objects_that_there_are(cluster):
     parts = TABLE[:100], TABLE[100:]
-    for data in (ray.data.from_numpy(parts), ray.data.from_numpy_refs([*map(ray.put, parts)])):
+    for data in (
+        ray.data.from_numpy(parts),
+        ray.data.from_numpy_refs([*map(ray.put, parts)]),
+    ):
         source = as_source(data, 3)
         np.testing.assert_array_equal(source.loaded(), GOOD)
         words, _ = source.sum_in_place(count)
@@ -109,22 +119,31 @@ def blocks_of_one_record_each():
         "text": (lambda: tables(([1.0, 3.0], [2.0, 4.0]), ([5.0], ["x"])), good),
         "not UTF-8": (lambda: tables(([1.0], [2.0]), (not_utf8, [4.0, 5.0])), good),
         "filtered": (
-            lambda: tables(([1.0, 3.0], [2.0, 4.0]), ([9.0], [6.0])).filter(lambda r: r["a"] < 9),
+            lambda: tables(([1.0, 3.0], [2.0, 4.0]), ([9.0], [6.0])).filter(
+                lambda r: r["a"] < 9
+            ),
             good,
         ),
-        "all filtered": (lambda: tables(([9.0], [6.0])).filter(lambda r: r["a"] < 9), []),
+        "all filtered": (
+            lambda: tables(([9.0], [6.0])).filter(lambda r: r["a"] < 9),
+            [],
+        ),
         "no cell": (lambda: of_items({"a": 1.0, "b": 2.0}, {"a": 3.0}), good[:1]),
         "no cell in the first block": (
             lambda: of_items({"a": 3.0}, {"a": 1.0, "b": 2.0}),
             good[:1],
         ),
         "computed without a cell": (
-            lambda: of_items({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0}).map(without_cell),
+            lambda: of_items({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0}).map(
+                without_cell
+            ),
             good[:1],
         ),
         "a cell more": (lambda: of_items({"n": 1.0, "b": 4.0, "a": 3.0}), good[1:]),
         "a date": (
-            lambda: of_items({"a": np.datetime64("2020-01-01"), "b": 1.0}, {"b": 2.0, "a": 1.0}),
+            lambda: of_items(
+                {"a": np.datetime64("2020-01-01"), "b": 1.0}, {"b": 2.0, "a": 1.0}
+            ),
             good[:1],
         ),
     }
@@ -149,7 +168,9 @@ def test_a_whole_record_of_another_length_is_a_null_record(width, other, cluster
     items = [[1.0] * width, other, [2.0] * width]
     for n_blocks in (1, 3):  # in one block with others, and in a separate one
         rows = [{"data": each} for each in items]
-        source = as_source(ray.data.from_items(rows, override_num_blocks=n_blocks), width)
+        source = as_source(
+            ray.data.from_items(rows, override_num_blocks=n_blocks), width
+        )
         np.testing.assert_array_equal(source.loaded(), [items[0], items[2]])
         words, n_null = source.sum_in_place(count)
         assert (words, n_null) == (2, 1)
@@ -178,7 +199,9 @@ def test_columns_that_are_not_there_are_an_error_before_a_run(dataset):
         assert len(source.loaded()) == 0
         assert source.n_null == len(TABLE)
     dates = ray.data.from_numpy(np.array(["2020-01-01"], "datetime64[s]"))
-    with pytest.raises(ConfigurationTypeError, match=r"column .data. as numbers\. Got timestamp"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"column .data. as numbers\. Got timestamp"
+    ):
         checked_source(dates, 1, None, "partitions[0]")
     assert len(as_source(dates, 1).loaded()) == 0
 

@@ -23,7 +23,9 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, Dat
 
 TEXT = "alter;preis\n40;1.000,5\n50;2\n"
 DAYS = date(2020, 1, 1), date(2024, 12, 31)
-SOURCE = 'data = "t.csv"\ndelimiter = ";"\ndecimal = ","\nthousands = "."\nheader = true\n'
+SOURCE = (
+    'data = "t.csv"\ndelimiter = ";"\ndecimal = ","\nthousands = "."\nheader = true\n'
+)
 
 
 @pytest.fixture
@@ -78,7 +80,10 @@ def test_a_source_file_that_others_may_read_is_refused(source, mode):
         ('data = "t.csv"\ndecimal = 5\n', r"source\.toml: Expected decimal"),
         ('data = "t.csv"\nheader = "a,b"\n', r"source\.toml: Expected header"),
         ("data", "is not TOML"),
-        *((f"data = {'[' * n}{']' * n}", "is not TOML.* 32 deep") for n in (900, 100_000)),
+        *(
+            (f"data = {'[' * n}{']' * n}", "is not TOML.* 32 deep")
+            for n in (900, 100_000)
+        ),
     ],
 )
 def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
@@ -90,7 +95,10 @@ def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        *(({"delimiter": text}, "delimiter as one") for text in (";;", '"', "\n", "\u00a7")),
+        *(
+            ({"delimiter": text}, "delimiter as one")
+            for text in (";;", '"', "\n", "\u00a7")
+        ),
         ({"delimiter": ",", "decimal": ","}, "delimiter other than decimal"),
         *(
             ({"encoding": name}, "encoding as one")
@@ -98,7 +106,13 @@ def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
         ),
         *(  # of which a broken character is an error, whatever stands for it
             ({"encoding": name}, "encoding as one")
-            for name in ("unicode_escape", "raw-unicode-escape", "iso2022_jp", "iso-2022-kr", "hz")
+            for name in (
+                "unicode_escape",
+                "raw-unicode-escape",
+                "iso2022_jp",
+                "iso-2022-kr",
+                "hz",
+            )
         ),
         ({"header": "a,b"}, "header as True"),
         ({"header": [1]}, "header as True"),
@@ -135,7 +149,9 @@ _PIECES = [
     b"x",
     b"+",
 ]
-_LINES = st.one_of(st.binary(max_size=20), st.lists(st.sampled_from(_PIECES)).map(b"".join))
+_LINES = st.one_of(
+    st.binary(max_size=20), st.lists(st.sampled_from(_PIECES)).map(b"".join)
+)
 
 
 @given(
@@ -149,7 +165,11 @@ def test_bytes_of_one_line_change_no_other_record(line, place, encoding, header)
     lines = [f"{i},A,2024-01-0{i}".encode() for i in (1, 2, 3)]
     head = [b"a,b,c"] if header is True else []
     domain = TableDomain(
-        [Number("a", 0, 10, missing=5), Category("b", ("A", "B"), "B"), Date("c", *DAYS)]
+        [
+            Number("a", 0, 10, missing=5),
+            Category("b", ("A", "B"), "B"),
+            Date("c", *DAYS),
+        ]
     )
 
     def read(records):
@@ -175,7 +195,9 @@ def test_an_index_in_a_parquet_file_is_no_feature(tmp_path):
     records = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[4, 9, 7])
     records.to_parquet(tmp_path / "t.parquet")
     for malformed in ("error", "nan"):
-        with pytest.raises(DataError, match=r"'__index_level_0__'\. It looks like the row numbers"):
+        with pytest.raises(
+            DataError, match=r"'__index_level_0__'\. It looks like the row numbers"
+        ):
             load_table(tmp_path / "t.parquet", malformed=malformed)
         table = load_table(tmp_path / "t.parquet", malformed=malformed, features=["a"])
         assert table.records.tolist() == [[1], [2], [3]]
@@ -184,7 +206,9 @@ def test_an_index_in_a_parquet_file_is_no_feature(tmp_path):
 @pytest.mark.parametrize(
     "cells", [pa.array([DAYS[0]]), pa.array([[1.0, 2.0]]), pa.array([{"x": 1}])]
 )
-def test_a_node_refuses_a_type_of_a_parquet_column_that_holds_no_numbers(cells, tmp_path):
+def test_a_node_refuses_a_type_of_a_parquet_column_that_holds_no_numbers(
+    cells, tmp_path
+):
     path = tmp_path / "t.parquet"
     parquet.write_table(pa.table({"a": [1.0], "b": cells}), path)
     with pytest.raises(DataError, match="1 of 1 cells of 'b' hold no number"):
@@ -204,7 +228,9 @@ def test_what_load_data_returns(source, tmp_path):
     records = load_records(source)
     assert records.columns == ("alter", "preis")
     (tmp_path / "u.csv").write_text("a,b\n1,x\n3,4\n")
-    np.testing.assert_array_equal(load_records(tmp_path / "u.csv").records, [[1, np.nan], [3, 4]])
+    np.testing.assert_array_equal(
+        load_records(tmp_path / "u.csv").records, [[1, np.nan], [3, 4]]
+    )
     assert len(load_records(tmp_path / "u.csv", header=["a", "b"]).records) == 3
 
 
@@ -235,19 +261,30 @@ def test_a_database_is_a_query_that_a_run_makes_once(source, tmp_path):
     np.testing.assert_array_equal(load_table(source).records, expected)
     source.write_text(address)
     for load in (load_records, load_table):
-        with pytest.raises(ConfigurationError, match="Expected a query with a database"):
+        with pytest.raises(
+            ConfigurationError, match="Expected a query with a database"
+        ):
             load(source)
 
 
 def test_a_workbook_is_read_as_a_csv_file(tmp_path):
     workbook = openpyxl.Workbook()
     sheet = workbook.active
-    for row in (("age", "ward", "day"), (40, "A", date(2024, 2, 29)), (None, "B", None), ("x", 7)):
+    for row in (
+        ("age", "ward", "day"),
+        (40, "A", date(2024, 2, 29)),
+        (None, "B", None),
+        ("x", 7),
+    ):
         sheet.append(row)
     path = tmp_path / "t.xlsx"
     workbook.save(path)
     domain = TableDomain(
-        [Number("age", 0, 120), Category("ward", ("A", "B", "7")), Date("day", *DAYS, DAYS[0])]
+        [
+            Number("age", 0, 120),
+            Category("ward", ("A", "B", "7")),
+            Date("day", *DAYS, DAYS[0]),
+        ]
     )
     table = load_table(path, domain=domain, malformed="nan", header=True)
     first = date(2024, 2, 29).toordinal()

@@ -31,7 +31,9 @@ def arrow(values=TABLE, names=NAMES):
 
 
 def parquet(path, table=None, **options):
-    pq.write_table(arrow() if table is None else table, path, row_group_size=130, **options)
+    pq.write_table(
+        arrow() if table is None else table, path, row_group_size=130, **options
+    )
     return path
 
 
@@ -68,16 +70,22 @@ KINDS = {
     ),
     "in memory": lambda path: ds.dataset(arrow()),
     "SQLite": lambda path: Query(
-        sqlite_table(path / f"{len(os.listdir(path))}.db", NAMES, TABLE.astype(float).tolist()),
+        sqlite_table(
+            path / f"{len(os.listdir(path))}.db", NAMES, TABLE.astype(float).tolist()
+        ),
         "SELECT * FROM t",
     ),
-    "union": lambda path: ds.dataset([folder(path / "parts"), ds.dataset(arrow(TABLE[:0]))]),
+    "union": lambda path: ds.dataset(
+        [folder(path / "parts"), ds.dataset(arrow(TABLE[:0]))]
+    ),
 }
 
 
 @pytest.mark.parametrize("block", [64, 300, 2**20])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_source_has_the_same_records_in_the_same_order(kind, block, tmp_path, monkeypatch):
+def test_every_source_has_the_same_records_in_the_same_order(
+    kind, block, tmp_path, monkeypatch
+):
     small_blocks(monkeypatch, 3 * block)
     monkeypatch.setattr(sources, "_CHECKED_NUMBERS", 3 * 41)
     for columns in (None, NAMES):
@@ -96,7 +104,9 @@ def test_every_source_has_the_same_records_in_the_same_order(kind, block, tmp_pa
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(1, 9), st.randoms())
 def test_borders_do_not_show(sizes, block, random):
-    rows = np.array([[random.choice([1.0, -2.5, np.nan, np.inf])] * 2 for _ in range(sum(sizes))])
+    rows = np.array(
+        [[random.choice([1.0, -2.5, np.nan, np.inf])] * 2 for _ in range(sum(sizes))]
+    )
     rows = rows.reshape(-1, 2)
     parts = np.split(rows, np.cumsum(sizes)[:-1]) if sizes else []
     with pytest.MonkeyPatch.context() as patched:
@@ -124,7 +134,7 @@ def test_sums_that_overflow_are_no_reason_to_leave_a_record_out():
         assert len(as_source(rows, 8).loaded()) == 4
 
 
-# --------------------------------------------------------------------------- columns and types
+# -------------------------------------------------------------------- columns and types
 
 
 def test_columns_are_chosen_by_name(tmp_path):
@@ -134,7 +144,9 @@ def test_columns_are_chosen_by_name(tmp_path):
         np.testing.assert_array_equal(found, GOOD_OF_TWO)
         with pytest.raises(DataError, match=r"must have 2 columns, got 3: name those"):
             as_source(make(path), 2)
-        with pytest.raises(DataError, match=r"Expected the column 'x' once. Got it 0 times"):
+        with pytest.raises(
+            DataError, match=r"Expected the column 'x' once. Got it 0 times"
+        ):
             as_source(make(path), 2, ["a", "x"])
 
 
@@ -160,11 +172,15 @@ def test_cells_of_any_type_of_numbers(cells, expected, tmp_path):
     assert source.n_null == 3 - len(expected)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "utf8")])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "utf8")]
+)
 def test_a_cell_of_text_that_is_not_utf8_is_a_null_record(kind, tmp_path):
     """Neither pyarrow nor a parquet file checks the bytes of text before somebody reads them."""
     cells = pa.array([b"1.5", b"\xff", b"3"]).view(pa.string())
-    cells = cells.dictionary_encode() if pa.types.is_dictionary(kind) else cells.cast(kind)
+    cells = (
+        cells.dictionary_encode() if pa.types.is_dictionary(kind) else cells.cast(kind)
+    )
     table = pa.table({"x": cells, "y": [1, 2, 3]})
     pq.write_table(table, tmp_path / "x.parquet")
     file = tmp_path / "x.parquet"
@@ -175,7 +191,9 @@ def test_a_cell_of_text_that_is_not_utf8_is_a_null_record(kind, tmp_path):
         table,
         lambda: [table],
     ):
-        np.testing.assert_array_equal(as_source(records, 2).loaded(), [[1.5, 1], [3, 3]])
+        np.testing.assert_array_equal(
+            as_source(records, 2).loaded(), [[1.5, 1], [3, 3]]
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +206,9 @@ def test_a_cell_of_text_that_is_not_utf8_is_a_null_record(kind, tmp_path):
     ],
 )
 def test_columns_that_hold_no_numbers_are_refused(cells):
-    with pytest.raises(ConfigurationTypeError, match="Expected the column 'x' as numbers"):
+    with pytest.raises(
+        ConfigurationTypeError, match="Expected the column 'x' as numbers"
+    ):
         as_source(ds.dataset(pa.table({"x": cells})), 1)
 
 
@@ -224,7 +244,7 @@ def test_files_whose_cells_decide_their_types_are_refused(tmp_path):
     assert "secret" not in str(caught.value)
 
 
-# --------------------------------------------------------------------------- files that fail
+# ---------------------------------------------------------------------- files that fail
 
 
 @pytest.mark.parametrize("kind", ["map", "data set", "folder"])
@@ -291,7 +311,9 @@ def test_a_factory_returns_chunks_anew_at_each_call():
     used_up = chunks_of(100)()
     source = as_source(lambda: used_up, 3)
     source.loaded()
-    with pytest.raises(ConfigurationTypeError, match=r"anew at each call. Got the same iterator"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"anew at each call. Got the same iterator"
+    ):
         source.loaded()
     # As in a later message, and in a run after its records were checked.
     generator = (chunk for chunk in [np.ones((2, 3))])
@@ -301,10 +323,14 @@ def test_a_factory_returns_chunks_anew_at_each_call():
     iterator = iter([np.ones((2, 3))])
     with pytest.raises(ConfigurationTypeError, match="the same iterator twice"):
         checked_source(lambda: iterator, 3, None, "records")
-    with pytest.raises(ConfigurationTypeError, match=r"iterable of chunks, anew.* Got int"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"iterable of chunks, anew.* Got int"
+    ):
         as_source(lambda: 7, 3).loaded()
     for chunks in (chunks_of(100)(), iter([TABLE])):  # not the function
-        with pytest.raises(ConfigurationTypeError, match=r"Expected a function.* Got the iterable"):
+        with pytest.raises(
+            ConfigurationTypeError, match=r"Expected a function.* Got the iterable"
+        ):
             as_source(chunks, 3)
 
 
@@ -332,13 +358,15 @@ def test_blocks_are_copies_of_bounded_size():
     assert (block == 1).all()
 
 
-# --------------------------------------------------------------------------- simulations
+# -------------------------------------------------------------------------- simulations
 
 
 def test_a_simulation_may_tell_which_record_is_malformed(tmp_path, monkeypatch):
     small_blocks(monkeypatch, 3 * 64)
     for kind in ("array", "map", "chunks", "data set"):
-        with pytest.raises(DataError, match=r"partitions\[4\] must be finite.* in row 3"):
+        with pytest.raises(
+            DataError, match=r"partitions\[4\] must be finite.* in row 3"
+        ):
             checked_source(KINDS[kind](tmp_path), 3, None, "partitions[4]")
     late = lambda: [TABLE[10:]]  # noqa: E731
     with pytest.raises(DataError, match="in row 490"):

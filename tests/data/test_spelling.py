@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_kmeans.data.spelling import MISSING_TEXTS, USUAL, Spelling, are_missing, is_missing
+from flower_kmeans.data.spelling import (
+    MISSING_TEXTS,
+    USUAL,
+    Spelling,
+    are_missing,
+    is_missing,
+)
 from flower_kmeans.errors import ConfigurationError
 
 GERMAN = Spelling(",", ".")
@@ -54,7 +60,9 @@ NAN = float("nan")
 )
 def test_a_number_is_read_as_it_is_written_or_not_at_all(spelling, text, number):
     np.testing.assert_equal(spelling.number(text), number)
-    np.testing.assert_equal(spelling.numbers(np.array([text, "?"], dtype=object))[0], number)
+    np.testing.assert_equal(
+        spelling.numbers(np.array([text, "?"], dtype=object))[0], number
+    )
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 99))
@@ -62,7 +70,11 @@ def test_what_python_writes_in_a_countrys_way_is_read_again(whole, fraction):
     text = f"{whole:,}.{fraction:02}"
     expected = float(text.replace(",", ""))
     assert INDIAN.number(text) == expected
-    for spelling, group, decimal in ((GERMAN, ".", ","), (FRENCH, " ", ","), (SWISS, "'", ".")):
+    for spelling, group, decimal in (
+        (GERMAN, ".", ","),
+        (FRENCH, " ", ","),
+        (SWISS, "'", "."),
+    ):
         written = text.replace(",", "_").replace(".", decimal).replace("_", group)
         assert spelling.number(written) == expected
 
@@ -83,13 +95,17 @@ def test_texts_of_missing_cells(text):
         assert is_missing(cell)
 
 
-@pytest.mark.parametrize("cell", [None, NAN, pd.NA, pd.NaT, np.datetime64("NaT"), np.float32(NAN)])
+@pytest.mark.parametrize(
+    "cell", [None, NAN, pd.NA, pd.NaT, np.datetime64("NaT"), np.float32(NAN)]
+)
 def test_objects_that_are_missing(cell):
     assert is_missing(cell)
     assert are_missing(np.array([cell, "x"], dtype=object)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("cell", [0, "0", "-", ".", "?", False, [], "nano", date(2024, 1, 1)])
+@pytest.mark.parametrize(
+    "cell", [0, "0", "-", ".", "?", False, [], "nano", date(2024, 1, 1)]
+)
 def test_what_is_not_missing(cell):
     assert not is_missing(cell)
 
@@ -109,7 +125,10 @@ def test_dates_of_another_format():
         ({"decimal": ";"}, "decimal as"),
         ({"thousands": "_"}, "thousands as one of"),
         ({"decimal": ",", "thousands": ","}, "other than decimal"),
-        *(({"date_format": text}, "day, month and year") for text in ("%Y", "%m/%Y", "x", "%")),
+        *(
+            ({"date_format": text}, "day, month and year")
+            for text in ("%Y", "%m/%Y", "x", "%")
+        ),
     ],
 )
 def test_what_is_no_spelling_is_refused(options, words):

@@ -42,7 +42,9 @@ def rows_of(query):
 
 @pytest.fixture
 def table(tmp_path):
-    return sqlite_table(tmp_path / "x.db", ["a", "b"], [(c, i) for i, c in enumerate(CELLS)])
+    return sqlite_table(
+        tmp_path / "x.db", ["a", "b"], [(c, i) for i, c in enumerate(CELLS)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,9 @@ def test_each_cell_has_the_type_that_it_is_stored_with(table):
 
 def test_a_text_that_is_no_utf_8_changes_no_other_cell(tmp_path):
     uri = sqlite_table(tmp_path / "x.db", ["a"], [("é",), (None,)])
-    sqlite_script(tmp_path / "x.db", "UPDATE t SET a = CAST(x'66ff' AS TEXT) WHERE a IS NULL")
+    sqlite_script(
+        tmp_path / "x.db", "UPDATE t SET a = CAST(x'66ff' AS TEXT) WHERE a IS NULL"
+    )
     assert rows_of(Query(uri, "SELECT a FROM t")) == [("é",), ("f\ufffd",)]
 
 
@@ -86,14 +90,18 @@ def test_rows_come_in_blocks_of_bounded_size(tmp_path, monkeypatch):
     monkeypatch.setattr(sql, "_BLOCK_CELLS", 600)
     blocks = list(Query(uri, "SELECT * FROM t ORDER BY a").blocks())
     assert [len(block["a"]) for block in blocks] == [300, 300, 300, 100]
-    assert np.concatenate([block["a"] for block in blocks]).tolist() == list(range(1000))
+    assert np.concatenate([block["a"] for block in blocks]).tolist() == list(
+        range(1000)
+    )
     monkeypatch.undo()
     many = Query(uri, "SELECT x.a FROM t AS x, t AS y LIMIT 70000").blocks()
     assert [len(block["a"]) for block in many] == [65536, 4464]
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, monkeypatch):
-    uri = sqlite_table(tmp_path / "x.db", ["a", "b"], [(i + 0.5, i) for i in range(300)])
+    uri = sqlite_table(
+        tmp_path / "x.db", ["a", "b"], [(i + 0.5, i) for i in range(300)]
+    )
     monkeypatch.setattr(sql, "_BLOCK_CELLS", 1_000)
 
     def peak(n_rows):
@@ -116,7 +124,9 @@ def test_a_query_is_made_anew_by_each_pass(table, tmp_path):
 
 
 def test_a_result_without_rows_has_names(table):
-    query = open_query(table, "WITH w AS (SELECT a AS x, b AS y FROM t) SELECT * FROM w LIMIT 0")
+    query = open_query(
+        table, "WITH w AS (SELECT a AS x, b AS y FROM t) SELECT * FROM w LIMIT 0"
+    )
     assert query.names == ("x", "y")
     assert rows_of(query) == []
 
@@ -156,7 +166,9 @@ def test_nothing_is_written(table, tmp_path, monkeypatch, query):
 def test_the_file_is_opened_for_reading_alone(table, tmp_path, monkeypatch):
     opened, connect = [], sql.sqlite3.connect
     monkeypatch.setattr(
-        sql.sqlite3, "connect", lambda *a, **k: opened.append(connect(*a, **k)) or opened[-1]
+        sql.sqlite3,
+        "connect",
+        lambda *a, **k: opened.append(connect(*a, **k)) or opened[-1],
     )
     blocks = Query(table, "SELECT a FROM t").blocks()
     next(blocks)
@@ -218,7 +230,11 @@ def test_a_computation_that_fails_says_nothing_about_its_record(tmp_path):
     assert "expression" in str(caught.value)
     assert "overflow" not in str(caught.value)
     with pytest.raises(DataError) as caught:
-        rows_of(open_query(uri, "SELECT json_extract('{', a) AS a FROM t WHERE a = 8735 OR 1"))
+        rows_of(
+            open_query(
+                uri, "SELECT json_extract('{', a) AS a FROM t WHERE a = 8735 OR 1"
+            )
+        )
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -252,7 +268,11 @@ def test_other_texts_and_types_are_refused():
     with pytest.raises(ConfigurationError, match="Expected uri") as caught:
         Query(f"mysql://ann:{SECRET}@host/x", "SELECT 1")
     assert SECRET not in str(caught.value)
-    for arguments in ((1, "SELECT 1"), ("sqlite:///x", 1), ("sqlite:///x", "SELECT 1", "domain")):
+    for arguments in (
+        (1, "SELECT 1"),
+        ("sqlite:///x", 1),
+        ("sqlite:///x", "SELECT 1", "domain"),
+    ):
         with pytest.raises(ConfigurationTypeError):
             Query(*arguments)
 
@@ -270,7 +290,11 @@ except ValueError as error:
     print(error)
 """
     found = subprocess.run(
-        [sys.executable, "-c", code, uri], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, uri],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     ).stdout
     assert "[[1]]" in found
     assert "A PostgreSQL database needs the package adbc_driver_postgresql" in found
@@ -324,16 +348,25 @@ def test_without_a_domain_columns_are_numbers(people):
         (1, ["x"], None, "Expected the column 'x' in the query. Got age, sex, seen"),
         (4, ["a", "b", "c", "d"], DOMAIN, "must have the columns"),
         (3, None, DOMAIN, "must have 3 columns, got 4"),
-        (1, None, TableDomain([Number("x", 0, 1)]), "Expected the column 'x' in the query"),
+        (
+            1,
+            None,
+            TableDomain([Number("x", 0, 1)]),
+            "Expected the column 'x' in the query",
+        ),
     ],
 )
-def test_a_query_without_the_columns_of_a_run_is_an_error(people, width, columns, domain, message):
+def test_a_query_without_the_columns_of_a_run_is_an_error(
+    people, width, columns, domain, message
+):
     with pytest.raises(DataError, match=message):
         as_source(Query(people, "SELECT * FROM t", domain), width, columns)
 
 
 def test_a_simulation_reads_a_query_once(people, tmp_path):
-    records = checked_source(Query(people, "SELECT age FROM t LIMIT 3"), 1, ["age"], "x")
+    records = checked_source(
+        Query(people, "SELECT age FROM t LIMIT 3"), 1, ["age"], "x"
+    )
     np.testing.assert_array_equal(records, [[30], [40.5], [50]])
     assert isinstance(records, np.ndarray)
     with pytest.raises(DataError, match=r"x must be finite.* in row 3"):
@@ -399,8 +432,12 @@ def test_columns_of_postgresql_have_their_types(server):
         "point(1, 2)",
     ],
 )
-def test_other_types_of_postgresql_are_refused_unless_the_query_turns_them(server, value):
-    with pytest.raises(ConfigurationError, match=r"Expected the column 'x' as a number.* CAST"):
+def test_other_types_of_postgresql_are_refused_unless_the_query_turns_them(
+    server, value
+):
+    with pytest.raises(
+        ConfigurationError, match=r"Expected the column 'x' as a number.* CAST"
+    ):
         open_query(server, f"SELECT {value} AS x")
     assert len(rows_of(open_query(server, f"SELECT CAST({value} AS text) AS x"))) == 1
 
@@ -422,7 +459,10 @@ def test_other_types_of_postgresql_are_refused_unless_the_query_turns_them(serve
         ("DROP TABLE t", "Got no columns"),
         ("SHOW timezone", "SQLSTATE 42601"),
         ("DELETE FROM t RETURNING n", "SQLSTATE 25006"),
-        ("WITH x AS (INSERT INTO t (n) VALUES (9) RETURNING n) SELECT n FROM x", "SQLSTATE 25006"),
+        (
+            "WITH x AS (INSERT INTO t (n) VALUES (9) RETURNING n) SELECT n FROM x",
+            "SQLSTATE 25006",
+        ),
     ],
 )
 def test_postgresql_makes_one_select_and_writes_nothing(server, query, message):
@@ -464,7 +504,9 @@ def peak(n):
 print(peak(200_000), peak(1_000_000))
 """
     command = [sys.executable, "-c", code, server]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=300
+    )
     first, second = map(float, done.stdout.split())
     assert second - first < 30
 
@@ -474,7 +516,8 @@ def test_a_pass_that_ends_early_closes_its_connection(server):
     blocks = Query(server, "SELECT i FROM generate_series(1, 3000000) AS i").blocks()
     next(blocks)
     counting = (
-        "SELECT count(*) AS n FROM pg_stat_activity WHERE query LIKE '%generate_series(1, 3%'"
+        "SELECT count(*) AS n FROM pg_stat_activity "
+        "WHERE query LIKE '%generate_series(1, 3%'"
     )
     assert rows_of(Query(server, counting)) == [(2,)]  # itself too
     blocks.close()
@@ -488,7 +531,10 @@ def test_a_pass_that_ends_early_closes_its_connection(server):
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_texts_of_other_encodings_are_read(server, encoding):
     name = f"of_{encoding.lower()}"
-    execute(server, f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'")
+    execute(
+        server,
+        f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'",
+    )
     uri = server.replace("///postgres", f"///{name}")
     execute(uri, "CREATE TABLE t (word text)", "INSERT INTO t VALUES ('a')")
     execute(uri, "INSERT INTO t VALUES (convert_from('\\xe9', 'LATIN1'))" if encoding == "LATIN1"
@@ -501,8 +547,14 @@ def test_texts_of_other_encodings_are_read(server, encoding):
 def test_a_server_that_cannot_be_reached_is_said_clearly(server):
     folder = server.partition("host=")[2].partition("&")[0]
     for uri, said in (
-        (server.replace("///postgres", "///nothing"), 'database "nothing" does not exist'),
-        (server.replace("user=postgres", "user=nobody"), 'role "nobody" does not exist'),
+        (
+            server.replace("///postgres", "///nothing"),
+            'database "nothing" does not exist',
+        ),
+        (
+            server.replace("user=postgres", "user=nobody"),
+            'role "nobody" does not exist',
+        ),
         ("postgresql://127.0.0.1:1/x", "Connection refused"),
         (f"postgresql:///x?host={folder}/no", "No such file"),
         (f"postgresql:///x?host={folder}&nothing=1", "invalid URI query parameter"),
@@ -517,7 +569,9 @@ def test_a_password_comes_from_the_environment_or_a_file(server, tmp_path, monke
     folder = server.partition("host=")[2].partition("&")[0]
     execute(server, "CREATE ROLE ann LOGIN PASSWORD '8735'", "GRANT SELECT ON t TO ann")
     rules = Path(folder) / "data" / "pg_hba.conf"
-    rules.write_text(f"local all ann scram-sha-256\n{rules.read_text('utf-8')}", "utf-8")
+    rules.write_text(
+        f"local all ann scram-sha-256\n{rules.read_text('utf-8')}", "utf-8"
+    )
     execute(server, "SELECT pg_reload_conf()")
     uri = f"postgresql://ann@/postgres?host={folder}"
     query = Query(uri, "SELECT n FROM t")

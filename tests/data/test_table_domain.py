@@ -48,11 +48,18 @@ def encoded(*rows, domain=DOMAIN, malformed="nan"):
     return domain.encode(table, malformed)
 
 
-# --------------------------------------------------------------------------- declarations
+# ------------------------------------------------------------------------- declarations
 
 
 def test_a_box_with_names_that_say_what_was_done():
-    names = ["age", "log10(income)", "ward=surgery", "ward=007", "ward=other", "days(admitted)"]
+    names = [
+        "age",
+        "log10(income)",
+        "ward=surgery",
+        "ward=007",
+        "ward=other",
+        "days(admitted)",
+    ]
     low, high = (float(day.toordinal()) for day in DAYS)
     box = Box([0, 3, 0, 0, 0, low], [120, 6, 1, 1, 1, high], columns=names)
     assert DOMAIN.to_config() == box.to_config()
@@ -69,7 +76,10 @@ _dates = st.dates(date(1900, 1, 1), date(2100, 1, 1))
 
 @st.composite
 def columns(draw, name):
-    kind, stated = draw(st.sampled_from(["number", "category", "date"])), draw(st.booleans())
+    kind, stated = (
+        draw(st.sampled_from(["number", "category", "date"])),
+        draw(st.booleans()),
+    )
     if kind == "category":
         values = tuple(draw(st.lists(_names, min_size=2, max_size=5, unique=True)))
         return Category(name, values, draw(st.sampled_from(values)) if stated else None)
@@ -86,7 +96,9 @@ def columns(draw, name):
 def domains(draw):
     names = draw(st.lists(_names, min_size=1, max_size=4, unique=True))
     marked = draw(st.booleans())
-    return TableDomain([draw(columns(f"c {i} {n}")) for i, n in enumerate(names)], marked)
+    return TableDomain(
+        [draw(columns(f"c {i} {n}")) for i, n in enumerate(names)], marked
+    )
 
 
 @given(domains())
@@ -108,7 +120,9 @@ def test_the_digest_has_what_the_box_has_not():
     assert {difference(others[0], other) for other in others} == {None}
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(1e-3, 1e5), (2, 3), (0.1, 1e300), (5e-300, 7)])
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(1e-3, 1e5), (2, 3), (0.1, 1e300), (5e-300, 7)]
+)
 def test_logarithms_of_bounds_are_those_of_every_machine(lower, upper):
     """Parties compare bounds to the last bit, and their C libraries round as they like."""
     with mpmath.workprec(200):
@@ -122,14 +136,20 @@ def test_logarithms_of_bounds_are_those_of_every_machine(lower, upper):
     [
         ([], "one or more different names"),
         ([AGE, Date("age", *DAYS)], "one or more different names"),
-        ([Category("a", ("b", "c")), Number("a=b", 0, 1)], "one or more different names"),
+        (
+            [Category("a", ("b", "c")), Number("a=b", 0, 1)],
+            "one or more different names",
+        ),
         ([Number("a\n", 0, 1)], "printable"),
         ([Number("a", 1, 1)], "lower below upper in the column 'a'. Got 1.0 and 1.0"),
         ([Number("a", 0, math.nan)], "lower below upper"),
         ([Number("a", 0, math.inf)], "finite"),
         ([Number("a", 0, 1, "log")], "lower above 0 in the column 'a'"),
         ([Number("a", 0, 1, "sqrt")], "Invalid enum value 'sqrt'"),
-        ([Number("a", 0, 1, missing=2)], "missing of the column 'a' within its bounds. Got 2.0"),
+        (
+            [Number("a", 0, 1, missing=2)],
+            "missing of the column 'a' within its bounds. Got 2.0",
+        ),
         ([Number("a", "0", 1)], "Expected `float`, got `str`"),
         ([Number("a", True, 1)], "Expected `float`, got `bool`"),
         ([Date("a", DAYS[1], DAYS[0])], "lower below upper"),
@@ -137,7 +157,10 @@ def test_logarithms_of_bounds_are_those_of_every_machine(lower, upper):
         ([Category("a", ("b",))], "two or more"),
         ([Category("a", ("b", "b"))], "different names"),
         ([Category("a", ("b", " c"))], "without spaces"),
-        ([Category("a", ("b", "c"), "d")], "missing of the column 'a' as one of its values"),
+        (
+            [Category("a", ("b", "c"), "d")],
+            "missing of the column 'a' as one of its values",
+        ),
         (["age"], "got `str`"),
         (7, "not iterable"),
     ],
@@ -166,13 +189,15 @@ def test_declarations_that_cannot_be_are_one_sentence(declared, message):
 def test_files_that_are_no_domain_are_one_sentence(text, tmp_path):
     path = tmp_path / "domain.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigurationError, match=r"domain file .*domain\.toml as a domain"):
+    with pytest.raises(
+        ConfigurationError, match=r"domain file .*domain\.toml as a domain"
+    ):
         TableDomain.from_file(path)
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         TableDomain.from_file(tmp_path / "nothing.toml")
 
 
-# --------------------------------------------------------------------------- records and back
+# --------------------------------------------------------------------- records and back
 
 
 @given(domains(), st.data())
@@ -193,13 +218,19 @@ def test_what_is_encoded_is_read_back(domain, data):
     read = domain.decode(domain.from_unit(domain.to_unit(records)))
     for column in domain.declared:
         if isinstance(column, Category):
-            shares = np.array([read[f"{column.name}={value}"] for value in column.values])
-            expected = np.array([[v == c for c in table[column.name]] for v in column.values])
+            shares = np.array(
+                [read[f"{column.name}={value}"] for value in column.values]
+            )
+            expected = np.array(
+                [[v == c for c in table[column.name]] for v in column.values]
+            )
             np.testing.assert_allclose(shares, expected, atol=1e-9)
         elif isinstance(column, Date):
             assert read[column.name] == table[column.name]
         else:
-            np.testing.assert_allclose(read[column.name], table[column.name], rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(
+                read[column.name], table[column.name], rtol=1e-7, atol=1e-7
+            )
 
 
 def test_no_logarithm_is_rounded_beyond_the_bounds():
@@ -209,14 +240,18 @@ def test_no_logarithm_is_rounded_beyond_the_bounds():
         records = domain.encode({"x": [lower, upper, 0, 1e300], "y": [0] * 4})
         (low, _), (high, _) = domain.lower, domain.upper
         assert ((low <= records[:, 0]) & (records[:, 0] <= high)).all()
-        np.testing.assert_allclose(records[:, 0], [low, high, low, high], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            records[:, 0], [low, high, low, high], rtol=0, atol=1e-12
+        )
 
 
 def test_values_beyond_the_bounds_are_moved_to_them():
     row = {"age": -3, "income": 0, "admitted": "1999-01-01"}
     (record,) = encoded(row)
     assert record.tolist() == [0, 3, 1, 0, 0, DAYS[0].toordinal()]
-    (record,) = DOMAIN.to_unit(encoded({"age": 1e300, "income": 1e300, "admitted": "9999-12-31"}))
+    (record,) = DOMAIN.to_unit(
+        encoded({"age": 1e300, "income": 1e300, "admitted": "9999-12-31"})
+    )
     assert record.tolist() == [1, 1, 1, -1, -1, 1]
 
 
@@ -246,12 +281,19 @@ def test_each_cell_is_what_it_is_by_itself(name, cells, expected):
 
 
 @pytest.mark.parametrize(
-    ("cells", "texts"), [([0, 1, 7], "017"), ([0.0, 1.0, 7.0], "017"), ([True, False], "tf")]
+    ("cells", "texts"),
+    [([0, 1, 7], "017"), ([0.0, 1.0, 7.0], "017"), ([True, False], "tf")],
 )
 def test_categories_may_be_whole_numbers_and_truths(cells, texts):
     values = tuple({"t": "true", "f": "false"}.get(text, text) for text in texts)
     domain = TableDomain([Category("c", values)])
-    for column in (cells, np.array(cells), [*np.array(cells)], pd.Series(cells), pa.array(cells)):
+    for column in (
+        cells,
+        np.array(cells),
+        [*np.array(cells)],
+        pd.Series(cells),
+        pa.array(cells),
+    ):
         table = {"c": column}
         np.testing.assert_array_equal(domain.encode(table), np.eye(len(cells)))
 
@@ -280,14 +322,18 @@ def test_tables_of_all_kinds_give_the_same_records(tmp_path):
     options = {"domain": DOMAIN, "malformed": "nan", "header": True}
     loaded = [load_table(path, keep=["name"], **options) for path in paths]
     batch = pa.RecordBatch.from_pandas(frame)
-    tables = [DOMAIN.encode(each, "nan") for each in (frame, table, other, batch, dict(frame))]
+    tables = [
+        DOMAIN.encode(each, "nan") for each in (frame, table, other, batch, dict(frame))
+    ]
     for records in (*tables, *(each.records for each in loaded)):
         np.testing.assert_array_equal(records, expected)
     assert {each.columns for each in loaded} == {DOMAIN.columns}
     assert [each.column("name").tolist() for each in loaded] == [["x", "y", "z"]] * 3
     # Records beyond memory, a batch at a time.
     stored = files.dataset(tmp_path / "t.parquet")
-    source = as_source(lambda: (DOMAIN.encode(b, "nan") for b in stored.to_batches()), 6)
+    source = as_source(
+        lambda: (DOMAIN.encode(b, "nan") for b in stored.to_batches()), 6
+    )
     np.testing.assert_array_equal(source.loaded(), expected[:2])
     assert source.n_null == 1
 
@@ -309,15 +355,19 @@ ONE = {name: [1] for name in GOOD}
 )
 def test_what_is_no_such_table_is_an_error(table):
     for malformed in ("error", "nan"):
-        with pytest.raises(DataError, match=r"Expected (the column|columns of one length)"):
+        with pytest.raises(
+            DataError, match=r"Expected (the column|columns of one length)"
+        ):
             DOMAIN.encode(table, malformed)
 
 
-# --------------------------------------------------------------------------- missing cells
+# ------------------------------------------------------------------------ missing cells
 
 
 _some = st.sampled_from(["surgery", "2022-05-05", "5", b"5", b"\xff", pd.NaT, [5]])
-_cells = st.one_of(_some, st.none(), st.text(max_size=4), st.floats(), st.integers(), st.dates())
+_cells = st.one_of(
+    _some, st.none(), st.text(max_size=4), st.floats(), st.integers(), st.dates()
+)
 
 
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(GOOD, _cells)), max_size=5))
@@ -335,16 +385,24 @@ def test_no_record_raises_or_changes_another(rows):
 def test_a_record_without_any_usable_cell_is_a_null_record():
     domain = TableDomain([AGE, WARD])
     records = domain.encode({"age": ["", "na", "3"], "ward": ["?", "007", None]}, "nan")
-    np.testing.assert_array_equal(records, [[math.nan] * 4, [40, 0, 1, 0], [3, 0, 0, 1]])
+    np.testing.assert_array_equal(
+        records, [[math.nan] * 4, [40, 0, 1, 0], [3, 0, 0, 1]]
+    )
     with pytest.raises(DataError, match="usable cell in every record"):
         domain.encode({"age": [""], "ward": [""]})
 
 
 def test_a_holder_is_told_which_column_needs_a_rule():
-    np.testing.assert_array_equal(encoded({"age": ""}, malformed="error"), [[40, *ROW[1:]]])
-    with pytest.raises(DataError, match=r"1 of 2 cells of 'income'; 1 of 2 cells of 'admitted'"):
+    np.testing.assert_array_equal(
+        encoded({"age": ""}, malformed="error"), [[40, *ROW[1:]]]
+    )
+    with pytest.raises(
+        DataError, match=r"1 of 2 cells of 'income'; 1 of 2 cells of 'admitted'"
+    ):
         encoded({"income": "", "admitted": None}, {}, malformed="error")
-    with pytest.raises(DataError, match=r"'income' hold no number.*'admitted' hold no date") as e:
+    with pytest.raises(
+        DataError, match=r"'income' hold no number.*'admitted' hold no date"
+    ) as e:
         encoded({"income": "secret", "admitted": "secret"}, {}, malformed="error")
     assert "secret" not in str(e.value)
 
@@ -361,7 +419,9 @@ def test_a_malformed_line_of_a_file_is_a_null_record(line, tmp_path):
     options = {"domain": DOMAIN, "malformed": "nan", "header": True}
     np.testing.assert_array_equal(load_table(path, **options).records, [ROW, NAN, ROW])
     if line == b",,,":  # all cells are missing, and none is malformed
-        np.testing.assert_array_equal(load_table(path, domain=DOMAIN).records, [ROW, ROW])
+        np.testing.assert_array_equal(
+            load_table(path, domain=DOMAIN).records, [ROW, ROW]
+        )
     else:
         with pytest.raises(DataError, match="1 of 3"):
             load_table(path, domain=DOMAIN)
@@ -383,7 +443,8 @@ def test_files_are_read_as_they_are_written(tmp_path):
     path.write_bytes(b"age,41\n41,41\n")
     with pytest.raises(DataError, match="'income' once in the table") as error:
         load_table(path, domain=DOMAIN, header=True)
-    assert "41" not in str(error.value).replace(str(path), "")  # which has a number of its run
+    # which has a number of its run
+    assert "41" not in str(error.value).replace(str(path), "")
 
 
 def test_a_column_may_be_empty_where_its_cells_have_a_rule(tmp_path):
@@ -394,7 +455,9 @@ def test_a_column_may_be_empty_where_its_cells_have_a_rule(tmp_path):
     path.write_bytes(header + b"\n")
     assert load_table(path, domain=DOMAIN).records.shape == (0, 6)
     path.write_bytes(header + b"\n,10000,ICU,2024-02-29\n,10000,,2024-02-29\n")
-    with pytest.raises(DataError, match=r"1 of 2 cells of 'ward' hold none of its categories"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 cells of 'ward' hold none of its categories"
+    ):
         load_table(path, domain=DOMAIN)
 
 
@@ -405,13 +468,15 @@ def test_one_cell_that_is_not_utf_8_does_not_stop_a_parquet_file(tmp_path):
     parquet.write_table(pa.table({**good, "ward": text}), tmp_path / "t.parquet")
     table = load_table(tmp_path / "t.parquet", domain=DOMAIN)
     assert table.records[:, 2:5].tolist() == [[1, 0, 0], [0, 0, 1]]
-    numbers = load_table(tmp_path / "t.parquet", features=["age", "ward"], malformed="nan")
+    numbers = load_table(
+        tmp_path / "t.parquet", features=["age", "ward"], malformed="nan"
+    )
     np.testing.assert_array_equal(numbers.records, [[41, math.nan]] * 2)
     table = load_table(tmp_path / "t.parquet", features=["age", "income"])
     np.testing.assert_array_equal(table.records, [[41, 10_000]] * 2)
 
 
-# --------------------------------------------------------------------------- sensitivity
+# -------------------------------------------------------------------------- sensitivity
 
 
 BITS = 4
@@ -422,14 +487,18 @@ SMALL = TableDomain(
         Date("d", date(2024, 1, 1), date(2024, 1, 3)),
     ]
 )
-CELLS = product(["", 0, 1, 10, 99, 1e9], ["a", "b", "c", "?"], ["", "1999-01-01", "2024-01-02"])
+CELLS = product(
+    ["", 0, 1, 10, 99, 1e9], ["a", "b", "c", "?"], ["", "1999-01-01", "2024-01-02"]
+)
 
 
 def every_record():
     """Return every record of a small domain that a table can hold, on its grid, (n, 5)."""
     rows = zip(*CELLS, strict=True)
     records = SMALL.encode(dict(zip("xcd", map(list, rows), strict=True)), "nan")
-    (block,) = GridRecords(records[np.isfinite(records).all(axis=1)], SMALL, BITS).blocks(999)
+    (block,) = GridRecords(
+        records[np.isfinite(records).all(axis=1)], SMALL, BITS
+    ).blocks(999)
     return block
 
 
@@ -442,11 +511,14 @@ def test_sensitivity_is_that_of_the_box_and_attained():
     assert np.abs(grid).sum(axis=1).max() == SMALL.l1_bound(BITS)
     assert {*np.abs(grid[:, 1:4]).ravel()} == {step}
     assert {*(grid[:, 1:4] == step).sum(axis=1)} == {1}
-    # Replaced by another record: at most two coordinates of a category, by all of their width.
+    # Replaced by another record: at most two coordinates of a category, by all of their
+    # width.
     changes = np.abs(grid[:, None, 1:4] - grid[None, :, 1:4])
     assert {*changes.ravel()} == {0, 2 * step}
     assert (changes > 0).sum(axis=2).max() == 2
-    assert np.linalg.norm(grid[:, None] - grid[None], axis=2).max() <= 2 * SMALL.l2_bound(BITS)
+    assert np.linalg.norm(
+        grid[:, None] - grid[None], axis=2
+    ).max() <= 2 * SMALL.l2_bound(BITS)
 
 
 def test_what_was_read_off_records_has_no_private_budget():
@@ -476,13 +548,17 @@ def test_a_run_over_all_kinds_of_columns_finds_the_groups():
         "age": np.where(rng.random(n) < 0.1, np.nan, rng.normal(30 + 40 * group, 5)),
         "income": 10.0 ** rng.normal(3.5 + 1.5 * group, 0.2),
         "ward": np.where(group == 1, "surgery", "007"),
-        "admitted": np.datetime64("2021-01-01") + (700 * group + rng.integers(0, 30, n)),
+        "admitted": np.datetime64("2021-01-01")
+        + (700 * group + rng.integers(0, 30, n)),
     }
     strategy = Lloyd(2, DOMAIN, n_records=n)
     records = DOMAIN.encode(table)
     clustering = simulate(strategy, np.array_split(records[rng.permutation(n)], 4))
     assert clustering.domain is DOMAIN
-    found = {name: np.array(values) for name, values in DOMAIN.decode(clustering.centroids).items()}
+    found = {
+        name: np.array(values)
+        for name, values in DOMAIN.decode(clustering.centroids).items()
+    }
     order = np.argsort(found["income"])
     np.testing.assert_allclose(np.log10(found["income"][order]), [3.5, 5], atol=0.05)
     np.testing.assert_allclose(found["ward=surgery"][order], [0, 1], atol=1e-6)
@@ -491,7 +567,7 @@ def test_a_run_over_all_kinds_of_columns_finds_the_groups():
     assert max(np.mean(labels == group), np.mean(labels != group)) == 1
 
 
-# --------------------------------------------------------------------------- habits of tables
+# --------------------------------------------------------------------- habits of tables
 
 BIG = 2**53
 IDS = Category("c", (str(BIG), str(BIG + 1), str(BIG + 2), "7"))
@@ -506,7 +582,9 @@ def columns_of(cells):
         "list": {"c": cells},
         "Int64": pd.DataFrame({"c": whole}),
         "extension": {"c": whole},
-        "pandas pyarrow": pd.DataFrame({"c": pd.array(cells, dtype=pd.ArrowDtype(pa.int64()))}),
+        "pandas pyarrow": pd.DataFrame(
+            {"c": pd.array(cells, dtype=pd.ArrowDtype(pa.int64()))}
+        ),
         "pandas objects": pd.DataFrame({"c": pd.Series(cells, dtype=object)}),
         "pandas category": pd.DataFrame({"c": pd.Categorical(whole)}),
         "polars": pl.DataFrame({"c": cells}),
@@ -515,12 +593,16 @@ def columns_of(cells):
         "pyarrow decimals": pa.table({"c": listed.cast(pa.decimal128(20, 1))}),
         "pyarrow dictionary": pa.table({"c": listed.dictionary_encode()}),
         "datasets": Dataset.from_dict({"c": cells}),
-        "datasets shuffled": Dataset.from_dict({"c": cells[::-1]}).select(range(len(cells))[::-1]),
+        "datasets shuffled": Dataset.from_dict({"c": cells[::-1]}).select(
+            range(len(cells))[::-1]
+        ),
         "text": {"c": [None if cell is None else str(cell) for cell in cells]},
     }
     codes = [-1 if cell is None else i for i, cell in enumerate(cells)]
     listed_categories = [i if cell is None else cell for i, cell in enumerate(cells)]
-    tables["codes"] = pd.DataFrame({"c": pd.Categorical.from_codes(codes, listed_categories)})
+    tables["codes"] = pd.DataFrame(
+        {"c": pd.Categorical.from_codes(codes, listed_categories)}
+    )
     return tables
 
 
@@ -530,14 +612,21 @@ def test_a_large_integer_is_its_category_beside_a_missing_cell(kind):
     nothing = [math.nan] * 4
     expected = [[0, 1, 0, 0], nothing, [0, 0, 0, 1]]
     np.testing.assert_array_equal(encode(columns_of(FIRST_IDS)[kind], "nan"), expected)
-    alone = [encode(columns_of([cell, 8])[kind], "nan")[0] for cell in (BIG + 1, BIG, BIG + 2)]
+    alone = [
+        encode(columns_of([cell, 8])[kind], "nan")[0]
+        for cell in (BIG + 1, BIG, BIG + 2)
+    ]
     np.testing.assert_array_equal(alone, np.eye(4)[[1, 0, 2]])
 
 
 def test_a_float_that_may_be_another_integer_is_in_no_category():
     """What pandas makes of integers beside a missing cell, unless a type is named."""
     encode = TableDomain([IDS]).encode
-    for cells in (FIRST_IDS, [float(BIG), 1e300, 7.0], np.array([BIG, np.inf, 7], np.longdouble)):
+    for cells in (
+        FIRST_IDS,
+        [float(BIG), 1e300, 7.0],
+        np.array([BIG, np.inf, 7], np.longdouble),
+    ):
         found = encode(pd.DataFrame({"c": cells}), "nan")
         np.testing.assert_array_equal(found, [[math.nan] * 4] * 2 + [[0, 0, 0, 1]])
     for cells in (np.array([BIG + 1, 7]), np.array([BIG + 1, 7], np.uint64)):
@@ -563,7 +652,10 @@ NO_DATES = [
 @given(st.lists(st.sampled_from(DATES_BY_CELL + NO_DATES), min_size=1, max_size=9))
 @settings(max_examples=100, deadline=None)
 def test_dates_of_an_object_column_are_each_read_by_themselves(cells):
-    days = [LEAP.toordinal() if any(c is d for d in DATES_BY_CELL) else math.nan for c in cells]
+    days = [
+        LEAP.toordinal() if any(c is d for d in DATES_BY_CELL) else math.nan
+        for c in cells
+    ]
     for table in ({"d": cells}, pd.DataFrame({"d": pd.Series(cells, dtype=object)})):
         found = TableDomain([STAY]).encode(table, "nan")
         np.testing.assert_array_equal(found[:, 0], days)
@@ -577,13 +669,17 @@ def date_columns():
     return {
         "datetime64": np.array(["2024-02-29T05", "NaT"], "M8[ns]"),
         "pandas with a zone": local,
-        "pandas categories": pd.Series(pd.Categorical(pd.to_datetime(["2024-02-29", None]))),
+        "pandas categories": pd.Series(
+            pd.Categorical(pd.to_datetime(["2024-02-29", None]))
+        ),
         "pandas pyarrow": pd.Series(late, dtype=pd.ArrowDtype(late.type)),
         "pandas periods": pd.Series(pd.PeriodIndex(["2024-02-29", None], freq="D")),
         "pyarrow with a zone": late,
         "pyarrow date32": pa.array([LEAP, None]),
         "pyarrow date64": pa.array([LEAP, None], pa.date64()),
-        "polars with a zone": pl.Series([LATE, None]).dt.convert_time_zone("America/New_York"),
+        "polars with a zone": pl.Series([LATE, None]).dt.convert_time_zone(
+            "America/New_York"
+        ),
         "polars": pl.Series([LEAP, None]),
     }
 
@@ -605,17 +701,27 @@ def test_the_date_of_a_time_is_that_in_its_own_zone(kind):
 
 def test_dates_that_are_in_no_calendar_are_none_whatever_the_unit():
     first = DAYS[0].toordinal()
-    for unit, far in (("Y", 2**62), ("M", 2**62), ("W", 2**61), ("D", 2**62), ("s", 2**62)):
+    for unit, far in (
+        ("Y", 2**62),
+        ("M", 2**62),
+        ("W", 2**61),
+        ("D", 2**62),
+        ("s", 2**62),
+    ):
         column = np.array([far, 0, -far], f"M8[{unit}]")
         found = TableDomain([STAY]).encode({"d": column}, "nan")[:, 0]
         np.testing.assert_array_equal(found, [math.nan, first, math.nan])
     for unit in ("ps", "fs", "as"):
         found = TableDomain([STAY]).encode({"d": np.array([5], f"M8[{unit}]")}, "nan")
         assert found.tolist() == [[first]]
-    ends = pd.Series([pd.Timestamp.min, pd.Timestamp.max, pd.Timestamp(2024, 2, 29, 12)])
+    ends = pd.Series(
+        [pd.Timestamp.min, pd.Timestamp.max, pd.Timestamp(2024, 2, 29, 12)]
+    )
     zoned = pd.DataFrame({"d": ends.dt.tz_localize("UTC").dt.tz_convert(NEW_YORK)})
     assert TableDomain([STAY]).encode(zoned, "nan")[2, 0] == LEAP.toordinal()
-    months = pd.DataFrame({"d": pd.PeriodIndex(["2024-02", "9999-12", "2024-03"], freq="M")})
+    months = pd.DataFrame(
+        {"d": pd.PeriodIndex(["2024-02", "9999-12", "2024-03"], freq="M")}
+    )
     found = TableDomain([STAY]).encode(months, "nan")[:, 0]
     assert found.tolist() == [date(2024, 2, 1).toordinal(), *[DAYS[1].toordinal()],
                               date(2024, 3, 1).toordinal()]  # fmt: skip
@@ -624,7 +730,11 @@ def test_dates_that_are_in_no_calendar_are_none_whatever_the_unit():
 @pytest.mark.parametrize(
     ("column", "declared", "message"),
     [
-        (pd.date_range("2024", periods=2), Number("x", 0, 1), "as numbers. Got datetime64"),
+        (
+            pd.date_range("2024", periods=2),
+            Number("x", 0, 1),
+            "as numbers. Got datetime64",
+        ),
         (pl.Series([LEAP] * 2), Number("x", 0, 1), "as numbers. Got Date"),
         (pa.array([[1], [2]]), Number("x", 0, 1), "as numbers. Got list"),
         (pd.to_timedelta([1, 2]), Date("x", *DAYS), "as dates. Got timedelta64"),
@@ -632,7 +742,9 @@ def test_dates_that_are_in_no_calendar_are_none_whatever_the_unit():
         (pa.array([[LEAP]] * 2), Date("x", *DAYS), "as dates. Got list"),
     ],
 )
-def test_a_type_that_holds_nothing_of_what_is_declared_is_refused(column, declared, message):
+def test_a_type_that_holds_nothing_of_what_is_declared_is_refused(
+    column, declared, message
+):
     for malformed in ("error", "nan"):
         with pytest.raises(ConfigurationTypeError, match=f"column 'x' {message}"):
             TableDomain([declared]).encode({"x": column}, malformed)
@@ -665,7 +777,9 @@ def test_what_is_no_table_is_refused_by_its_type(habit):
 def test_what_can_be_read_only_once_is_no_table():
     reader = pa.table({"a": [1.0], "b": [2.0]}).to_reader()
     domain = TableDomain([Number("a", 0, 8), Number("b", 0, 8)])
-    with pytest.raises(ConfigurationTypeError, match=r"RecordBatchReader: it can be read only"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"RecordBatchReader: it can be read only"
+    ):
         domain.encode(reader)
 
 

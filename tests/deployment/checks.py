@@ -26,11 +26,11 @@ from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.strategies import FastLloyd
 
-# In squared units of records that lie within 14 of 0. The noise of such a run makes about 2e-4;
-# this is ten standard deviations of it and more.
+# In squared units of records that lie within 14 of 0. The noise of such a run makes
+# about 2e-4; this is ten standard deviations of it and more.
 CLOSE = 0.01
-# A mask used twice leaves the difference of two statistics: sums of some 10,000 records on a grid
-# of 2^-16 stay far below 2^48, and a uniform word does so once in 2^15 times.
+# A mask used twice leaves the difference of two statistics: sums of some 10,000 records
+# on a grid of 2^-16 stay far below 2^48, and a uniform word does so once in 2^15 times.
 _SMALL = 1 << 48
 _SMALL_WORDS = 3
 _CHANCE = 1e-9
@@ -68,10 +68,14 @@ def distance_to_solution(
 
 
 def result_complaints(
-    results: Sequence[Path], must_have: Iterable[int], partitions: Sequence[NDArray[np.float64]]
+    results: Sequence[Path],
+    must_have: Iterable[int],
+    partitions: Sequence[NDArray[np.float64]],
 ) -> list[str]:
     """Return what is wrong with the nodes' results."""
-    complaints = [f"node {i} has no result" for i in must_have if not results[i].exists()]
+    complaints = [
+        f"node {i} has no result" for i in must_have if not results[i].exists()
+    ]
     found = [read_result(path) for path in results if path.exists()]
     if not found:
         return [*complaints, "no node has a result"]
@@ -79,7 +83,9 @@ def result_complaints(
         complaints.append("nodes have different results")
     error = distance_to_solution(found[0][0], partitions)
     if not error < CLOSE:
-        complaints.append(f"the result is {error:.3g} away from the non-private solution")
+        complaints.append(
+            f"the result is {error:.3g} away from the non-private solution"
+        )
     return complaints
 
 
@@ -94,9 +100,13 @@ def ledger_complaints(
             complaints.append(f"node {i} charged {runs} runs instead of {n_runs}")
         # Less where a node missed a round: what the run did not use has come back.
         if n_runs == 1 and not 0 < total <= epsilon * 1.001:
-            complaints.append(f"node {i} is charged epsilon {total:.4g} instead of {epsilon:g}")
+            complaints.append(
+                f"node {i} is charged epsilon {total:.4g} instead of {epsilon:g}"
+            )
         if n_runs > 1 and not epsilon < total <= n_runs * epsilon:
-            complaints.append(f"node {i} is charged epsilon {total:.4g} for {n_runs} runs")
+            complaints.append(
+                f"node {i} is charged epsilon {total:.4g} for {n_runs} runs"
+            )
     return complaints
 
 
@@ -104,7 +114,9 @@ def charged(state_dir: Path, delta: float) -> tuple[int, float]:
     """Return in how many runs a ledger charged answers, and epsilon of all charges."""
     if not (state_dir / FILE_NAME).exists():
         return 0, 0.0
-    with closing(sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True)) as database:
+    with closing(
+        sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True)
+    ) as database:
         (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if not tables:  # its disk was full before anything could be written
             return 0, 0.0
@@ -116,14 +128,17 @@ def charged(state_dir: Path, delta: float) -> tuple[int, float]:
 def secrecy_complaints(sent: Iterable[Sent]) -> list[str]:
     """Return what is wrong with the ciphertexts, all that were ever made.
 
-    An attempt at a round has one answer, and a round one sum-share, however often they are sent:
-    with two of them the server could subtract. No two different ciphertexts may share a mask.
+    An attempt at a round has one answer, and a round one sum-share, however often they
+    are sent: with two of them the server could subtract. No two different ciphertexts
+    may share a mask.
     """
     by_place: dict[tuple[int, str], set[bytes]] = defaultdict(set)
     for line in sent:
         if line["words"]:
             number = f"{line['attempt']} " if line["kind"] == "ask" else ""
-            place = f"{line['kind']} {number}of round {line['t']} of run {line['run'][:8]}"
+            place = (
+                f"{line['kind']} {number}of round {line['t']} of run {line['run'][:8]}"
+            )
             by_place[line["node"], place].add(base64.b64decode(line["words"]))
     if not by_place:
         return ["there is no ciphertext"]
@@ -134,14 +149,18 @@ def secrecy_complaints(sent: Iterable[Sent]) -> list[str]:
     ]
     # Sealed shares may have any length; whole words are compared.
     vectors = [
-        np.frombuffer(one, "<u8", len(one) // 8) for words in by_place.values() for one in words
+        np.frombuffer(one, "<u8", len(one) // 8)
+        for words in by_place.values()
+        for one in words
     ]
     for first, second in combinations(vectors, 2):
         length = min(len(first), len(second))
         difference = (first[:length] - second[:length]).astype(np.int64)  # modulo 2^64
         if np.count_nonzero(np.abs(difference) < _SMALL) >= min(_SMALL_WORDS, length):
             complaints.append("two ciphertexts share a mask")
-    counts = np.bincount(np.frombuffer(b"".join(map(bytes, vectors)), np.uint8), minlength=256)
+    counts = np.bincount(
+        np.frombuffer(b"".join(map(bytes, vectors)), np.uint8), minlength=256
+    )
     expected = counts.sum() / 256
     if ((counts - expected) ** 2 / expected).sum() > chi2.isf(_CHANCE, 255):
         complaints.append("the bytes of the ciphertexts are not uniform")
@@ -167,12 +186,15 @@ def server_files(running: Deployment) -> list[Path]:
 
 
 def leak_complaints(
-    files: Iterable[Path], arrays: Iterable[NDArray[np.float64]], texts: Iterable[str] = ()
+    files: Iterable[Path],
+    arrays: Iterable[NDArray[np.float64]],
+    texts: Iterable[str] = (),
 ) -> list[str]:
     """Return which files hold a text or what is in an array, as bytes or as digits.
 
-    A single number may be as plain as 0.0, which is found anywhere, so its bytes and digits are
-    looked for if it has many digits. The bytes of whole rows and columns are in any case.
+    A single number may be as plain as 0.0, which is found anywhere, so its bytes and
+    digits are looked for if it has many digits. The bytes of whole rows and columns are
+    in any case.
     """
     needles = {text.encode() for text in texts}
     for array in arrays:
@@ -190,13 +212,14 @@ def leak_complaints(
     return complaints
 
 
-# ------------------------------------------------------------------------------ an undisturbed run
+# ------------------------------------------------------------------- an undisturbed run
 
 
 def run_once(directory, partitions, config=None, policy=None):
     """Set a deployment up, run its app once and take it down; return what it left."""
     with deployment(directory, partitions, policy=policy) as running:
-        # A busy machine takes a minute to start the processes of all nodes for one message.
+        # A busy machine takes a minute to start the processes of all nodes for one
+        # message.
         running.run({"timeout": 300, **(config or {})}, timeout=1_800)
     assert running.processes.left() == []
     return running
@@ -221,7 +244,9 @@ def check_blind_outcome(running, partitions, trust="oblivious-server"):
     assert (report["trust"], report["keys"]) == (trust, "roster")
     assert (report["n_clients"], report["n_rounds"]) == (n_nodes, ROUNDS)
     assert report["answers"] == [n_nodes] * ROUNDS
-    assert report["round_trips"] == (ROUNDS + 3 if trust == "oblivious-server" else 2 * ROUNDS + 2)
+    assert report["round_trips"] == (
+        ROUNDS + 3 if trust == "oblivious-server" else 2 * ROUNDS + 2
+    )
     assert report["dropped"] == []
     assert report["epsilon"] == pytest.approx(1)
     centroids, _ = read_result(running.results[0])

@@ -1,7 +1,8 @@
 """Faults, really produced: what is killed, cut or delayed while a deployment works, and its checks.
 
-One SuperLink and its SuperNodes are set up anew for every fault: three under oblivious-server, five
-under clients-only, of which four can add. The transport is that of the installed Flower.
+One SuperLink and its SuperNodes are set up anew for every fault: three under
+oblivious-server, five under clients-only, of which four can add. The transport is that
+of the installed Flower.
 """
 
 import math
@@ -34,19 +35,22 @@ HOOKS = Path(__file__).resolve().parent / "fault_app"
 SETTINGS = "replay = 0\nttl = 0.0\n"  # of the hooked app
 # Seconds; an answer takes some 4 where nothing else runs, a return up to a minute.
 TIMEOUT = float(os.environ.get("FAULT_TIMEOUT", "60"))
-# Nodes of a deployment, and the fewest that a round needs: while one is away and one waits, fewer.
+# Nodes of a deployment, and the fewest that a round needs: while one is away and one
+# waits, fewer.
 TRUSTS = {"oblivious-server": (3, 2), "clients-only": (5, 4)}
 COMPLETED, FAILED = "finished:completed", "finished:failed"
 SECRET = "a record says 271828.182845"  # in the text of a client's exception  # noqa: S105
 _TTL_MARGIN = 10.0  # of the strategy: its messages live so much longer than its timeout
 _LONG = 43_200.0  # Flower's own: 12 hours
-_DEAD = 30.0  # seconds for which a node that is needed is away; Flower lets it in after a minute
+# seconds for which a node that is needed is away; Flower lets it in after a minute
+_DEAD = 30.0
 _PATIENCE = 600.0  # the strategy's
 _STALE, _LEDGER = 4, 10  # codes of refusals
-_FAST, _SLOW = 2_000, 40  # bytes per second of an upload, whose head alone has some thousand
+# bytes per second of an upload, whose head alone has some thousand
+_FAST, _SLOW = 2_000, 40
 _NODE_DISK, _SERVER_DISK = 1_000_000, 400_000  # bytes
 
-# ------------------------------------------------------------------------------ the faults
+# --------------------------------------------------------------------------- the faults
 
 
 def undisturbed(stage: Stage) -> None:
@@ -108,7 +112,8 @@ def supernode_killed_before_add(stage: Stage) -> None:
 
     Where no committee adds, its answer alone must count.
     """
-    # Round 3, which begins at once, must be open until the SuperLink lets the node in again.
+    # Round 3, which begins at once, must be open until the SuperLink lets the node in
+    # again.
     stage.timeout = max(stage.timeout, 90.0)
     stage.begin_run(witness=hold(2, 3, ROUNDS))
     stage.wait_held(WITNESS, 2)
@@ -123,8 +128,8 @@ def supernode_killed_before_add(stage: Stage) -> None:
 def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
     """Kill a SuperNode, and start it when a repeated request has expired, or would have.
 
-    In the last round it is sent the same request once more. With a ``ttl`` the request lives so
-    long, in seconds, and is stale when it is delivered.
+    In the last round it is sent the same request once more. With a ``ttl`` the request
+    lives so long, in seconds, and is stale when it is delivered.
     """
     last = ROUNDS + 1
     config = {"n-rounds": last, "replay": 1, "ttl": ttl}
@@ -142,7 +147,8 @@ def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
             return len(stage.asked(VICTIM, 2)) > 1
         return stage.processes.log(VICTIM_NODE).count(LET_IN) > before
 
-    # What a node is sent while it is away is withdrawn: it must be there before the last round.
+    # What a node is sent while it is away is withdrawn: it must be there before the
+    # last round.
     stage.wait_while_open(ROUNDS, is_back)
     stage.sleep(4)  # a node asks for messages every 3 seconds
     stage.let_go(WITNESS, ROUNDS)
@@ -160,7 +166,9 @@ def superlink_killed(stage: Stage, is_kept: bool = False) -> None:
     stage.processes.keep(*stage.nodes)
     stage.sleep(3)
     stage.processes.restart("superlink")
-    stage.processes.wait_for_port(HOST, int(stage.running.address.rpartition(":")[2]), 60)
+    stage.processes.wait_for_port(
+        HOST, int(stage.running.address.rpartition(":")[2]), 60
+    )
     stage.let_go(VICTIM, 2)
     stage.end_run()
     stage.begin_run(**config)
@@ -210,7 +218,9 @@ def squatter(stage: Stage) -> None:
     for name, reply in (("forger", forged), ("copier", owner)):
         stage.admit(name, [{"action": "say", "t": 0, "reply": reply.hex()}])
     for name in stage.outsiders:
-        stage.wait_until(lambda name=name: bool(stage.sent(name)), stage.timeout, f"{name}'s claim")
+        stage.wait_until(
+            lambda name=name: bool(stage.sent(name)), stage.timeout, f"{name}'s claim"
+        )
     stage.sleep(4)  # both must have arrived
     stage.let_go(VICTIM, 0)
     stage.end_run()
@@ -248,7 +258,9 @@ def endless_upload(stage: Stage) -> None:
 
 def node_disk_full(stage: Stage) -> None:
     """Let a node's ledger be on a disk that is full from the start."""
-    disk = stage.small_disk(stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK)
+    disk = stage.small_disk(
+        stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK
+    )
     disk.fill()
     stage.begin_run()
     stage.end_run()
@@ -256,7 +268,9 @@ def node_disk_full(stage: Stage) -> None:
 
 def node_disk_fills(stage: Stage) -> None:
     """Let the disk with a node's ledger be full for two rounds."""
-    disk = stage.small_disk(stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK)
+    disk = stage.small_disk(
+        stage.running.directory / f"node{VICTIM}" / "state", _NODE_DISK
+    )
     stage.begin_run(hold(1), hold(3, ROUNDS))
     stage.wait_held(VICTIM, 1)
     disk.fill()
@@ -326,7 +340,7 @@ def _finish_with_all(stage: Stage, last: int = ROUNDS) -> None:
     stage.end_run()
 
 
-# ------------------------------------------------------------------------------ what else is shown
+# ------------------------------------------------------------------- what else is shown
 
 
 def _late_answer(stage: Stage) -> list[str]:
@@ -338,12 +352,18 @@ def _waited(stage: Stage) -> list[str]:
     report = stage.last_report()
     n, answers, attempts = len(stage.nodes), report["answers"], report["attempts"]
     stage.notes.append(f"answers {answers} in {attempts} attempts")
-    return [] if answers == [n] * ROUNDS and attempts == ROUNDS else ["the run did not wait"]
+    return (
+        []
+        if answers == [n] * ROUNDS and attempts == ROUNDS
+        else ["the run did not wait"]
+    )
 
 
 def _counted(stage: Stage) -> list[str]:
     counted = stage.last_report()["answers"][1]
-    return [] if counted == len(stage.nodes) else ["the answer of the dead node was lost"]
+    return (
+        [] if counted == len(stage.nodes) else ["the answer of the dead node was lost"]
+    )
 
 
 def _all_answered(stage: Stage) -> list[str]:
@@ -352,7 +372,11 @@ def _all_answered(stage: Stage) -> list[str]:
     reports = [stage.read_report(n) for n in stage.runs if stage.report(n).exists()]
     finished = [report for report in reports if report["finished"]]
     answers = [report["answers"] for report in finished]
-    return [] if answers and all(each == expected for each in answers) else [f"answers {answers}"]
+    return (
+        []
+        if answers and all(each == expected for each in answers)
+        else [f"answers {answers}"]
+    )
 
 
 def _kept_out(stage: Stage) -> list[str]:
@@ -388,15 +412,24 @@ def _refused_by_ledger(stage: Stage) -> list[str]:
     """Require that the node whose disk is full said so, and was never asked for an answer."""
     codes = {line["code"] for line in stage.sent(VICTIM)}
     stage.notes.append(f"replied with codes {sorted(codes)}")
-    return [] if codes == {_LEDGER} else ["the node did not refuse every time for its ledger"]
+    return (
+        []
+        if codes == {_LEDGER}
+        else ["the node did not refuse every time for its ledger"]
+    )
 
 
 def _refused_while_full(stage: Stage) -> list[str]:
-    codes = {t: [line["code"] for line in stage.asked(VICTIM, t)] for t in range(1, ROUNDS + 1)}
+    codes = {
+        t: [line["code"] for line in stage.asked(VICTIM, t)]
+        for t in range(1, ROUNDS + 1)
+    }
     stage.notes.append(f"replied with codes {codes}")
     expected = [{0}, {_LEDGER}, {_LEDGER}, {0}]
     found = [set(each) for each in codes.values()]
-    return [] if found == expected else ["the node did not refuse while its disk was full"]
+    return (
+        [] if found == expected else ["the node did not refuse while its disk was full"]
+    )
 
 
 def _says_why(stage: Stage) -> list[str]:
@@ -438,7 +471,9 @@ def _repeated(stage: Stage) -> list[str]:
     lines = stage.asked(VICTIM, 2)
     again = [line["words"] for line in lines if line["code"] == 0]
     refused = sum(line["code"] == _STALE for line in lines)
-    stage.notes.append(f"{len(again) - 1} time the same bytes again, {refused} time refused")
+    stage.notes.append(
+        f"{len(again) - 1} time the same bytes again, {refused} time refused"
+    )
     if len(again) < 2 or len(set(again)) != 1:
         return ["a stale request was not answered with the same bytes"]
     return [] if refused else ["a request that came after its round was not refused"]
@@ -458,7 +493,8 @@ class Fault:
     has_own_results: bool = False  # whether `also` judges the results
     needs_mount: bool = False  # whether it needs a small file system
     with_relay: bool = False  # whether the node reaches the SuperLink through a relay
-    policy: Mapping[str, Any] = field(default_factory=dict)  # further settings of the nodes'
+    # further settings of the nodes'
+    policy: Mapping[str, Any] = field(default_factory=dict)
     also: Callable[[Stage], list[str]] = lambda _: []  # returns what else is wrong
 
 
@@ -473,12 +509,20 @@ FAULTS = {
     "supernode-needed": Fault(supernode_needed, needs_all=True, also=_waited),
     "supernode-killed-before-add": Fault(supernode_killed_before_add, also=_counted),
     "supernode-late": Fault(supernode_late, missed=(2, 3, 4), also=_expired),
-    "stale-messages": Fault(partial(supernode_late, ttl=_LONG), missed=(2, 3, 4), also=_repeated),
-    "superlink-killed": Fault(superlink_killed, statuses=(FAILED, COMPLETED), charges=2),
-    "superlink-restarted": Fault(
-        partial(superlink_killed, is_kept=True), statuses=(FAILED, COMPLETED), also=_all_answered
+    "stale-messages": Fault(
+        partial(supernode_late, ttl=_LONG), missed=(2, 3, 4), also=_repeated
     ),
-    "server-killed": Fault(server_killed, statuses=(FAILED, COMPLETED), also=_all_answered),
+    "superlink-killed": Fault(
+        superlink_killed, statuses=(FAILED, COMPLETED), charges=2
+    ),
+    "superlink-restarted": Fault(
+        partial(superlink_killed, is_kept=True),
+        statuses=(FAILED, COMPLETED),
+        also=_all_answered,
+    ),
+    "server-killed": Fault(
+        server_killed, statuses=(FAILED, COMPLETED), also=_all_answered
+    ),
     "two-runs": Fault(
         two_runs,
         statuses=(COMPLETED, COMPLETED),
@@ -489,7 +533,9 @@ FAULTS = {
     "stranger": Fault(stranger, also=_kept_out),
     "squatter": Fault(squatter, also=_kept_out),
     "slow-upload": Fault(slow_upload, missed=(2,), with_relay=True),
-    "endless-upload": Fault(endless_upload, missed=(2,), returns=False, with_relay=True),
+    "endless-upload": Fault(
+        endless_upload, missed=(2,), returns=False, with_relay=True
+    ),
     "node-disk-full": Fault(
         node_disk_full,
         returns=False,
@@ -501,18 +547,27 @@ FAULTS = {
         node_disk_fills, missed=(2, 3), needs_mount=True, also=_refused_while_full
     ),
     "server-disk-full": Fault(
-        server_disk_full, statuses=(FAILED, FAILED, COMPLETED), needs_mount=True, also=_says_why
+        server_disk_full,
+        statuses=(FAILED, FAILED, COMPLETED),
+        needs_mount=True,
+        also=_says_why,
     ),
-    # Nothing goes through, not even an end of a connection; and all connections are refused.
-    "network-silent": Fault(partial(network_cut, cut=Relay.silence), missed=(2,), with_relay=True),
-    "network-refused": Fault(partial(network_cut, cut=Relay.refuse), missed=(2,), with_relay=True),
+    # Nothing goes through, not even an end of a connection; and all connections are
+    # refused.
+    "network-silent": Fault(
+        partial(network_cut, cut=Relay.silence), missed=(2,), with_relay=True
+    ),
+    "network-refused": Fault(
+        partial(network_cut, cut=Relay.refuse), missed=(2,), with_relay=True
+    ),
 }
 
 
-_undisturbed: dict[str, float] = {}  # seconds of the undisturbed run of this process, by trust
+# seconds of the undisturbed run of this process, by trust
+_undisturbed: dict[str, float] = {}
 
 
-# ------------------------------------------------------------------------------ a fault, checked
+# --------------------------------------------------------------------- a fault, checked
 
 
 def run_fault(name: str, directory: Path, trust: str) -> list[str]:
@@ -543,8 +598,14 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
                 )
             )
             least_here = n_nodes if fault.needs_all else least
-            config = {"strategy": "fastlloyd", "trust": trust, "min-clients": least_here}
-            stage = Stage(running, TIMEOUT, config, relays[0] if relays else None, cleanup)
+            config = {
+                "strategy": "fastlloyd",
+                "trust": trust,
+                "min-clients": least_here,
+            }
+            stage = Stage(
+                running, TIMEOUT, config, relays[0] if relays else None, cleanup
+            )
             fault.play(stage)
             statuses = running.statuses()
         facts, complaints = _checked(fault, stage, statuses, partitions)
@@ -556,14 +617,19 @@ def run_fault(name: str, directory: Path, trust: str) -> list[str]:
     facts.insert(2, "?" if math.isnan(more) else f"{more:+.0f} s")
     print(
         "|",
-        " | ".join([name, trust, end_of_flwr(), *facts, "; ".join(complaints) or "passed"]),
+        " | ".join(
+            [name, trust, end_of_flwr(), *facts, "; ".join(complaints) or "passed"]
+        ),
         "|",
     )
     return complaints
 
 
 def _checked(
-    fault: Fault, stage: Stage, statuses: list[str], partitions: Sequence[NDArray[np.float64]]
+    fault: Fault,
+    stage: Stage,
+    statuses: list[str],
+    partitions: Sequence[NDArray[np.float64]],
 ) -> tuple[list[str], list[str]]:
     """Return what the files of a deployment show: statuses, seconds and so on; and complaints."""
     directory, results = stage.running.directory, stage.running.results
@@ -586,20 +652,34 @@ def _checked(
         complain(["a node is charged that must not be"])
     complain(checks.secrecy_complaints(every))
     # A node's own log may hold its error's text.
-    files = [file for file in checks.server_files(stage.running) if "supernode" not in file.name]
+    files = [
+        file
+        for file in checks.server_files(stage.running)
+        if "supernode" not in file.name
+    ]
     found = [checks.read_result(path)[0] for path in results if path.exists()]
-    complain(checks.leak_complaints(files, [*found, *(part[:20] for part in partitions)], [SECRET]))
+    complain(
+        checks.leak_complaints(
+            files, [*found, *(part[:20] for part in partitions)], [SECRET]
+        )
+    )
     ours = {line["node"]: str(i) for i, lines in enumerate(sent) for line in lines}
-    ours |= {line["node"]: name for name in stage.outsiders for line in stage.sent(name)}
+    ours |= {
+        line["node"]: name for name in stage.outsiders for line in stage.sent(name)
+    }
     dropped = [(ours.get(entry["node_id"], "?"), entry) for entry in report["dropped"]]
     if others := {node for node, _ in dropped} - {str(VICTIM), *stage.outsiders}:
         complain([f"nodes {sorted(others)} were dropped, which nothing disturbed"])
-    if lacking := set(fault.missed) - {one["round"] for i, one in dropped if i == str(VICTIM)}:
+    if lacking := set(fault.missed) - {
+        one["round"] for i, one in dropped if i == str(VICTIM)
+    }:
         complain([f"the report names nobody for rounds {sorted(lacking)}"])
     if fault.returns and report["answers"][-1] != len(results):
         complain(["the node's answer is not in the last round"])
     complain(fault.also(stage))
-    names = [f"node {node}, round {one['round']}: {one['reason']}" for node, one in dropped]
+    names = [
+        f"node {node}, round {one['round']}: {one['reason']}" for node, one in dropped
+    ]
     facts = [
         ", then ".join(
             outcome_of(status, stage.processes.log(f"run{n}"))

@@ -1,8 +1,8 @@
 """A whole deployment on this machine: one SuperLink and three SuperNodes, each process a real one.
 
-Everything that docs/deploy.md sets up on several machines is set up here on 127.0.0.1, in a
-separate directory: certificates, node keys, members' keys and their roster, the processes, one
-run. Then all of it is stopped. The commands are the page's.
+Everything that docs/deploy.md sets up on several machines is set up here on 127.0.0.1,
+in a separate directory: certificates, node keys, members' keys and their roster, the
+processes, one run. Then all of it is stopped. The commands are the page's.
 """
 
 import argparse
@@ -34,7 +34,8 @@ CREDENTIALS = ROOT / "simulations" / "deployment" / "credentials.py"
 APP = ROOT / "simulations" / "deployment" / "app"
 NAME = "deployment"  # of the SuperLink in Flower's configuration
 HOST = "127.0.0.1"
-BOUNDS = ((-14.0, 14.0), (-14.0, 14.0))  # of the made-up records, as in the app's configuration
+# of the made-up records, as in the app's configuration
+BOUNDS = ((-14.0, 14.0), (-14.0, 14.0))
 
 
 def fleet_is_grpc() -> bool:
@@ -42,12 +43,14 @@ def fleet_is_grpc() -> bool:
     return [int(part) for part in version("flwr").split(".")[:2]] <= [1, 39]
 
 
-# ------------------------------------------------------------------------------ the page's commands
+# ------------------------------------------------------------------ the page's commands
 
 
 def make_link(directory: Path, names: Sequence[str]) -> None:
     """Make the SuperLink's certificate for these names and addresses, as on the page."""
-    _credentials("link", str(directory), *(word for name in names for word in ("--name", name)))
+    _credentials(
+        "link", str(directory), *(word for name in names for word in ("--name", name))
+    )
 
 
 def make_node(directory: Path) -> None:
@@ -60,9 +63,15 @@ def _credentials(*words: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def superlink_command(directory: Path | str, host: str, port: int, fleet: str | None) -> list[str]:
+def superlink_command(
+    directory: Path | str, host: str, port: int, fleet: str | None
+) -> list[str]:
     """Return the command of the SuperLink; ``fleet`` is for nodes by gRPC, if any."""
-    grpc = [] if fleet is None else ["--fleet-api-type", "grpc-rere", "--fleet-api-address", fleet]
+    grpc = (
+        []
+        if fleet is None
+        else ["--fleet-api-type", "grpc-rere", "--fleet-api-address", fleet]
+    )
     return [
         "flower-superlink",
         *("--ssl-ca-certfile", f"{directory}/ca.crt"),
@@ -86,7 +95,10 @@ def supernode_command(
         *("--auth-supernode-private-key", f"{directory}/node.key"),
         *("--superlink", superlink),
         *("--port", str(port)),
-        *("--node-config", " ".join(f'{key}="{value}"' for key, value in config.items())),
+        *(
+            "--node-config",
+            " ".join(f'{key}="{value}"' for key, value in config.items()),
+        ),
     ]
 
 
@@ -97,8 +109,19 @@ def check_command(
     certificate: Path | str = "ca.crt",
 ) -> list[str]:
     """Return the command that says whether a node could take part, and reach its SuperLink."""
-    link = ["--superlink", superlink, "--root-certificates", str(certificate)] if superlink else []
-    words = ["flower-kmeans", "check", "--policy-file", str(policy_file), "--data", str(data)]
+    link = (
+        ["--superlink", superlink, "--root-certificates", str(certificate)]
+        if superlink
+        else []
+    )
+    words = [
+        "flower-kmeans",
+        "check",
+        "--policy-file",
+        str(policy_file),
+        "--data",
+        str(data),
+    ]
     return [*words, *link]
 
 
@@ -133,7 +156,8 @@ def policy_text(
 ) -> str:
     """Return ``policy.toml`` of a node's operator: with a roster, and noise by the clients alone.
 
-    ``settings`` are what differs from that or comes beside it; ``None`` leaves a setting out.
+    ``settings`` are what differs from that or comes beside it; ``None`` leaves a
+    setting out.
     """
     values = {
         "trusts": ["distributed-noise"],
@@ -145,7 +169,9 @@ def policy_text(
     lower, upper = ([pair[side] for pair in bounds] for side in (0, 1))
     given = {key: value for key, value in values.items() if value is not None}
     lines = [f"{key} = {json.dumps(value)}" for key, value in given.items()]
-    return "\n".join([*lines, "", "[domain]", f"lower = {lower}", f"upper = {upper}", ""])
+    return "\n".join(
+        [*lines, "", "[domain]", f"lower = {lower}", f"upper = {upper}", ""]
+    )
 
 
 def hooked_app(path: Path, hooks: Path, settings: str) -> Path:
@@ -161,7 +187,7 @@ def hooked_app(path: Path, hooks: Path, settings: str) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------ a deployment
+# ------------------------------------------------------------------------- a deployment
 
 
 @dataclass(frozen=True)
@@ -215,10 +241,11 @@ def deployment(
 ) -> Iterator[Deployment]:
     """Set a deployment up in an empty directory, and take it down in any case.
 
-    ``bounds`` are those of every column, of which a node of a vertical run pins its share.
-    ``policy`` and ``settings`` are further ones of every node, ``{node}`` being its number.
-    ``route(node, address)`` returns by which address a node reaches the SuperLink, whose
-    certificate names that as well. A process may take ``patience`` seconds to be ready.
+    ``bounds`` are those of every column, of which a node of a vertical run pins its
+    share. ``policy`` and ``settings`` are further ones of every node, ``{node}`` being
+    its number. ``route(node, address)`` returns by which address a node reaches the
+    SuperLink, whose certificate names that as well. A process may take ``patience``
+    seconds to be ready.
     """
     port, fleet_port, *node_ports = ports or free_ports(2 + len(partitions))
     grpc, listen = fleet_is_grpc(), listen or host
@@ -244,15 +271,22 @@ def deployment(
                 node,
                 partitions[i],
                 policy_text(own_bounds, policy, names[i]),
-                {key: value.replace("{node}", str(i)) for key, value in (settings or {}).items()},
+                {
+                    key: value.replace("{node}", str(i))
+                    for key, value in (settings or {}).items()
+                },
             )
-            commands[f"supernode{i}"] = supernode_command(node, routes[i], node_port, config)
+            commands[f"supernode{i}"] = supernode_command(
+                node, routes[i], node_port, config
+            )
             processes.run(f"register{i}", register_command(node / "node.pub"), patience)
         for name, command in commands.items():  # when all are admitted
             processes.start(name, command)
         results = tuple(node / "result.npz" for node in nodes)
         report = directory / "report.json"
-        yield Deployment(directory, processes, address, fleet_address, results, report, app, roster)
+        yield Deployment(
+            directory, processes, address, fleet_address, results, report, app, roster
+        )
 
 
 def set_up_node(
@@ -267,7 +301,12 @@ def set_up_node(
     policy_file.write_text(policy, "utf-8")
     policy_file.chmod(0o600)
     result = str(node / "result.npz")
-    return {"data": str(data), "policy-file": str(policy_file), "result": result, **settings}
+    return {
+        "data": str(data),
+        "policy-file": str(policy_file),
+        "result": result,
+        **settings,
+    }
 
 
 def write_records(path: Path, records: NDArray[np.float64]) -> None:
@@ -277,7 +316,9 @@ def write_records(path: Path, records: NDArray[np.float64]) -> None:
         if path.suffix == ".npy":
             np.save(file, records)
         else:
-            np.savetxt(file, records, fmt="%.17g", delimiter=",", header=header, comments="")
+            np.savetxt(
+                file, records, fmt="%.17g", delimiter=",", header=header, comments=""
+            )
 
 
 def example_partitions(n_nodes: int = 3) -> list[NDArray[np.float64]]:
@@ -291,9 +332,15 @@ def example_partitions(n_nodes: int = 3) -> list[NDArray[np.float64]]:
 def options_of(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every demonstration."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    parser.add_argument("--directory", type=Path, help="an empty one; default: a temporary one")
-    parser.add_argument("--rounds", type=int, default=0, help="default: the strategy's rule")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for the run")
+    parser.add_argument(
+        "--directory", type=Path, help="an empty one; default: a temporary one"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="default: the strategy's rule"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds for the run"
+    )
     return parser
 
 
@@ -303,28 +350,37 @@ def demonstrate(
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up, run once on made-up records, print the results, and take down."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # takes the processes down, too
+    # takes the processes down, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-"))
     directory.mkdir(parents=True, exist_ok=True)
     print(f"Setting up in {directory}", flush=True)
     begun, load = time.monotonic(), os.getloadavg()[0]
     try:
         with place(directory.resolve()) as running:
-            print(f"Set up in {time.monotonic() - begun:.0f} s; now it runs", flush=True)
+            print(
+                f"Set up in {time.monotonic() - begun:.0f} s; now it runs", flush=True
+            )
             running.run({"n-rounds": options.rounds, **(config or {})}, options.timeout)
     except DeploymentError as error:
-        sys.exit(f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}.")
+        sys.exit(
+            f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}."
+        )
     report = json.loads(running.report.read_text("utf-8"))
     for path in running.results:
         with np.load(path) as result:
             print(path, np.round(result["centroids"], 2), sep="\n")
     print(f"arrays at the server: {report['arrays_at_the_server']}")
-    print(f"flwr {version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'} to the nodes")
+    print(
+        f"flwr {version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'} to the nodes"
+    )
     ends = report["seconds_at_the_end_of_rounds"]
     print(f"rounds ended at {ends} s, all done at {report['seconds']:.1f} s")
     later = [after - before for before, after in pairwise(ends)]
     print(f"enrolment and round 1: {ends[0]:.1f} s; a later round: {_range(later)}")
-    print(f"{os.cpu_count()} processors; load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
+    print(
+        f"{os.cpu_count()} processors; load {load:.1f} before and {os.getloadavg()[0]:.1f} after"
+    )
     print(f"Report, logs and results are in {directory}")
 
 
@@ -335,8 +391,12 @@ def _range(seconds: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Demonstrate a deployment on loopback."""
     parser = options_of(str(__doc__))
-    parser.add_argument("--nodes", type=int, default=3, help="number of nodes, at least 3")
-    parser.add_argument("--trust", default="distributed-noise", help="or clients-only, ...")
+    parser.add_argument(
+        "--nodes", type=int, default=3, help="number of nodes, at least 3"
+    )
+    parser.add_argument(
+        "--trust", default="distributed-noise", help="or clients-only, ..."
+    )
     options = parser.parse_args(arguments)
     partitions, policy = example_partitions(options.nodes), {"trusts": [options.trust]}
 

@@ -1,9 +1,10 @@
 """The deployment of loopback.py between machines with addresses of their own: network namespaces.
 
-Each machine is a namespace of the Linux kernel with one address, plugged into a switch that is a
-namespace too. The network of the computer itself is not touched, and with the namespaces all of it
-is gone. Every machine is closed but for the ports of docs/deploy.md's table: it reaches and answers
-no others. Only the network is divided; the machines share files, and a Flower home.
+Each machine is a namespace of the Linux kernel with one address, plugged into a switch
+that is a namespace too. The network of the computer itself is not touched, and with the
+namespaces all of it is gone. Every machine is closed but for the ports of
+docs/deploy.md's table: it reaches and answers no others. Only the network is divided;
+the machines share files, and a Flower home.
 
 Needs root and iproute2.
 """
@@ -54,15 +55,18 @@ class Machine:
 def machines_of(n_nodes: int) -> list[Machine]:
     """Return the machines of a deployment: ``link``, ``operator``, ``relay``, ``node0`` and so on.
 
-    Their firewalls are the page's table of ports. The relay is a stretch of the way to the
-    SuperLink and lets through what nodes need.
+    Their firewalls are the page's table of ports. The relay is a stretch of the way to
+    the SuperLink and lets through what nodes need.
     """
     fleet = GRPC_PORT if fleet_is_grpc() else HTTP_PORT
     return [
         Machine("link", "10.99.0.1", serves=tuple({HTTP_PORT, fleet})),
         Machine("operator", "10.99.0.2", reaches=(HTTP_PORT,)),
         Machine("relay", "10.99.0.3", serves=(fleet,), reaches=(fleet,)),
-        *(Machine(f"node{i}", f"10.99.0.{10 + i}", reaches=(fleet,)) for i in range(n_nodes)),
+        *(
+            Machine(f"node{i}", f"10.99.0.{10 + i}", reaches=(fleet,))
+            for i in range(n_nodes)
+        ),
     ]
 
 
@@ -79,9 +83,17 @@ class Network:
 
     def open_ports(self, name: str) -> set[int]:
         """Return the TCP ports at which a machine listens to others than itself."""
-        rows = _do(self.inside(name, ["ss", "--tcp", "--listening", "--numeric", "--no-header"]))
+        rows = _do(
+            self.inside(
+                name, ["ss", "--tcp", "--listening", "--numeric", "--no-header"]
+            )
+        )
         locals_ = [row.split()[3].rpartition(":") for row in rows.splitlines()]
-        return {int(port) for host, _, port in locals_ if not host.startswith(("127.", "[::1]"))}
+        return {
+            int(port)
+            for host, _, port in locals_
+            if not host.startswith(("127.", "[::1]"))
+        }
 
     def retransmitted(self, name: str) -> int:
         """Return how many TCP segments a machine had to send again."""
@@ -132,8 +144,9 @@ def _namespace(stack: ExitStack, name: str) -> str:
 
 
 def _close(namespace: str, machine: Machine) -> None:
-    # A firewall of routes, which needs nothing but ip: a packet between other ports finds no way
-    # out, and no connection comes about without one. Within the machine, all ports are open.
+    # A firewall of routes, which needs nothing but ip: a packet between other ports
+    # finds no way out, and no connection comes about without one. Within the machine,
+    # all ports are open.
     for port in machine.serves:
         _ip(namespace, f"rule add pref 10 ipproto tcp sport {port} lookup main")
     for port in machine.reaches:
@@ -148,10 +161,13 @@ def _tc(device: str, condition: str) -> list[list[str]]:
         late = ["delay", f"{DELAY_MS}ms", f"{JITTER_MS}ms"]
         return [[*change, "root", "netem", *late, "loss", f"{100 * LOSS:g}%"]]
     if condition == "relay":
-        # Classic BPF. Load a random 32-bit number (at an offset that the kernel reserves for it);
-        # from this bound on, return 2 (drop the packet), else -1 (go on).
+        # Classic BPF. Load a random 32-bit number (at an offset that the kernel
+        # reserves for it); from this bound on, return 2 (drop the packet), else -1 (go
+        # on).
         bound = round(2**32 * (1 - LOSS))
-        program = f"4,32 0 0 {2**32 - 4096 + 56},53 0 1 {bound},6 0 0 2,6 0 0 {2**32 - 1}"
+        program = (
+            f"4,32 0 0 {2**32 - 4096 + 56},53 0 1 {bound},6 0 0 2,6 0 0 {2**32 - 1}"
+        )
         lose = ["tc", "filter", "add", "dev", device, "ingress", "bpf", "direct-action"]
         return [[*change, "clsact"], [*lose, "bytecode", program]]
     return []
@@ -168,7 +184,7 @@ def _do(command: Sequence[str]) -> str:
     return done.stdout
 
 
-# ------------------------------------------------------------------------------ a deployment
+# ------------------------------------------------------------------------- a deployment
 
 
 class MachineProcesses(Processes):
@@ -187,7 +203,9 @@ class MachineProcesses(Processes):
 
     def listens(self, host: str, port: int) -> bool:
         """Return whether the machine with an address listens to others."""
-        found = [each for each in self._network.machines.values() if each.address == host]
+        found = [
+            each for each in self._network.machines.values() if each.address == host
+        ]
         return any(port in self._network.open_ports(each.name) for each in found)
 
 
@@ -203,7 +221,12 @@ def deployed(
             return address
         between = f"{relay}:{address.rpartition(':')[2]}"
         if node == 0:  # one relay serves all nodes
-            words = [sys.executable, str(Path(__file__).with_name("relay.py")), address, between]
+            words = [
+                sys.executable,
+                str(Path(__file__).with_name("relay.py")),
+                address,
+                between,
+            ]
             late = ["--delay", str(DELAY_MS / 1000), "--jitter", str(JITTER_MS / 1000)]
             processes.start("relay", [*words, *late])
         return between
@@ -223,7 +246,9 @@ def deployed(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Demonstrate a deployment between network namespaces."""
     parser = options_of(str(__doc__))
-    parser.add_argument("--network", choices=CONDITIONS, default="plain", help="default: plain")
+    parser.add_argument(
+        "--network", choices=CONDITIONS, default="plain", help="default: plain"
+    )
     options = parser.parse_args(arguments)
     if reason := obstacle(options.network):
         parser.exit(1, f"{reason}\n")

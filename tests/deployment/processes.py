@@ -47,7 +47,8 @@ class Processes:
             "PYTHONUNBUFFERED": "1",
         }
         library = Path(flower_kmeans.__file__).resolve().parents[1]
-        if (library / "pyproject.toml").exists():  # used from a checkout, perhaps not installed
+        # used from a checkout, perhaps not installed
+        if (library / "pyproject.toml").exists():
             paths = _joined(library, os.environ.get("PYTHONPATH", ""))
             self._environment["PYTHONPATH"] = paths
 
@@ -61,7 +62,9 @@ class Processes:
         """Return the words that start a process: its command, and whatever must come before it."""
         program = shutil.which(command[0], path=self._environment["PATH"])
         if program is None:
-            raise DeploymentError(f"There is no command {command[0]}: is flwr installed?")
+            raise DeploymentError(
+                f"There is no command {command[0]}: is flwr installed?"
+            )
         return [program, *command[1:]]
 
     def listens(self, host: str, port: int) -> bool:
@@ -110,7 +113,9 @@ class Processes:
 
     def wait_for_port(self, host: str, port: int, timeout: float) -> None:
         """Wait until a process listens there. Raises as `wait` does."""
-        self.wait_until(lambda: self.listens(host, port), timeout, f"A listener on port {port}")
+        self.wait_until(
+            lambda: self.listens(host, port), timeout, f"A listener on port {port}"
+        )
 
     def wait_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait until something is so, while the lasting processes are watched."""
@@ -120,7 +125,9 @@ class Processes:
                 if self.ended(name):
                     self._revive(name)
             if time.monotonic() > deadline:
-                raise DeploymentError(f"{what} took too long; the logs are in {self.logs}")
+                raise DeploymentError(
+                    f"{what} took too long; the logs are in {self.logs}"
+                )
             time.sleep(_POLL)
 
     def _revive(self, name: str) -> None:
@@ -128,7 +135,8 @@ class Processes:
             code = self._running[name].returncode
             raise DeploymentError(f"{name} ended with {code}: {self.log(name)}")
         now = time.monotonic()
-        # A SuperLink refuses a node that it believes to run already: the next try needs a pause.
+        # A SuperLink refuses a node that it believes to run already: the next try needs
+        # a pause.
         if now >= self._due.setdefault(name, now + _RESTART_PAUSE):
             del self._due[name]
             self.restart(name)
@@ -155,9 +163,10 @@ class Processes:
             _signal_group(process, signal.SIGKILL)
             process.wait()
         self._running.clear()
-        # The SuperLink starts helpers in new sessions, which no group signal reaches. They may have
-        # started others meanwhile, a process that was killed is there for a moment longer, and one
-        # that has just begun shows no environment yet. So nothing may be left twice in a row.
+        # The SuperLink starts helpers in new sessions, which no group signal reaches.
+        # They may have started others meanwhile, a process that was killed is there for
+        # a moment longer, and one that has just begun shows no environment yet. So
+        # nothing may be left twice in a row.
         deadline = time.monotonic() + _GRACE
         n_empty = 0
         while n_empty < 2 and time.monotonic() < deadline:
@@ -182,7 +191,9 @@ class Processes:
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ports that are free at this moment."""
     with ExitStack() as stack:  # all at once, so that no two are the same
-        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        sockets = [
+            stack.enter_context(socket.create_server((host, 0))) for _ in range(count)
+        ]
         return [one.getsockname()[1] for one in sockets]
 
 

@@ -1,7 +1,7 @@
 """A TCP relay that stands in for a bad network: it can be slow, narrow, silent, or refuse.
 
-It reads nothing: TLS goes through as it is. It is *not* packet loss, which TCP mends before anybody
-sees it; a reset is worse than that, and what was under way is gone.
+It reads nothing: TLS goes through as it is. It is *not* packet loss, which TCP mends
+before anybody sees it; a reset is worse than that, and what was under way is gone.
 """
 
 import argparse
@@ -24,12 +24,17 @@ _QUEUE = 256  # chunks under way in one direction of a connection
 class Relay:
     """A relay from one address to another, with its own thread, until `close` or its ``with`` ends.
 
-    It listens at `address`. Every chunk is late by ``delay`` seconds and up to ``jitter`` more, in
-    either direction; order is kept.
+    It listens at `address`. Every chunk is late by ``delay`` seconds and up to
+    ``jitter`` more, in either direction; order is kept.
     """
 
     def __init__(
-        self, target: str, listen: str = "127.0.0.1:0", *, delay: float = 0.0, jitter: float = 0.0
+        self,
+        target: str,
+        listen: str = "127.0.0.1:0",
+        *,
+        delay: float = 0.0,
+        jitter: float = 0.0,
     ) -> None:
         self._target = _split(target)
         self._delay, self._jitter = delay, jitter
@@ -42,9 +47,13 @@ class Relay:
         host, port = self._listener.getsockname()
         self.address = f"{host}:{port}"
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="relay", daemon=True
+        )
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        self._server = asyncio.run_coroutine_threadsafe(
+            self._open(), self._loop
+        ).result()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -57,8 +66,9 @@ class Relay:
     def silence(self) -> None:
         """Let nothing through until `heal`: neither bytes nor ends nor new connections.
 
-        Neither side is informed, as when a cable is drawn. What was under way is held, as TCP would
-        send it again. (The kernel still accepts a new connection, which then receives nothing.)
+        Neither side is informed, as when a cable is drawn. What was under way is held,
+        as TCP would send it again. (The kernel still accepts a new connection, which
+        then receives nothing.)
         """
         self._loop.call_soon_threadsafe(self._flows.clear)
 
@@ -96,7 +106,8 @@ class Relay:
 
     async def _close(self) -> None:
         self._server.close()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}  # also what was accepted just now
+        # also what was accepted just now
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
@@ -108,7 +119,9 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Relay one connection until both directions ended, or reset both sides."""
         task = asyncio.current_task()
         if task is None:  # never in a coroutine that a loop runs
@@ -122,8 +135,12 @@ class Relay:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             writers.append(far_writer)
             async with asyncio.TaskGroup() as directions:
-                directions.create_task(self._direction(reader, far_writer, is_upload=True))
-                directions.create_task(self._direction(far_reader, writer, is_upload=False))
+                directions.create_task(
+                    self._direction(reader, far_writer, is_upload=True)
+                )
+                directions.create_task(
+                    self._direction(far_reader, writer, is_upload=False)
+                )
         except (OSError, ExceptionGroup, asyncio.CancelledError):
             for each in writers:
                 _set_to_reset(each)
@@ -133,7 +150,10 @@ class Relay:
                 each.transport.abort()
 
     async def _direction(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_upload: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_upload: bool,
     ) -> None:
         """Pass on bytes, and at last their end, each at its time."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE)
@@ -191,7 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("target", help="HOST:PORT")
     parser.add_argument("listen", help="HOST:PORT")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds")
-    parser.add_argument("--jitter", type=float, default=0.0, help="up to as many seconds more")
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, help="up to as many seconds more"
+    )
     with Relay(**vars(parser.parse_args(arguments))):
         threading.Event().wait()
 

@@ -27,8 +27,10 @@ from relay import Relay
 ROUNDS = 4
 VICTIM = 2  # the node that the fault is about; the others are survivors
 VICTIM_NODE = f"supernode{VICTIM}"  # its process
-WITNESS = 0  # a survivor that can be made to wait, so that a round is still open when it must be
-_SENDING = 8.0  # seconds that an answer needs at most from the client's process to the server
+# a survivor that can be made to wait, so that a round is still open when it must be
+WITNESS = 0
+# seconds that an answer needs at most from the client's process to the server
+_SENDING = 8.0
 _ARRIVING = 4.0  # less than the grace time, in which the others must answer
 LET_IN = "SuperNode ID:"  # in a node's log, when the SuperLink has let it in
 
@@ -62,7 +64,8 @@ class Stage:
     config: Mapping[str, Any] = field(default_factory=dict)
     relay: Relay | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)  # closed after all checks
-    runs: dict[int, float] = field(default_factory=dict)  # seconds of each run that ended
+    # seconds of each run that ended
+    runs: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     outsiders: list[str] = field(default_factory=list)  # admitted, and on no roster
     _begun: dict[int, float] = field(default_factory=dict)
@@ -83,7 +86,9 @@ class Stage:
         """Say what a node does wrong from now on."""
         (self.hooks(node) / "faults.json").write_text(json.dumps(list(faults)), "utf-8")
 
-    def begin_run(self, victim: Faults = (), witness: Faults = (), **config: Any) -> None:
+    def begin_run(
+        self, victim: Faults = (), witness: Faults = (), **config: Any
+    ) -> None:
         """Start a run with the faults of two nodes; `end_run` waits for its end."""
         self.plan(VICTIM, victim)
         self.plan(WITNESS, witness)
@@ -107,7 +112,9 @@ class Stage:
         """Wait for the end of the n-th run, or of the last one."""
         n = len(self._begun) if n is None else n
         seconds = 60 + (ROUNDS + 4) * (self.timeout + 5)
-        self.wait_until(lambda: self.processes.ended(f"run{n}"), seconds, f"The end of run {n}")
+        self.wait_until(
+            lambda: self.processes.ended(f"run{n}"), seconds, f"The end of run {n}"
+        )
         self.runs[n] = time.monotonic() - self._begun[n]
 
     def report(self, n: int) -> Path:
@@ -131,7 +138,9 @@ class Stage:
     def wait_held(self, node: int, t: int) -> int:
         """Wait until a node waits in the middle of its answer; return its client's process."""
         path = self.hooks(node) / f"held-{t}"
-        self.wait_until(path.exists, 60 + t * (self.timeout + 5), f"Node {node} in round {t}")
+        self.wait_until(
+            path.exists, 60 + t * (self.timeout + 5), f"Node {node} in round {t}"
+        )
         return int(path.read_text("utf-8"))
 
     def let_go(self, node: int, t: int) -> None:
@@ -144,7 +153,9 @@ class Stage:
 
     def asked(self, node: int, t: int) -> list[checks.Sent]:
         """Return what a node replied to `ask` in a round."""
-        return [line for line in self.sent(node) if (line["kind"], line["t"]) == ("ask", t)]
+        return [
+            line for line in self.sent(node) if (line["kind"], line["t"]) == ("ask", t)
+        ]
 
     def wait_answered(self, node: int, t: int) -> None:
         """Wait until a node has answered in a round, and that has arrived."""
@@ -182,7 +193,11 @@ class Stage:
         running, node = self.running, self.running.directory / name
         self.hooks(name).mkdir()
         self.plan(name, faults)
-        policy = {"member_key_file": None, "trusts": [self.config["trust"]], "min_clients": 2}
+        policy = {
+            "member_key_file": None,
+            "trusts": [self.config["trust"]],
+            "min_clients": 2,
+        }
         config = set_up_node(
             node,
             example_partitions()[0],
@@ -192,8 +207,12 @@ class Stage:
         self.processes.run(f"register-{name}", register_command(node / "node.pub"), 60)
         (port,) = free_ports(1)
         process = f"supernode-{name}"
-        self.processes.start(process, supernode_command(node, running.fleet, port, config))
-        self.wait_until(lambda: LET_IN in self.processes.log(process), 120, f"Node {name}")
+        self.processes.start(
+            process, supernode_command(node, running.fleet, port, config)
+        )
+        self.wait_until(
+            lambda: LET_IN in self.processes.log(process), 120, f"Node {name}"
+        )
         self.outsiders.append(name)
 
     def small_disk(self, directory: Path, size: int) -> SmallDisk:

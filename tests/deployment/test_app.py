@@ -24,7 +24,13 @@ from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsErr
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
+from flower_kmeans.strategies import (
+    FastLloyd,
+    FedDPKMeans,
+    HDPEMeans,
+    PEMeans,
+    SynopsisKMeans,
+)
 
 PROJECT = tomllib.loads((loopback.APP / "pyproject.toml").read_text("utf-8"))
 SETTINGS = PROJECT["tool"]["flwr"]["app"]["config"]
@@ -33,15 +39,20 @@ ODD = 2  # a node with a policy that differs
 
 
 def test_the_app_installs_nothing_and_fits_its_example():
-    assert PROJECT["project"]["dependencies"] == ["flwr>=1.39,<2"]  # see test_bundles.py
-    assert SETTINGS["bounds"] == ",".join(f"{low:g}:{high:g}" for low, high in loopback.BOUNDS)
+    # see test_bundles.py
+    assert PROJECT["project"]["dependencies"] == ["flwr>=1.39,<2"]
+    assert SETTINGS["bounds"] == ",".join(
+        f"{low:g}:{high:g}" for low, high in loopback.BOUNDS
+    )
     assert SETTINGS["min-clients"] == ClientPolicy().min_clients
     assert SETTINGS["n-records"] == sum(map(len, loopback.example_partitions()))
 
 
 def write_policy(node, bounds=None, settings=None, name="a"):
     path = node / "policy.toml"
-    path.write_text(loopback.policy_text(bounds or loopback.BOUNDS, settings, name), "utf-8")
+    path.write_text(
+        loopback.policy_text(bounds or loopback.BOUNDS, settings, name), "utf-8"
+    )
     path.chmod(0o600)
     return path
 
@@ -65,7 +76,8 @@ def test_the_policy_of_a_node_is_as_strict_as_can_be(tmp_path):
 def run(monkeypatch, tmp_path):
     """Return what runs the app's two sides with three nodes, and returns the server's report.
 
-    ``policy`` holds settings of all nodes' policies, ``odd`` and ``bounds`` those of one.
+    ``policy`` holds settings of all nodes' policies, ``odd`` and ``bounds`` those of
+    one.
     """
     app = load_script(monkeypatch, "client_app", loopback.APP).app
     server = load_script(monkeypatch, "server_app", loopback.APP).app
@@ -88,7 +100,11 @@ def run(monkeypatch, tmp_path):
             loopback.write_records(node / "records.npy", records)
             settings = {**(policy or {}), **((odd or {}) if i == ODD else {})}
             write_policy(node, bounds if i == ODD else None, settings, names[i])
-        settings = SETTINGS | {"timeout": 5, "report": str(report), "roster": str(roster)}
+        settings = SETTINGS | {
+            "timeout": 5,
+            "report": str(report),
+            "roster": str(roster),
+        }
         settings |= config or {}
         if settings["strategy"] != "synopsis":
             settings["n-rounds"] = 2
@@ -113,8 +129,14 @@ def could_take_part(node):
 
 def test_the_apps_two_sides_make_a_run(run, tmp_path):
     report = run()
-    assert (report["strategy"], report["trust"]) == ("SynopsisKMeans", "distributed-noise")
-    assert (report["arrays_at_the_server"], report["finished"]) == (["centroids", "counts"], True)
+    assert (report["strategy"], report["trust"]) == (
+        "SynopsisKMeans",
+        "distributed-noise",
+    )
+    assert (report["arrays_at_the_server"], report["finished"]) == (
+        ["centroids", "counts"],
+        True,
+    )
     assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
     written = [*results(tmp_path), tmp_path / "report.json", tmp_path / "report.html"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o600}
@@ -139,10 +161,14 @@ def test_the_trust_model_and_the_keys_are_settings(run, trust, keys, tmp_path):
         return
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
     centroids, _ = read_result(tmp_path / "node0" / "result.npz")
-    head, *rows, _ = tables(read((tmp_path / "report.html").read_text("utf-8")))["Centroids"]
+    head, *rows, _ = tables(read((tmp_path / "report.html").read_text("utf-8")))[
+        "Centroids"
+    ]
     assert head[1] == "noisy size"
     shown = {int(row[0]): [float(cell) for cell in row[-2:]] for row in rows}
-    np.testing.assert_allclose([shown[i] for i in range(3)], centroids, rtol=1e-3, atol=5e-3)
+    np.testing.assert_allclose(
+        [shown[i] for i in range(3)], centroids, rtol=1e-3, atol=5e-3
+    )
     assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
 
 
@@ -193,7 +219,9 @@ def test_assign_takes_the_result_file_of_a_node(run, name, tmp_path):
 
     def assigned(*options):
         output = node / "assigned.csv"
-        result = CliRunner().invoke(flower_kmeans, [*command, "--output", str(output), *options])
+        result = CliRunner().invoke(
+            flower_kmeans, [*command, "--output", str(output), *options]
+        )
         assert result.exit_code == 0, result.output
         return np.loadtxt(output, delimiter=",", skiprows=1, usecols=-2).astype(int)
 
@@ -215,7 +243,9 @@ def test_a_nodes_file_names_the_columns_of_the_run_or_else_its_own(
     monkeypatch, tmp_path, first, header, columns
 ):
     app = load_script(monkeypatch, "client_app", loopback.APP)
-    result = ClientResult(np.zeros((2, 2)), np.ones(2), Box([-1, -1], [1, 1], columns=columns), "0")
+    result = ClientResult(
+        np.zeros((2, 2)), np.ones(2), Box([-1, -1], [1, 1], columns=columns), "0"
+    )
     (tmp_path / "own.csv").write_text(f"{first}1,2\n", "utf-8")
     paths = {"data": str(tmp_path / "own.csv"), "result": str(tmp_path / "result.npz")}
     app.on_result(result, Context(1, 1, {**paths, **header}, RecordDict(), {}))
@@ -247,7 +277,9 @@ def strategy_of(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
-def test_the_apps_settings_choose_the_strategy(strategy_of, name, cls, bounds, rounds, trust):
+def test_the_apps_settings_choose_the_strategy(
+    strategy_of, name, cls, bounds, rounds, trust
+):
     made = strategy_of(app_config(strategy=name, trust=trust, bounds=bounds, **rounds))
     assert (type(made), made.trust, made.keys) == (cls, trust, "roster")
     assert not rounds or made.algorithm.n_vote_rounds == 5
@@ -255,12 +287,28 @@ def test_the_apps_settings_choose_the_strategy(strategy_of, name, cls, bounds, r
 
 def test_the_apps_settings_choose_feddp_and_its_points(strategy_of, tmp_path):
     points, seen = tmp_path / "server.csv", []
-    points.write_text("y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5)))
-    settings = {"server_data": str(points), "bounds": "x=-14:14,y=-14:14", "n_rounds": 1, "seed": 4}
+    points.write_text(
+        "y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5))
+    )
+    settings = {
+        "server_data": str(points),
+        "bounds": "x=-14:14,y=-14:14",
+        "n_rounds": 1,
+        "seed": 4,
+    }
     config = app_config(strategy="feddp", trust="distributed-noise", **settings)
     made = strategy_of(config, seen.append)
-    assert (type(made), made.trust, made.n_rounds) == (FedDPKMeans, "distributed-noise", 4)
-    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (3, 3, "roster", 4)
+    assert (type(made), made.trust, made.n_rounds) == (
+        FedDPKMeans,
+        "distributed-noise",
+        4,
+    )
+    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (
+        3,
+        3,
+        "roster",
+        4,
+    )
     assert (made.privacy.epsilon, made.on_round) == (1.0, seen.append)
     # Columns are found by their names.
     grid = made.domain.to_unit([[-i, i + 0.5] for i in range(5)]) * 2**16
@@ -272,7 +320,11 @@ def test_the_apps_settings_choose_feddp_and_its_points(strategy_of, tmp_path):
     [
         ("lloyd", {}, "Expected strategy in"),
         ("synopsis", {"n_rounds": 3}, "n_rounds='auto'"),
-        ("feddp", {"server_data": "points.npy", "trust": "oblivious-server"}, "must see the sums"),
+        (
+            "feddp",
+            {"server_data": "points.npy", "trust": "oblivious-server"},
+            "must see the sums",
+        ),
         ("feddp", {}, "Expected"),
         ("feddp", {"server_data": "few.npy"}, "at least"),
         ("feddp", {"server_data": "no.npy"}, "no.npy"),
@@ -294,13 +346,16 @@ NAMED = {"bounds": "x0=-14:14,x1=-14:14"}
 @pytest.mark.parametrize(
     ("config", "odd", "bounds", "reason", "could"),
     [
-        ({"trust": "clients-only"}, {}, None, "policy", True),  # no policy accepts this trust model
+        # no policy accepts this trust model
+        ({"trust": "clients-only"}, {}, None, "policy", True),
         ({}, {}, [(-14, 14), (-15, 14)], "policy", True),
-        ({}, {"columns": ["x0", "x1"]}, None, "policy", True),  # the run names no columns
+        # the run names no columns
+        ({}, {"columns": ["x0", "x1"]}, None, "policy", True),
         (NAMED, {"columns": ["x1", "x0"]}, None, "policy", False),
         ({"bounds": "age=-14:14,income=-14:14"}, {"columns": ["age", "income"]}, None,
          "loaded or checked", False),
-        ({}, {"member_key_file": "../open.key"}, None, "Reasons", False),  # which others can read
+        # which others can read
+        ({}, {"member_key_file": "../open.key"}, None, "Reasons", False),
     ],
     ids=["trust", "bounds", "no columns", "order", "other columns", "open key"],
 )  # fmt: skip
@@ -315,12 +370,17 @@ def test_a_node_refuses_what_differs_from_its_policy(
     assert could_take_part(tmp_path / "node2") == could
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["finished"], report["n_rounds"]) == (False, 0)
-    # Policies are compared with the run when nodes enrol, and records when they are first read.
-    assert {entry["round"] for entry in report["incidents"]} == {int(reason == "loaded or checked")}
+    # Policies are compared with the run when nodes enrol, and records when they are
+    # first read.
+    assert {entry["round"] for entry in report["incidents"]} == {
+        int(reason == "loaded or checked")
+    }
     assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
 
 
-def test_columns_that_are_named_are_those_of_the_policy_the_file_and_the_page(run, tmp_path):
+def test_columns_that_are_named_are_those_of_the_policy_the_file_and_the_page(
+    run, tmp_path
+):
     run(NAMED, odd={"columns": ["x0", "x1"]})
     assert could_take_part(tmp_path / "node2")
     assert f'bounds="{NAMED["bounds"]}"' in PAGE
@@ -339,10 +399,12 @@ def test_the_pages_refusal_is_what_a_node_logs(run, tmp_path, caplog):
     (documented,) = re.findall(r"^Refused .*$", PAGE, re.MULTILINE)
     logged = [line for line in caplog.messages if line.startswith("Refused")]
     assert len(logged) == 1
-    assert re.sub(r"run \w{8}", "run", logged[0]) == re.sub(r"run \w{8}", "run", documented)
+    assert re.sub(r"run \w{8}", "run", logged[0]) == re.sub(
+        r"run \w{8}", "run", documented
+    )
 
 
-# --------------------------------------------------------------------------- columns as declared
+# ------------------------------------------------------------------ columns as declared
 
 
 GROUPS = [("surgery", 4000, "2021-03"), ("medicine", 300_000, "2023-10")]
@@ -360,7 +422,8 @@ ODD_LINES = [
 def declared(monkeypatch, tmp_path):
     """Return what runs the app with tables of text, and returns the server's page.
 
-    ``odd`` are lines that one node has more, and ``own`` is the domain that its operator pins.
+    ``odd`` are lines that one node has more, and ``own`` is the domain that its
+    operator pins.
     """
     app = load_script(monkeypatch, "client_app", loopback.APP).app
     server = load_script(monkeypatch, "server_app", loopback.APP).app
@@ -388,14 +451,18 @@ def declared(monkeypatch, tmp_path):
                 for n in range(500)
                 for ward, income, month in GROUPS
             ]
-            text = "\n".join(["name,income,ward,admitted", *lines, *(odd if i == ODD else ())])
+            text = "\n".join(
+                ["name,income,ward,admitted", *lines, *(odd if i == ODD else ())]
+            )
             (node / "r.csv").write_bytes(text.encode("latin-1") + b"\n")
             (node / "r.csv").chmod(0o600)
             pinned = node / "pinned.toml"
             pinned.write_text(own if own and i == ODD else DECLARED, "utf-8")
             pinned.chmod(0o600)
             policy = 'trusts = ["distributed-noise", "plain"]\nstate_dir = "state"\n'
-            (node / "policy.toml").write_text(policy + 'domain = "pinned.toml"\n', "utf-8")
+            (node / "policy.toml").write_text(
+                policy + 'domain = "pinned.toml"\n', "utf-8"
+            )
             (node / "policy.toml").chmod(0o600)
         settings = app_config(
             domain=str(domain), report=str(report), trust="distributed-noise", keys="relayed",
@@ -413,15 +480,28 @@ def test_nodes_read_their_tables_by_a_domain_file(declared, tmp_path):
     page = declared(odd=ODD_LINES)
     found = tables(page)
     head, *rows, last = found["Centroids"]
-    assert head[-5:] == ["income", "ward=surgery", "ward=medicine", "ward=other", "admitted"]
+    assert head[-5:] == [
+        "income",
+        "ward=surgery",
+        "ward=medicine",
+        "ward=other",
+        "admitted",
+    ]
     assert last[-1] == "2020-01-01 to 2024-12-31"
     assert sorted(row[-1][:4] for row in rows) == ["2021", "2023"]
     incomes = sorted(float(row[-5].replace(",", "")) for row in rows)
     np.testing.assert_allclose(np.log10(incomes), np.log10([4250, 300_250]), atol=0.2)
     centroids, _ = read_result(tmp_path / "node0" / "result.npz")
     assert centroids.shape == (2, 5)
-    check = ["check", "--policy-file", str(tmp_path / "node0" / "policy.toml"), "--data"]
-    result = CliRunner().invoke(flower_kmeans, [*check, str(tmp_path / "node0" / "r.csv")])
+    check = [
+        "check",
+        "--policy-file",
+        str(tmp_path / "node0" / "policy.toml"),
+        "--data",
+    ]
+    result = CliRunner().invoke(
+        flower_kmeans, [*check, str(tmp_path / "node0" / "r.csv")]
+    )
     assert result.exit_code == 0, result.output
 
 

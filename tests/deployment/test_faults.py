@@ -28,7 +28,7 @@ def test_a_fault_costs_nothing_but_time(tmp_path, name, trust):
     assert faults.run_fault(name, tmp_path, trust) == []
 
 
-# --------------------------------------------------------------------------- ciphertexts
+# -------------------------------------------------------------------------- ciphertexts
 
 
 def sent(node, words, t=1, attempt=1, kind="ask"):
@@ -63,7 +63,9 @@ def test_bytes_that_are_no_whole_words_are_compared_too():
     ("attempts", "kind", "place"), [([1, 1, 2], "ask", "ask 1"), ([1, 2], "add", "add")]
 )
 def test_a_second_answer_or_sum_share_is_found(attempts, kind, place):
-    lines = [sent(1, mask(), attempt=n, kind=kind) for n in attempts] + [sent(2, mask())]
+    lines = [sent(1, mask(), attempt=n, kind=kind) for n in attempts] + [
+        sent(2, mask())
+    ]
     found = f"node 1 sent 2 ciphertexts for {place} of round 1 of run abababab"
     assert checks.secrecy_complaints(lines) == [found]
 
@@ -81,19 +83,28 @@ def test_a_mask_used_twice_is_found(node, t):
 
 def test_answers_without_a_mask_are_found():
     rng = np.random.default_rng(0)
-    lines = [sent(0, rng.integers(0, 2**40, 10).astype(np.uint64), t) for t in range(12)]
-    assert "the bytes of the ciphertexts are not uniform" in checks.secrecy_complaints(lines)
+    lines = [
+        sent(0, rng.integers(0, 2**40, 10).astype(np.uint64), t) for t in range(12)
+    ]
+    assert "the bytes of the ciphertexts are not uniform" in checks.secrecy_complaints(
+        lines
+    )
     assert checks.secrecy_complaints([]) == ["there is no ciphertext"]
 
 
-# --------------------------------------------------------------------------- ledgers and files
+# -------------------------------------------------------------------- ledgers and files
 
 
 def test_a_ledger_that_charged_twice_is_found(tmp_path):
     plan = gaussian_plan(rounds=2)
     states = [tmp_path / name for name in ("good", "twice")]
     answers = {
-        "good": [answer_of(t=1), answer_of(t=1), answer_of(t=1, attempt=2), answer_of(t=2)],
+        "good": [
+            answer_of(t=1),
+            answer_of(t=1),
+            answer_of(t=1, attempt=2),
+            answer_of(t=2),
+        ],
         "twice": [answer_of(run=1), answer_of(run=2)],
     }
     for state in states:
@@ -147,16 +158,20 @@ def test_results_that_differ_lack_or_are_wrong_are_found(tmp_path):
     for path in results[:2]:
         np.savez(path, centroids=centers, counts=np.ones(3))
     assert checks.result_complaints(results, [0, 1], partitions) == []
-    assert checks.result_complaints(results, [2], partitions) == ["node 2 has no result"]
+    assert checks.result_complaints(results, [2], partitions) == [
+        "node 2 has no result"
+    ]
     np.savez(results[2], centroids=centers + 1e-9, counts=np.ones(3))
-    assert checks.result_complaints(results, [], partitions) == ["nodes have different results"]
+    assert checks.result_complaints(results, [], partitions) == [
+        "nodes have different results"
+    ]
     for path in results:
         np.savez(path, centroids=centers + 1, counts=np.ones(3))
     (complaint,) = checks.result_complaints(results, [], partitions)
     assert "away from the non-private solution" in complaint
 
 
-# --------------------------------------------------------------------------- what faults show
+# --------------------------------------------------------------------- what faults show
 
 
 LEDGER = 10
@@ -173,9 +188,18 @@ class Logs:
 def stage(tmp_path):
     """Return three nodes after two runs that all of them answered."""
     results = tuple(tmp_path / f"node{i}" / "result.npz" for i in range(3))
-    logs = dict.fromkeys(("run1", "run2"), "ServerApp raised an exception: the disk is full")
+    logs = dict.fromkeys(
+        ("run1", "run2"), "ServerApp raised an exception: the disk is full"
+    )
     running = loopback.Deployment(
-        tmp_path, Logs(logs), "", "", results, tmp_path / "report.json", tmp_path, tmp_path
+        tmp_path,
+        Logs(logs),
+        "",
+        "",
+        results,
+        tmp_path / "report.json",
+        tmp_path,
+        tmp_path,
     )
     made = stages.Stage(running, 60.0, runs={1: 9.0, 2: 9.0}, _begun={1: 0.0, 2: 0.0})
     for n in made.runs:
@@ -195,7 +219,8 @@ def report(stage, n, answers=(3, 3, 3, 3), finished=True, nodes=()):
 def said(stage, node, *lines):
     """Write what a node was asked, and with which code it refused: pairs of round and code."""
     made = [
-        {"node": 77, "kind": kind, "t": t, "code": code, "words": ""} for kind, t, code in lines
+        {"node": 77, "kind": kind, "t": t, "code": code, "words": ""}
+        for kind, t, code in lines
     ]
     stage.hooks(node).mkdir(exist_ok=True)
     text = "".join(f"{json.dumps(line)}\n" for line in made)
@@ -249,12 +274,15 @@ def test_a_run_that_does_not_say_that_the_disk_is_full_is_found(stage):
 
 def test_the_sentence_of_an_error_is_found_on_both_ends_of_flwr():
     new = (
-        "a\nERROR : ServerApp raised an exception: The disk is full. Stop.\nERROR: Exit Code: 201\n"
+        "a\nERROR : ServerApp raised an exception: The disk is full. Stop.\n"
+        "ERROR: Exit Code: 201\n"
     )
     old = "Traceback\nValueError: one\nflower_kmeans.errors.RunError: The disk is full. Stop.\n\nb"
     assert faults.error_of(new) == faults.error_of(old) == "The disk is full. Stop."
     assert faults.error_of("no error here\n") == ""
-    assert faults.outcome_of("finished:failed", new) == "failed (The disk is full. Stop.)"
+    assert (
+        faults.outcome_of("finished:failed", new) == "failed (The disk is full. Stop.)"
+    )
     assert faults.outcome_of("finished:failed", "") == "failed"
     assert faults.outcome_of("finished:completed", new) == "completed"
 
@@ -265,7 +293,9 @@ def test_two_runs_with_other_results_at_a_node_are_found(stage):
         for name in ("result-1.npz", "result-2.npz"):
             np.savez(stage.hooks(i) / name, centroids=centers, counts=np.ones(3))
     assert faults._both_ran(stage) == []
-    np.savez(stage.hooks(1) / "result-2.npz", centroids=centers + 1e-9, counts=np.ones(3))
+    np.savez(
+        stage.hooks(1) / "result-2.npz", centroids=centers + 1e-9, counts=np.ones(3)
+    )
     assert faults._both_ran(stage) == ["nodes have different results"]
     (stage.hooks(1) / "result-2.npz").unlink()
     assert faults._both_ran(stage) == ["a node lacks a result of one of two runs"]

@@ -40,13 +40,15 @@ def credentials(monkeypatch):
     return load_script(monkeypatch, "credentials", loopback.CREDENTIALS.parent)
 
 
-# --------------------------------------------------------------------------- a whole run
+# -------------------------------------------------------------------------- a whole run
 
 
 @pytest.mark.deployment
 def test_the_pages_defaults_make_a_run(tmp_path):
     partitions = loopback.example_partitions()
-    check_shared_outcome(run_once(tmp_path, partitions), partitions, "SynopsisKMeans", 8)
+    check_shared_outcome(
+        run_once(tmp_path, partitions), partitions, "SynopsisKMeans", 8
+    )
 
 
 @pytest.mark.deployment
@@ -61,14 +63,18 @@ def test_four_nodes_and_a_server_that_sees_no_sum(tmp_path):
     """``clients-only`` with pinned keys: every client adds a noise share, and clients open."""
     partitions = loopback.example_partitions(4)
     config, policy = {**BLIND, "trust": "clients-only"}, {"trusts": ["clients-only"]}
-    check_blind_outcome(run_once(tmp_path, partitions, config, policy), partitions, "clients-only")
+    check_blind_outcome(
+        run_once(tmp_path, partitions, config, policy), partitions, "clients-only"
+    )
 
 
 @pytest.mark.deployment
 def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path):
     partitions = loopback.example_partitions()
     config = {"strategy": "pe-means", "n-rounds": 4}
-    check_shared_outcome(run_shared(tmp_path, partitions, config), partitions, "PEMeans", 4)
+    check_shared_outcome(
+        run_shared(tmp_path, partitions, config), partitions, "PEMeans", 4
+    )
 
 
 @pytest.mark.deployment
@@ -133,7 +139,11 @@ def test_the_pages_commands_are_those_that_run():
     for more in ((), ("link.example.org:8000", "node/ca.crt")):
         files = ("/srv/node/policy.toml", "/srv/records.csv")
         assert loopback.check_command(*files, *more) in documented
-    config = {"n-clients": 3, "report": "/srv/report.json", "roster": "/srv/roster.toml"}
+    config = {
+        "n-clients": 3,
+        "report": "/srv/report.json",
+        "roster": "/srv/roster.toml",
+    }
     assert loopback.run_command("simulations/deployment/app", config) in documented
     for more in (
         {"trust": "clients-only"},
@@ -146,7 +156,10 @@ def test_the_pages_commands_are_those_that_run():
     assert loopback.policy_text(loopback.BOUNDS) in page
     text = loopback.flower_config("link.example.org:8000", "/srv/ca.crt")
     assert text in page
-    assert tomllib.loads(text)["superlink"]["deployment"]["address"] == "link.example.org:8000"
+    assert (
+        tomllib.loads(text)["superlink"]["deployment"]["address"]
+        == "link.example.org:8000"
+    )
 
 
 def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, capsys):
@@ -162,9 +175,14 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     written = ["link/ca.crt", "link/server.pem", "link/ca.key", "link/server.key"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in [*written, "node/node.pub", "node/node.key"])
-    keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
+    keygen = [
+        words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]
+    ]
     own = ["keygen", "a", "--output", "member"]
-    assert keygen == [own, ["keygen", "--check", "member/roster.toml", "--key", "member/a.key"]]
+    assert keygen == [
+        own,
+        ["keygen", "--check", "member/roster.toml", "--key", "member/a.key"],
+    ]
     for words in keygen:
         assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
     assert len(Roster.from_file("member/roster.toml")) == 1
@@ -182,7 +200,9 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     Path("member/roster.toml").write_text(lines, "utf-8")
     assert Roster.from_file("member/roster.toml").names == ("a", "b", "c")
     for place, name in enumerate("abc"):
-        assert read_identity("member/roster.toml", f"from-{name}/{name}.key").slot == place
+        assert (
+            read_identity("member/roster.toml", f"from-{name}/{name}.key").slot == place
+        )
     merge = "cat from-a/roster.toml from-b/roster.toml from-c/roster.toml > member/roster.toml"
     assert shlex.split(merge) in commands()
 
@@ -197,7 +217,9 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     assert names.get_values_for_type(x509.IPAddress) == [loopback_address]
 
     private = load_ssh_private_key(Path("node/node.key").read_bytes(), None)
-    assert private.public_key() == load_ssh_public_key(Path("node/node.pub").read_bytes())
+    assert private.public_key() == load_ssh_public_key(
+        Path("node/node.pub").read_bytes()
+    )
     names = ["link/ca.key", "link/server.key", "node/node.key", "member/a.key"]
     modes = {stat.S_IMODE(Path(name).stat().st_mode) for name in names}
     assert modes == {0o600}

@@ -55,7 +55,7 @@ def watched(machines):
         thread.join()
 
 
-# --------------------------------------------------------------------------- a whole run
+# -------------------------------------------------------------------------- a whole run
 
 
 @pytest.mark.deployment
@@ -73,20 +73,28 @@ def test_three_machines_and_the_server_learn_the_same(network, tmp_path, conditi
     assert running.processes.left() == []
     check_shared_outcome(running, partitions, "SynopsisKMeans", 8)
     # What the page's table lists is all that listens: nothing at all on nodes.
-    used = [machine for machine in machines if machine.name != "relay" or condition == "relay"]
-    assert {name for name, found in ports.items() if found} <= {machine.name for machine in used}
+    used = [
+        machine
+        for machine in machines
+        if machine.name != "relay" or condition == "relay"
+    ]
+    assert {name for name, found in ports.items() if found} <= {
+        machine.name for machine in used
+    }
     for machine in used:
         assert ports[machine.name] == set(machine.serves)
     if condition != "plain":
         assert sent_again > 0  # packets were lost
 
 
-# --------------------------------------------------------------------------- the network
+# -------------------------------------------------------------------------- the network
 
 
 def rows_of_ports(grpc):
     """Return the page's (from, to, port) of one version of Flower."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (\d+)/tcp \| (.+?) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| (\d+)/tcp \| (.+?) \|$", PAGE, re.MULTILINE
+    )
     other = "flwr 1.40" if grpc else "flwr 1.39"
     return {(a, b, int(port)) for a, b, port, use in rows if not use.startswith(other)}
 
@@ -98,20 +106,30 @@ def test_firewalls_are_the_pages_table(monkeypatch, grpc):
     between = {row for row in rows_of_ports(grpc) if "same machine" not in row[1]}
     assert {(row[0], row[2]) for row in between if row[1] == "SuperLink"} == {
         *(("nodes", port) for node in nodes for port in node.reaches),
-        *(("operator who registers nodes and submits runs", port) for port in operator.reaches),
+        *(
+            ("operator who registers nodes and submits runs", port)
+            for port in operator.reaches
+        ),
     }
     assert {row[1] for row in between} == {"SuperLink"}
     assert set(link.serves) == {row[2] for row in between}
     assert (link.reaches, operator.serves) == ((), ())
     assert [node.serves for node in nodes] == [()] * 3
     assert relay.serves == relay.reaches == nodes[0].reaches
-    assert ("node's helper", "node, same machine", namespaces.NODE_PORT) in rows_of_ports(grpc)
+    assert (
+        "node's helper",
+        "node, same machine",
+        namespaces.NODE_PORT,
+    ) in rows_of_ports(grpc)
 
 
 def test_bad_networks_are_as_bad_as_on_the_page():
     late, jitter = namespaces.DELAY_MS, namespaces.JITTER_MS
     text = (ROOT / "docs" / "tables" / "deployments.md").read_text("utf-8")
-    page = {row.split("`")[1]: row for row in re.findall(r"^\| `(?:relay|netem)` .*$", text, re.M)}
+    page = {
+        row.split("`")[1]: row
+        for row in re.findall(r"^\| `(?:relay|netem)` .*$", text, re.M)
+    }
     assert {"plain", *page} == set(namespaces.CONDITIONS)
     assert f"{late} to {late + jitter} ms late" in page["relay"]
     assert f"{late} ms late, give or take {jitter}" in page["netem"]
@@ -168,8 +186,14 @@ def test_machines_reach_each_other_at_the_ports_of_their_firewalls_only(network)
                 assert code in (0, 3)
                 if code == 0:
                     reached.add((a.name, b.name, port))
-    within = {(machine.name, machine.name, port) for machine in machines for port in ports}
-    between = {("node0", "link", 8000), ("node0", "other", 8000), ("other", "link", 8000)}
+    within = {
+        (machine.name, machine.name, port) for machine in machines for port in ports
+    }
+    between = {
+        ("node0", "link", 8000),
+        ("node0", "other", 8000),
+        ("other", "link", 8000),
+    }
     assert reached == within | between
 
 
@@ -185,8 +209,13 @@ def test_ports_are_open_if_others_can_reach_them(network):
 
 
 def test_what_goes_wrong_leaves_no_machine_behind(network):
-    good, bad = (namespaces.Machine(n, f"10.99.0.{i}") for n, i in (("good", 1), ("bad", 256)))
-    with pytest.raises(namespaces.DeploymentError, match=r"10\.99\.0\.256"), network([good, bad]):
+    good, bad = (
+        namespaces.Machine(n, f"10.99.0.{i}") for n, i in (("good", 1), ("bad", 256))
+    )
+    with (
+        pytest.raises(namespaces.DeploymentError, match=r"10\.99\.0\.256"),
+        network([good, bad]),
+    ):
         pytest.fail("there is no such address")
     assert left() == []
 
@@ -200,7 +229,7 @@ def test_what_goes_wrong_leaves_no_machine_behind(network):
     assert left() == []
 
 
-# --------------------------------------------------------------------------- where it cannot be
+# ------------------------------------------------------------------- where it cannot be
 
 
 @pytest.mark.parametrize(
@@ -223,7 +252,9 @@ def test_obstacles_are_found_before_a_network_is_made(
         said = "Error: Specified qdisc kind is unknown." if code else ""
         return subprocess.CompletedProcess(command, code, "", said)
 
-    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None if tool == missing else tool)
+    monkeypatch.setattr(
+        namespaces.shutil, "which", lambda tool: None if tool == missing else tool
+    )
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: user)
     monkeypatch.setattr(namespaces.subprocess, "run", run)
     found = namespaces.obstacle(condition)

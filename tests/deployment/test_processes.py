@@ -10,7 +10,9 @@ _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-def test_a_process_that_another_started_meanwhile_is_ended_as_well(tmp_path, monkeypatch):
+def test_a_process_that_another_started_meanwhile_is_ended_as_well(
+    tmp_path, monkeypatch
+):
     processes, late = Processes(tmp_path), list[subprocess.Popen[bytes]]()
     environment = processes._environment
     helper = subprocess.Popen(_SLEEP, env=environment, start_new_session=True)
@@ -19,7 +21,9 @@ def test_a_process_that_another_started_meanwhile_is_ended_as_well(tmp_path, mon
     def found_too_early():
         found = find()
         if not late:
-            late.append(subprocess.Popen(_SLEEP, env=environment, start_new_session=True))
+            late.append(
+                subprocess.Popen(_SLEEP, env=environment, start_new_session=True)
+            )
         return found
 
     monkeypatch.setattr(processes, "left", found_too_early)

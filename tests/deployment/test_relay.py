@@ -67,7 +67,11 @@ def exchange(sock, data=b"a"):
 
 def test_bytes_and_the_end_go_through_in_order(tmp_path):
     sent = bytes(range(256)) * 2**12
-    with echo() as target, Relay(target, jitter=0.002) as between, connect(between.address) as sock:
+    with (
+        echo() as target,
+        Relay(target, jitter=0.002) as between,
+        connect(between.address) as sock,
+    ):
         writer = threading.Thread(target=lambda: (sock.sendall(sent), sock.shutdown(1)))
         writer.start()
         assert read(sock, len(sent) + 1) == sent
@@ -79,19 +83,26 @@ def test_bytes_and_the_end_go_through_in_order(tmp_path):
     with (
         echo(lambda sock: server.wrap_socket(sock, server_side=True)) as target,
         Relay(target) as between,
-        client.wrap_socket(connect(between.address), server_hostname="127.0.0.1") as sock,
+        client.wrap_socket(
+            connect(between.address), server_hostname="127.0.0.1"
+        ) as sock,
     ):
         exchange(sock, b"secret")
 
 
 def test_chunks_are_late_both_ways_and_together():
-    with echo() as target, Relay(target, delay=0.2) as between, connect(between.address) as sock:
+    with (
+        echo() as target,
+        Relay(target, delay=0.2) as between,
+        connect(between.address) as sock,
+    ):
         begun = time.monotonic()
         for _ in range(PARTS := 50):
             sock.sendall(b"x")
             time.sleep(0.01)  # so that they are chunks of their own
         assert read(sock, PARTS) == b"x" * PARTS
-        # A lower bound holds on a busy machine too. One after another they would take 20 seconds.
+        # A lower bound holds on a busy machine too. One after another they would take
+        # 20 seconds.
         assert 0.4 <= time.monotonic() - begun < PARTS * 0.4
 
 

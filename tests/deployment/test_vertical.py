@@ -55,8 +55,15 @@ def set_up(directory, widths=(2, 1), first_rows=None):
 def settings(timeout, widths=(2, 1), **changes):
     texts = [f"{low:g}:{high:g}" for low, high in BOUNDS]
     ends = np.cumsum(widths)
-    bounds = "/".join(",".join(texts[b - w : b]) for w, b in zip(widths, ends, strict=True))
-    usual = {"n-clients": None, "n-clusters": 2, "n-records": N_RECORDS, "n-rounds": ROUNDS}
+    bounds = "/".join(
+        ",".join(texts[b - w : b]) for w, b in zip(widths, ends, strict=True)
+    )
+    usual = {
+        "n-clients": None,
+        "n-clusters": 2,
+        "n-records": N_RECORDS,
+        "n-rounds": ROUNDS,
+    }
     return {**usual, "bounds": bounds, "timeout": timeout, **changes}
 
 
@@ -65,7 +72,9 @@ def begin_and_wait_for_round_1(running, config):
     processes = running.processes
     processes.start("run", running.command(config))
     processes.wait_until(
-        lambda: "Round 1/2" in processes.log("run") or processes.ended("run"), 900, "Round 1"
+        lambda: "Round 1/2" in processes.log("run") or processes.ended("run"),
+        900,
+        "Round 1",
     )
     assert not processes.ended("run"), processes.log("run")
 
@@ -99,7 +108,9 @@ def check_charges(directory, parties=2):
         pytest.param((1, 1, 1, 1), 3, 7, id="four_joint"),
     ],
 )
-def test_all_parties_learn_the_same_and_the_server_nothing(tmp_path, widths, holders, trips):
+def test_all_parties_learn_the_same_and_the_server_nothing(
+    tmp_path, widths, holders, trips
+):
     with set_up(tmp_path, widths) as running:
         running.run(settings(300, widths, **{"key-holders": holders}), timeout=1_800)
     assert running.processes.left() == []
@@ -196,7 +207,8 @@ def test_rows_that_differ_end_the_run_before_anybody_is_charged(tmp_path):
         print_row("rows differ", running, begun)
         assert running.statuses()[-1] == "finished:failed"
     assert "Expected an answer from party 0 to 'ids'." in running.processes.log("run")
-    assert "have other rows" in running.processes.log("supernode0")  # the server is not told why
+    # the server is not told why
+    assert "have other rows" in running.processes.log("supernode0")
     assert not any(path.exists() for path in running.results)
     for slot in range(2):
         assert spent_epsilon(tmp_path / f"node{slot}" / "state", DELTA) in (None, 0)
@@ -207,7 +219,9 @@ def test_rows_that_differ_end_the_run_before_anybody_is_charged(tmp_path):
 
 def test_the_pages_words_are_those_that_run(tmp_path):
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines()
+    ]
     documented = [shlex.split(line) for line in lines]
     settings = {
         "data": "/srv/own.csv",
@@ -218,9 +232,15 @@ def test_the_pages_words_are_those_that_run(tmp_path):
     node = loopback.supernode_command("node", "link.example.org:8000", 9094, settings)
     assert node in documented
     assert loopback.check_command("/srv/node/policy.toml", "/srv/own.csv") in documented
-    config = {"report": "/srv/report.json", "roster": "/srv/roster.toml", "n-records": 10_000}
+    config = {
+        "report": "/srv/report.json",
+        "roster": "/srv/roster.toml",
+        "n-records": 10_000,
+    }
     assert loopback.run_command("simulations/vertical", config) in documented
-    known = tomllib.loads((APP / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]
+    known = tomllib.loads((APP / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"][
+        "app"
+    ]
     assert set(config) <= set(known["config"])
     assert known["config"]["bounds"] in PAGE
 
@@ -239,12 +259,18 @@ def test_the_pages_policy_is_read_and_pins_one_partys_columns(tmp_path):
 
 
 def test_the_pages_figures_are_those_of_the_plan():
-    rows = re.findall(r"^\| (?!with a radius|-)(.*) \|$", PAGE.split("## What it takes")[1], re.M)
+    rows = re.findall(
+        r"^\| (?!with a radius|-)(.*) \|$", PAGE.split("## What it takes")[1], re.M
+    )
     cells = [[cell.strip() for cell in row.split("|")] for row in rows[:6]]
     found = np.array([[float(cell.split()[0]) for cell in row[1:]] for row in cells])
     expected = []
     for k in (2, 5, 8):
-        near, all_records = (costs(k, (2, 2), 16_384, 1, 1, radius=r) for r in (True, False))
+        near, all_records = (
+            costs(k, (2, 2), 16_384, 1, 1, radius=r) for r in (True, False)
+        )
         sizes = [near.key_bytes / 1e6, near.column_bytes / 1e6, near.disk / 1e6]
-        expected.append([near.memory, *sizes, near.step_seconds, all_records.step_seconds])
+        expected.append(
+            [near.memory, *sizes, near.step_seconds, all_records.step_seconds]
+        )
     np.testing.assert_allclose(found, np.transpose(expected), rtol=0.1)

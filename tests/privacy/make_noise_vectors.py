@@ -2,8 +2,9 @@
 
     python tests/privacy/make_noise_vectors.py
 
-Written from the definitions alone, one number at a time and with 320 bits of every uniform, so
-that it shares nothing with the vectorised samplers but the law and the order of the words.
+Written from the definitions alone, one number at a time and with 320 bits of every
+uniform, so that it shares nothing with the vectorised samplers but the law and the
+order of the words.
 """
 
 import json
@@ -22,7 +23,9 @@ EXTRA_WORDS = 4
 
 
 def keystream(key, number, n_words):
-    encryptor = Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
+    encryptor = Cipher(
+        AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))
+    ).encryptor()
     data = encryptor.update(bytes(8 * n_words))
     return [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
 
@@ -32,7 +35,9 @@ def uniform(key, main, position, head_bits):
     value = main[position] >> (64 - head_bits)
     for word in keystream(key, position + 1, EXTRA_WORDS):
         value = value << 64 | word
-    return (mpmath.mpf(value) + mpmath.mpf(0.5)) / mpmath.mpf(2) ** (head_bits + 64 * EXTRA_WORDS)
+    return (mpmath.mpf(value) + mpmath.mpf(0.5)) / mpmath.mpf(2) ** (
+        head_bits + 64 * EXTRA_WORDS
+    )
 
 
 def rounded(key, scales, magnitude):
@@ -62,11 +67,17 @@ def discrete_gaussian(key, variances):
             for _ in range(1 + 64 // len(pending)):
                 variance = Fraction(variances[i])
                 scale = int(floor(sqrt(variances[i])) + 1.0)
-                size = int(mpmath.floor(-scale * mpmath.log(uniform(key, main, position, 63))))
+                size = int(
+                    mpmath.floor(-scale * mpmath.log(uniform(key, main, position, 63)))
+                )
                 exponent = (size - variance / scale) ** 2 / (2 * variance)
-                chance = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator)
+                chance = mpmath.exp(
+                    -mpmath.mpf(exponent.numerator) / exponent.denominator
+                )
                 negative = main[position] & 1
-                if uniform(key, main, position + 1, 64) < chance and not (negative and size == 0):
+                if uniform(key, main, position + 1, 64) < chance and not (
+                    negative and size == 0
+                ):
                     accepted.setdefault(i, -size if negative else size)
                 position += 2
         for i, number in accepted.items():
@@ -84,7 +95,11 @@ def main():
             ("discrete-gaussian/2", variances, discrete_gaussian(KEY, variances)),
         )
         vectors = [
-            {"sampler": name, "argument": [x.hex() for x in argument], "noise": list(noise)}
+            {
+                "sampler": name,
+                "argument": [x.hex() for x in argument],
+                "noise": list(noise),
+            }
             for name, argument, noise in rows
         ]
     path = Path(__file__).with_name("noise_vectors.json")

@@ -1,10 +1,11 @@
 """Make tensorflow_privacy_table.json with tensorflow-privacy, in an environment of its own.
 
-    python3.11 -m venv tfp && tfp/bin/pip install tensorflow-privacy==0.9.0 tensorflow==2.15.1
-    tfp/bin/python tests/privacy/make_tensorflow_privacy_table.py
+    python3.11 -m venv tfp && tfp/bin/pip install tensorflow-privacy==0.9.0
+    tensorflow==2.15.1 tfp/bin/python tests/privacy/make_tensorflow_privacy_table.py
 
-Nothing of this library is imported: the table is an outsider's opinion. "rounds" rows are full
-batches (sampling probability 1) of the Gaussian mechanism, the same release in every round.
+Nothing of this library is imported: the table is an outsider's opinion. "rounds" rows
+are full batches (sampling probability 1) of the Gaussian mechanism, the same release in
+every round.
 """
 
 import json
@@ -27,7 +28,11 @@ def main() -> None:
         for delta in DELTAS
     ]
     deltas = [
-        {"mu": mu, "epsilon": epsilon, "delta": gdp_accountant.delta_eps_mu(epsilon, mu)}
+        {
+            "mu": mu,
+            "epsilon": epsilon,
+            "delta": gdp_accountant.delta_eps_mu(epsilon, mu),
+        }
         for mu in MUS
         for epsilon in (mu / 2, mu, 2 * mu)
     ]
@@ -53,7 +58,8 @@ def main() -> None:
     ]
     table = {
         "versions": {
-            name: version(name) for name in ("tensorflow-privacy", "tensorflow", "dp-accounting")
+            name: version(name)
+            for name in ("tensorflow-privacy", "tensorflow", "dp-accounting")
         },
         "epsilon_from_mu": epsilons,
         "delta_from_mu": deltas,

@@ -2,17 +2,33 @@ import math
 
 import pytest
 
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 
 
 @pytest.mark.parametrize(
     ("options", "error", "name"),
     [
-        *(((bad,), ConfigurationError, "epsilon") for bad in (0, -1.0, math.inf, math.nan)),
-        *(((1.0, bad), ConfigurationError, "delta") for bad in (-1e-9, 1.0, 2.0, math.nan)),
-        *(((bad,), ConfigurationTypeError, "epsilon") for bad in ("1", True, [1.0], 1j)),
-        *(((1.0, bad), ConfigurationTypeError, "delta") for bad in ("1", True, [1.0], 1j)),
+        *(
+            ((bad,), ConfigurationError, "epsilon")
+            for bad in (0, -1.0, math.inf, math.nan)
+        ),
+        *(
+            ((1.0, bad), ConfigurationError, "delta")
+            for bad in (-1e-9, 1.0, 2.0, math.nan)
+        ),
+        *(
+            ((bad,), ConfigurationTypeError, "epsilon")
+            for bad in ("1", True, [1.0], 1j)
+        ),
+        *(
+            ((1.0, bad), ConfigurationTypeError, "delta")
+            for bad in ("1", True, [1.0], 1j)
+        ),
         ((None, 1e-6), ConfigurationError, "delta"),
         ((1.0, None, "user"), ConfigurationError, "unit"),
     ],
@@ -23,7 +39,8 @@ def test_what_is_no_budget_is_refused(options, error, name):
 
 
 @pytest.mark.parametrize(
-    ("n_units", "delta"), [(1, 1e-6), (10_000, 1e-6), (10_001, 1 / 1_000_100), (10**9, 1e-11)]
+    ("n_units", "delta"),
+    [(1, 1e-6), (10_000, 1e-6), (10_001, 1 / 1_000_100), (10**9, 1e-11)],
 )
 def test_default_delta_stays_far_below_one_over_n(n_units, delta):
     resolved = PrivacyBudget(1.0).resolved(n_units)
@@ -35,7 +52,9 @@ def test_default_delta_stays_far_below_one_over_n(n_units, delta):
 
 @pytest.mark.parametrize("n_units", [0, -3, 2.0, True, None])
 def test_number_of_units_must_be_a_positive_integer(n_units):
-    with pytest.raises(ConfigurationError, match="'n_units' parameter must be a positive integer"):
+    with pytest.raises(
+        ConfigurationError, match="'n_units' parameter must be a positive integer"
+    ):
         PrivacyBudget(1.0).resolved(n_units)
 
 

@@ -21,7 +21,9 @@ from flower_kmeans.privacy.calibration import (
     mu_of_budget,
 )
 
-TABLE = json.loads(Path(__file__).with_name("tensorflow_privacy_table.json").read_text())
+TABLE = json.loads(
+    Path(__file__).with_name("tensorflow_privacy_table.json").read_text()
+)
 
 
 def hockey_stick(mu, epsilon):
@@ -36,7 +38,9 @@ def hockey_stick(mu, epsilon):
             return -mpmath.expm1(e - m * m / 2 - m * z) * mpmath.npdf(z)
 
         start = e / m - m / 2
-        return float(mpmath.quad(integrand, mpmath.linspace(start, max(start, 0) + 20, 15)))
+        return float(
+            mpmath.quad(integrand, mpmath.linspace(start, max(start, 0) + 20, 15))
+        )
 
 
 @pytest.mark.default_cases("values")
@@ -44,17 +48,23 @@ def hockey_stick(mu, epsilon):
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 2.0, 9.0])
 def test_delta_is_the_hockey_stick_divergence(mu, ratio):
     epsilon = ratio * mu
-    assert delta_of_mu(mu, epsilon) == pytest.approx(hockey_stick(mu, epsilon), rel=1e-12)
+    assert delta_of_mu(mu, epsilon) == pytest.approx(
+        hockey_stick(mu, epsilon), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("row", TABLE["delta_from_mu"])
 def test_delta_agrees_with_tensorflow_privacy(row):
-    assert delta_of_mu(row["mu"], row["epsilon"]) == pytest.approx(row["delta"], rel=1e-9)
+    assert delta_of_mu(row["mu"], row["epsilon"]) == pytest.approx(
+        row["delta"], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("row", TABLE["epsilon_from_mu"])
 def test_epsilon_agrees_with_tensorflow_privacy(row):
-    assert epsilon_of_mu(row["mu"], row["delta"]) == pytest.approx(row["epsilon"], rel=1e-6)
+    assert epsilon_of_mu(row["mu"], row["delta"]) == pytest.approx(
+        row["epsilon"], rel=1e-6
+    )
 
 
 @given(epsilon=st.floats(1e-6, 1e3), exponent=st.floats(-290, -0.1))
@@ -62,9 +72,13 @@ def test_epsilon_agrees_with_tensorflow_privacy(row):
 def test_calibration_is_tight_and_never_over_the_budget(epsilon, exponent):
     delta = 10**exponent
     mu = mu_of_budget(epsilon, delta)
-    assert_within("the calibrated mu costs a delta of", delta_of_mu(mu, epsilon), most=delta)
+    assert_within(
+        "the calibrated mu costs a delta of", delta_of_mu(mu, epsilon), most=delta
+    )
     beyond = delta_of_mu(math.nextafter(mu, math.inf), epsilon)
-    assert beyond > delta, f"the next larger mu costs {beyond!r}, which is within {delta!r}"
+    assert beyond > delta, (
+        f"the next larger mu costs {beyond!r}, which is within {delta!r}"
+    )
     assert epsilon_of_mu(mu, delta) == pytest.approx(epsilon, rel=1e-9, abs=2e-15)
 
 
@@ -112,7 +126,8 @@ def test_delta_is_rounded_upward():
 
 
 def test_an_epsilon_near_zero_is_not_less_than_it_is():
-    # delta(0) of this mu exceeds 1e-6 by a part of 1e-13, so the exact epsilon is about 2e-19.
+    # delta(0) of this mu exceeds 1e-6 by a part of 1e-13, so the exact epsilon is about
+    # 2e-19.
     mu = mu_of_budget(0.0, 1e-6) * (1 + 1e-13)
     assert epsilon_of_mu(mu, 1e-6) == 2.0**-50
     assert exact_delta(mu, 2.0**-50) < 1e-6 < exact_delta(mu, 0.0)
@@ -121,7 +136,9 @@ def test_an_epsilon_near_zero_is_not_less_than_it_is():
 def test_a_budget_beyond_all_reason_is_kept_too():
     mu = mu_of_budget(0.0, 1e-160)
     more = math.nextafter(mu, 1.0)
-    assert exact_delta(mu, 0.0, digits=400) <= 1e-160 < exact_delta(more, 0.0, digits=400)
+    assert (
+        exact_delta(mu, 0.0, digits=400) <= 1e-160 < exact_delta(more, 0.0, digits=400)
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +148,10 @@ def test_a_budget_beyond_all_reason_is_kept_too():
         (delta_of_mu(1e-3, 1.0), 0.0),
         (delta_of_mu(1e9, 1.0), 1.0),
         # delta(0) is the total variation distance, 2 Phi(mu / 2) - 1.
-        (delta_of_mu(1e-12, 0.0), pytest.approx(1e-12 / math.sqrt(2 * math.pi), rel=1e-12)),
+        (
+            delta_of_mu(1e-12, 0.0),
+            pytest.approx(1e-12 / math.sqrt(2 * math.pi), rel=1e-12),
+        ),
         (epsilon_of_mu(0.0, 0.0), 0.0),
         (epsilon_of_mu(1.0, 0.0), math.inf),
         (epsilon_of_mu(0.1, 0.5), 0.0),
@@ -165,13 +185,15 @@ def test_one_laplace_release_has_a_closed_form(cost, ratio):
     delta = laplace_delta(cost, ratio * cost)
     assert delta == pytest.approx(1 - math.exp((ratio - 1) * cost / 2))
     assert mixture_delta(0.0, (cost,), ratio * cost) == pytest.approx(delta, rel=1e-3)
-    assert mixture_epsilon(0.0, (cost,), delta) == pytest.approx(ratio * cost, abs=1e-3 * cost)
+    assert mixture_epsilon(0.0, (cost,), delta) == pytest.approx(
+        ratio * cost, abs=1e-3 * cost
+    )
     assert laplace_delta(cost, cost) == 0.0
 
 
 def test_two_laplace_releases_by_hand():
-    # Loss of one release at scale b, from its larger side: 1/b with probability 1/2, -1/b with
-    # e^(-1/b)/2, and density e^((l - 1/b)/2)/4 between.
+    # Loss of one release at scale b, from its larger side: 1/b with probability 1/2,
+    # -1/b with e^(-1/b)/2, and density e^((l - 1/b)/2)/4 between.
     cost, epsilon = 0.7, 0.4
     nodes, weights = np.polynomial.legendre.leggauss(400)
     loss, weight = cost * nodes, cost * weights * np.exp((cost * nodes - cost) / 2) / 4
@@ -184,7 +206,9 @@ def test_two_laplace_releases_by_hand():
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 499, 500, 998, 999, 1000])
-@pytest.mark.parametrize("shape", [lambda x: 1 / x, lambda x: math.exp(-x), lambda x: -(x**3)])
+@pytest.mark.parametrize(
+    "shape", [lambda x: 1 / x, lambda x: math.exp(-x), lambda x: -(x**3)]
+)
 def test_the_least_scale_is_found(place, shape):
     step = 2.0**-6  # the grid below 1000 / 64
     calls = []
@@ -196,9 +220,13 @@ def test_the_least_scale_is_found(place, shape):
     # A high end of 16 sets the grid's width: 2^5 / 2^16.
     fine = 2.0**-11
     found = least_scale(excess, step / 2, 16.0)
-    assert_within("the scale that is found exceeds the budget by", excess(found), most=0)
+    assert_within(
+        "the scale that is found exceeds the budget by", excess(found), most=0
+    )
     less = excess(found - fine)
-    assert found == fine or less > 0, f"a smaller scale, {found - fine!r}, is within the budget"
+    assert found == fine or less > 0, (
+        f"a smaller scale, {found - fine!r}, is within the budget"
+    )
     assert_within("it took", len(calls), most=59, unit="evaluations")
 
 
@@ -210,7 +238,9 @@ def test_the_least_scale_is_found_beside_scales_without_any_epsilon():
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 40.0])
-@pytest.mark.parametrize("laplace", [(1e4,), (1e3, 1e99), (600.0,) * 1000, (400.0,) * 10])
+@pytest.mark.parametrize(
+    "laplace", [(1e4,), (1e3, 1e99), (600.0,) * 1000, (400.0,) * 10]
+)
 def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):
     """No budget is so large that it could not be accounted, or would take gigabytes."""
     total = math.fsum(laplace)
@@ -227,5 +257,7 @@ def test_numerical_composition_lies_between_the_gaussian_part_and_the_sum(cost, 
     gaussian = epsilon_of_mu(mu, 1e-6)
     found = mixture_epsilon(mu, (cost,) * 20, 1e-6)
     least, most = gaussian * (1 - 1e-3), (20 * cost + gaussian) * (1 + 1e-3)
-    assert_within("numerical composition gives an epsilon of", found, least=least, most=most)
+    assert_within(
+        "numerical composition gives an epsilon of", found, least=least, most=most
+    )
     assert mixture_epsilon(mu, (cost,), 0.0) == (math.inf if mu else cost)

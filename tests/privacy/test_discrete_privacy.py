@@ -14,7 +14,8 @@ from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
 STDS = [2.0, 2.1, 2.75, 4.0, 7.5]
-# Standard deviation in grid units, shift of a coordinate, how many coordinates are shifted, delta.
+# Standard deviation in grid units, shift of a coordinate, how many coordinates are
+# shifted, delta.
 GRID = [
     (2, 1, 1, 1e-6),
     (2, 2, 1, 1e-6),
@@ -36,7 +37,9 @@ def variance_of(monkeypatch):
     def drawn(std, shares=1):
         seen = []
         monkeypatch.setattr(
-            noise, "discrete_gaussian", lambda variance, _: seen.append(variance) or variance
+            noise,
+            "discrete_gaussian",
+            lambda variance, _: seen.append(variance) or variance,
         )
         release = Release("sums", "gaussian", "l2", std, ("sums",))
         noise.draw_share(release, np.ones(1), shares, Stream.from_key(bytes(32)))
@@ -82,7 +85,8 @@ def test_no_two_integers_are_further_apart_than_planned(std, variance_of):
         assert max(steps(mpmath.mpf(std * std + added / 1.4), 3)) > 1 / mpmath.mpf(std)
 
 
-# How many noise shares are added up, and the standard deviation of one, of which 2 is the least.
+# How many noise shares are added up, and the standard deviation of one, of which 2 is
+# the least.
 SHARES = [(2, 2.0), (2, 2.5), (2, 4.0), (3, 2.0), (4, 2.0), (8, 2.0)]
 DIGITS = 80
 
@@ -90,15 +94,21 @@ DIGITS = 80
 def convolved(variances):
     """Return the probabilities of a sum of discrete Gaussians, by their convolution.
 
-    Terms and sums reach 20 of their deviations to either side; beyond is less than e^-190.
+    Terms and sums reach 20 of their deviations to either side; beyond is less than
+    e^-190.
     """
     most = math.ceil(20 * math.sqrt(sum(variances)))
     masses = np.array([mpmath.mpf(1)], dtype=object)
     for variance in variances:
         reach = math.ceil(20 * math.sqrt(variance))
-        one = [mpmath.exp(-mpmath.mpf(i * i) / (2 * variance)) for i in range(-reach, reach + 1)]
+        one = [
+            mpmath.exp(-mpmath.mpf(i * i) / (2 * variance))
+            for i in range(-reach, reach + 1)
+        ]
         whole = mpmath.fsum(one)
-        masses = np.convolve(masses, np.array([weight / whole for weight in one], dtype=object))
+        masses = np.convolve(
+            masses, np.array([weight / whole for weight in one], dtype=object)
+        )
         beyond = max(0, len(masses) // 2 - most)
         masses = masses[beyond : len(masses) - beyond]
     return list(masses)
@@ -125,7 +135,9 @@ def profile(masses, shift, epsilon):
 def gaussian_profile(mu, epsilon):
     root = mpmath.sqrt(2)
     above = mpmath.erfc((epsilon / mu - mu / 2) / root)
-    return (above - mpmath.exp(epsilon) * mpmath.erfc((epsilon / mu + mu / 2) / root)) / 2
+    return (
+        above - mpmath.exp(epsilon) * mpmath.erfc((epsilon / mu + mu / 2) / root)
+    ) / 2
 
 
 def shares_and_plan(shares, share_std):
@@ -198,7 +210,10 @@ def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, share_std):
         masses = convolved([mpmath.mpf(variance)] * shares)
         middle = len(masses) // 2
         total = shares * mpmath.mpf(variance)
-        factors = [masses[middle + i] * mpmath.exp(i * i / (2 * total)) for i in range(3 * shares)]
+        factors = [
+            masses[middle + i] * mpmath.exp(i * i / (2 * total))
+            for i in range(3 * shares)
+        ]
         mean = mpmath.fsum(factors) / len(factors)
         apart = max(abs(factor / mean - 1) for factor in factors)
         exponent = 2 * mpmath.pi**2 * variance * (1 - mpmath.mpf(1) / shares)
@@ -216,7 +231,9 @@ def discrete_epsilon(variance, shift, n, delta):
     mass = one
     for _ in range(n - 1):
         mass = np.convolve(mass, one)
-    loss = (2 * (np.arange(len(mass)) - n * reach) * shift + n * shift * shift) / (2 * variance)
+    loss = (2 * (np.arange(len(mass)) - n * reach) * shift + n * shift * shift) / (
+        2 * variance
+    )
 
     def excess(epsilon):
         above = loss > epsilon
@@ -235,15 +252,23 @@ def test_epsilon_is_not_exceeded(std, shift, n, delta, variance_of):
 
 
 @pytest.mark.default_cases("2-1-1-1e-06", "20-2-1-1e-11")
-@pytest.mark.parametrize(("std", "shift", "n", "delta"), [row for row in GRID if row[2] == 1])
-def test_what_is_added_is_at_most_three_times_what_is_needed(std, shift, n, delta, variance_of):
+@pytest.mark.parametrize(
+    ("std", "shift", "n", "delta"), [row for row in GRID if row[2] == 1]
+)
+def test_what_is_added_is_at_most_three_times_what_is_needed(
+    std, shift, n, delta, variance_of
+):
     """In epsilon, at the deltas where it is needed most."""
     paid = needed = 0.0
     for factor in np.geomspace(1.0, 10.0, 40):
         planned = epsilon_of_mu(shift / std, delta * factor)
-        needed = max(needed, discrete_epsilon(std * std, shift, n, delta * factor) - planned)
+        needed = max(
+            needed, discrete_epsilon(std * std, shift, n, delta * factor) - planned
+        )
         narrower = 2 * std * std - variance_of(std)
-        paid = max(paid, epsilon_of_mu(shift / math.sqrt(narrower), delta * factor) - planned)
+        paid = max(
+            paid, epsilon_of_mu(shift / math.sqrt(narrower), delta * factor) - planned
+        )
     assert 0 < needed <= paid <= 3 * needed
 
 
@@ -253,4 +278,6 @@ def test_coarse_and_fine_grids_are_widened_by_a_part_of_a_step(variance_of, std)
     # Beyond 1e8, what is added is less than a step of float64.
     assert added > 0 if std > 1e8 else 1 / math.pi**2 <= added <= 0.105
     assert variance_of(std) == pytest.approx(std * std, rel=0.03)
-    assert variance_of(20 * std, shares=16) == pytest.approx(variance_of(20 * std), rel=1e-15)
+    assert variance_of(20 * std, shares=16) == pytest.approx(
+        variance_of(20 * std), rel=1e-15
+    )

@@ -58,7 +58,9 @@ def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
         level = mpmath.mpf(mu)
         # Between the places where the pieces of the Laplace curve meet, and beyond.
         inner = [level * i / 20 for i in range(21)]
-        outer = [place + x for place in (-mu - 9, level) for x in np.linspace(0, mu + 9, 20)]
+        outer = [
+            place + x for place in (-mu - 9, level) for x in np.linspace(0, mu + 9, 20)
+        ]
         for x in inner + outer:
             alpha = mpmath.ncdf(-x)
             assert laplace_tradeoff(alpha, mpmath.mpf(cost)) >= mpmath.ncdf(x - level)
@@ -82,7 +84,10 @@ def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
 )
 def test_a_release_of_many_words_reveals_no_more_than_one_of_one_word(parts):
     """An l1 change may be spread over words: squares of levels are superadditive."""
-    assert math.fsum(laplace_mu(c) ** 2 for c in parts) <= laplace_mu(math.fsum(parts)) ** 2
+    assert (
+        math.fsum(laplace_mu(c) ** 2 for c in parts)
+        <= laplace_mu(math.fsum(parts)) ** 2
+    )
 
 
 # --------------------------------------------------------------------------- sums
@@ -108,7 +113,9 @@ def test_charges_are_exact_and_rounded_upward():
 def test_the_limit_is_met_to_the_last_bit():
     mu = mu_of_budget(EPSILON, DELTA)
     assert Charge(math.floor(Fraction(mu) ** 2 * 2**96), 0, 1).fits(EPSILON, DELTA)
-    assert not Charge(math.floor(Fraction(mu) ** 2 * 2**96) + 1, 0, 1).fits(EPSILON, DELTA)
+    assert not Charge(math.floor(Fraction(mu) ** 2 * 2**96) + 1, 0, 1).fits(
+        EPSILON, DELTA
+    )
     pure = Charge(1 << 200, 4 << 96, 0)
     assert pure.fits(EPSILON, 0.0)
     assert not (pure + Charge(0, 1, 0)).fits(EPSILON, 0.0)
@@ -145,7 +152,7 @@ def test_prices_of_runs_for_clients_count_a_record_of_a_client_that_stays():
     assert price_of("client", rounds).whole[0] == charge_of([*rounds[0], *rounds[1]])
 
 
-# --------------------------------------------------------------------------- adversaries
+# -------------------------------------------------------------------------- adversaries
 
 STEP = 2.0**-10
 SIZE = 2**14  # privacy losses up to 16
@@ -182,7 +189,8 @@ def ahead(value, loss):
     return fftconvolve(padded, loss, mode="same")[SIZE:-SIZE]
 
 
-END = -np.expm1(np.minimum(GRID, 0.0))  # (1 - e^(epsilon - loss))+ where nothing follows
+# (1 - e^(epsilon - loss))+ where nothing follows
+END = -np.expm1(np.minimum(GRID, 0.0))
 
 
 def delta_at(value):
@@ -210,7 +218,8 @@ def options(fits):
 FIRST = {
     "gaussian": ([gaussian(0.3 * mu_of_budget(EPSILON, DELTA))]),
     "laplace": laplace(0.125, 14),
-    # After this one a Gaussian run fits by one of the sums, and larger Laplace runs by the other.
+    # After this one a Gaussian run fits by one of the sums, and larger Laplace runs by
+    # the other.
     "either": laplace(0.25, 2),
     "pure": laplace(0.375, 4),
 }
@@ -230,7 +239,9 @@ def test_runs_chosen_after_a_result_keep_the_ledgers_limit(first, tmp_path):
 
         def fits(releases):
             try:
-                ledger.require_room(answer_of(2).run, price_of("record", [releases]), LIMIT)
+                ledger.require_room(
+                    answer_of(2).run, price_of("record", [releases]), LIMIT
+                )
             except BudgetError:
                 return False
             return True

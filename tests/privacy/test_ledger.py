@@ -102,7 +102,10 @@ def number(i):
 def content_of(state_dir):
     """Return all rows of all tables."""
     with closing(sqlite3.connect(state_dir / FILE_NAME)) as db:
-        return [sorted(db.execute(f"SELECT * FROM {name}")) for name in ("runs", "sums")]  # noqa: S608
+        return [
+            sorted(db.execute(f"SELECT * FROM {name}"))  # noqa: S608
+            for name in ("runs", "sums")
+        ]
 
 
 def processes(worker, *arguments):
@@ -118,11 +121,14 @@ def processes(worker, *arguments):
 def side_by_side(worker, *arguments):
     """Let a worker run in two processes at once; return both results."""
     barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
-    assert processes(worker, *((barrier, results, *rest) for rest in arguments)) == [0, 0]
+    assert processes(worker, *((barrier, results, *rest) for rest in arguments)) == [
+        0,
+        0,
+    ]
     return [results.get(timeout=600) for _ in range(2)]
 
 
-# --------------------------------------------------------------------------- what is charged
+# ---------------------------------------------------------------------- what is charged
 
 
 def test_a_round_is_charged_once_whatever_the_sessions_and_the_attempts(ledger):
@@ -162,13 +168,16 @@ def test_laplace_releases_count_as_the_gaussian_ones_that_cover_them(ledger):
     pure = laplace_plan()
     charge(ledger, answer_of(1), pure, LOOSE)
     for delta in (DELTA, 0.0):
-        assert ledger.epsilon(delta) == pytest.approx(1.0, rel=1e-12)  # the sum of pure epsilons
+        # the sum of pure epsilons
+        assert ledger.epsilon(delta) == pytest.approx(1.0, rel=1e-12)
     charge(ledger, answer_of(2, t=2), PLAN, LOOSE)
     assert ledger.epsilon(0.0) == math.inf
     square = charge_of(pure.releases[:1]).mu ** 2
     for parts, laplace in ((1, 2), (1 / 3, 1)):
         total = (parts * PLAN.mu**2 + laplace * square) ** 0.5
-        assert ledger.epsilon(DELTA) == pytest.approx(epsilon_of_mu(total, DELTA), rel=1e-9)
+        assert ledger.epsilon(DELTA) == pytest.approx(
+            epsilon_of_mu(total, DELTA), rel=1e-9
+        )
         for run in (1, 2):  # gives back what was not answered
             end(ledger, answer_of(run).run)
 
@@ -206,7 +215,8 @@ def test_what_an_ended_run_did_not_use_comes_back(ledger, state_dir):
         end(ledger)
         assert ledger.epsilon(DELTA) == cost(1 / 3)
     assert "[[" not in str(content_of(state_dir)[0])  # nothing of the plan is kept
-    # A round whose reservation came back is charged if it is answered all the same, once.
+    # A round whose reservation came back is charged if it is answered all the same,
+    # once.
     for t, attempt, times in ((2, 2, 1 / 3), (3, 1, 2 / 3), (3, 2, 2 / 3)):
         charge(ledger, answer_of(t=t, attempt=attempt), PLAN, LOOSE)
         assert ledger.epsilon(DELTA) == cost(times)
@@ -236,7 +246,8 @@ def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
         connection(ledger).set_trace_callback(statements.append)
         connection(ledger).set_progress_handler(lambda: ticks.append(1), 1)
         kind = (("gaussian", "l2"), ("laplace", "l1"))[run % 2]
-        release = Release("all", *kind, 10.0 + run / 7, "a")  # none has the scale of another
+        # none has the scale of another
+        release = Release("all", *kind, 10.0 + run / 7, "a")
         answer = Answer(number(run), 1, 1, bytes(32), bytes(32), bytes(32))
         ledger.charge(answer, price_of("record", [[release]]), LOOSE, 0, b"")
         return len(statements), len(ticks)
@@ -250,12 +261,14 @@ def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
     assert max(ticks for _, ticks in found[-10:]) <= 1.2 * found[1][1]
 
 
-# --------------------------------------------------------------------------- one answer, one vote
+# ----------------------------------------------------------------- one answer, one vote
 
 
 @pytest.mark.parametrize("plan", [PLAN, None])
 @pytest.mark.parametrize("earlier", [(1, 1), (1, 3), (2, 1)])
-def test_other_answers_and_those_before_the_last_are_refused(ledger, state_dir, earlier, plan):
+def test_other_answers_and_those_before_the_last_are_refused(
+    ledger, state_dir, earlier, plan
+):
     t, attempt = earlier
     charge(ledger, answer_of(t=t, attempt=attempt), plan, LOOSE)
     charge(ledger, answer_of(t=2, attempt=2), plan, LOOSE)
@@ -274,7 +287,9 @@ def test_all_attempts_at_a_round_are_for_one_query(ledger, plan):
     """Two answers to two queries of a round would be two releases for one charge."""
     charge(ledger, answer_of(t=2, query=7), plan, LOOSE)
     charge(ledger, answer_of(t=2, attempt=2, context=2, query=7), plan, LOOSE)
-    with pytest.raises(AnotherAnswerError, match="Another query of this round was answered"):
+    with pytest.raises(
+        AnotherAnswerError, match="Another query of this round was answered"
+    ):
         charge(ledger, answer_of(t=2, attempt=3, context=3, query=8), plan, LOOSE)
     charge(ledger, answer_of(t=3, context=3, query=8), plan, LOOSE)
 
@@ -283,8 +298,13 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
     ledger.save(RUN, 0, b"enrolled")
     for run in (RUN, b"s" * 32):
         assert ledger.last_answer(run) is ledger.last_vote(run) is None
-    version = ledger.vote(Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"1")
-    assert (ledger.last_vote(RUN), ledger.load(RUN)) == ((2, b"v" * 32), (version, b"1"))
+    version = ledger.vote(
+        Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"1"
+    )
+    assert (ledger.last_vote(RUN), ledger.load(RUN)) == (
+        (2, b"v" * 32),
+        (version, b"1"),
+    )
     version = ledger.vote(
         Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, version, b"2"
     )  # the same again
@@ -305,7 +325,9 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
     assert ledger.epsilon(DELTA) == cost(1)
 
 
-def test_a_first_vote_reserves_the_plan_and_answers_charge_it_round_by_round(ledger, state_dir):
+def test_a_first_vote_reserves_the_plan_and_answers_charge_it_round_by_round(
+    ledger, state_dir
+):
     for t in (1, 2):
         vote(ledger, t=t)
         assert ledger.epsilon(DELTA) == cost(1)  # once
@@ -347,7 +369,9 @@ def test_votes_without_answers_are_bounded_by_the_budget(ledger, state_dir):
     assert ledger.epsilon(DELTA) == cost(3)
 
 
-def test_a_vote_that_an_earlier_release_wrote_without_a_reservation_is_caught_up_with(ledger):
+def test_a_vote_that_an_earlier_release_wrote_without_a_reservation_is_caught_up_with(
+    ledger,
+):
     vote(ledger, plan=None)
     assert ledger.epsilon(DELTA) == 0
     charge(ledger, answer_of(t=2), PLAN, LOOSE)
@@ -363,7 +387,9 @@ def test_the_row_of_a_run_that_is_over_is_small(ledger, state_dir):
     sizes = []
     for i in range(120):
         version = ledger.save(number(i), 0, bytes(20_000))
-        version = ledger.vote(Vote(number(i), 99, bytes(32)), price(plan), LOOSE, version, b"")
+        version = ledger.vote(
+            Vote(number(i), 99, bytes(32)), price(plan), LOOSE, version, b""
+        )
         answer = Answer(number(i), 100, 3, bytes(32), bytes(32), bytes(32))
         version = ledger.charge(answer, price(plan), LOOSE, version, bytes(20_000))
         ledger.end(number(i), version, b"over")
@@ -378,7 +404,9 @@ def test_the_row_of_a_run_that_is_over_is_small(ledger, state_dir):
 def test_what_was_answered_and_voted_stays_when_the_run_is_over(state_dir):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(t=2, attempt=2), PLAN, LOOSE)
-        ledger.vote(Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"voted")
+        ledger.vote(
+            Vote(RUN, 2, b"v" * 32), price(PLAN), LOOSE, ledger.load(RUN)[0], b"voted"
+        )
         version = end(ledger)
     with Ledger(state_dir) as ledger:
         assert ledger.last_answer(RUN) == (2, 2, *[bytes([1]) * 32] * 3)
@@ -447,7 +475,10 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(ledger, state_dir):
 
 
 def test_the_sessions_that_were_used_last_are_kept(ledger, state_dir):
-    used, first = ledger.save(RUN, 0, b"enrolled"), ledger.save(b"s" * 32, 0, b"SECRET" * 20)
+    used, first = (
+        ledger.save(RUN, 0, b"enrolled"),
+        ledger.save(b"s" * 32, 0, b"SECRET" * 20),
+    )
     for i in range(2 * MAX_UNANSWERED):
         used = ledger.save(RUN, used, b"used")
         ledger.save(number(i), 0, b"other")
@@ -462,7 +493,9 @@ def test_the_sessions_that_were_used_last_are_kept(ledger, state_dir):
     assert ledger.load(b"s" * 32) == (second, b"second")
 
 
-def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening(state_dir):
+def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening(
+    state_dir,
+):
     answered, voted, enrolled, used, ended = (bytes([i]) * 32 for i in (1, 2, 3, 4, 5))
     with Ledger(state_dir, clock=lambda: 1e9) as ledger:
         charge(ledger, answer_of(1, t=2), PLAN, LOOSE)
@@ -486,7 +519,13 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
         assert ledger.load(ended)[1] == b"over"  # is not ended again
         assert unfinished(state_dir) == {used}
         assert ledger.epsilon(DELTA) == cost(1 + 1 / 3)
-        assert ledger.last_answer(answered) == (2, 1, answered, answered, bytes([1]) * 32)
+        assert ledger.last_answer(answered) == (
+            2,
+            1,
+            answered,
+            answered,
+            bytes([1]) * 32,
+        )
         assert ledger.last_vote(voted) == (1, b"v" * 32)
         with pytest.raises(MemoryChangedError):  # a process that had read it before
             ledger.save(answered, read, b"SECRET-1" * 9)
@@ -516,12 +555,14 @@ def test_a_memory_is_replaced_by_whoever_read_it_last(ledger, state_dir):
     assert [file.name for file in state_dir.iterdir()] == [FILE_NAME]
 
 
-# --------------------------------------------------------------------------- other processes
+# ---------------------------------------------------------------------- other processes
 
 
 def test_two_processes_together_never_exceed_the_limit(state_dir):
     runs = (range(1, 13), range(101, 113))
-    found = side_by_side(race_for_budget, *((state_dir, each, limit(5)) for each in runs))
+    found = side_by_side(
+        race_for_budget, *((state_dir, each, limit(5)) for each in runs)
+    )
     assert sum(map(len, found)) == 5
     assert spent_epsilon(state_dir, DELTA) == cost(5)
 
@@ -594,7 +635,9 @@ def test_a_disk_that_is_full_allows_nothing(ledger, state_dir):
         (errno.EIO, "The state_dir .* cannot be used: Input/output error"),
     ],
 )
-def test_why_the_file_cannot_be_made_is_one_sentence(state_dir, number, sentence, monkeypatch):
+def test_why_the_file_cannot_be_made_is_one_sentence(
+    state_dir, number, sentence, monkeypatch
+):
     def fail(*_, **options):
         raise OSError(number, os.strerror(number))
 
@@ -613,7 +656,9 @@ def test_files_are_their_owners_alone(state_dir, umask):
     try:
         with Ledger(state_dir) as ledger, ledger._exclusive():
             ledger._replace(b"r" * 32, 0, b"")
-            modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in state_dir.iterdir()}
+            modes = {
+                p.name: stat.S_IMODE(p.stat().st_mode) for p in state_dir.iterdir()
+            }
     finally:
         os.umask(before)
     assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
@@ -622,7 +667,9 @@ def test_files_are_their_owners_alone(state_dir, umask):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o750, 0o701, 0o777])
-@pytest.mark.parametrize(("name", "expected"), [("state_dir", "0700"), ("ledger", "0600")])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("state_dir", "0700"), ("ledger", "0600")]
+)
 @pytest.mark.parametrize("use", USES)
 def test_what_is_open_to_others_is_refused(state_dir, use, name, expected, mode):
     Ledger(state_dir).close()
@@ -640,7 +687,9 @@ def belongs_to(monkeypatch, path, user):
         values[4] = user
         return os.stat_result(values) if facts.st_ino == inode else facts
 
-    monkeypatch.setattr(os, "stat", lambda *args, **options: changed(stated(*args, **options)))
+    monkeypatch.setattr(
+        os, "stat", lambda *args, **options: changed(stated(*args, **options))
+    )
     monkeypatch.setattr(os, "fstat", lambda descriptor: changed(fstated(descriptor)))
 
 
@@ -652,7 +701,9 @@ def test_what_belongs_to_another_user_is_refused(state_dir, name, use, monkeypat
     other = os.geteuid() + 12345
     with monkeypatch.context() as pretended:
         belongs_to(pretended, path, other)
-        with pytest.raises(LedgerError, match=f"{name} {path} .*user or to root.*id {other} "):
+        with pytest.raises(
+            LedgerError, match=f"{name} {path} .*user or to root.*id {other} "
+        ):
             use(state_dir)
     with monkeypatch.context() as pretended:
         belongs_to(pretended, path, 0)
@@ -662,7 +713,9 @@ def test_what_belongs_to_another_user_is_refused(state_dir, name, use, monkeypat
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("has_flag", [True, False])
-def test_a_ledger_behind_a_link_is_refused(state_dir, exists, use, has_flag, tmp_path, monkeypatch):
+def test_a_ledger_behind_a_link_is_refused(
+    state_dir, exists, use, has_flag, tmp_path, monkeypatch
+):
     if not has_flag:
         monkeypatch.delattr(os, "O_NOFOLLOW")
     target = tmp_path / "elsewhere"
@@ -670,7 +723,9 @@ def test_a_ledger_behind_a_link_is_refused(state_dir, exists, use, has_flag, tmp
         target.touch(mode=0o600)
     state_dir.mkdir(mode=0o700)
     (state_dir / FILE_NAME).symlink_to(target)
-    with pytest.raises(LedgerError, match=f"{FILE_NAME} as a file. Got a symbolic link"):
+    with pytest.raises(
+        LedgerError, match=f"{FILE_NAME} as a file. Got a symbolic link"
+    ):
         use(state_dir)
     assert target.exists() == exists
     assert not exists or target.stat().st_size == 0
@@ -689,23 +744,32 @@ def test_what_is_no_directory_and_no_ledger_is_one_sentence(tmp_path, state_dir)
 def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     """`fullfsync` matters on macOS alone, where `fsync` leaves data in the drive's cache."""
     settings = ("synchronous", "fullfsync", "checkpoint_fullfsync", "secure_delete")
-    found = [connection(ledger).execute(f"PRAGMA {setting}").fetchone() for setting in settings]
+    found = [
+        connection(ledger).execute(f"PRAGMA {setting}").fetchone()
+        for setting in settings
+    ]
     assert found == [(3,), (1,), (1,), (1,)]
 
 
 @pytest.mark.parametrize("version", [3, 5])
 @pytest.mark.parametrize("use", USES)
-def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(state_dir, version, use):
+def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(
+    state_dir, version, use
+):
     Ledger(state_dir).close()
     tamper(state_dir, f"PRAGMA user_version = {version}")
     before = (state_dir / FILE_NAME).read_bytes()
-    with pytest.raises(LedgerError, match=rf"version 4\. Got version {version} instead") as caught:
+    with pytest.raises(
+        LedgerError, match=rf"version 4\. Got version {version} instead"
+    ) as caught:
         use(state_dir)
     assert "\n" not in str(caught.value)
     assert (state_dir / FILE_NAME).read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"rounds": [[{}]]}', '{"rounds": 5}', "[1.5, 0, 0]"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"rounds": [[{}]]}', '{"rounds": 5}', "[1.5, 0, 0]"]
+)
 def test_charges_that_cannot_be_read_allow_nothing(ledger, state_dir, text):
     charge(ledger, answer_of(), PLAN, LOOSE)
     tamper(state_dir, "UPDATE runs SET reserved = ?", text)

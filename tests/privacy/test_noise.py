@@ -33,8 +33,8 @@ from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
 VECTORS = json.loads(Path(__file__).with_name("noise_vectors.json").read_text())
-# Public keys: the goodness-of-fit tests below are repeatable. Each would pass for all but a
-# millionth of all keys.
+# Public keys: the goodness-of-fit tests below are repeatable. Each would pass for all
+# but a millionth of all keys.
 KEYS = [bytes([i]) * 32 for i in range(3)]
 SIGNIFICANCE = 1e-6
 
@@ -54,7 +54,9 @@ def mass(name, scale, limit):
     """Probabilities of -limit..limit, with both tails in the end cells."""
     n = np.arange(-limit, limit + 1)
     if name == "discrete-gaussian/2":
-        wide = np.arange(-60 * math.ceil(scale) - limit, 60 * math.ceil(scale) + limit + 1)
+        wide = np.arange(
+            -60 * math.ceil(scale) - limit, 60 * math.ceil(scale) + limit + 1
+        )
         weight = np.exp(-((wide / scale) ** 2) / 2)
         below = np.cumsum(weight) / weight.sum()
         cdf = below[np.searchsorted(wide, n[:-1])]
@@ -65,7 +67,9 @@ def mass(name, scale, limit):
 
 
 def fit(draws, probability, limit):
-    observed = np.bincount(np.clip(draws, -limit, limit) + limit, minlength=2 * limit + 1)
+    observed = np.bincount(
+        np.clip(draws, -limit, limit) + limit, minlength=2 * limit + 1
+    )
     return stats.chisquare(observed, probability * draws.size).pvalue
 
 
@@ -103,8 +107,8 @@ def test_every_small_integer_has_its_probability(name, scale, key):
 def assert_scale(draws, std, law=stats.norm):
     """Assert that draws have the scale, and neither 2/3 nor 3/2 of it.
 
-    Spread within the unit cell, draws at these scales are continuous enough for this test: the
-    discrete Gaussian's cells differ by less than a thousandth.
+    Spread within the unit cell, draws at these scales are continuous enough for this
+    test: the discrete Gaussian's cells differ by less than a thousandth.
     """
     spread = draws + np.random.default_rng(0).uniform(-0.5, 0.5, draws.size)
     what = f"noise of scale {std} with the deviation {np.std(draws):.4g}"
@@ -126,7 +130,11 @@ def test_coordinates_and_calls_are_independent(name):
     values = np.full(20_000, argument(name, 1000.0))
     first, second = SAMPLERS[name](values, stream), SAMPLERS[name](values, stream)
     bound = 5 / math.sqrt(values.size)
-    for one, other in [(first, second), (first[:-1], first[1:]), (abs(first), abs(second))]:
+    for one, other in [
+        (first, second),
+        (first[:-1], first[1:]),
+        (abs(first), abs(second)),
+    ]:
         assert abs(np.corrcoef(one, other)[0, 1]) < bound
 
 
@@ -141,7 +149,9 @@ def test_the_fast_path_changes_nothing(name, scale, monkeypatch):
 
 def test_a_wrong_fast_path_would_be_seen(monkeypatch):
     monkeypatch.setattr(noise, "_FLOAT_ERROR", 1e9)
-    monkeypatch.setattr(noise._Uniform, "ends", lambda self: (mpmath.mpf(0.25), mpmath.mpf(0.25)))
+    monkeypatch.setattr(
+        noise._Uniform, "ends", lambda self: (mpmath.mpf(0.25), mpmath.mpf(0.25))
+    )
     assert set(np.abs(sample("rounded-gaussian/1", 1000.0, 50, KEYS[0]))) == {674}
 
 
@@ -161,8 +171,8 @@ def test_float64_stays_far_within_its_error_bound(law):
 
 
 def test_a_straddled_boundary_takes_more_words():
-    # The uniform's first 128 bits are those of the tail beyond 1/2, where rounding goes from 0
-    # to 1; only the bits after them decide.
+    # The uniform's first 128 bits are those of the tail beyond 1/2, where rounding goes
+    # from 0 to 1; only the bits after them decide.
     with mpmath.workprec(400):
         tail = noise._gaussian_tail(mpmath.mpf(0.5))
         bits = int(mpmath.floor(mpmath.ldexp(tail, 256)))
@@ -184,7 +194,9 @@ def test_a_straddled_boundary_takes_more_words():
 @pytest.mark.parametrize("scale", [1e-300, 0.1, 1.0, 1000.0])
 def test_words_of_zeros_are_settled(law, offset, scale):
     words = [0, 0, 2**40, 5, 6]
-    size = noise._settled_magnitude(law, scale, offset, noise._Uniform(0, 64, iter(words)))
+    size = noise._settled_magnitude(
+        law, scale, offset, noise._Uniform(0, 64, iter(words))
+    )
     with mpmath.workprec(400):
         x = law.exact_inverse(mpmath.ldexp(2**40, -256))
         assert size == int(mpmath.floor(x * scale + offset))
@@ -200,7 +212,9 @@ def test_shapes_types_zeros_and_determinism(scales, name):
     drawn = SAMPLERS[name](values, Stream.from_key(KEYS[0]))
     assert (drawn.shape, drawn.dtype) == (values.shape, np.int64)
     assert not drawn[values == 0].any()
-    np.testing.assert_array_equal(drawn, SAMPLERS[name](values, Stream.from_key(KEYS[0])))
+    np.testing.assert_array_equal(
+        drawn, SAMPLERS[name](values, Stream.from_key(KEYS[0]))
+    )
 
 
 @pytest.mark.parametrize("name", ["rounded-gaussian/1", "rounded-laplace/1"])
@@ -215,7 +229,9 @@ def test_draw_is_the_multiplier_times_the_unit():
     units = np.array([0.0, 1.0, 5.0, 2.0**16] * 2000)
     for release in (GAUSSIAN, LAPLACE):
         drawn = draw(release, units, Stream.from_key(KEYS[0]))
-        expected = SAMPLERS[sampler_name(release)](3.0 * units, Stream.from_key(KEYS[0]))
+        expected = SAMPLERS[sampler_name(release)](
+            3.0 * units, Stream.from_key(KEYS[0])
+        )
         np.testing.assert_array_equal(drawn, expected)
         assert sampler_name(release) == f"rounded-{release.mechanism}/1"
         assert sampler_name(release, shared=True) == "discrete-gaussian/2"
@@ -232,7 +248,10 @@ def test_the_same_parameters_twice_give_other_noise():
 def test_shares_add_up_to_the_planned_noise():
     """Planned standard deviation: 3 * 20. A sum of discrete Gaussians is one, up to 7e-17."""
     units = np.full(20_000, 20.0)
-    total = sum(draw_share(GAUSSIAN, units, 5, Stream.from_key(bytes([i]) * 32)) for i in range(5))
+    total = sum(
+        draw_share(GAUSSIAN, units, 5, Stream.from_key(bytes([i]) * 32))
+        for i in range(5)
+    )
     assert_scale(total, 60)
 
 
@@ -243,7 +262,9 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
     units = 10 ** np.random.default_rng(seed).uniform(-3, 12, 200)
     scale = [Fraction(GAUSSIAN.noise_multiplier) * Fraction(unit) for unit in units]
     made = {number: share_variance(GAUSSIAN, units, number) for number in (1, *numbers)}
-    assert all(x >= std * std for x, std in zip(map(Fraction, made[1]), scale, strict=True))
+    assert all(
+        x >= std * std for x, std in zip(map(Fraction, made[1]), scale, strict=True)
+    )
     whole = [Fraction(x) * (1 + Fraction(1, 10**11)) for x in made[1]]
     base = [Fraction(x) for x in made[numbers[-1]]]
     parts = [
@@ -252,16 +273,22 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
     ]
     for removed, number in enumerate(numbers):
         left = [sum(kept) for kept in zip(base, *parts[removed:], strict=True)]
-        assert all(kept >= Fraction(x) for kept, x in zip(left, made[number], strict=True))
+        assert all(
+            kept >= Fraction(x) for kept, x in zip(left, made[number], strict=True)
+        )
         assert all(x * number >= std * std for x, std in zip(left, scale, strict=True))
-        assert all(kept * number <= most for kept, most in zip(left, whole, strict=True))
+        assert all(
+            kept * number <= most for kept, most in zip(left, whole, strict=True)
+        )
 
 
 def test_a_share_in_parts_has_the_law_of_a_share():
     """At the least widths: two grid units for a part, and for what is left when it is removed."""
     unit = np.full(20_000, math.sqrt(4 * 8) / 3)
     rest = draw_share(GAUSSIAN, unit, 8, Stream.from_key(KEYS[0]))
-    part = discrete_gaussian(part_variance(GAUSSIAN, unit, 4, 8), Stream.from_key(KEYS[1]))
+    part = discrete_gaussian(
+        part_variance(GAUSSIAN, unit, 4, 8), Stream.from_key(KEYS[1])
+    )
     limit = 12
     for draws, std in [(rest, 2.0), (part, 2.0), (rest + part, 8**0.5)]:
         what = f"a share, or a part of it, of deviation {std:.4g}"
@@ -277,8 +304,14 @@ def test_a_share_in_parts_has_the_law_of_a_share():
     [
         (LAPLACE, [1000.0], 2, "must be Gaussian"),
         *((GAUSSIAN, [1000.0], shares, "'shares'") for shares in (0, -1, 2.0, True)),
-        *((GAUSSIAN, [unit, 100.0], 10, "at least 2 grid units") for unit in (2.0, 1e-200)),
-        *((GAUSSIAN, [1e3, unit], 2, "must be within") for unit in (-1.0, math.nan, 2.0**120)),
+        *(
+            (GAUSSIAN, [unit, 100.0], 10, "at least 2 grid units")
+            for unit in (2.0, 1e-200)
+        ),
+        *(
+            (GAUSSIAN, [1e3, unit], 2, "must be within")
+            for unit in (-1.0, math.nan, 2.0**120)
+        ),
     ],
 )
 def test_shares_are_refused(release, units, shares, message):
@@ -290,14 +323,18 @@ def test_shares_are_refused(release, units, shares, message):
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**120])
 def test_scales_out_of_range(value):
-    for call in (*SAMPLERS.values(), lambda units, stream: draw(GAUSSIAN, units, stream)):
+    for call in (
+        *SAMPLERS.values(),
+        lambda units, stream: draw(GAUSSIAN, units, stream),
+    ):
         with pytest.raises(ConfigurationError, match="must be within"):
             call(np.array([1.0, value]), Stream.fresh())
     with pytest.raises(ConfigurationError, match="one dimension"):
         draw(GAUSSIAN, np.ones((2, 2)), Stream.fresh())
     for name in SAMPLERS:  # the largest scale fits int64
         assert 2.0**53 < np.abs(sample(name, 2.0**55, 20, KEYS[0])).mean() < 2.0**57
-    assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63  # the farthest that the fast path can reach
+    # the farthest that the fast path can reach
+    assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63
 
 
 @pytest.mark.default_cases("1.4210854715202004e-14")
@@ -308,7 +345,9 @@ def test_draws_do_not_depend_on_how_many_are_drawn_at_once(error, monkeypatch):
     variances[::4, 1] = 0.0
 
     def drawn(split):
-        streams = [[Stream.from_key(bytes([i, j]) * 16) for j in range(3)] for i in range(40)]
+        streams = [
+            [Stream.from_key(bytes([i, j]) * 16) for j in range(3)] for i in range(40)
+        ]
         noises = [
             [discrete_gaussian(*pair) for pair in zip(rows, row, strict=True)]
             if split

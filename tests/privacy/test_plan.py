@@ -21,7 +21,9 @@ from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate, plan_from_config
 from flower_kmeans.protocol.wire import decode, encode
 
-TABLE = json.loads(Path(__file__).with_name("tensorflow_privacy_table.json").read_text())
+TABLE = json.loads(
+    Path(__file__).with_name("tensorflow_privacy_table.json").read_text()
+)
 
 
 def gaussian(multiplier, name="sums"):
@@ -33,14 +35,20 @@ def laplace(multiplier, name="counts"):
 
 
 # As FastLloyd's: the first round costs another radius than the later ones.
-GAUSSIAN = [[gaussian(3.0), gaussian(5.0, "counts")], [gaussian(1.0), gaussian(1.7, "counts")]]
+GAUSSIAN = [
+    [gaussian(3.0), gaussian(5.0, "counts")],
+    [gaussian(1.0), gaussian(1.7, "counts")],
+]
 LAPLACE = [[laplace(1.0, "sums"), laplace(2.5)]] * 3
 MIXED = [[gaussian(1.0), laplace(4.0)]] * 2
 
 
 def accountant_epsilon(plan, delta):
     """Return what another accountant says of the plan's releases."""
-    events = {"gaussian": dp_accounting.GaussianDpEvent, "laplace": dp_accounting.LaplaceDpEvent}
+    events = {
+        "gaussian": dp_accounting.GaussianDpEvent,
+        "laplace": dp_accounting.LaplaceDpEvent,
+    }
     accountant = PLDAccountant(value_discretization_interval=1e-4)
     for release in plan.releases:
         for bound, number in release.parts or ((1.0, 1),):
@@ -80,7 +88,10 @@ def test_one_factor_scales_all_releases(rounds):
         for new, old in zip(plan.releases, given, strict=True)
     ]
     np.testing.assert_allclose(factors, factors[0], rtol=1e-14)
-    scaled = [replace(r, noise_multiplier=r.noise_multiplier / factors[0]) for r in plan.releases]
+    scaled = [
+        replace(r, noise_multiplier=r.noise_multiplier / factors[0])
+        for r in plan.releases
+    ]
     assert [r.name for r in scaled] == [r.name for r in given]
     # What a client reads is what was made.
     assert plan_from_config(decode(encode(plan.to_config()), dict[str, Any])) == plan
@@ -111,11 +122,15 @@ def test_pure_privacy_is_the_sum_of_the_epsilons():
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-14, 1e-15, 1e-17, 1e-300, 5e-324])
-@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED], ids=["gaussian", "laplace", "mixed"])
+@pytest.mark.parametrize(
+    "rounds", [GAUSSIAN, LAPLACE, MIXED], ids=["gaussian", "laplace", "mixed"]
+)
 def test_a_delta_of_nearly_nothing_has_a_plan_or_is_named(delta, rounds):
     budget = PrivacyBudget(0.8, delta)
     if rounds is MIXED and delta <= 1e-15:
-        with pytest.raises(BudgetError, match=f"larger delta, such as 1e-9. Got {delta:g}, "):
+        with pytest.raises(
+            BudgetError, match=f"larger delta, such as 1e-9. Got {delta:g}, "
+        ):
             calibrate(budget, rounds, 1000)
         return
     plan = calibrate(budget, rounds, 1000)
@@ -188,7 +203,9 @@ def exact_delta(square, epsilon):
 def test_what_a_gaussian_plan_states_is_rounded_upward(epsilon, delta):
     for n_rounds in (1, 4, 7):
         plan = calibrate(PrivacyBudget(epsilon, delta), GAUSSIAN * n_rounds, 1000)
-        square = sum(1 / Fraction(release.noise_multiplier) ** 2 for release in plan.releases)
+        square = sum(
+            1 / Fraction(release.noise_multiplier) ** 2 for release in plan.releases
+        )
         assert exact_delta(square, epsilon) <= delta
         assert plan.epsilon() <= epsilon
         for other in (delta, delta / 7):
@@ -216,12 +233,17 @@ def test_every_plan_that_is_made_is_accepted_by_clients_and_ledgers():
     rng = np.random.default_rng(4)
     for _ in range(200):
         budget = PrivacyBudget(float(rng.choice([0.01, 0.25, 1.0, 4.0])), 1e-5)
-        rounds = [[gaussian(m) for m in rng.uniform(0.5, 20, 2)] for _ in range(rng.integers(1, 6))]
+        rounds = [
+            [gaussian(m) for m in rng.uniform(0.5, 20, 2)]
+            for _ in range(rng.integers(1, 6))
+        ]
         plan = calibrate(budget, rounds, 1000)
         assert plan_from_config(plan.to_config()) == plan
         assert charge_of(plan.releases).fits(budget.epsilon, budget.delta)
     # Also one that is too small for a ledger to count ends.
-    assert calibrate(PrivacyBudget(1e-14, 1e-30), GAUSSIAN, 1000).mu <= mu_of_budget(1e-14, 1e-30)
+    assert calibrate(PrivacyBudget(1e-14, 1e-30), GAUSSIAN, 1000).mu <= mu_of_budget(
+        1e-14, 1e-30
+    )
 
 
 def test_a_plan_that_exceeds_its_budget_is_refused():
@@ -282,9 +304,21 @@ COLUMNS = Release("sums", "laplace", "linf", 3.0, ("sums",), ((1.0, 2**17),))
         (PrivacyBudget(1.0), [gaussian(1.0)], "resolved"),
         (PrivacyBudget(1.0, 1e-6), [gaussian(0.0)], "'noise_multiplier'"),
         (PrivacyBudget(1.0, 1e-6), [], "between 1 and"),
-        (PrivacyBudget(1.0, 1e-6), [laplace(1.0 + i) for i in range(257)], "different scales"),
-        (PrivacyBudget(1.0, 1e-6), [COLUMNS, COLUMNS], "record must have at most 131072 parts"),
-        (PrivacyBudget(1.0, 1e-6, "client"), [COLUMNS], "client must have at most 0 parts"),
+        (
+            PrivacyBudget(1.0, 1e-6),
+            [laplace(1.0 + i) for i in range(257)],
+            "different scales",
+        ),
+        (
+            PrivacyBudget(1.0, 1e-6),
+            [COLUMNS, COLUMNS],
+            "record must have at most 131072 parts",
+        ),
+        (
+            PrivacyBudget(1.0, 1e-6, "client"),
+            [COLUMNS],
+            "client must have at most 0 parts",
+        ),
         (PrivacyBudget(None), [gaussian(1.0)], "epsilon=None"),
     ],
 )
@@ -296,7 +330,9 @@ def test_plan_refuses_what_it_cannot_promise(budget, releases, message):
 
 def test_parts_of_a_release_compose_as_releases_do():
     columns = Release("sums", "laplace", "linf", 12.0, ("sums",), ((0.5, 3), (1.0, 2)))
-    one_by_one = [laplace(24.0, f"{i}") for i in range(3)] + [laplace(12.0, f"{i}") for i in (3, 4)]
+    one_by_one = [laplace(24.0, f"{i}") for i in range(3)] + [
+        laplace(12.0, f"{i}") for i in (3, 4)
+    ]
     for delta in (0.0, 1e-6):
         whole, parts = (
             calibrate(PrivacyBudget(1.0, delta), [group] * 4, 1000)
@@ -308,12 +344,14 @@ def test_parts_of_a_release_compose_as_releases_do():
         assert whole.group(3) == pytest.approx(parts.group(3), rel=1e-12)
         assert whole.delta(0.5) == pytest.approx(parts.delta(0.5), rel=1e-12)
         together = whole.then(parts)
-        assert together.epsilon() == pytest.approx(parts.then(parts).epsilon(), rel=1e-12)
+        assert together.epsilon() == pytest.approx(
+            parts.then(parts).epsilon(), rel=1e-12
+        )
     assert accountant_epsilon(whole, 1e-6) == pytest.approx(whole.epsilon(), rel=2e-3)
     assert "linf of 5 words" in whole.describe()
 
 
-# --------------------------------------------------------------------------- two runs together
+# -------------------------------------------------------------------- two runs together
 
 
 @pytest.mark.parametrize(("first", "second"), [(GAUSSIAN, GAUSSIAN), (GAUSSIAN, MIXED)])
@@ -326,13 +364,15 @@ def test_two_runs_cost_what_all_of_their_releases_cost(first, second):
     assert together.rounds == plans[0].rounds + plans[1].rounds
     assert (together.budget.delta, together.n_records) == (1e-6, 1000)
     assert together.budget.epsilon == pytest.approx(together.epsilon(), rel=1e-9)
-    # As the second run may depend on the first one, Laplace noise costs more than in one
-    # plan that is fixed beforehand; Gaussian noise does not.
+    # As the second run may depend on the first one, Laplace noise costs more than in
+    # one plan that is fixed beforehand; Gaussian noise does not.
     fixed = accountant_epsilon(together, 1e-6)
     if second is GAUSSIAN:
         assert together.epsilon() == pytest.approx(fixed, rel=5e-3)
         assert plans[1].epsilon() < together.epsilon() < plans[0].epsilon(1e-6) + 1.0
-        assert together.mu == pytest.approx(math.hypot(plans[0].mu, plans[1].mu), rel=1e-12)
+        assert together.mu == pytest.approx(
+            math.hypot(plans[0].mu, plans[1].mu), rel=1e-12
+        )
     else:
         assert together.epsilon() > 1.01 * fixed
         assert together.epsilon() == charge_of(together.releases).epsilon(1e-6)
@@ -347,13 +387,21 @@ def test_only_costs_of_one_unit_are_added():
     record, nothing = (calibrate(PrivacyBudget(e), GAUSSIAN, 1000) for e in (1.0, None))
     clients = PrivacyBudget(1.0, 1e-6, "client")
     client, other = (calibrate(clients, GAUSSIAN, *n) for n in ((900, 30), (800, 20)))
-    for plan, message in ((client, "same unit of privacy"), (nothing, "two private plans")):
+    for plan, message in (
+        (client, "same unit of privacy"),
+        (nothing, "two private plans"),
+    ):
         for first, second in ((record, plan), (plan, record)):
             with pytest.raises(ConfigurationError, match=message):
                 first.then(second)
     together = client.then(other)
     assert (together.n_records, together.n_clients) == (None, None)
     assert client.then(client).n_clients == 30
-    pure = [calibrate(PrivacyBudget(epsilon, 0.0), LAPLACE, None) for epsilon in (0.5, 1.0)]
+    pure = [
+        calibrate(PrivacyBudget(epsilon, 0.0), LAPLACE, None) for epsilon in (0.5, 1.0)
+    ]
     together = pure[0].then(pure[1])  # epsilons of pure runs add up
-    assert (together.epsilon(), together.budget.delta) == (pytest.approx(1.5, rel=1e-9), 0)
+    assert (together.epsilon(), together.budget.delta) == (
+        pytest.approx(1.5, rel=1e-9),
+        0,
+    )

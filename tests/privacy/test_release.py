@@ -50,10 +50,19 @@ def test_malformed_parts_of_a_document_are_refused(change):
         ("laplace", "linf", 1.0, ("a",), (), "parts"),
         *(
             ("laplace", "linf", 1.0, ("a",), (part,), "parts")
-            for part in ((0.0, 2), (1.5, 2), (math.nan, 2), (1.0, 0), (1.0, True), (1.0, 2**17 + 1))
+            for part in (
+                (0.0, 2),
+                (1.5, 2),
+                (math.nan, 2),
+                (1.0, 0),
+                (1.0, True),
+                (1.0, 2**17 + 1),
+            )
         ),
     ],
 )
-def test_what_is_no_release_is_refused(mechanism, norm, multiplier, blocks, parts, name):
+def test_what_is_no_release_is_refused(
+    mechanism, norm, multiplier, blocks, parts, name
+):
     with pytest.raises(ConfigurationError, match=f"'{name}'"):
         Release("a", mechanism, norm, multiplier, blocks, parts)

@@ -1,10 +1,10 @@
 """Attacks of docs/protocol.md, section 10, on clients, by the number of their row.
 
-Each test sends a real client what an attacker would send, and raises `SucceededError` if the
-attack succeeds. `stopped_by` names the one check, key or tag that stands in the way:
-`test_without_its_check_the_attack_succeeds` takes it away and requires that error. So each test can
-fail, and each check is needed. Attacks on what a server opens are in test_removal_attacks.py and
-test_dishonest_clients.py.
+Each test sends a real client what an attacker would send, and raises `SucceededError`
+if the attack succeeds. `stopped_by` names the one check, key or tag that stands in the
+way: `test_without_its_check_the_attack_succeeds` takes it away and requires that error.
+So each test can fail, and each check is needed. Attacks on what a server opens are in
+test_removal_attacks.py and test_dishonest_clients.py.
 """
 
 import inspect
@@ -31,7 +31,15 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, pairs, transcript
 from flower_kmeans.protocol.committee import Committee
-from flower_kmeans.protocol.messages import Added, Answer, Code, Enrol, Enrolled, Finished, Refusal
+from flower_kmeans.protocol.messages import (
+    Added,
+    Answer,
+    Code,
+    Enrol,
+    Enrolled,
+    Finished,
+    Refusal,
+)
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ContextMemory, LedgerMemory
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
@@ -46,7 +54,8 @@ MUTANTS = []
 each_keys = pytest.mark.parametrize("keys", ["roster", "relayed"])
 each_ledger = pytest.mark.parametrize("ledger", [False, True])
 blind, shared, protected, every = (
-    pytest.mark.parametrize("trust", names) for names in (BLIND, SHARED, PROTECTED, TRUSTS)
+    pytest.mark.parametrize("trust", names)
+    for names in (BLIND, SHARED, PROTECTED, TRUSTS)
 )
 change = msgspec.structs.replace
 
@@ -65,7 +74,9 @@ def stopped_by(*targets, to=always(None), of=((),)):  # noqa: B008
 
     A target is a function of `checks`, or a whole path; ``to`` is what takes its place.
     """
-    paths = [target if "." in target else f"{PROTOCOL}.checks.{target}" for target in targets]
+    paths = [
+        target if "." in target else f"{PROTOCOL}.checks.{target}" for target in targets
+    ]
 
     def note(attack):
         MUTANTS.extend((attack, arguments, paths, to) for arguments in of)
@@ -87,7 +98,9 @@ def start(tmp_path_factory):
 
     def make(trust=S, keys="roster", n=7, *, absent=(), set_up=True, **options):
         cohort = Cohort(tmp_path_factory.mktemp("run"), trust, keys, n, **options)
-        return cohort.set_up(i for i in range(n) if i not in absent) if set_up else cohort
+        return (
+            cohort.set_up(i for i in range(n) if i not in absent) if set_up else cohort
+        )
 
     return make
 
@@ -101,7 +114,7 @@ def enrol(scene, i=0, data=b""):
     return scene.nodes[i].send(Enrol(doc=data or scene.run.data))
 
 
-# ------------------------------------------------------------------------------ 1 to 6: one sum
+# ---------------------------------------------------------------------- 1 to 6: one sum
 
 
 @shared
@@ -113,17 +126,22 @@ def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
     parts = {i: pieces(answers[i].sealed, len(answers)) for i in answers}
     for i, j, k in itertools.product(answers, repeat=3):
         with nullcontext() if j == k else pytest.raises(MessageError):
-            assert key_agreement.unseal(s.pair_key(i, k, context, j), parts[i][j], context)
+            assert key_agreement.unseal(
+                s.pair_key(i, k, context, j), parts[i][j], context
+            )
 
 
 def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     s = start(B)
     s.round(1)
     entry = s.entries[0]
-    context = transcript.entry_context(s.doc_hash, transcript.first_hash(s.doc_hash), entry)
+    context = transcript.entry_context(
+        s.doc_hash, transcript.first_hash(s.doc_hash), entry
+    )
     own = s.group_key(0)
     for position, sealed in messages.read_sum_shares(entry).items():
-        for group in (own, ZERO, s.doc_hash, s.frame.tree.root):  # the last are what a server has
+        # the last are what a server has
+        for group in (own, ZERO, s.doc_hash, s.frame.tree.root):
             key = key_agreement.sum_share_key(group, context, position, entry.survivors)
             with nullcontext() if group == own else pytest.raises(MessageError):
                 assert key_agreement.unseal(key, sealed, context)
@@ -175,10 +193,13 @@ def test_06_the_shares_of_one_client(start, trust, keys):
     answers = s.deal()
     for who in ([0], [0, 1], [1, 2]):
         defended(s.add(0, {i: answers[i] for i in who}), Code.POLICY)
-    defended(s.add(0, answers, survivors=s.bitmap([]), public_keys=b"", sealed=b""), Code.POLICY)
+    defended(
+        s.add(0, answers, survivors=s.bitmap([]), public_keys=b"", sealed=b""),
+        Code.POLICY,
+    )
 
 
-# ------------------------------------------------------------------------------ 7 to 9: committees
+# ------------------------------------------------------------------- 7 to 9: committees
 
 
 @stopped_by("require_crowd", of=[(S,), (O,)])
@@ -205,7 +226,8 @@ def test_08_a_committee_that_the_server_chose(start):
     chosen = range(64)
     assert set(chosen) != set(s.committee.slots)
     s.reframe(committee=chosen)
-    defended(s.ask(s.committee.slots[1], attempt=2), Code.POLICY)  # it may be the one above
+    # it may be the one above
+    defended(s.ask(s.committee.slots[1], attempt=2), Code.POLICY)
 
 
 @shared
@@ -227,7 +249,9 @@ def replace_committee(scene, slots=None, keys=None):
 def test_09_an_epoch_beyond_the_last(start):
     s = start(set_up=False, epoch=15)
     assert isinstance(enrol(s), Enrolled)
-    defended(enrol(s, data=s.run.data.replace(b"epoch\x0f", b"epoch\x10")), Code.BAD_MESSAGE)
+    defended(
+        enrol(s, data=s.run.data.replace(b"epoch\x0f", b"epoch\x10")), Code.BAD_MESSAGE
+    )
 
 
 def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
@@ -239,7 +263,7 @@ def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
         assert isinstance(other.ask(member), Answer)  # the client draws the same one
 
 
-# ------------------------------------------------------------------------------ 10 to 14: slots
+# ---------------------------------------------------------------------- 10 to 14: slots
 
 
 @stopped_by("is_claimed", to=always(True), of=[(S,)])
@@ -273,7 +297,12 @@ CLAIMS = {
 def test_10_a_claim_for_another_slot_run_node_or_key(start, trust, wrong):
     """Whatever else the server has of a client's claims, no share is sealed by it."""
     s = start(trust)
-    right = {"seed": s.identity(2).seed, "doc_hash": s.doc_hash, "slot": 2, "node_id": 2}
+    right = {
+        "seed": s.identity(2).seed,
+        "doc_hash": s.doc_hash,
+        "slot": 2,
+        "node_id": 2,
+    }
 
     def claim(**other):
         return key_agreement.claim(**{**right, "ephemeral": s.key(2), **other})
@@ -298,7 +327,9 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     member = s.key(0)
     ikm = key_agreement.pair_secret(secret, member)
     key = key_agreement.share_key(ikm, context, 3, 0, public, member)
-    sealed = key_agreement.seal(key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context)
+    sealed = key_agreement.seal(
+        key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context
+    )
     request = s.add_of(0, answers)
     keys = request.public_keys[:96] + public + request.public_keys[128:]
     sealed = exchanged(request.sealed, 3, sealed)
@@ -336,7 +367,8 @@ def test_12_shares_of_another_member_attempt_order_or_run(start, trust, keys):
         {"tag": b"t" * 32},
     ):
         defended(s.nodes[0].send(change(request, **changes)), Code.KEY)
-    assert isinstance(s.nodes[0].send(request), Added)  # who names a dealer has not voted
+    # who names a dealer has not voted
+    assert isinstance(s.nodes[0].send(request), Added)
     other = start(trust, keys, others=s, run=b"\1" * 16)
     other.deal()
     defended(other.add(0, answers), Code.KEY)
@@ -350,7 +382,12 @@ def slot_of_another(scene, i, slot):
     keys[slot], keys[i] = own.public_key, b""
     tree = Tree([mine if j == slot else EMPTY for j in range(scene.frame.n_slots)])
     committee = replace_committee(scene, keys=tuple(keys))
-    request = {"root": tree.root, "path": tree.path(slot), "slot": slot, "committee": committee}
+    request = {
+        "root": tree.root,
+        "path": tree.path(slot),
+        "slot": slot,
+        "committee": committee,
+    }
     if scene.roster is not None and scene.trust.has_committee:
         made = [(0, bytes(64))] * (len(keys) - 1)  # no owner claimed another's slot
         request["claims"] = messages.write_claims(made)
@@ -397,7 +434,7 @@ def test_14_a_committee_without_the_clients_own_key(start):
     defended(s.ask(0, committee=replace_committee(s, keys=tuple(keys))), Code.RENEW)
 
 
-# ------------------------------------------------------------------------------ 15 to 17: answers
+# -------------------------------------------------------------------- 15 to 17: answers
 
 
 def vector_lost(scene):
@@ -482,7 +519,9 @@ def test_16_two_queries_in_one_attempt(start, ledger):
     """The refusal in between does not change what was answered."""
     s = start(S, ledger=ledger)
     first = s.ask(0)
-    query = encode_arrays({name: array[::-1].copy() for name, array in first_query(s).items()})
+    query = encode_arrays(
+        {name: array[::-1].copy() for name, array in first_query(s).items()}
+    )
     assert query != s.query_data()
     defended(s.ask(0, query=query), Code.CONFLICT)
     halve_records(s)
@@ -496,10 +535,13 @@ def test_59_two_queries_in_two_attempts(start, trust, ledger):
     """Two answers to two queries of one round would be two releases for one charge."""
     s = start(trust, ledger=ledger)
     assert isinstance(s.ask(0), Answer)
-    query = encode_arrays({name: array[::-1].copy() for name, array in first_query(s).items()})
+    query = encode_arrays(
+        {name: array[::-1].copy() for name, array in first_query(s).items()}
+    )
     assert query != s.query_data()
     defended(s.ask(0, attempt=2, query=query), Code.CONFLICT)
-    assert isinstance(s.ask(0, attempt=2), Answer)  # the same query is what a fault needs
+    # the same query is what a fault needs
+    assert isinstance(s.ask(0, attempt=2), Answer)
 
 
 @stopped_by("require_one_query", of=[(False,)])
@@ -524,7 +566,10 @@ def entry_with_other_words(scene):
     return bytes(words)
 
 
-@stopped_by("flower_kmeans.algorithms.base.Algorithm.check_query", of=[(S,), ("trusted-server",)])
+@stopped_by(
+    "flower_kmeans.algorithms.base.Algorithm.check_query",
+    of=[(S,), ("trusted-server",)],
+)
 @pytest.mark.parametrize("trust", [S, "trusted-server"])
 def test_17_a_query_out_of_range(start, trust):
     s = start(trust)
@@ -542,12 +587,19 @@ def test_17_a_malformed_query(start, trust):
         {name: array[:1] for name, array in right.items()},
         {**right, "more": np.zeros(1)},
     ]
-    queries = [None, b"", b"?", b"\x80", encode_arrays(right)[:-1], *map(encode_arrays, malformed)]
+    queries = [
+        None,
+        b"",
+        b"?",
+        b"\x80",
+        encode_arrays(right)[:-1],
+        *map(encode_arrays, malformed),
+    ]
     for query in [encode_arrays(right)] if trust in BLIND else queries:
         defended(s.ask(0, query=query), Code.BAD_MESSAGE)
 
 
-# ------------------------------------------------------------------------------ 18, 19: documents
+# -------------------------------------------------------------------- 18, 19: documents
 
 
 WEAK = {
@@ -576,7 +628,10 @@ def test_18_a_weak_plan_or_few_clients(start, trust, name):
 @stopped_by("require_policy")
 def test_18_relayed_keys_at_a_client_with_a_roster(start):
     s = start(B, set_up=False)
-    defended(enrol(s, data=encode(change(s.document, keys="relayed", roster=None))), Code.POLICY)
+    defended(
+        enrol(s, data=encode(change(s.document, keys="relayed", roster=None))),
+        Code.POLICY,
+    )
     other = start(B, "relayed", set_up=False)
     defended(enrol(other, data=s.run.data), Code.POLICY, Code.KEY)
 
@@ -597,7 +652,8 @@ def test_18_another_document_under_a_runs_hash(start):
     other = start(B, others=s, run=b"\1" * 16, set_up=False)
     s.nodes[0].restart()
     reply = s.ask(0, doc=other.run.data)
-    if isinstance(reply, Refusal) and reply.code == Code.RENEW:  # it began a session for it
+    # it began a session for it
+    if isinstance(reply, Refusal) and reply.code == Code.RENEW:
         raise SucceededError
     defended(reply, Code.BAD_MESSAGE)
 
@@ -617,7 +673,9 @@ def test_19_levels_of_noise_that_no_sum_of_the_roster_reaches(start):
     """They would leave a client next to no noise before those who open its answer alone."""
     s = start(S, set_up=False)
     for levels in ((6,), (3, 6)):
-        assert isinstance(enrol(s, data=encode(change(s.document, levels=levels))), Enrolled)
+        assert isinstance(
+            enrol(s, data=encode(change(s.document, levels=levels))), Enrolled
+        )
     for levels in ((7,), (3, 10**5)):
         defended(enrol(s, data=encode(change(s.document, levels=levels))), Code.POLICY)
 
@@ -625,14 +683,17 @@ def test_19_levels_of_noise_that_no_sum_of_the_roster_reaches(start):
 def test_19_one_poisoned_line_at_one_client(start, tmp_path):
     """A client that holds another key for an absent one takes part in no run of the others."""
     s = start(O, set_up=False)
-    listed, roster = tmp_path / "poisoned.toml", Path(s.nodes[0].policy.roster_file).read_text()
+    listed, roster = (
+        tmp_path / "poisoned.toml",
+        Path(s.nodes[0].policy.roster_file).read_text(),
+    )
     listed.write_text(roster.replace(s.roster.keys[-1].hex(), fresh_key()[1].hex()))
     s.nodes[0].policy = replace(s.nodes[0].policy, roster_file=str(listed))
     defended(enrol(s), Code.POLICY)
     assert all(isinstance(enrol(s, i), Enrolled) for i in range(1, 7))
 
 
-# ------------------------------------------------------------------------------ 20 to 24: entries
+# -------------------------------------------------------------------- 20 to 24: entries
 
 
 def entry_changed(scene, **changes):
@@ -653,7 +714,9 @@ def close_with(scene, named, added):
     answers = scene.deal()
     sums = scene.sums(1, 1, answers[0].tag)
     total = scene.run.trust.sum.combine([answers[i].words for i in added], sums)
-    entry = scene.entry(1, 1, tag=answers[0].tag, survivors=scene.bitmap(named), words=total)
+    entry = scene.entry(
+        1, 1, tag=answers[0].tag, survivors=scene.bitmap(named), words=total
+    )
     scene.announce(entry)
 
 
@@ -681,7 +744,10 @@ def test_22_a_second_sum_of_a_round(start, trust):
     s.round(1)
     assert isinstance(s.ask(0, t=2), Answer)
     before = s.session(0)
-    for changes in ({"survivors": s.bitmap(range(6))}, {"attempt": 2, "tag": b"t" * 32}):
+    for changes in (
+        {"survivors": s.bitmap(range(6))},
+        {"attempt": 2, "tag": b"t" * 32},
+    ):
         reply = s.ask(0, t=2, entries=entry_changed(s, **changes))
         if not isinstance(reply, Answer) or s.session(0) != before:
             raise SucceededError
@@ -695,7 +761,9 @@ def test_23_a_blind_server_guesses_the_query(start):
     answer = s.deal(t=2, who=[0])[0]
     session = s.session(0)
     query = s.run.algorithm.query(State(1, decode_arrays(session.state)))
-    for guess, h in itertools.product((dict(query.arrays), first_query(s)), (session.h, ZERO)):
+    for guess, h in itertools.product(
+        (dict(query.arrays), first_query(s)), (session.h, ZERO)
+    ):
         if answer.tag == transcript.query_tag(ZERO, h, encode_arrays(guess)):
             raise SucceededError
 
@@ -703,14 +771,20 @@ def test_23_a_blind_server_guesses_the_query(start):
 QUERY_TAG, NOISE_KEY = transcript.query_tag, key_agreement.noise_key
 
 
-@stopped_by(f"{PROTOCOL}.transcript.query_tag", to=lambda key, h, query: QUERY_TAG(key, b"", query))
+@stopped_by(
+    f"{PROTOCOL}.transcript.query_tag",
+    to=lambda key, h, query: QUERY_TAG(key, b"", query),
+)
 def test_24_equal_tags_as_an_oracle_for_a_word(start):
     """The server adds what it likes to the masked sum, and reports another one to each client.
 
-    Tags that are equal would show that two sums lead to one query: whether a word of the true
-    sum lies above a threshold, so the word by bisection, without noise and without a colluder.
+    Tags that are equal would show that two sums lead to one query: whether a word of
+    the true sum lies above a threshold, so the word by bisection, without noise and
+    without a colluder.
     """
-    at_the_wall = make_algorithm(FastLloydAlgorithm, relocation=False, postprocess="truncate")
+    at_the_wall = make_algorithm(
+        FastLloydAlgorithm, relocation=False, postprocess="truncate"
+    )
     s = start(O, algorithm=at_the_wall)
     with without_noise():
         s.round(1)
@@ -725,7 +799,9 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
         moved[0] += step
         total = algorithm.unflatten(moved, 1, 1.0)
         state = algorithm.update(algorithm.initial_state(None), total)
-        reply = s.ask(i, t=2, entries=entry_changed(s, words=words.astype("<u8").tobytes()))
+        reply = s.ask(
+            i, t=2, entries=entry_changed(s, words=words.astype("<u8").tobytes())
+        )
         assert isinstance(reply, Answer)
         return reply.tag, encode_arrays(dict(algorithm.query(state).arrays))
 
@@ -769,7 +845,7 @@ def test_24_without_a_copy_three_sessions_show_it_at_most(start, ledger):
     assert s.nodes[0].session(s.doc_hash).secret == b""
 
 
-# ------------------------------------------------------------------------------ 25: decoding
+# ------------------------------------------------------------------------- 25: decoding
 
 SHARING = shares.SharedSum().set_up(12, 1, 12)  # R = 10 of 12: one false share is found
 
@@ -809,7 +885,7 @@ def test_25_a_false_share_that_the_random_combination_misses():
         assert opened({**parts, 0: lied(parts[0], 0)}, context, vector).liars == (0,)
 
 
-# ------------------------------------------------------------------------------ 26 to 31
+# ----------------------------------------------------------------------------- 26 to 31
 
 
 @stopped_by("require_same_query", of=[(B,), (O,)])
@@ -821,12 +897,15 @@ def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
 
     def other_update(*args):
         state = update(*args)
-        return replace(state, arrays={name: array + 1 for name, array in state.arrays.items()})
+        return replace(
+            state, arrays={name: array + 1 for name, array in state.arrays.items()}
+        )
 
     def from_other_software(t):
         with (
             mock.patch.object(GLloydAlgorithm, "update", other_update),
-            mock.patch(f"{PROTOCOL}.client.followed", lambda *args: args[-1]()),  # by itself
+            # by itself
+            mock.patch(f"{PROTOCOL}.client.followed", lambda *args: args[-1]()),
         ):
             return s.ask(7, t=t)
 
@@ -847,10 +926,13 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
     s.round(1)
     answers = s.deal(t=2)
     defended(s.add(0, answers, t=2, h=b"h" * 32), Code.CONFLICT, Code.KEY)
-    with mock.patch.object(s.server, "_h", b"h" * 32):  # dealers that followed another history
+    # dealers that followed another history
+    with mock.patch.object(s.server, "_h", b"h" * 32):
         context = s.context(2, 1, answers[0].tag)
         sums = replace(s.sums(2, 1, ZERO), digest=context)
-        dealers = [(s.pair_key(i, 0, context, 0), share_of(s, i, sums)) for i in answers]
+        dealers = [
+            (s.pair_key(i, 0, context, 0), share_of(s, i, sums)) for i in answers
+        ]
     sealed = b"".join(key_agreement.seal(key, share, context) for key, share in dealers)
     defended(s.add(0, answers, t=2, h=b"h" * 32, sealed=sealed), Code.CONFLICT)
 
@@ -911,7 +993,11 @@ def test_28_a_run_that_is_over(start, trust):
         s.round(t)
     request = s.ask_of(0, t=3)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    for late in (request, Enrol(doc=s.run.data), messages.Keys(doc_hash=s.doc_hash, peers=b"")):
+    for late in (
+        request,
+        Enrol(doc=s.run.data),
+        messages.Keys(doc_hash=s.doc_hash, peers=b""),
+    ):
         defended(s.nodes[0].send(late), Code.STALE)
     assert isinstance(s.nodes[0].send(messages.Finish(doc_hash=s.doc_hash)), Finished)
     assert len(s.nodes[0].results) == 1
@@ -930,10 +1016,13 @@ def test_29_a_second_encoding(start, trust):
 
 
 @stopped_by(
-    f"{PROTOCOL}.session.LedgerMemory.require_room", "flower_kmeans.privacy.ledger._require"
+    f"{PROTOCOL}.session.LedgerMemory.require_room",
+    "flower_kmeans.privacy.ledger._require",
 )
 def test_30_many_runs(start):
-    s = start(S, ledger=True, policy={"max_total_epsilon": 1.9, "max_total_delta": 1e-6})
+    s = start(
+        S, ledger=True, policy={"max_total_epsilon": 1.9, "max_total_delta": 1e-6}
+    )
     assert isinstance(s.ask(0), Answer)
     for number in (
         1,
@@ -944,13 +1033,18 @@ def test_30_many_runs(start):
 
 
 @stopped_by(
-    f"{PROTOCOL}.removal.noise_key", to=lambda secret, _: NOISE_KEY(secret, ZERO), of=[(S,)]
+    f"{PROTOCOL}.removal.noise_key",
+    to=lambda secret, _: NOISE_KEY(secret, ZERO),
+    of=[(S,)],
 )
 @shared
 def test_31_the_difference_of_two_attempts(start, trust):
     """Noise of another attempt is new: the difference of a client's answers is not exact."""
     s = start(trust)
-    vectors = [single_vector(s, s.deal(attempt=attempt, who=[0])[0], attempt) for attempt in (1, 2)]
+    vectors = [
+        single_vector(s, s.deal(attempt=attempt, who=[0])[0], attempt)
+        for attempt in (1, 2)
+    ]
     noise = [vector[:-1] - s.exact(0) for vector in vectors]
     assert any(noise[0])
     if np.array_equal(*noise):
@@ -965,10 +1059,12 @@ def single_vector(scene, answer, attempt=1, of=0):
         for j, sealed in enumerate(pieces(answer.sealed, len(scene.frame.present)))
     }
     survivors = np.isin(np.arange(scene.frame.n_slots), [of])
-    return scene.run.trust.sum.open(parts, survivors, scene.sums(1, attempt, answer.tag)).vector
+    return scene.run.trust.sum.open(
+        parts, survivors, scene.sums(1, attempt, answer.tag)
+    ).vector
 
 
-# ------------------------------------------------------------------------------ 33 to 49
+# ----------------------------------------------------------------------------- 33 to 49
 
 
 @shared
@@ -1026,14 +1122,19 @@ def outsiders_wrap(scene, slot=2):
     ikm = key_agreement.pair_secret(secret, scene.key(0))
     key = key_agreement.wrap_key(ikm, scene.doc_hash, public, scene.key(0))
     envelope = key_agreement.seal(key, b"k" * 32, scene.doc_hash)
-    peer = messages.Peer(slot, public, slot % 7, b"" if scene.roster is None else bytes(64))
+    peer = messages.Peer(
+        slot, public, slot % 7, b"" if scene.roster is None else bytes(64)
+    )
     group_key = key_agreement.group_key(b"k" * 32, scene.doc_hash)
     key_id = key_agreement.key_id(group_key, scene.doc_hash)
     return messages.Wrap(distributor=peer.row, key_id=key_id, envelope=envelope)
 
 
 @stopped_by(
-    "is_claimed", "static_secret", to=lambda *args: True if len(args) == 3 else b"", of=[(O,)]
+    "is_claimed",
+    "static_secret",
+    to=lambda *args: True if len(args) == 3 else b"",
+    of=[(O,)],
 )
 @blind
 def test_36_an_outsider_as_key_distributor(start, trust):
@@ -1075,7 +1176,9 @@ def test_36_a_key_distributor_needs_a_crowd_and_its_own_key(start):
     false = [peer._replace(claim=bytes(64)) for peer in peers]
     defended(keys(*peers[:2], *false[2:]), Code.KEY)
     sighted = start(S)
-    reply = sighted.nodes[0].send(messages.Keys(doc_hash=sighted.doc_hash, peers=rows(peers)))
+    reply = sighted.nodes[0].send(
+        messages.Keys(doc_hash=sighted.doc_hash, peers=rows(peers))
+    )
     defended(reply, Code.POLICY)
 
 
@@ -1083,9 +1186,13 @@ def test_36_a_key_distributor_needs_a_crowd_and_its_own_key(start):
 def test_36_a_server_that_sees_the_sums_gets_no_group_key(start):
     s = start(S)
     peers = rows([s.peer(i) for i in range(7)])
-    defended(s.nodes[0].send(messages.Keys(doc_hash=s.doc_hash, peers=peers)), Code.POLICY)
+    defended(
+        s.nodes[0].send(messages.Keys(doc_hash=s.doc_hash, peers=peers)), Code.POLICY
+    )
     wrap = outsiders_wrap(s)
-    defended(s.nodes[0].send(messages.Hold(doc_hash=s.doc_hash, wraps=(wrap,))), Code.POLICY)
+    defended(
+        s.nodes[0].send(messages.Hold(doc_hash=s.doc_hash, wraps=(wrap,))), Code.POLICY
+    )
 
 
 @blind
@@ -1098,7 +1205,9 @@ def test_36_a_second_key_of_a_client_with_a_right_claim(start, trust):
         key = key_agreement.group_key(secret, s.doc_hash)
         key_id = key_agreement.key_id(key, s.doc_hash)
         envelope = dishonest.wrap(secret, (s.peer(0),))
-        wrap = messages.Wrap(distributor=s.peer(1).row, key_id=key_id, envelope=envelope)
+        wrap = messages.Wrap(
+            distributor=s.peer(1).row, key_id=key_id, envelope=envelope
+        )
         return s.nodes[0].send(messages.Hold(doc_hash=s.doc_hash, wraps=(wrap,)))
 
     for secret in (b"x" * 32, b"y" * 32):
@@ -1108,7 +1217,8 @@ def test_36_a_second_key_of_a_client_with_a_right_claim(start, trust):
     before = s.group_key(0)
     defended(hold(b"z" * 32), Code.KEY)
     assert s.group_key(0) == before
-    assert isinstance(hold(s.session(0).group_secret), messages.Held)  # the one that it has
+    # the one that it has
+    assert isinstance(hold(s.session(0).group_secret), messages.Held)
 
 
 @blind
@@ -1124,7 +1234,11 @@ def test_36_two_keys_of_one_distributor(start, trust):
     s.take_envelopes(0, first.key_id, first.envelopes, range(7))
     right, own = s.wraps(2)[0], messages.split(first.envelopes, 48)
     false = change(right, distributor=s.peer(1).row)
-    others = (change(right, envelope=own[3]), false, change(right, key_id=second.key_id))
+    others = (
+        change(right, envelope=own[3]),
+        false,
+        change(right, key_id=second.key_id),
+    )
     for wraps in ((others[0],), (false,), (others[2],)):
         defended(s.nodes[2].send(change(hold, wraps=wraps)), Code.KEY)
     for wraps in ((), (right, right), (right, others[2])):
@@ -1152,7 +1266,10 @@ def test_36_another_group_key_after_the_first_entry(start, trust):
     assert isinstance(s.ask(0, t=2), Answer)
     before = s.group_key(0)
     defended(s.ask(0, t=2, attempt=2, wraps=(outsiders_wrap(s),)), Code.KEY)
-    defended(s.send(0, messages.Hold(doc_hash=s.doc_hash, wraps=(outsiders_wrap(s),))), Code.KEY)
+    defended(
+        s.send(0, messages.Hold(doc_hash=s.doc_hash, wraps=(outsiders_wrap(s),))),
+        Code.KEY,
+    )
     assert s.group_key(0) == before
 
 
@@ -1171,39 +1288,61 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     context = s.context(1, 1, recorded[0].tag)
     sessions = [s.session(i) for i in range(7)]
     names = [
-        pairs.Pairs(s.doc_hash, session, s.identity(i))._name for i, session in enumerate(sessions)
+        pairs.Pairs(s.doc_hash, session, s.identity(i))._name
+        for i, session in enumerate(sessions)
     ]
     kept = [value for key, value in kept_pairs().items() if key[0] in names]
     assert kept
     for t in (1, 2, 3):
         s.round(t)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    keys = ("secret", "ephemeral", "group_secret", "group_key", "query_key", "drawn_secret")
+    keys = (
+        "secret",
+        "ephemeral",
+        "group_secret",
+        "group_key",
+        "query_key",
+        "drawn_secret",
+    )
     fields = (*keys, "state")
     if any(getattr(s.session(i), field) for i in range(7) for field in fields):
         raise SucceededError
-    secrets = {getattr(session, field) for session in sessions for field in keys} - {b""}
+    secrets = {getattr(session, field) for session in sessions for field in keys} - {
+        b""
+    }
     left = b"".join(everything_in(node) for node in s.nodes)
     assert not any(secret in left for secret in (*secrets, *kept))
     assert not any(key[0] in names for key in kept_pairs())
 
     # A thief of all lasting keys tries every secret that two recorded public keys make.
     stolen = [s.exchange_secret(i) for i in range(7)]
-    public, lasting = [s.key(i) for i in range(7)], [s.exchange_key(i) for i in range(7)]
-    agreed = {key_agreement.agree(own, key) for own in stolen for key in (*public, *lasting)}
-    real = key_agreement.pair_secret(sessions[0].ephemeral, public[1], stolen[0], lasting[1])
+    public, lasting = (
+        [s.key(i) for i in range(7)],
+        [s.exchange_key(i) for i in range(7)],
+    )
+    agreed = {
+        key_agreement.agree(own, key) for own in stolen for key in (*public, *lasting)
+    }
+    real = key_agreement.pair_secret(
+        sessions[0].ephemeral, public[1], stolen[0], lasting[1]
+    )
 
     def opens(ikm):
         with suppress(MessageError):
             if s.trust.has_committee:
                 key = key_agreement.share_key(ikm, context, 0, 1, *public[:2])
-                return key_agreement.unseal(key, pieces(recorded[0].sealed, 7)[1], context) != b""
+                return (
+                    key_agreement.unseal(key, pieces(recorded[0].sealed, 7)[1], context)
+                    != b""
+                )
             key = key_agreement.wrap_key(ikm, s.doc_hash, *public[:2])
             return key_agreement.unseal(key, s.wraps(1)[0].envelope, s.doc_hash) != b""
         return False
 
     assert opens(real)
-    assert not any(opens(ikm) for ikm in (*agreed, *(x + y for x in agreed for y in agreed)))
+    assert not any(
+        opens(ikm) for ikm in (*agreed, *(x + y for x in agreed for y in agreed))
+    )
 
 
 def everything_in(node):
@@ -1225,7 +1364,9 @@ def test_38_refusals_depend_on_the_checksum_word_alone(start):
 
 
 @stopped_by(f"{PROTOCOL}.run.PROTOCOL", to=mock.ANY, of=[("flower-kmeans/2",)])
-@pytest.mark.parametrize("protocol", ["flower-kmeans/2", "flower-kmeans/4", "flower-kmeans/3 "])
+@pytest.mark.parametrize(
+    "protocol", ["flower-kmeans/2", "flower-kmeans/4", "flower-kmeans/3 "]
+)
 def test_39_a_downgrade(start, protocol):
     s = start(set_up=False)
     defended(enrol(s, data=encode(change(s.document, protocol=protocol))), Code.VERSION)
@@ -1300,13 +1441,16 @@ def test_61_after_an_abort_nothing_is_answered(start, trust, ledger):
     assert s.nodes[0].results == []
 
 
-# ------------------------------------------------------------------------------ without the checks
+# ------------------------------------------------------------------- without the checks
 
 
 @pytest.mark.parametrize(
     ("attack", "arguments", "paths", "to"),
     MUTANTS,
-    ids=[f"{attack.__name__[5:]}-{paths[0].rsplit('.', 1)[1]}" for attack, _, paths, _ in MUTANTS],
+    ids=[
+        f"{attack.__name__[5:]}-{paths[0].rsplit('.', 1)[1]}"
+        for attack, _, paths, _ in MUTANTS
+    ],
 )
 def test_without_its_check_the_attack_succeeds(attack, arguments, paths, to, start):
     names = list(inspect.signature(attack).parameters)
@@ -1326,7 +1470,9 @@ NOT_ONE_CHECK = {
 
 
 def test_every_check_stops_an_attack():
-    taken_away = {path.rsplit(".", 1)[1] for _, _, paths, _ in MUTANTS for path in paths}
+    taken_away = {
+        path.rsplit(".", 1)[1] for _, _, paths, _ in MUTANTS for path in paths
+    }
     functions = inspect.getmembers(checks, inspect.isfunction)
     named = {name for name, value in functions if value.__module__ == checks.__name__}
     assert named - taken_away == NOT_ONE_CHECK & named

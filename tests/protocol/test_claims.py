@@ -1,7 +1,7 @@
 """Who has a slot: claims of nodes, nodes that share a key, and nodes that are named.
 
-Attacks 52, 53 and 55 of docs/threat-model.md on the server, by real clients and by nodes that a
-test plays.
+Attacks 52, 53 and 55 of docs/threat-model.md on the server, by real clients and by
+nodes that a test plays.
 """
 
 import tracemalloc
@@ -45,7 +45,9 @@ def another_node(net, owner, node_id, **options):
 
 def enrolled(net, node_id):
     """Return a node's enrolment."""
-    return messages.decode_reply(net.nodes[node_id].answer(encode(Enrol(doc=net.server.run.data))))
+    return messages.decode_reply(
+        net.nodes[node_id].answer(encode(Enrol(doc=net.server.run.data)))
+    )
 
 
 def ever_silent(request, reply):
@@ -58,7 +60,7 @@ def answers_nothing(request, reply):
     return Refusal(code=Code.INTERNAL, doc_hash=request.doc_hash)
 
 
-# ------------------------------------------------------------------------------ one key, many nodes
+# ------------------------------------------------------------------ one key, many nodes
 
 
 def answers_in_part(request, reply):
@@ -70,7 +72,9 @@ def answers_in_part(request, reply):
 
 @pytest.mark.parametrize("lie", [ever_silent, answers_nothing, answers_in_part])
 @each_protected
-def test_53_a_silent_node_loses_its_slot_to_the_next_node_with_its_key(trust, lie, tmp_path):
+def test_53_a_silent_node_loses_its_slot_to_the_next_node_with_its_key(
+    trust, lie, tmp_path
+):
     """A relayed claim of a real owner is active first; the owner's own node takes over."""
     net = make_net(tmp_path, trust, n=7, document={"rounds": 5, "max_attempts": 3})
     another_node(net, 10, 1, change=lie)
@@ -195,7 +199,7 @@ def test_a_renewal_carries_a_claim_that_is_checked(trust, wrong, tmp_path):
     assert net.reasons("refused")[10] >= 3
 
 
-# ------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------- what is kept
 
 
 def test_55_what_strangers_send_is_not_kept(tmp_path):
@@ -207,7 +211,9 @@ def test_55_what_strangers_send_is_not_kept(tmp_path):
     def of_stranger():
         values = {"commitment": token(32), "static": static, "software": "x" * 64}
         key = key_agreement.public_key(token(32))
-        return Enrolled(doc_hash=run.doc_hash, public_key=key, claim=token(64), **values)
+        return Enrolled(
+            doc_hash=run.doc_hash, public_key=key, claim=token(64), **values
+        )
 
     longest = encode(of_stranger())
     assert len(longest) < 1024
@@ -224,13 +230,15 @@ def test_55_what_strangers_send_is_not_kept(tmp_path):
 
     tracemalloc.start()
     net.server.set_up([*net.nodes, *strangers], trip)
-    kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/protocol/*")])
+    kept = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/protocol/*")]
+    )
     tracemalloc.stop()
     assert sum(trace.size for trace in kept.traces) < 2**20
     cohort = net.server._cohort
-    assert {slot: len(claims) for slot, claims in cohort.claims.items()} == dict.fromkeys(
-        range(5), 1
-    )
+    assert {
+        slot: len(claims) for slot, claims in cohort.claims.items()
+    } == dict.fromkeys(range(5), 1)
     assert len(cohort._owners) == 5
     assert {i.reason for i in net.server.incidents} == {UNCLAIMED}
 
@@ -247,7 +255,9 @@ def test_keys_that_a_committee_cannot_list_are_refused(keys, tmp_path):
                 return reply
             identity, made = seeds[17], b""
             if identity is not None:
-                made = key_agreement.claim(identity.seed, reply.doc_hash, 2, 17, key(reply))
+                made = key_agreement.claim(
+                    identity.seed, reply.doc_hash, 2, 17, key(reply)
+                )
             return change(reply, public_key=key(reply), claim=made)
 
         return lie
@@ -278,7 +288,7 @@ def test_relayed_keys_have_no_claims(tmp_path):
     assert [(i.node_id, i.reason) for i in net.server.incidents] == [(3, MALFORMED)]
 
 
-# ------------------------------------------------------------------------------ named nodes
+# -------------------------------------------------------------------------- named nodes
 
 
 def named_net(directory, trust, keys, n, named, **options):
@@ -286,7 +296,9 @@ def named_net(directory, trust, keys, n, named, **options):
     nodes, roster = make_nodes(n, directory, keys=keys)
     run = make_run(trust, keys, roster=roster, min_clients=3)
     server = Server(run, roster=roster, nodes=named)
-    net = Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, roster, **options)
+    net = Net(
+        server, {7 * i + 3: node for i, node in enumerate(nodes)}, roster, **options
+    )
     for node_id, node in net.nodes.items():
         node.node_id = node_id
     return net
@@ -321,15 +333,17 @@ def test_under_relayed_keys_the_order_of_names_gives_the_slots(trust, tmp_path):
         assert net.server.proceedings.n_slots == 7
         frame = net.server._next_frame()
         taken = {slot: client.node_id for slot, client in frame.slots.items()}
-        assert taken == {slot: node_id for slot, node_id in enumerate(order) if node_id != 10}
-        assert [bool(key) for key in frame.committee.public_keys] == [True] * 4 + [False] + [
-            True
-        ] * 2
+        assert taken == {
+            slot: node_id for slot, node_id in enumerate(order) if node_id != 10
+        }
+        assert [bool(key) for key in frame.committee.public_keys] == [True] * 4 + [
+            False
+        ] + [True] * 2
         for _ in range(T):
             net.round()
         net.finish()
-    # The late one has its slot, as with a roster. Where one of six members could stop a vote, it
-    # is waited for in round 1.
+    # The late one has its slot, as with a roster. Where one of six members could stop a
+    # vote, it is waited for in round 1.
     assert net.answers[0] == (6 if trust == "oblivious-server" else 7)
     assert net.answers[-1] == 7
     assert len(set(net.results.values())) == 1
@@ -361,7 +375,9 @@ def test_of_many_named_nodes_those_that_are_there_are_drawn(n_present, tmp_path)
 
 
 def test_too_few_named_nodes_for_a_committee_are_said(tmp_path):
-    net = named_net(tmp_path, "distributed-noise", "relayed", 7, [3, 10, 17, 24, 31, 38, 45])
+    net = named_net(
+        tmp_path, "distributed-noise", "relayed", 7, [3, 10, 17, 24, 31, 38, 45]
+    )
     net.nodes = {i: net.nodes[i] for i in (3, 10, 17)}
     with pytest.raises(TooFewClientsError, match="more of the 7 committee members"):
         net.set_up()

@@ -75,7 +75,7 @@ def copies(node):
     return sorted(Path(node.policy.state_dir).glob("records*"))
 
 
-# ------------------------------------------------------------------------------ whole runs
+# --------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.parametrize("levels", [(), (4,)])
@@ -104,9 +104,14 @@ def test_a_committee_drawn_from_a_roster(tmp_path):
     assert len(cohort.frame.claims) == 64 * 72
     outside = min(set(range(66)) - set(inside))
     answers = cohort.deal(who=[*range(4), outside])
-    assert all(len(answer.sealed) % 64 == 0 < len(answer.sealed) for answer in answers.values())
+    assert all(
+        len(answer.sealed) % 64 == 0 < len(answer.sealed) for answer in answers.values()
+    )
     request = cohort.add_of(inside[0], answers)
-    assert code(cohort.send(outside, change(request, **cohort.at(outside, 1)))) == Code.POLICY
+    assert (
+        code(cohort.send(outside, change(request, **cohort.at(outside, 1))))
+        == Code.POLICY
+    )
 
 
 def test_another_process_in_between_is_another_try(tmp_path, monkeypatch):
@@ -124,7 +129,7 @@ def test_another_process_in_between_is_another_try(tmp_path, monkeypatch):
     assert code(cohort.ask(0, t=1, attempt=2)) == Code.INTERNAL
 
 
-# ------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------- refusals
 
 
 @settings(deadline=None)
@@ -219,11 +224,15 @@ def test_other_types_are_refused_by_a_node_which_says_why_and_spends_nothing(
 ):
     """A client that commits to its records refuses to enrol; others refuse to answer."""
     algorithm = named_algorithm(trust)
-    cohort = Cohort(tmp_path, trust, ledger=True, algorithm=algorithm).set_up(range(1, 5))
+    cohort = Cohort(tmp_path, trust, ledger=True, algorithm=algorithm).set_up(
+        range(1, 5)
+    )
     node = cohort.nodes[0]
     for habit, (make, message) in habits.REFUSED.items():
         records = make()
-        node.records = (lambda records=records: records) if callable(records) else records
+        node.records = (
+            (lambda records=records: records) if callable(records) else records
+        )
         caplog.clear()
         reply = enrol(cohort)
         if trust != "oblivious-server":
@@ -272,7 +281,9 @@ def test_a_result_exactly_where_the_server_sees_the_sums(tmp_path, trust):
     far = {"centroids": np.full((2, 2), 1.5), "counts": np.zeros(2)}
     results = [encode_arrays({"centroids": np.zeros((2, 2))}), encode_arrays(far)]
     for result in results if trust in BLIND else (None, *results):
-        assert code(cohort.send(0, cohort.finish_of(0, result=result))) == Code.BAD_MESSAGE
+        assert (
+            code(cohort.send(0, cohort.finish_of(0, result=result))) == Code.BAD_MESSAGE
+        )
 
 
 def test_sizes_of_messages(tmp_path):
@@ -290,7 +301,7 @@ def test_sizes_of_messages(tmp_path):
     assert code(masks.ask(0, claims=masks.frame.claims)) == Code.BAD_MESSAGE
 
 
-# ------------------------------------------------------------------------------ order of checks
+# ---------------------------------------------------------------------- order of checks
 
 
 def _set(cohort, **fields):
@@ -312,7 +323,11 @@ DEFECTS = [
         Code.NEED,
         lambda c: (_set(c, group_secret=b"", group_key=b""), {"wraps": ()})[1],
     ),
-    ("entries", Code.CONFLICT, lambda c: {"entries": (change(c.entries[0], tag=NOBODY),)}),
+    (
+        "entries",
+        Code.CONFLICT,
+        lambda c: {"entries": (change(c.entries[0], tag=NOBODY),)},
+    ),
 ]
 """Defects of one ask for round 2 of a blind run, in the order in which a client meets them."""
 
@@ -333,7 +348,7 @@ def test_the_first_defect_counts(tmp_path, trust, first, second):
     assert cohort.nodes[0].n_loads == 1
 
 
-# ------------------------------------------------------------------------------ sessions, records
+# -------------------------------------------------------------------- sessions, records
 
 
 @each_ledger
@@ -352,7 +367,11 @@ def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path, ledger):
     assert not cohort.refusals
     assert node.n_loads == 1
     assert cohort.session(0) == ClientSession(over=1)
-    left = copies(node) if ledger else node.state[f"kmeans.{cohort.doc_hash.hex()}"].values()
+    left = (
+        copies(node)
+        if ledger
+        else node.state[f"kmeans.{cohort.doc_hash.hex()}"].values()
+    )
     assert len(b"".join(left)) < 200
 
 
@@ -361,7 +380,9 @@ def test_a_copy_of_records_that_is_lost_or_damaged_is_made_again(tmp_path):
     node = cohort.nodes[0]
     (path,) = copies(node)
     copy = path.read_bytes()
-    for number, spoil in enumerate((path.unlink, lambda: path.write_bytes(copy[:100])), 2):
+    for number, spoil in enumerate(
+        (path.unlink, lambda: path.write_bytes(copy[:100])), 2
+    ):
         spoil()
         assert isinstance(cohort.ask(0), Answer)
         assert path.read_bytes() == copy
@@ -373,7 +394,9 @@ def test_a_copy_of_records_that_is_lost_or_damaged_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("times", [1, 99])
-def test_a_copy_that_vanishes_while_it_is_read_is_made_again(tmp_path, monkeypatch, times):
+def test_a_copy_that_vanishes_while_it_is_read_is_made_again(
+    tmp_path, monkeypatch, times
+):
     """As when another process of the node ends the run; if it goes on, the message fails."""
     cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
     node, real, left = cohort.nodes[0], Algorithm.words_of, [None] * times
@@ -396,14 +419,18 @@ def test_a_copy_that_vanishes_while_it_is_read_is_made_again(tmp_path, monkeypat
 
 @each_copy
 @each_ledger
-def test_with_a_copy_records_are_hashed_once_in_a_run(tmp_path, monkeypatch, ledger, copy):
+def test_with_a_copy_records_are_hashed_once_in_a_run(
+    tmp_path, monkeypatch, ledger, copy
+):
     """Other software is another commitment: its vector may differ, under the same mask."""
     hashed, data_hash = [], transcript.DataHash
     monkeypatch.setattr(
         transcript, "DataHash", lambda *shape: hashed.append(1) or data_hash(*shape)
     )
     policy = {"copy_records": copy}
-    cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, rounds=3, policy=policy).set_up()
+    cohort = Cohort(
+        tmp_path, "oblivious-server", ledger=ledger, rounds=3, policy=policy
+    ).set_up()
     before = len(hashed)
     for t in (1, 2):
         assert len(cohort.round(t)) == 5
@@ -423,7 +450,9 @@ def source_of(kind, path, rows):
     dataset, parquet = map(pytest.importorskip, ("pyarrow.dataset", "pyarrow.parquet"))
     table = pytest.importorskip("pyarrow").table(dict(zip("ab", rows.T, strict=True)))
     parquet.write_table(table, path / "x.parquet")
-    return (dataset.dataset if kind == "data set" else parquet.ParquetFile)(path / "x.parquet")
+    return (dataset.dataset if kind == "data set" else parquet.ParquetFile)(
+        path / "x.parquet"
+    )
 
 
 class Loads:
@@ -468,7 +497,9 @@ def test_a_run_is_the_same_wherever_records_come_from(
 
 
 @each_ledger
-def test_records_that_change_during_the_pass_that_answers_renew_the_session(tmp_path, ledger):
+def test_records_that_change_during_the_pass_that_answers_renew_the_session(
+    tmp_path, ledger
+):
     """Without a copy: what a vector was computed from is what its commitment says."""
     policy = {"copy_records": False}
     cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, policy=policy).set_up()
@@ -523,7 +554,7 @@ def test_chunks_that_fail_are_data_and_charge_nothing(tmp_path, trust, error):
     assert session is None if commits else not session.answered
 
 
-# ------------------------------------------------------------------------------ live records
+# ------------------------------------------------------------------------- live records
 
 
 def database(node, path):
@@ -554,9 +585,17 @@ def test_a_run_reads_a_database_once(tmp_path, trust, ledger, caplog):
     assert node.n_loads == 1
     cohort.finish()
     assert not cohort.refusals
-    left = copies(node) if ledger else node.state[f"kmeans.{cohort.doc_hash.hex()}"].values()
+    left = (
+        copies(node)
+        if ledger
+        else node.state[f"kmeans.{cohort.doc_hash.hex()}"].values()
+    )
     assert len(b"".join(left)) < 200
-    null = [record.getMessage() for record in caplog.records if "malformed" in record.getMessage()]
+    null = [
+        record.getMessage()
+        for record in caplog.records
+        if "malformed" in record.getMessage()
+    ]
     assert null == ["1 records are malformed or not finite; each counts as none."]
 
 
@@ -591,7 +630,9 @@ def test_a_database_that_changes_between_rounds_changes_no_result(tmp_path, ledg
 @pytest.mark.default_cases("values")
 @each_ledger
 @each_trust
-def test_a_database_is_refused_where_records_may_not_be_copied(tmp_path, trust, ledger, caplog):
+def test_a_database_is_refused_where_records_may_not_be_copied(
+    tmp_path, trust, ledger, caplog
+):
     """Before anything is read, sent or charged."""
     cohort = Cohort(tmp_path, trust, ledger=ledger, policy={"copy_records": False})
     node = cohort.nodes[0]
@@ -650,10 +691,14 @@ def test_a_database_without_records_is_read_once_too(tmp_path):
 # ------------------------------------------------------------------------------ keys
 
 
-def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(tmp_path, monkeypatch):
+def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(
+    tmp_path, monkeypatch
+):
     cohort = Cohort(tmp_path, "oblivious-server", "relayed", n=4).set_up()
     request = cohort.keys_of()
-    others = [messages.Peer(i, key_agreement.public_key(token(32))).row for i in range(4, 7)]
+    others = [
+        messages.Peer(i, key_agreement.public_key(token(32))).row for i in range(4, 7)
+    ]
     more = change(request, peers=request.peers + b"".join(others))
     monkeypatch.setattr(checks, "MAX_SLOTS", 6)
     assert isinstance(cohort.send(0, request), messages.Wrapped)
@@ -737,13 +782,23 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path, trust):
         shares = messages.read_sum_shares(two)
         moved = {position + 1: share for position, share in shares.items()}
         three = {position: shares[position] for position in range(3)}
-        wrong = [(b"", two.shares), (two.positions, b""), (bytes(8), b""), (bytes(8), two.shares)]
+        wrong = [
+            (b"", two.shares),
+            (two.positions, b""),
+            (bytes(8), b""),
+            (bytes(8), two.shares),
+        ]
         wrong += [(two.positions[:1], two.shares), (two.positions, two.shares[1:])]
         more = [({"packing": packing}, Code.BAD_MESSAGE) for packing in (0, 6)]
         more += [({"words": b"0"}, Code.BAD_MESSAGE), ({"packing": 2}, Code.GARBAGE)]
         sums = [(*messages.write_sum_shares(three), Code.GARBAGE)]
-        sums += [(*pair, Code.BAD_MESSAGE) for pair in (*wrong, messages.write_sum_shares(moved))]
-        more += [({"positions": bits, "shares": shares}, end) for bits, shares, end in sums]
+        sums += [
+            (*pair, Code.BAD_MESSAGE)
+            for pair in (*wrong, messages.write_sum_shares(moved))
+        ]
+        more += [
+            ({"positions": bits, "shares": shares}, end) for bits, shares, end in sums
+        ]
     else:
         more += [({name: b"0"}, Code.BAD_MESSAGE) for name in ("positions", "shares")]
     session = cohort.session(0)
@@ -753,7 +808,8 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path, trust):
         assert reply == Refusal(code=expected, doc_hash=cohort.doc_hash), changes
         assert cohort.session(0) == session
     assert isinstance(cohort.ask(0, t=3), Answer)
-    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED  # before the last entry
+    # before the last entry
+    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED
 
 
 def test_shares_that_do_not_open_are_left_out_of_an_entry(tmp_path):
@@ -776,7 +832,10 @@ def test_an_entry_is_opened_once_for_all_clients_of_a_process(tmp_path, monkeypa
 
 
 def test_what_could_not_be_followed_is_not_kept():
-    session, fail = ClientSession(h=first_hash(ZERO)), mock.Mock(side_effect=MessageError("no"))
+    session, fail = (
+        ClientSession(h=first_hash(ZERO)),
+        mock.Mock(side_effect=MessageError("no")),
+    )
     arguments = (session, b"entry")
     with pytest.raises(MessageError):
         client.followed(*arguments, fail)
@@ -792,7 +851,7 @@ def test_what_could_not_be_followed_is_not_kept():
             client.followed(*other, fail)
 
 
-# ------------------------------------------------------------------------------ sum-shares
+# --------------------------------------------------------------------------- sum-shares
 
 
 def test_sums_to_add(tmp_path):
@@ -807,7 +866,9 @@ def test_sums_to_add(tmp_path):
         {"public_keys": good.public_keys[:-1]},
         {"h": NOBODY},
     ):
-        assert code(cohort.send(0, change(good, **changes))) == Code.BAD_MESSAGE, changes
+        assert code(cohort.send(0, change(good, **changes))) == Code.BAD_MESSAGE, (
+            changes
+        )
     assert code(cohort.send(0, change(good, t=9))) == Code.POLICY
     assert isinstance(cohort.send(0, good), Added)
 
@@ -820,7 +881,10 @@ def test_on_result_is_called_again_if_it_failed(tmp_path, trust):
     cohort = Cohort(tmp_path, trust).set_up()
     for t in (1, 2, 3):
         cohort.round(t)
-    node, keep = cohort.nodes[0], mock.Mock(side_effect=[ValueError("x"), SystemExit(1), None])
+    node, keep = (
+        cohort.nodes[0],
+        mock.Mock(side_effect=[ValueError("x"), SystemExit(1), None]),
+    )
     for expected in (1, 2, 3, 3, 3):
         request = encode(cohort.finish_of(0))
         reply = Client(node.policy, node.state, node.load, keep).answer_bytes(request)
@@ -860,7 +924,7 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
     assert "(RENEW)" in caplog.text
 
 
-# ------------------------------------------------------------------------------ values outside
+# ----------------------------------------------------------------------- values outside
 
 
 FAR = 3.0 * records_of(0) - 1.0  # of which most are outside of the box
@@ -873,11 +937,17 @@ def kept_in(replies, request, reply):
 
 
 def moved_lines(caplog):
-    return [each.getMessage() for each in caplog.records if each.name == "flower_kmeans.data"]
+    return [
+        each.getMessage()
+        for each in caplog.records
+        if each.name == "flower_kmeans.data"
+    ]
 
 
 @each_trust
-def test_values_outside_are_logged_once_and_change_no_reply(tmp_path, trust, caplog, monkeypatch):
+def test_values_outside_are_logged_once_and_change_no_reply(
+    tmp_path, trust, caplog, monkeypatch
+):
     cohort = Cohort(tmp_path, trust)
     node = cohort.nodes[0]
     node.records = FAR
@@ -925,7 +995,7 @@ def test_values_outside_are_in_no_message(tmp_path, trust, caplog):
     assert len(moved_lines(caplog)) == 1
 
 
-# ------------------------------------------------------------------------------ many at once
+# ------------------------------------------------------------------------- many at once
 
 
 def test_requests_at_the_same_time_get_one_answer_and_one_vote(tmp_path):

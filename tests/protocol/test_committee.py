@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol import committee as committees
-from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, corrupt_positions, drawn
+from flower_kmeans.protocol.committee import (
+    MAX_POSITIONS,
+    Committee,
+    corrupt_positions,
+    drawn,
+)
 from flower_kmeans.protocol.run import EPOCHS
 from flower_kmeans.secagg.base import Sharing, secure_sum
 from flower_kmeans.secagg.hashing import H, u32
@@ -28,7 +33,7 @@ def committee_of(n_slots=7, absent=(), max_colluders=1):
     return Committee(tuple(range(n_slots)), keys, n_slots, max_colluders)
 
 
-# ------------------------------------------------------------------------------ corrupt positions
+# -------------------------------------------------------------------- corrupt positions
 
 
 def chance_of_more(n_slots, colluders, corrupt):
@@ -47,11 +52,16 @@ def test_corrupt_positions_are_the_least_with_an_exact_bound(n_slots, fraction):
     found = corrupt_positions(n_slots, colluders)
     assert EPOCHS * chance_of_more(n_slots, colluders, found) <= Fraction(1, 2**40)
     if found > 1:
-        assert EPOCHS * chance_of_more(n_slots, colluders, found - 1) > Fraction(1, 2**40)
+        assert EPOCHS * chance_of_more(n_slots, colluders, found - 1) > Fraction(
+            1, 2**40
+        )
 
 
 def test_all_colluders_may_be_in_a_committee_of_all():
-    found = [corrupt_positions(n, c) for n, c in ((8, 7), (20, 7), (64, 7), (65, 7), (10**5, 1))]
+    found = [
+        corrupt_positions(n, c)
+        for n, c in ((8, 7), (20, 7), (64, 7), (65, 7), (10**5, 1))
+    ]
     assert found == [7, 7, 7, 7, 1]
 
 
@@ -68,7 +78,9 @@ def test_a_committee_that_may_be_wholly_corrupt_is_refused():
 
 def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
     keys = keys_of(200)
-    found = {drawn(keys, beacon, epoch) for beacon in (b"a", b"b") for epoch in range(4)}
+    found = {
+        drawn(keys, beacon, epoch) for beacon in (b"a", b"b") for epoch in range(4)
+    }
     found.add(drawn((*keys[:-1], bytes(32)), b"a", 0))
     assert len(found) == 9
     for slots in found:
@@ -81,7 +93,9 @@ def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
 
 def test_every_slot_is_drawn_equally_often():
     """40 epochs of 80 slots: each is drawn 32 times on average, standard deviation 2.5."""
-    counts = np.bincount([slot for e in range(40) for slot in drawn(keys_of(80), b"beacon", e)])
+    counts = np.bincount(
+        [slot for e in range(40) for slot in drawn(keys_of(80), b"beacon", e)]
+    )
     assert sum(counts) == 40 * MAX_POSITIONS
     assert 32 - 6 * 2.6 < min(counts) <= max(counts) < 32 + 6 * 2.6
 
@@ -93,16 +107,20 @@ def test_the_order_of_slots_on_the_roster_does_not_choose_who_is_drawn():
     assert {keys[slot] for slot in drawn(keys, b"", 3)} == set(order[:MAX_POSITIONS])
 
 
-# ------------------------------------------------------------------------------ the list
+# ----------------------------------------------------------------------------- the list
 
 
 @st.composite
 def lists(draw):
     n_slots = draw(st.integers(1, 300))
-    slots = draw(st.sets(st.integers(0, n_slots - 1), min_size=1, max_size=MAX_POSITIONS))
+    slots = draw(
+        st.sets(st.integers(0, n_slots - 1), min_size=1, max_size=MAX_POSITIONS)
+    )
     keys = draw(st.permutations(keys_of(len(slots))))
     present = draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)))
-    public = tuple(key if there else b"" for key, there in zip(keys, present, strict=True))
+    public = tuple(
+        key if there else b"" for key, there in zip(keys, present, strict=True)
+    )
     return Committee(tuple(sorted(slots)), public, n_slots, 1)
 
 
@@ -152,7 +170,7 @@ def test_malformed_lists_are_refused_before_they_are_read(data):
         Committee.decode(data, 99, 1)
 
 
-# ------------------------------------------------------------------------------ thresholds
+# --------------------------------------------------------------------------- thresholds
 
 
 def test_absent_members_cost_packing_and_never_privacy():
@@ -172,7 +190,11 @@ def test_the_digest_names_list_and_thresholds():
     assert committee.digest == H(b"committee keys", *numbers, committee.encode())
     few = committee_of(12, (3, 5, 6, 7))  # sums by masks go on
     assert few.digest == H(b"committee keys", u32(1), u32(0), u32(0), few.encode())
-    others = [committee_of(12, (2,)), committee_of(11), committee_of(12, max_colluders=2)]
+    others = [
+        committee_of(12, (2,)),
+        committee_of(11),
+        committee_of(12, max_colluders=2),
+    ]
     assert len({c.digest for c in (committee, few, *others)}) == 5
 
 

@@ -1,7 +1,7 @@
 """Dishonest clients in whole runs: each costs itself, or a round, or a clear error.
 
-Results are compared bit for bit with those of the records in each sum (docs/protocol.md,
-section 10, rows 26, 32 to 34, 43, 48 and 50).
+Results are compared bit for bit with those of the records in each sum
+(docs/protocol.md, section 10, rows 26, 32 to 34, 43, 48 and 50).
 """
 
 import tracemalloc
@@ -25,7 +25,16 @@ from flower_kmeans.protocol import client as clients
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.cohort import LATE, STRANGER, TWICE, UNCLAIMED
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
-from flower_kmeans.protocol.messages import Add, Added, Answer, Ask, Code, Enrolled, Keys, Refusal
+from flower_kmeans.protocol.messages import (
+    Add,
+    Added,
+    Answer,
+    Ask,
+    Code,
+    Enrolled,
+    Keys,
+    Refusal,
+)
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.server import DIFFERS
 from flower_kmeans.protocol.wire import encode
@@ -45,11 +54,16 @@ def is_right(net, *liars):
         if t in server.proceedings.lost_rounds:
             state = algorithm.without_sum(state)
             continue
-        who = set(net.nodes) - {entry.node_id for entry in server.dropped if entry.round == t}
-        who -= set(liars) if len(who) > n_answers else set()  # who has no slot is not even dropped
+        who = set(net.nodes) - {
+            entry.node_id for entry in server.dropped if entry.round == t
+        }
+        # who has no slot is not even dropped
+        who -= set(liars) if len(who) > n_answers else set()
         assert len(who) == n_answers
         query = algorithm.query(state)
-        total = sum(exact_statistic(algorithm, query, net.nodes[i].records) for i in who)
+        total = sum(
+            exact_statistic(algorithm, query, net.nodes[i].records) for i in who
+        )
         fraction = n_answers / server.proceedings.n_slots
         state = algorithm.update(state, algorithm.unflatten(total, t, fraction))
     assert net.results.keys() >= net.nodes.keys() - set(liars)
@@ -66,7 +80,7 @@ def play(directory, trust, lies, keys="roster", n=N, **options):
         return net.play()
 
 
-# ------------------------------------------------------------------------------ what it sends
+# ------------------------------------------------------------------------ what it sends
 
 
 def on(kind, rounds=range(99), **changes):
@@ -76,7 +90,8 @@ def on(kind, rounds=range(99), **changes):
         if not isinstance(reply, kind) or getattr(request, "t", 0) not in rounds:
             return reply
         return replace(
-            reply, **{name: made(getattr(reply, name)) for name, made in changes.items()}
+            reply,
+            **{name: made(getattr(reply, name)) for name, made in changes.items()},
         )
 
     return lie
@@ -88,7 +103,9 @@ def instead(*kinds, make):
 
 
 def refusing(*kinds, **fields):
-    return instead(*kinds, make=lambda request: Refusal(doc_hash=request.doc_hash, **fields))
+    return instead(
+        *kinds, make=lambda request: Refusal(doc_hash=request.doc_hash, **fields)
+    )
 
 
 def noise(data):
@@ -104,7 +121,11 @@ def zeros(data):
 
 
 def renews(request):
-    fields = {"commitment": token(32), "public_key": token(32), "doc_hash": request.doc_hash}
+    fields = {
+        "commitment": token(32),
+        "public_key": token(32),
+        "doc_hash": request.doc_hash,
+    }
     return Refusal(code=Code.RENEW, **fields)
 
 
@@ -128,7 +149,9 @@ LIES = {
     "zero key": on(Enrolled, public_key=zeros),
     "small order": on(Enrolled, public_key=lambda key: (1).to_bytes(32, "little")),
     "garbage": refusing(Keys, Ask, Add, messages.Finish, code=Code.GARBAGE),
-    "second spelling": on(Enrolled, public_key=lambda key: key[:31] + bytes([key[31] | 128])),
+    "second spelling": on(
+        Enrolled, public_key=lambda key: key[:31] + bytes([key[31] | 128])
+    ),
     "need": refusing(Keys, Ask, Add, messages.Finish, code=Code.NEED),
     "empty shares": empty_shares,
     "one empty share": one_empty_share,
@@ -146,7 +169,9 @@ LIES = {
     "another kind": instead(
         Ask,
         Add,
-        make=lambda q: messages.Wrapped(doc_hash=q.doc_hash, key_id=bytes(16), envelopes=b""),
+        make=lambda q: messages.Wrapped(
+            doc_hash=q.doc_hash, key_id=bytes(16), envelopes=b""
+        ),
     ),
     "another run": on(Answer | Added | messages.Wrapped, doc_hash=noise),
     "renews always": instead(Ask, Add, make=renews),
@@ -170,12 +195,19 @@ def test_one_dishonest_client_costs_itself_only(lie, trust, keys, liar, tmp_path
 
 def renews_rightly(net, node_id):
     """Return a lie: in every trip a new session of its own, with a right claim."""
-    identity, slot = net.nodes[node_id].policy.read_identity(), sorted(net.nodes).index(node_id)
+    identity, slot = (
+        net.nodes[node_id].policy.read_identity(),
+        sorted(net.nodes).index(node_id),
+    )
 
     def make(request):
         key = public_key(token(32))
         made = claim(identity.seed, request.doc_hash, slot, node_id, key)
-        values = {"commitment": bytes(32), "static": identity.public, "doc_hash": request.doc_hash}
+        values = {
+            "commitment": bytes(32),
+            "static": identity.public,
+            "doc_hash": request.doc_hash,
+        }
         return Refusal(code=Code.RENEW, public_key=key, claim=made, **values)
 
     return instead(Keys, messages.Hold, Ask, Add, make=make)
@@ -187,9 +219,14 @@ def two_keys(net, node_id):
 
 
 EVERY_REQUEST = (Keys, messages.Hold, Ask, Add, messages.Finish)
-# A well-formed false sum-share is attack 32, which needs two further ones to be corrected.
+# A well-formed false sum-share is attack 32, which needs two further ones to be
+# corrected.
 LIES_48 = {
-    **{name: lie for name, lie in LIES.items() if name not in ("false share", "flipped share")},
+    **{
+        name: lie
+        for name, lie in LIES.items()
+        if name not in ("false share", "flipped share")
+    },
     "complains always": refusing(*EVERY_REQUEST, code=Code.KEY),
     "complains to add": refusing(Add, code=Code.KEY),
     "complains to ask": refusing(Ask, code=Code.KEY),
@@ -223,7 +260,8 @@ def test_48_one_liar_of_few_costs_itself_only(trust, lie, liar, n, tmp_path):
     is_right(net, liar)
     assert min(net.answers) >= n - 1
     assert {entry.node_id for entry in net.server.dropped} <= {liar}
-    assert net.server.proceedings.attempts <= 2 * T  # a renewal causes one more in each round
+    # a renewal causes one more in each round
+    assert net.server.proceedings.attempts <= 2 * T
     run = net.server.run
     whole = sum((own for own, _ in run.price.rounds), Charge()).epsilon(1e-6)
     for node_id in net.nodes.keys() - {liar}:
@@ -251,7 +289,7 @@ def test_a_wrong_claim_leaves_out_who_makes_it_and_nobody_else(trust, n, tmp_pat
     assert len(net.trips) == ROUND_TRIPS[trust]
 
 
-# ------------------------------------------------------------------------------ other slots
+# -------------------------------------------------------------------------- other slots
 
 
 def claims_of(net, victim):
@@ -272,9 +310,12 @@ def claims_of(net, victim):
 
 @pytest.mark.parametrize("kind", ["its own claim", "any claim", "a copied claim"])
 @pytest.mark.parametrize(
-    ("trust", "n"), [("oblivious-server", 4), *((trust, n) for trust in PROTECTED for n in (5, 7))]
+    ("trust", "n"),
+    [("oblivious-server", 4), *((trust, n) for trust in PROTECTED for n in (5, 7))],
 )
-def test_52_nobody_takes_the_slot_of_another_even_if_it_comes_first(trust, n, kind, tmp_path):
+def test_52_nobody_takes_the_slot_of_another_even_if_it_comes_first(
+    trust, n, kind, tmp_path
+):
     """One client of the roster, which claims another's slot in place of its own."""
     net = make_net(tmp_path, trust, n=n, ledger=True)
     net.nodes[3].change = claims_of(net, 10)[kind]
@@ -284,13 +325,19 @@ def test_52_nobody_takes_the_slot_of_another_even_if_it_comes_first(trust, n, ki
     assert net.answers == [n - 1] * T
     assert {i.reason for i in net.server.incidents} == {UNCLAIMED}
     assert len(net.trips) == ROUND_TRIPS[trust]
-    spent = {spent_epsilon(node.policy.state_dir, 1e-6) for i, node in net.nodes.items() if i != 3}
+    spent = {
+        spent_epsilon(node.policy.state_dir, 1e-6)
+        for i, node in net.nodes.items()
+        if i != 3
+    }
     assert len(spent) == 1  # charged once for each round, like a run without the liar
 
 
 @pytest.mark.parametrize("kind", ["any claim", "a copied claim"])
 @pytest.mark.parametrize("trust", PROTECTED)
-def test_52_six_strangers_that_come_first_take_nothing_and_leave_nothing(trust, kind, tmp_path):
+def test_52_six_strangers_that_come_first_take_nothing_and_leave_nothing(
+    trust, kind, tmp_path
+):
     """Nodes of the SuperLink that are no clients, each in the slot of another client of seven."""
     net = make_net(tmp_path, trust, n=7)
     honest = {node_id + 100: node for node_id, node in net.nodes.items()}
@@ -300,12 +347,18 @@ def test_52_six_strangers_that_come_first_take_nothing_and_leave_nothing(trust, 
     for stranger, victim in zip(range(6), honest, strict=False):
         own = honest[victim]
         lie = claims_of(net, victim)[kind]
-        net.nodes[stranger] = Node(own.policy, own.records, change=lie, node_id=stranger)
+        net.nodes[stranger] = Node(
+            own.policy, own.records, change=lie, node_id=stranger
+        )
     tracemalloc.start()
-    before = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/protocol/*")])
+    before = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/protocol/*")]
+    )
     with without_noise():
         net.set_up()
-    after = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/protocol/*")])
+    after = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/protocol/*")]
+    )
     tracemalloc.stop()
     assert sum(stat.size_diff for stat in after.compare_to(before, "filename")) < 2**20
     assert net.server.n_clients == 7
@@ -327,17 +380,22 @@ REQUESTS = [
 
 
 @pytest.mark.default_cases("values")
-@pytest.mark.parametrize(("trust", "kinds"), [*REQUESTS, *((trust, (Add,)) for trust in SHARED)])
+@pytest.mark.parametrize(
+    ("trust", "kinds"), [*REQUESTS, *((trust, (Add,)) for trust in SHARED)]
+)
 @pytest.mark.parametrize("code", list(Code))
 def test_no_refusal_ends_a_run(trust, code, kinds, tmp_path):
     net = play(
-        tmp_path, trust, {3: refusing(*kinds, code=code)}, n=5 if kinds == (messages.Finish,) else N
+        tmp_path,
+        trust,
+        {3: refusing(*kinds, code=code)},
+        n=5 if kinds == (messages.Finish,) else N,
     )
     is_right(net, 3)
     assert {entry.node_id for entry in net.server.dropped} <= {3}
 
 
-# ------------------------------------------------------------------------------ who is heard
+# ------------------------------------------------------------------------- who is heard
 
 
 @pytest.mark.parametrize(("keys", "why"), [("roster", STRANGER), ("relayed", LATE)])
@@ -353,7 +411,9 @@ def test_strangers_are_not_heard(trust, keys, why, tmp_path):
         (97, Refusal(code=Code.RENEW, doc_hash=doc_hash, commitment=token(32))),
         (96, replace(enrolments[3], static=token(32), public_key=token(32))),
     ]
-    net.server.take_answers([*strangers, *replies, replies[0], (10, enrolments[10])], net.trip)
+    net.server.take_answers(
+        [*strangers, *replies, replies[0], (10, enrolments[10])], net.trip
+    )
     assert net.answers == [5]
     assert net.server.n_clients == 5
     assert not net.server.join([96, 97, 99])
@@ -373,7 +433,7 @@ def test_a_key_of_another_client_is_not_accepted(keys, tmp_path):
     assert net.answers == [5] * T
 
 
-# ------------------------------------------------------------------------------ whose answers count
+# ------------------------------------------------------------------ whose answers count
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -398,8 +458,11 @@ def test_of_two_groups_the_larger_one_is_added_up(tmp_path):
 @pytest.mark.parametrize("trust", ["trusted-server", "plain", "oblivious-server"])
 @pytest.mark.parametrize("words", [b"", b"w" * 8, b"w" * 24, bytes(8 * 7)], ids=len)
 def test_malformed_words_are_not_added(trust, words, tmp_path):
-    net = make_net(tmp_path, trust, n=5, lies={31: on(Answer, words=lambda right: words)})
-    if not (net.server.run.trust.is_protected and len(words) == 8 * 7):  # then nobody can know
+    net = make_net(
+        tmp_path, trust, n=5, lies={31: on(Answer, words=lambda right: words)}
+    )
+    # then nobody can know
+    if not (net.server.run.trust.is_protected and len(words) == 8 * 7):
         net.play()
         assert net.answers == [4] * T
         assert net.reasons("failed") == {31: T}
@@ -415,7 +478,9 @@ def test_random_words_end_a_run_of_an_oblivious_server(tmp_path):
 
 
 @pytest.mark.parametrize("trust", SHARED)
-@pytest.mark.parametrize("lie", [empty_shares, one_empty_share, one_share_more, words_too])
+@pytest.mark.parametrize(
+    "lie", [empty_shares, one_empty_share, one_share_more, words_too]
+)
 @pytest.mark.parametrize("n", [4, N])
 def test_an_answer_that_is_not_complete_leaves_out_its_dealer_and_nobody_else(
     lie, n, trust, tmp_path
@@ -447,10 +512,13 @@ def test_a_dealer_whose_shares_do_not_open_is_named_once(trust, tmp_path):
 
 @pytest.mark.parametrize("trust", SHARED)
 def test_bad_seals_to_some_members_end_one_round(trust, tmp_path):
-    lies = {59: seals_badly_to(3)}  # tau 6, k 1, R 7: three that do not vote are too many
+    # tau 6, k 1, R 7: three that do not vote are too many
+    lies = {59: seals_badly_to(3)}
     net = make_net(tmp_path, trust, lies=lies)
     if trust in BLIND:
-        with pytest.raises(RunError, match=r"Expected 7 sum-shares that open the sum of round 1"):
+        with pytest.raises(
+            RunError, match=r"Expected 7 sum-shares that open the sum of round 1"
+        ):
             net.play()
     else:
         net.play()
@@ -492,10 +560,13 @@ def test_sum_shares_of_another_length_are_not_passed_on(tmp_path):
 
 
 def test_false_sum_shares_are_corrected_and_named_up_to_the_limit(tmp_path):
-    net = make_net(tmp_path, n=64, document={"rounds": 2})  # tau 43, k 10, R 53: up to 5 of 64
+    # tau 43, k 10, R 53: up to 5 of 64
+    net = make_net(tmp_path, n=64, document={"rounds": 2})
     nodes = sorted(net.nodes)
     for number, node_id in enumerate(nodes[:8]):
-        net.nodes[node_id].change = on(Added, [1] if number >= 5 else [1, 2], share=zeros)
+        net.nodes[node_id].change = on(
+            Added, [1] if number >= 5 else [1, 2], share=zeros
+        )
     net.play()
     assert len(set(net.results.values())) == 1
     assert len(net.results) == 64
@@ -545,7 +616,9 @@ def test_32_limit_one_more_share_shows_that_one_is_false_but_not_which(tmp_path)
     assert not net.reasons("liar")
 
 
-def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(tmp_path, monkeypatch):
+def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(
+    tmp_path, monkeypatch
+):
     """Not defended, but seen: the sum does not count the clients, and nobody is named."""
     vector = clients._Conversation._vector
 
@@ -564,7 +637,7 @@ def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(tmp_path, 
         play(tmp_path, "clients-only", {}, "relayed")
 
 
-# ------------------------------------------------------------------------------ group keys
+# --------------------------------------------------------------------------- group keys
 
 
 @pytest.mark.parametrize("trust", BLIND)
@@ -581,7 +654,9 @@ def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
 
 @pytest.mark.parametrize("n_other", [3, 4, 5, 6])
 @pytest.mark.parametrize("trust", BLIND)
-def test_two_group_keys_leave_out_nobody_where_those_with_one_are_too_few(trust, n_other, tmp_path):
+def test_two_group_keys_leave_out_nobody_where_those_with_one_are_too_few(
+    trust, n_other, tmp_path
+):
     """Those whose envelopes do not fit the key id get the key from others, or another key."""
     net = with_two_group_keys(tmp_path, trust, n_other, document={"min_clients": 7})
     net.play()
@@ -603,7 +678,10 @@ def with_two_keys(net, node_id, n_other):
 
     def change(request, reply):
         if isinstance(reply, Answer | messages.Wrapped) and reply.envelopes:
-            session, identity = node.session(request.doc_hash), node.policy.read_identity()
+            session, identity = (
+                node.session(request.doc_hash),
+                node.policy.read_identity(),
+            )
             pairs = Pairs(request.doc_hash, session, identity)
             other = pairs.wrap(secret, pairs.peers(request.peers))
             # Whatever key id it names, those with the other key complain.
@@ -618,7 +696,9 @@ def test_the_next_distributors_envelopes_follow_those_that_do_not_open(tmp_path)
     lies = dict.fromkeys((3, 10), bad_envelopes)
     net = play(tmp_path, "clients-only", lies)
     adds = [request for kind, _, request, _ in net.log if kind == "add"]
-    leaders = [messages.read_rows(adds[N * i].wraps[0].distributor, True)[0] for i in range(3)]
+    leaders = [
+        messages.read_rows(adds[N * i].wraps[0].distributor, True)[0] for i in range(3)
+    ]
     assert [leader.slot for leader in leaders] == [0, 1, 2]
     assert net.trips[:6] == ["enrol", "ask", "add", "add", "add", "ask"]
     is_right(net)
@@ -666,7 +746,7 @@ def test_a_sum_share_under_another_key_does_not_count(tmp_path):
     assert net.answers == [5] * T
 
 
-# ------------------------------------------------------------------------------ without the rules
+# -------------------------------------------------------------------- without the rules
 
 
 def believe(points, values, degree):

@@ -19,9 +19,19 @@ from flower_kmeans.protocol.exchange import (
     Exchange,
     Newcomers,
 )
-from flower_kmeans.protocol.messages import Enrol, Enrolled, Finish, Finished, decode_request
+from flower_kmeans.protocol.messages import (
+    Enrol,
+    Enrolled,
+    Finish,
+    Finished,
+    decode_request,
+)
 from flower_kmeans.protocol.wire import RECORD, encode, from_content, to_content
-from flower_kmeans.simulation.in_process import CLIENT_RAISED, InProcessGrid, task_identity
+from flower_kmeans.simulation.in_process import (
+    CLIENT_RAISED,
+    InProcessGrid,
+    task_identity,
+)
 
 DOC_HASH = bytes(range(32))
 FINISH, FINISHED = Finish(doc_hash=DOC_HASH), Finished(doc_hash=DOC_HASH)
@@ -52,8 +62,8 @@ class Clock:
 class Nodes:
     """A grid whose nodes answer each message after some seconds of a clock, or never.
 
-    ``seconds`` is a function of the node and the number of the message to it (from 0); it returns
-    ``None`` for never.
+    ``seconds`` is a function of the node and the number of the message to it (from 0);
+    it returns ``None`` for never.
     """
 
     def __init__(self, n_nodes, seconds=lambda node, n: 1.0):
@@ -66,7 +76,9 @@ class Nodes:
         """Let threads run, where there are some."""
 
     def exchange(self, timeout=600.0, **options):
-        return Exchange(self, timeout, clock=self.clock, sleep=self.clock.sleep, **options)
+        return Exchange(
+            self, timeout, clock=self.clock, sleep=self.clock.sleep, **options
+        )
 
     def get_node_ids(self):
         return self.nodes
@@ -89,7 +101,11 @@ class Nodes:
     def pull_messages(self, ids):
         listed = list(ids)
         self.pulls.append(listed)
-        there = [i for i in listed if i in self.under_way and self.under_way[i][0] <= self.clock()]
+        there = [
+            i
+            for i in listed
+            if i in self.under_way and self.under_way[i][0] <= self.clock()
+        ]
         return [self.answer(self.under_way.pop(i)[1]) for i in there]
 
     def answer(self, message):
@@ -104,7 +120,9 @@ class Nodes:
 def go(own, nodes, enough=None, kind="finish", request=FINISH):
     """Make a trip that has enough after a number of replies; return the nodes that replied."""
     got, needed = [], len(nodes) if enough is None else enough
-    got.extend(own.trip(kind, dict.fromkeys(nodes, request), lambda: len(got) >= needed))
+    got.extend(
+        own.trip(kind, dict.fromkeys(nodes, request), lambda: len(got) >= needed)
+    )
     return got
 
 
@@ -118,7 +136,9 @@ def echo(message, context):
     if int(context.node_config["partition-id"]) == 2:
         raise ValueError("a node's own business")
     if int(context.node_config["partition-id"]) == 3:
-        return Message(RecordDict({RECORD: ConfigRecord({"v": 3, "m": b"?"})}), reply_to=message)
+        return Message(
+            RecordDict({RECORD: ConfigRecord({"v": 3, "m": b"?"})}), reply_to=message
+        )
     assert decode_request(from_content(message.content)) == FINISH
     return Message(to_content(encode(FINISHED)), reply_to=message)
 
@@ -160,7 +180,11 @@ def test_a_reply_is_handed_on_before_the_next_client_has_run():
 
 def test_message_types_are_those_that_clients_register():
     queries = dict.fromkeys(("enrol", "keys", "add"), "query.kmeans")
-    for kind, name in {**queries, "ask": "train.kmeans", "finish": "evaluate.kmeans"}.items():
+    for kind, name in {
+        **queries,
+        "ask": "train.kmeans",
+        "finish": "evaluate.kmeans",
+    }.items():
         grid = Nodes(2)
         go(grid.exchange(), grid.nodes, kind=kind)
         assert {message.metadata.message_type for message in grid.pushed} == {name}
@@ -168,7 +192,9 @@ def test_message_types_are_those_that_clients_register():
 
 def test_the_same_request_to_many_nodes_is_encoded_once(monkeypatch):
     encoded = []
-    monkeypatch.setattr(exchange, "encode", lambda value: encoded.append(value) or encode(value))
+    monkeypatch.setattr(
+        exchange, "encode", lambda value: encoded.append(value) or encode(value)
+    )
     grid = Nodes(150)
     go(grid.exchange(), grid.nodes)
     assert len(encoded) == 2  # once for each wave
@@ -186,8 +212,12 @@ def test_messages_can_be_sent_by_somebody_else():
 # --------------------------------------------------------------------------- waves
 
 
-@pytest.mark.parametrize(("n_nodes", "n_bytes", "wave"), [(550, 0, 100), (12, 4_000, 3)])
-def test_messages_go_out_in_waves_bounded_in_number_and_bytes(n_nodes, n_bytes, wave, monkeypatch):
+@pytest.mark.parametrize(
+    ("n_nodes", "n_bytes", "wave"), [(550, 0, 100), (12, 4_000, 3)]
+)
+def test_messages_go_out_in_waves_bounded_in_number_and_bytes(
+    n_nodes, n_bytes, wave, monkeypatch
+):
     monkeypatch.setattr(exchange, "WAVE_BYTES", 10_000)
     request = Finish(doc_hash=DOC_HASH, result=bytes(n_bytes))
     grid = Nodes(n_nodes, lambda node, n: 1.0 + node % 7 / 5)
@@ -248,7 +278,8 @@ def test_six_rounds_with_a_silent_client_cost_at_most_two_grace_times():
 @pytest.mark.parametrize(
     ("n_nodes", "trips"),
     [
-        # Waited for, only asked, waited for again; after two silences not even if it answers.
+        # Waited for, only asked, waited for again; after two silences not even if it
+        # answers.
         (4, [(6, None, 3, 3, 25), (6, 5, 3, 4, 6), (6, None, 3, 3, 25), (1, 8, 3, 3, 1)]),
         # Given a grace time if there are too few without it: it comes, and it does not.
         (3, [(1, None, 2, 2, 11), (1, 4, 3, 3, 4), (1, None, 2, 2, 11), (1, None, 3, 2, 1)]),
@@ -261,7 +292,9 @@ def test_how_long_a_client_that_was_silent_is_waited_for(n_nodes, trips):
     grid = Nodes(n_nodes)
     own, found = grid.exchange(100.0), []
     for usual, last, enough, _, _ in trips:
-        grid.seconds = lambda node, _, usual=usual, last=last: last if node == 2 else usual
+        grid.seconds = lambda node, _, usual=usual, last=last: (
+            last if node == 2 else usual
+        )
         n, took = seconds_of(grid, own, enough=enough)
         found.append((usual, last, enough, n, int(took)))
     assert found == trips
@@ -275,11 +308,13 @@ GONE = 5  # Flower's code for a node that it cannot reach
 class Returning(Nodes):
     """Nodes that are away for a while, and whose messages may come back with errors at once.
 
-    ``away`` returns the nodes that are away at a time, and ``fails`` whether the n-th message of a
-    node comes back with an error.
+    ``away`` returns the nodes that are away at a time, and ``fails`` whether the n-th
+    message of a node comes back with an error.
     """
 
-    def __init__(self, n_nodes, *arguments, away=lambda at: (), fails=lambda node, n: False):
+    def __init__(
+        self, n_nodes, *arguments, away=lambda at: (), fails=lambda node, n: False
+    ):
         super().__init__(n_nodes, *arguments)
         self.away, self.fails, self.looks, self.begin = away, fails, [], self.clock()
         self.sent_at = [[] for _ in self.nodes]
@@ -327,7 +362,9 @@ def take_all(grid, **options):
     got, done = [], set()
     own = grid.exchange(300.0, patience=600.0, **options)
     requests = dict.fromkeys(grid.nodes, FINISH)
-    for node, reply in own.trip("finish", requests, lambda: len(done) == len(grid.nodes)):
+    for node, reply in own.trip(
+        "finish", requests, lambda: len(done) == len(grid.nodes)
+    ):
         got.append((node, reply))
         if reply == FINISHED:
             done.add(node)
@@ -357,13 +394,16 @@ def test_a_request_without_a_reply_in_time_is_sent_again_until_the_patience_ends
 
 def test_a_node_that_stays_away_is_waited_for_as_long_as_the_patience_lasts():
     grid = Returning(
-        3, lambda node, n: None if node == 2 else 1.0, away=lambda at: {2} if at > 50 else ()
+        3,
+        lambda node, n: None if node == 2 else 1.0,
+        away=lambda at: {2} if at > 50 else (),
     )
     own = grid.exchange(1000.0, patience=200.0)
     assert len(go(own, grid.nodes)) == 2
     assert 250 <= grid.at <= 256
     assert len(grid.sent_at[2]) == 1  # there was nobody to send it to
-    # It was waited for in vain: the next trip gives it a grace time, until it answers again.
+    # It was waited for in vain: the next trip gives it a grace time, until it answers
+    # again.
     begin = grid.at
     go(own, grid.nodes)
     assert LEAST_GRACE <= grid.at - begin <= LEAST_GRACE + 2
@@ -448,7 +488,9 @@ def test_requests_that_are_sent_again_keep_to_the_waves():
 def enrolled_of(grid, own, expected, enough):
     """Enrol nodes as they connect, and return those that did."""
     got = set()
-    newcomers = Newcomers(lambda nodes: dict.fromkeys(nodes, ENROL), lambda: len(got) >= expected)
+    newcomers = Newcomers(
+        lambda nodes: dict.fromkeys(nodes, ENROL), lambda: len(got) >= expected
+    )
     first = dict.fromkeys(grid.get_node_ids(), ENROL)
     for node, reply in own.trip("enrol", first, lambda: len(got) >= enough, newcomers):
         if reply == ENROLLED:
@@ -465,7 +507,8 @@ def test_the_set_up_waits_for_nodes_that_connect(comes, took, n):
     own = grid.exchange(300.0, patience=600.0)
     assert len(enrolled_of(grid, own, 5, 3)) == n
     assert took <= grid.at <= took + 1.5
-    # Once per run: a second enrolment, of another document, waits no longer for who is missing.
+    # Once per run: a second enrolment, of another document, waits no longer for who is
+    # missing.
     begin = grid.at
     enrolled_of(grid, own, 5, 3)
     assert grid.at - begin <= (LEAST_GRACE + 1.5 if n == 4 else 3)
@@ -480,7 +523,7 @@ def test_too_few_clients_are_waited_for_as_long_as_the_patience_lasts():
     assert 600 <= grid.at <= 603
 
 
-# --------------------------------------------------------------------------- late replies
+# ------------------------------------------------------------------------- late replies
 
 
 def test_late_replies_of_former_trips_and_second_ones_are_ignored():
@@ -543,7 +586,7 @@ def test_polls_come_four_times_a_second():
     assert 30 / 0.275 < len(grid.pulls) < 30 / 0.25 + 20
 
 
-# --------------------------------------------------------------------------- a grid that blocks
+# ------------------------------------------------------------------- a grid that blocks
 
 
 class Uploads(Nodes):
@@ -597,7 +640,13 @@ def uploads():
 
 @pytest.mark.parametrize(
     ("n_nodes", "slow", "enough"),
-    [(6, {0, 2}, 4), (9, {4}, 5), (20, {10}, 5), (150, {75}, 5), (100, set(range(60)), 30)],
+    [
+        (6, {0, 2}, 4),
+        (9, {4}, 5),
+        (20, {10}, 5),
+        (150, {75}, 5),
+        (100, set(range(60)), 30),
+    ],
 )
 def test_a_slow_upload_does_not_hold_up_the_others(uploads, n_nodes, slow, enough):
     grid = uploads(n_nodes, slow=slow)
@@ -606,7 +655,8 @@ def test_a_slow_upload_does_not_hold_up_the_others(uploads, n_nodes, slow, enoug
     assert set(go(own, grid.nodes, enough=enough)) == rest
     assert n_nodes > 20 or grid.clock() - begin < LEAST_GRACE + 5
     assert all(len(ids) == 1 for ids in grid.pulls)
-    # Those that are still uploading neither hold up the next trip nor take the place of others.
+    # Those that are still uploading neither hold up the next trip nor take the place of
+    # others.
     assert set(go(own, grid.nodes, enough=enough)) == rest
 
 
@@ -649,7 +699,9 @@ def test_55_300_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
     assert grid.most_pulls == 128
 
 
-def test_a_late_node_is_pulled_once_at_a_time_and_is_prompt_after_one_reply_in_time(uploads):
+def test_a_late_node_is_pulled_once_at_a_time_and_is_prompt_after_one_reply_in_time(
+    uploads,
+):
     grid = uploads(68, slow=range(56), seconds=lambda node, n: 0.0)
     slow, honest = range(56), range(56, 60)
     own = grid.exchange()
@@ -744,7 +796,7 @@ def test_a_grid_that_answers_all_has_no_grace_time():
     assert seconds_of(grid, grid.exchange(timeout=20.0), enough=2)[0] == 3
 
 
-# --------------------------------------------------------------------------- Flower's simulation
+# ------------------------------------------------------------------ Flower's simulation
 
 
 class Simulation(Nodes):
@@ -753,7 +805,9 @@ class Simulation(Nodes):
     def answer(self, message):
         if message.metadata.dst_node_id != 2:
             return super().answer(message)
-        reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly.'>"
+        reason = (
+            "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly.'>"
+        )
         return Message(Error(code=0, reason=reason), reply_to=message)
 
 
@@ -764,7 +818,9 @@ def simulation(monkeypatch):
     return type(InMemoryGrid.__name__, (Simulation,), {})
 
 
-def test_flowers_simulation_is_polled_in_this_thread_for_all_replies_at_once(simulation):
+def test_flowers_simulation_is_polled_in_this_thread_for_all_replies_at_once(
+    simulation,
+):
     grid, threads = simulation(2), set()
     pull = grid.pull_messages
     grid.pull_messages = lambda ids: threads.add(threading.get_ident()) or pull(ids)

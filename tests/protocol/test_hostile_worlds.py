@@ -1,7 +1,8 @@
 """Random hostile servers before one real client: what must hold whatever they send.
 
-The server knows the group key, so it can forge sums that open, and it has every message that was
-ever sent. The client's operator restarts it, changes its records, or restores a backup.
+The server knows the group key, so it can forge sums that open, and it has every message
+that was ever sent. The client's operator restarts it, changes its records, or restores
+a backup.
 """
 
 import shutil
@@ -15,7 +16,14 @@ from malformed import near_bytes
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, messages, transcript
-from flower_kmeans.protocol.messages import Answer, Ask, Code, Refusal, decode_reply, decode_request
+from flower_kmeans.protocol.messages import (
+    Answer,
+    Ask,
+    Code,
+    Refusal,
+    decode_reply,
+    decode_request,
+)
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg.base import SumContext
@@ -30,7 +38,12 @@ class World:
     def __init__(self, seed, directory, trust, keys, ledger, rollback):
         self.rng = Random(seed)
         self.scene = Cohort(
-            directory, trust, keys, n=5, ledger=ledger, policy={"copy_records": seed % 2 == 0}
+            directory,
+            trust,
+            keys,
+            n=5,
+            ledger=ledger,
+            policy={"copy_records": seed % 2 == 0},
         ).set_up()
         self.node, self.ledger, self.rollback = self.scene.nodes[0], ledger, rollback
         self.directory = self.node.policy.state_dir
@@ -43,7 +56,9 @@ class World:
         self.dealt = {a: self.scene.deal(attempt=a, who=range(1, 5)) for a in (1, 2)}
 
     def play(self):
-        actions = [self.ask] * 8 + [self.again] * 3 + [self.near] * 3 + [self.operator] * 4
+        actions = (
+            [self.ask] * 8 + [self.again] * 3 + [self.near] * 3 + [self.operator] * 4
+        )
         if self.scene.run.trust.has_committee:
             actions += [self.add] * 6
         for _ in range(STEPS):
@@ -54,7 +69,9 @@ class World:
     def operator(self):
         kind = self.rng.randrange(6)
         if kind == 0:
-            self.node.records = np.random.default_rng(self.rng.randrange(3)).random((9, 2))
+            self.node.records = np.random.default_rng(self.rng.randrange(3)).random(
+                (9, 2)
+            )
         elif kind == 1 and self.ledger:
             self.node.restart()
         elif kind == 2:
@@ -75,7 +92,9 @@ class World:
         data = encode(request) if data is None else data
         self.requests.append(data)
         reply = decode_reply(self.node.answer(data))
-        self.codes[type(reply).__name__ + (Code(reply.code).name if is_refusal(reply) else "")] += 1
+        self.codes[
+            type(reply).__name__ + (Code(reply.code).name if is_refusal(reply) else "")
+        ] += 1
         if is_refusal(reply):
             assert reply.code != Code.INTERNAL, request
             if reply.code == Code.RENEW:
@@ -86,7 +105,13 @@ class World:
             self.answered(request, reply)
         elif isinstance(request, messages.Add):
             h = b"" if request.committee == b"" else request.h
-            variant = (request.attempt, request.root, request.committee, request.survivors, h)
+            variant = (
+                request.attempt,
+                request.root,
+                request.committee,
+                request.survivors,
+                h,
+            )
             parts = (request.tag, request.public_keys, request.sealed)
             self.votes[request.t].add((variant, parts))
         return reply
@@ -96,7 +121,15 @@ class World:
         if self.scene.trust.is_blind:
             h = self.node.session(self.scene.doc_hash).h
         com = transcript.H(request.committee)
-        context = (request.t, request.attempt, request.n_slots, request.root, com, h, reply.tag)
+        context = (
+            request.t,
+            request.attempt,
+            request.n_slots,
+            request.root,
+            com,
+            h,
+            reply.tag,
+        )
         self.answers[context].add(reply.words + reply.sealed)
 
     def ask(self):
@@ -114,7 +147,11 @@ class World:
         if self.rng.random() < 0.1:
             changes["slot"] = self.rng.randrange(6)
         reply = self.send(self.scene.ask_of(0, t, attempt, **changes))
-        if isinstance(reply, Answer) and self.scene.run.trust.commits_to_records and t <= T:
+        if (
+            isinstance(reply, Answer)
+            and self.scene.run.trust.commits_to_records
+            and t <= T
+        ):
             self.forge(changes["entries"], t, attempt, reply)
 
     def forge(self, history, t, attempt, reply):
@@ -144,7 +181,9 @@ class World:
         if isinstance(own, Answer):
             answers[0] = own
         elif rng.random() < 0.3:
-            answers |= {i: self.dealt[3 - attempt][i] for i in rng.sample(range(1, 5), 2)}
+            answers |= {
+                i: self.dealt[3 - attempt][i] for i in rng.sample(range(1, 5), 2)
+            }
         who = rng.sample(sorted(answers), rng.choice((2, 3, 3, len(answers))))
         chosen = {i: answers[i] for i in who}
         self.send(s.add_of(0, chosen, rng.choice((1, 1, 2)), attempt))
@@ -177,7 +216,9 @@ def is_refusal(reply):
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
-def test_one_sum_of_a_round_and_one_answer_of_a_context(tmp_path, seed, keys, ledger, trust):
+def test_one_sum_of_a_round_and_one_answer_of_a_context(
+    tmp_path, seed, keys, ledger, trust
+):
     world = World(seed, tmp_path, trust, keys, ledger, rollback=False)
     world.play()
     assert all(len(variants) == 1 for variants in world.votes.values())
@@ -190,7 +231,9 @@ def test_one_sum_of_a_round_and_one_answer_of_a_context(tmp_path, seed, keys, le
 @pytest.mark.parametrize("rollback", [True, False])
 def test_no_mask_covers_two_vectors(tmp_path, seed, keys, rollback):
     """Neither after a backup was restored."""
-    world = World(seed, tmp_path, "oblivious-server", keys, ledger=True, rollback=rollback)
+    world = World(
+        seed, tmp_path, "oblivious-server", keys, ledger=True, rollback=rollback
+    )
     world.play()
     assert all(len(sent) == 1 for sent in world.answers.values())
 
@@ -199,15 +242,21 @@ def test_worlds_reach_what_they_are_for(tmp_path):
     """Otherwise nothing above could fail."""
     seen = Counter()
     voted = answered = 0
-    for number, trust in enumerate(("distributed-noise", "clients-only", "oblivious-server") * 3):
+    for number, trust in enumerate(
+        ("distributed-noise", "clients-only", "oblivious-server") * 3
+    ):
         directory = tmp_path / str(number)
         directory.mkdir()
-        world = World(number, directory, trust, "roster", ledger=True, rollback=number > 5)
+        world = World(
+            number, directory, trust, "roster", ledger=True, rollback=number > 5
+        )
         world.play()
         seen += world.codes
         voted += sum(map(len, world.votes.values()))
         answered += len(world.answers)
-    assert {"Answer", "Added", "Enrolled", "RefusalCONFLICT", "RefusalSTALE"} <= set(seen)
+    assert {"Answer", "Added", "Enrolled", "RefusalCONFLICT", "RefusalSTALE"} <= set(
+        seen
+    )
     assert {"RefusalRENEW", "RefusalPOLICY", "RefusalKEY"} <= set(seen)
     assert voted >= 3
     assert answered >= 20
@@ -220,7 +269,12 @@ def test_worlds_reach_what_they_are_for(tmp_path):
         (  # two vectors under one mask
             "oblivious-server",
             True,
-            ["is_committed", "require_one_answer", "require_not_stale", "require_attempt_order"],
+            [
+                "is_committed",
+                "require_one_answer",
+                "require_not_stale",
+                "require_attempt_order",
+            ],
         ),
     ],
 )
@@ -233,8 +287,13 @@ def test_worlds_without_checks_have_two_sums_or_two_vectors(
     def is_broken(seed):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        world = World(seed, directory, trust, "roster", ledger=rollback, rollback=rollback)
+        world = World(
+            seed, directory, trust, "roster", ledger=rollback, rollback=rollback
+        )
         world.play()
-        return any(len(found) > 1 for found in (*world.votes.values(), *world.answers.values()))
+        return any(
+            len(found) > 1 for found in (*world.votes.values(), *world.answers.values())
+        )
 
-    assert any(map(is_broken, range(1, 121, 2)))  # no copies of records, which would hide a change
+    # no copies of records, which would hide a change
+    assert any(map(is_broken, range(1, 121, 2)))

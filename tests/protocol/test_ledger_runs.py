@@ -22,7 +22,15 @@ from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger
 from flower_kmeans.privacy.ledger_file import FILE_NAME
-from flower_kmeans.protocol.messages import Added, Answer, Code, Enrol, Enrolled, Finish, Finished
+from flower_kmeans.protocol.messages import (
+    Added,
+    Answer,
+    Code,
+    Enrol,
+    Enrolled,
+    Finish,
+    Finished,
+)
 from flower_kmeans.protocol.server import N_REPEATS
 from flower_kmeans.protocol.wire import encode
 
@@ -68,7 +76,8 @@ def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
         cohort.round(t)
         for node in cohort.nodes:
             node.restart()
-        if not (cohort.trust.is_blind and t == 1):  # whose envelope came with the first request
+        # whose envelope came with the first request
+        if not (cohort.trust.is_blind and t == 1):
             first = encode(cohort.nodes[2].send(request))
             assert encode(cohort.nodes[2].send(request)) == first
     session = cohort.nodes[2].session(cohort.doc_hash)
@@ -78,7 +87,9 @@ def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
     for node in cohort.nodes:
         (result,) = node.results
         assert len(node.state) == 0
-        np.testing.assert_array_equal(result.centroids, cohort.nodes[0].results[0].centroids)
+        np.testing.assert_array_equal(
+            result.centroids, cohort.nodes[0].results[0].centroids
+        )
         expected = 0 if trust == "plain" else cost(cohort.run)
         assert spent(node) == pytest.approx(expected, rel=1e-9)
 
@@ -94,12 +105,17 @@ def test_attempts_and_changed_records_are_charged_once(trust, tmp_path):
     assert code(cohort.send(1, cohort.ask_of(1, 1, 2))) == Code.STALE
 
 
-def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(tmp_path):
-    cohort = start(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
+    tmp_path,
+):
+    cohort = start(
+        tmp_path, "oblivious-server", policy={"copy_records": False}
+    ).set_up()
     before = cohort.deal(1)[1]
     node = cohort.nodes[1]
     node.records = node.records + 0.125
-    assert cohort.send(1, cohort.ask_of(1, 1)) == before  # a repeated request shows nothing
+    # a repeated request shows nothing
+    assert cohort.send(1, cohort.ask_of(1, 1)) == before
     session = cohort.session(1)
     session.answered = b""
     node.save(cohort.doc_hash, session)
@@ -120,7 +136,14 @@ def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
 
 def secrets_of(cohort, index):
     session = cohort.session(index)
-    names = ("secret", "ephemeral", "group_secret", "group_key", "query_key", "drawn_secret")
+    names = (
+        "secret",
+        "ephemeral",
+        "group_secret",
+        "group_key",
+        "query_key",
+        "drawn_secret",
+    )
     return {name: getattr(session, name) for name in names if getattr(session, name)}
 
 
@@ -129,8 +152,12 @@ def in_the_file(node, secrets):
     return {name for name, secret in secrets.items() if secret in content}
 
 
-@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "oblivious-server"])
-def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(trust, tmp_path):
+@pytest.mark.parametrize(
+    "trust", ["clients-only", "distributed-noise", "oblivious-server"]
+)
+def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(
+    trust, tmp_path
+):
     cohort = start(tmp_path, trust).set_up()
     for t in (1, 2, 3):
         cohort.round(t)
@@ -151,7 +178,9 @@ def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(t
 
 
 @pytest.mark.parametrize("trust", ["clients-only", "trusted-server"])
-def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(trust, tmp_path):
+def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(
+    trust, tmp_path
+):
     cohort = start(tmp_path, trust).set_up()
     everyone = range(len(cohort.nodes))
     for t in (1, 2):
@@ -163,8 +192,12 @@ def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(trust
     assert spent(cohort.nodes[1]) == pytest.approx(cost(cohort.run), rel=1e-9)
 
 
-@pytest.mark.parametrize("trust", ["clients-only", "oblivious-server", "trusted-server"])
-def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(trust, tmp_path):
+@pytest.mark.parametrize(
+    "trust", ["clients-only", "oblivious-server", "trusted-server"]
+)
+def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(
+    trust, tmp_path
+):
     """A run that ends by an error sends it to all clients: one of them could not be told."""
     cohort = start(tmp_path, trust).set_up()
     cohort.round(1)
@@ -173,7 +206,11 @@ def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(trus
 
     def trip(kind, requests, has_enough):
         kinds.append(kind)
-        return [] if kind == "ask" else cohort.trip(kind, {i: requests[i] for i in requests if i})
+        return (
+            []
+            if kind == "ask"
+            else cohort.trip(kind, {i: requests[i] for i in requests if i})
+        )
 
     cohort.server.ask()
     with pytest.raises(TooFewClientsError):
@@ -181,7 +218,9 @@ def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(trus
     assert kinds == ["ask"] * N_REPEATS + ["abort"]
     for i, node in enumerate(cohort.nodes):
         whole = pytest.approx(cost(cohort.run), rel=1e-9)
-        assert spent(node) == (whole if i == 0 else pytest.approx(cost(cohort.run, 1), rel=1e-9))
+        assert spent(node) == (
+            whole if i == 0 else pytest.approx(cost(cohort.run, 1), rel=1e-9)
+        )
     assert in_the_file(cohort.nodes[1], secrets_of(cohort, 0)) == set()
     assert code(cohort.nodes[1].send(cohort.ask_of(1, 2))) == Code.STALE
 
@@ -195,7 +234,9 @@ def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeyp
     assert in_the_file(node, secrets) == set(secrets)
     assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
     if how == "forget":
-        result = CliRunner().invoke(app, ["forget", "--state-dir", str(node.policy.state_dir)])
+        result = CliRunner().invoke(
+            app, ["forget", "--state-dir", str(node.policy.state_dir)]
+        )
         assert "Forgot 1 unfinished run in" in result.output
     else:
         now = ledgers.time.time()
@@ -204,7 +245,8 @@ def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeyp
     # Two of three rounds were answered; what was reserved for the third has come back.
     assert spent(node) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
     requests = [Enrol(doc=cohort.run.data), cohort.ask_of(0, 2), cohort.ask_of(0, 3)]
-    for request in (*requests, cohort.finish_of(0)):  # it does not say that it has a result
+    # it does not say that it has a result
+    for request in (*requests, cohort.finish_of(0)):
         assert code(node.send(request)) == Code.STALE
     assert not node.results
     assert spent(node) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
@@ -240,7 +282,9 @@ def padded(n_bytes):
     """Return fields of a document whose columns have long names."""
     names = [letter * (n_bytes // 2) for letter in "ab"]
     domain = Box([0, 0], [1, 1], columns=names)
-    return {"algorithm": replace(make_algorithm(GLloydAlgorithm, n_rounds=3), domain=domain)}
+    return {
+        "algorithm": replace(make_algorithm(GLloydAlgorithm, n_rounds=3), domain=domain)
+    }
 
 
 def voted_only(tmp_path, others, **document):
@@ -269,7 +313,9 @@ def test_votes_without_an_answer_are_bounded_by_the_budget(tmp_path):
     assert len(set(sizes)) == 1
     assert unfinished(node.policy.state_dir) == set(runs)
     # The end gives back what was reserved, and nothing was ever charged.
-    result = CliRunner().invoke(app, ["forget", "--state-dir", str(node.policy.state_dir)])
+    result = CliRunner().invoke(
+        app, ["forget", "--state-dir", str(node.policy.state_dir)]
+    )
     assert "Forgot 3 unfinished runs in" in result.output
     assert spent(node) == 0
     assert isinstance(voted_only(tmp_path, first)[1], Added)
@@ -300,7 +346,7 @@ def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
     assert max(row_sizes(state_dir)) <= 200
 
 
-# --------------------------------------------------------------------------- the account
+# -------------------------------------------------------------------------- the account
 
 
 def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
@@ -308,7 +354,9 @@ def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
     whole = first.run.price.whole[0]
     total = (whole + whole).epsilon(DELTA) * 1.0001
     for node in first.nodes:
-        node.policy = replace(node.policy, max_total_epsilon=total, max_total_delta=DELTA)
+        node.policy = replace(
+            node.policy, max_total_epsilon=total, max_total_delta=DELTA
+        )
     first.play()
     second = start(tmp_path, others=first).play()
     third = start(tmp_path, others=first)
@@ -336,7 +384,9 @@ def test_the_last_room_goes_to_the_run_that_answers_first(tmp_path):
     assert kept(first.nodes[1], second.run)[0][:2] == (1, 1)
 
 
-def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(tmp_path):
+def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(
+    tmp_path,
+):
     cohort = start(tmp_path).set_up()
     cohort.round(1)
     node, whole = cohort.nodes[1], spent(cohort.nodes[1])
@@ -379,7 +429,9 @@ def test_a_ledger_that_cannot_be_used_allows_nothing(trust, tmp_path):
 
 
 def full(node, monkeypatch):
-    monkeypatch.setattr(ledgers, "_SETTINGS", (*ledgers._SETTINGS, "max_page_count = 1"))
+    monkeypatch.setattr(
+        ledgers, "_SETTINGS", (*ledgers._SETTINGS, "max_page_count = 1")
+    )
 
 
 def read_only(node, monkeypatch):
@@ -451,7 +503,9 @@ def test_a_process_that_dies_before_or_after_sending_is_charged_once(sends, tmp_
     cohort = start(tmp_path).set_up()
     node, data = cohort.nodes[1], encode(cohort.ask_of(1))
     sent = SPAWN.Queue() if sends else None
-    process = SPAWN.Process(target=answer_and_die, args=(node.policy, node.records, data, sent))
+    process = SPAWN.Process(
+        target=answer_and_die, args=(node.policy, node.records, data, sent)
+    )
     process.start()
     reply = sent.get(timeout=600) if sends else None
     process.join(600)
@@ -483,7 +537,9 @@ def answer_and_die(policy, records, data, sent):
     ],
 )
 def test_what_another_process_did_meanwhile_counts(first, second, expected, tmp_path):
-    cohort = start(tmp_path, "oblivious-server" if first == "enrol" else "distributed-noise")
+    cohort = start(
+        tmp_path, "oblivious-server" if first == "enrol" else "distributed-noise"
+    )
     requests = {"enrol": Enrol(doc=cohort.run.data)}
     if first == "ask":
         cohort.set_up([0, 1, 2, 3])
@@ -504,7 +560,9 @@ def test_what_another_process_did_meanwhile_counts(first, second, expected, tmp_
     assert isinstance(replies[0], Answer | Enrolled)
     assert code(reply) == expected
     assert expected is not None or reply == replies[0]
-    assert spent(node) == pytest.approx(cost(cohort.run) if first == "ask" else 0, rel=1e-9)
+    assert spent(node) == pytest.approx(
+        cost(cohort.run) if first == "ask" else 0, rel=1e-9
+    )
 
 
 def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
@@ -527,7 +585,7 @@ def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
     assert code(late) == Code.CONFLICT
 
 
-# --------------------------------------------------------------------------- what refusals tell
+# ------------------------------------------------------------------- what refusals tell
 
 
 def probe(epsilon):
@@ -538,7 +596,9 @@ def probe(epsilon):
     return Enrol(doc=encode(document))
 
 
-def test_limit_a_server_learns_by_20_free_enrolments_how_much_is_spent_and_nothing_else(tmp_path):
+def test_limit_a_server_learns_by_20_free_enrolments_how_much_is_spent_and_nothing_else(
+    tmp_path,
+):
     """It enrols nodes for runs that it never starts, and sees which of them still fit.
 
     Nodes with other records, and with the same costs of another run, answer alike.

@@ -1,6 +1,7 @@
 """How much a message may hold, and what is not read at all (docs/protocol.md, section 8).
 
-Row 55 of section 10: whatever a node or a server sends, it takes little more memory than its bytes.
+Row 55 of section 10: whatever a node or a server sends, it takes little more memory
+than its bytes.
 """
 
 from contextlib import suppress
@@ -24,7 +25,16 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol import exchange, limits, messages, parcels
 from flower_kmeans.protocol.exchange import MALFORMED, Exchange
 from flower_kmeans.protocol.limits import SHORT, reply_limit, request_limit
-from flower_kmeans.protocol.messages import Add, Answer, Ask, Code, Finish, Finished, Keys, Refusal
+from flower_kmeans.protocol.messages import (
+    Add,
+    Answer,
+    Ask,
+    Code,
+    Finish,
+    Finished,
+    Keys,
+    Refusal,
+)
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import parse_document
@@ -39,7 +49,7 @@ FINISH, FINISHED = Finish(doc_hash=DOC_HASH), Finished(doc_hash=DOC_HASH)
 
 AN_ADD = {"h": DOC_HASH, "tag": DOC_HASH, "survivors": b"", "public_keys": b""}
 
-# ------------------------------------------------------------------------------ small objects
+# ------------------------------------------------------------------------ small objects
 
 SMALL = {
     "integers": b"\1",
@@ -83,15 +93,24 @@ def places():
     ):
         for message in listed:
             for name in (*names_of(message), "type", "unknown"):
-                yield decoder, lambda value, m=message, name=name: within(m, name, value)
+                yield (
+                    decoder,
+                    lambda value, m=message, name=name: within(m, name, value),
+                )
     sent = messages.Sent
-    inner = {"entries": (Finish, ENTRY), "wraps": (Finish, WRAP), "parcels": (sent, PARCEL)}
+    inner = {
+        "entries": (Finish, ENTRY),
+        "wraps": (Finish, WRAP),
+        "parcels": (sent, PARCEL),
+    }
     for field, (kind, part) in inner.items():
         decoder = messages.decode_reply if kind is sent else messages.decode_request
         for name in (*names_of(part), "unknown"):
 
             def put(value, field=field, kind=kind, part=part, name=name):
-                return within(kind(doc_hash=DOC_HASH), field, b"\x91" + within(part, name, value))
+                return within(
+                    kind(doc_hash=DOC_HASH), field, b"\x91" + within(part, name, value)
+                )
 
             yield decoder, put
     for decoder in (messages.decode_request, messages.decode_reply):
@@ -116,15 +135,29 @@ def test_55_many_small_objects_in_any_field_take_no_memory(element):
 def test_55_the_messages_that_took_twenty_times_their_size():
     """At a server that did not know which reply it waits for, and at a client."""
     size = 32 * MiB
-    answer, sent = Answer(doc_hash=DOC_HASH, tag=DOC_HASH), messages.Sent(doc_hash=DOC_HASH)
+    answer, sent = (
+        Answer(doc_hash=DOC_HASH, tag=DOC_HASH),
+        messages.Sent(doc_hash=DOC_HASH),
+    )
     parcel = within(PARCEL, "receivers", b"\xc4\0")
     many = array_of(parcel, size)
-    at = {"doc_hash": DOC_HASH, "t": 2, "attempt": 1, "n_slots": 3, "root": DOC_HASH, "slot": 0}
+    at = {
+        "doc_hash": DOC_HASH,
+        "t": 2,
+        "attempt": 1,
+        "n_slots": 3,
+        "root": DOC_HASH,
+        "slot": 0,
+    }
     entry = within(ENTRY, "shares", array_of(b"\x92\1\xc4\0", size))
     bombs = [
         within(answer, "envelopes", array_of(b"\xc4\0", size)),
         within(answer, "sealed", array_of(b"\xc4\1a", size)),
-        within(sent, "parcels", b"\x91" + within(PARCEL, "receivers", array_of(b"\1", size))),
+        within(
+            sent,
+            "parcels",
+            b"\x91" + within(PARCEL, "receivers", array_of(b"\1", size)),
+        ),
         within(sent, "parcels", many),
         within(answer, "sealed", array_of(b"\xc4\1a", size, lacking=1)),
     ]
@@ -176,7 +209,9 @@ def test_fields_are_as_long_as_they_may_be(message, field, most):
 
 def test_a_parcel_has_at_most_64_receivers():
     for receivers, keys in ((65 * 4, 48), (4, 65 * 48)):
-        parcel = msgspec.structs.replace(PARCEL, receivers=bytes(receivers), keys=bytes(keys))
+        parcel = msgspec.structs.replace(
+            PARCEL, receivers=bytes(receivers), keys=bytes(keys)
+        )
         with pytest.raises(MessageError):
             decode(encode(parcel), messages.Parcel)
 
@@ -187,8 +222,12 @@ def test_a_run_document_has_at_most_4096_rounds_and_a_mebibyte():
     assert len(parse_document(encode(words)).words) == 4_096
     with pytest.raises(MessageError, match="malformed"):
         parse_document(encode(msgspec.structs.replace(document, words=(1,) * 4_097)))
-    for element in (SMALL["maps"], SMALL["single bytes"]):  # in fields that hold any values
-        for value in (map_of(element, MiB - 3_000), b"\x81\xa1a" + array_of(element, MiB - 3_000)):
+    # in fields that hold any values
+    for element in (SMALL["maps"], SMALL["single bytes"]):
+        for value in (
+            map_of(element, MiB - 3_000),
+            b"\x81\xa1a" + array_of(element, MiB - 3_000),
+        ):
             bomb = within(document, "privacy", value)
             assert MiB - 3_000 < len(bomb) <= MiB
             with memory_below(100 * MiB), suppress(MessageError):
@@ -269,18 +308,25 @@ def test_requests_of_a_run_are_no_longer_than_planned(played):
 
 def planned(run, kind, **fields):
     """Return for how many bytes of planned data a request of a kind has room."""
-    return request_limit(run, messages.Head(kind=kind, doc_hash=DOC_HASH, **fields)) - limits.FIRST
+    return (
+        request_limit(run, messages.Head(kind=kind, doc_hash=DOC_HASH, **fields))
+        - limits.FIRST
+    )
 
 
 def test_planned_lengths_of_requests_by_hand():
     """From docs/protocol.md, for 901 words, a query of 300 x 2 numbers, and three rounds."""
     share, entry = 8 * 901 + 16, 2**14 + 512
-    sighted = make_run("distributed-noise", "relayed", algorithm=large("distributed-noise"))
+    sighted = make_run(
+        "distributed-noise", "relayed", algorithm=large("distributed-noise")
+    )
     assert planned(sighted, "add", t=1, n_slots=1_000) == 1_000 * (32 + share) + 125
     assert planned(sighted, "ask", t=2, n_slots=1_000) == 8 * 300 * 2 + 2**14
     assert planned(sighted, "finish") == 8 * (300 * 4 + 1 + 6 * 9 * 3) + 2**10
     blind = make_run("clients-only", "relayed", algorithm=large("clients-only"))
-    assert planned(blind, "ask", t=3, n_slots=1_000) == 36_000 + 2 * (64 * share + entry)
+    assert planned(blind, "ask", t=3, n_slots=1_000) == 36_000 + 2 * (
+        64 * share + entry
+    )
     assert planned(blind, "finish") == 3 * (64 * share + entry)
     masks = make_run("oblivious-server", "relayed", algorithm=large("oblivious-server"))
     assert planned(masks, "keys") == 36 * 2**17
@@ -391,7 +437,9 @@ def test_55_of_a_trip_one_reply_of_each_node_is_read(monkeypatch):
         own = Exchange(Grid({1: honest, 2: twice, 3: of_others}), 60.0)
         first = list(own.trip("finish", {1: FINISH}, lambda: False))
         with memory_below(MiB):
-            got = list(own.trip("finish", dict.fromkeys((1, 2, 3), FINISH), lambda: False))
+            got = list(
+                own.trip("finish", dict.fromkeys((1, 2, 3), FINISH), lambda: False)
+            )
     assert first == [(1, FINISHED)]
     assert sorted(node_id for node_id, _ in got) == [1, 2, 3]
     assert seen.results == [FINISHED] * 4
@@ -405,7 +453,14 @@ def test_an_exchange_has_a_limit_for_each_request():
         return 2_000 if isinstance(request, Ask) else SHORT
 
     answer = Answer(doc_hash=DOC_HASH, tag=DOC_HASH, words=bytes(1_600))
-    at = {"doc_hash": DOC_HASH, "t": 1, "attempt": 1, "n_slots": 3, "root": DOC_HASH, "slot": 0}
+    at = {
+        "doc_hash": DOC_HASH,
+        "t": 1,
+        "attempt": 1,
+        "n_slots": 3,
+        "root": DOC_HASH,
+        "slot": 0,
+    }
 
     def words(message):
         return [Message(to_content(encode(answer)), reply_to=message)]
@@ -415,14 +470,16 @@ def test_an_exchange_has_a_limit_for_each_request():
         ask = Ask(**at)
         assert dict(own.trip("ask", {1: ask, 2: ask}, bool)) == {1: answer, 2: answer}
         assert dict(own.trip("finish", {1: FINISH}, bool)) == {1: MALFORMED}
-        assert dict(Exchange(Grid({1: words}), 60.0).trip("ask", {1: ask}, bool)) == {1: MALFORMED}
+        assert dict(Exchange(Grid({1: words}), 60.0).trip("ask", {1: ask}, bool)) == {
+            1: MALFORMED
+        }
         sent = own.messages("ask", {1: ask})
         sent[0].metadata.__dict__["_message_id"] = "0"
         assert list(own.replies(words(sent[0]), sent)) == [(1, answer)]
     assert asked == [ask, FINISH, ask]
 
 
-# ------------------------------------------------------------------------------ requests
+# ----------------------------------------------------------------------------- requests
 
 
 @pytest.fixture
@@ -441,7 +498,9 @@ def refused(cohort, request, expected):
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_55_a_longer_request_than_the_run_has_is_not_decoded(trust, tmp_path, long_ones):
+def test_55_a_longer_request_than_the_run_has_is_not_decoded(
+    trust, tmp_path, long_ones
+):
     cohort = Cohort(tmp_path, trust).set_up()
     right = cohort.ask_of(0)
     run = cohort.run
@@ -450,9 +509,13 @@ def test_55_a_longer_request_than_the_run_has_is_not_decoded(trust, tmp_path, lo
         Finish(doc_hash=cohort.doc_hash, result=bytes(MiB)),
         messages.Hold(doc_hash=cohort.doc_hash, doc=bytes(6_000), wraps=()),
         Add(**cohort.at(0, 1), **AN_ADD, sealed=bytes(MiB)),
-        messages.Turn(doc_hash=cohort.doc_hash, step="load", deliveries=(delivery(MiB),)),
+        messages.Turn(
+            doc_hash=cohort.doc_hash, step="load", deliveries=(delivery(MiB),)
+        ),
     ):
-        if len(encode(request)) <= request_limit(run, messages.read_head(encode(request))):
+        if len(encode(request)) <= request_limit(
+            run, messages.read_head(encode(request))
+        ):
             assert trust_model(trust).is_blind
             assert isinstance(request, Finish | Ask)
             continue
@@ -471,7 +534,9 @@ def delivery(n_bytes):
 
 
 @pytest.mark.parametrize("trust", BLIND)
-def test_entries_of_more_rounds_than_the_run_has_had_are_not_decoded(trust, tmp_path, long_ones):
+def test_entries_of_more_rounds_than_the_run_has_had_are_not_decoded(
+    trust, tmp_path, long_ones
+):
     cohort = Cohort(tmp_path, trust).set_up()
     cohort.round(1)
     long = msgspec.structs.replace(cohort.entries[0], words=bytes(MiB))
@@ -505,7 +570,9 @@ def test_what_a_client_of_an_unknown_run_is_sent_is_not_decoded_without_its_docu
     assert long_ones == []
 
 
-def test_a_long_request_of_a_run_that_the_policy_refuses_is_not_decoded(tmp_path, long_ones):
+def test_a_long_request_of_a_run_that_the_policy_refuses_is_not_decoded(
+    tmp_path, long_ones
+):
     cohort = Cohort(tmp_path, "distributed-noise").set_up()
     node = cohort.nodes[0]
     del long_ones[:]
@@ -515,7 +582,9 @@ def test_a_long_request_of_a_run_that_the_policy_refuses_is_not_decoded(tmp_path
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_long_request_of_a_run_that_is_over_is_not_decoded(trust, tmp_path, long_ones):
+def test_a_long_request_of_a_run_that_is_over_is_not_decoded(
+    trust, tmp_path, long_ones
+):
     cohort = Cohort(tmp_path, trust).set_up()
     request = cohort.ask_of(0, query=bytes(60_000))
     for t in (1, 2, 3):
@@ -562,13 +631,15 @@ def test_55_the_head_of_a_message_takes_no_memory(element):
             assert head.doc_hash == message.doc_hash
 
 
-# ------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------- what is kept
 
 
 def test_55_a_server_keeps_one_incident_of_a_kind_in_a_round(tmp_path):
     """Of a client that is asked again and again, because there are too few without it."""
     lies = {3: lambda request, reply: MALFORMED if isinstance(request, Ask) else reply}
-    net = make_net(tmp_path, "distributed-noise", n=5, lies=lies, document={"min_clients": 5})
+    net = make_net(
+        tmp_path, "distributed-noise", n=5, lies=lies, document={"min_clients": 5}
+    )
     net.set_up()
     with pytest.raises(TooFewClientsError):
         net.round()
@@ -586,7 +657,11 @@ def test_a_message_holds_at_most_256_parcels():
         for n in range(300)
     ]
     assert not server._fits(0)
-    collected = [list(server._collect(0)), list(server._collect(0)), list(server._collect(0))]
+    collected = [
+        list(server._collect(0)),
+        list(server._collect(0)),
+        list(server._collect(0)),
+    ]
     assert [len(each) for each in collected] == [256, 44, 0]
     assert [each.number for each in collected[0] + collected[1]] == list(range(300))
     server._mail[0] = collected[0]

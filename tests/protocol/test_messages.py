@@ -18,7 +18,16 @@ from malformed import bombs, fields_of, near_bytes, second_encodings, write
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import messages, wire
-from flower_kmeans.protocol.messages import Add, Answer, Ask, Code, Entry, Finish, Peer, Refusal
+from flower_kmeans.protocol.messages import (
+    Add,
+    Answer,
+    Ask,
+    Code,
+    Entry,
+    Finish,
+    Peer,
+    Refusal,
+)
 from flower_kmeans.protocol.wire import (
     MAX_MESSAGE,
     decode,
@@ -36,11 +45,21 @@ decode_entry, decode_any = partial(decode, kind=Entry), partial(decode, kind=Any
 D, E = bytes(32), b"\1" * 32
 PEER = Peer(slot=1, public_key=E, node_id=2**63, claim=b"c" * 64)
 WRAP = messages.Wrap(distributor=PEER.row, key_id=b"k" * 16, envelope=bytes(48))
-PARCEL = messages.Parcel(step="open", t=1, receivers=bytes(8), keys=bytes(96), data=b"sealed")
-DELIVERY = messages.Delivery(sender=1, step="open", number=2, key=bytes(48), data=b"sealed")
+PARCEL = messages.Parcel(
+    step="open", t=1, receivers=bytes(8), keys=bytes(96), data=b"sealed"
+)
+DELIVERY = messages.Delivery(
+    sender=1, step="open", number=2, key=bytes(48), data=b"sealed"
+)
 ENTRY = Entry(t=1, attempt=1, n_slots=5, root=E, committee=D, tag=E, survivors=b"\x1f")
 AT = {"doc_hash": D, "t": 3, "attempt": 2, "n_slots": 5, "root": E, "slot": 4}
-ALL_AT = {**AT, "path": bytes(96), "committee": bytes(36), "claims": bytes(72), "doc": b"x"}
+ALL_AT = {
+    **AT,
+    "path": bytes(96),
+    "committee": bytes(36),
+    "claims": bytes(72),
+    "doc": b"x",
+}
 
 REQUESTS = [
     messages.Enrol(doc=b"document"),
@@ -50,7 +69,15 @@ REQUESTS = [
     Ask(**AT, query=b""),
     Ask(**ALL_AT, wraps=(WRAP, WRAP), entries=(ENTRY, ENTRY), peers=PEER.row),
     Add(**AT, h=D, tag=E, survivors=b"\1", public_keys=E, sealed=b"share"),
-    Add(**ALL_AT, wraps=(WRAP, WRAP), h=D, tag=E, survivors=b"", public_keys=b"", sealed=b""),
+    Add(
+        **ALL_AT,
+        wraps=(WRAP, WRAP),
+        h=D,
+        tag=E,
+        survivors=b"",
+        public_keys=b"",
+        sealed=b"",
+    ),
     Finish(doc_hash=D),
     Finish(doc_hash=D, entries=(ENTRY,), wraps=(WRAP, WRAP)),
     Finish(doc_hash=D, result=b""),
@@ -80,7 +107,14 @@ REPLIES = [
     messages.Finished(doc_hash=D),
     *(Refusal(code=code, doc_hash=D) for code in Code),
     Refusal(code=Code.BAD_MESSAGE),
-    Refusal(code=Code.RENEW, doc_hash=D, commitment=E, static=E, public_key=E, claim=bytes(64)),
+    Refusal(
+        code=Code.RENEW,
+        doc_hash=D,
+        commitment=E,
+        static=E,
+        public_key=E,
+        claim=bytes(64),
+    ),
     Refusal(code=Code.KEY, doc_hash=D, slot=0),
     messages.Held(doc_hash=D, key_id=b"k" * 16),
     messages.Joined(doc_hash=D, slot=1, public_key=E),
@@ -137,7 +171,8 @@ ODD = [
 @pytest.mark.parametrize(("decoder", "message"), EVERY, ids=name_of)
 def test_other_values_are_refused_or_read_as_they_are(decoder, message):
     fields = fields_of(encode(message))
-    for key in {*fields, *message.__struct_encode_fields__}:  # defaults that are written out too
+    # defaults that are written out too
+    for key in {*fields, *message.__struct_encode_fields__}:
         for odd in ODD:
             changed = fields | {key: msgspec.msgpack.encode(odd)}
             data = write(list(changed.items()))
@@ -188,7 +223,11 @@ def test_rows_of_peers_are_whole_and_have_one_length():
     assert PEER.row == b"\1\0\0\0" + E + bytes(7) + b"\x80" + b"c" * 64
     assert messages.read_rows(relayed.row * 3, has_claims=False) == (relayed,) * 3
     assert messages.read_rows(PEER.row * 2, has_claims=True) == (PEER,) * 2
-    for data, has_claims in ((relayed.row, True), (PEER.row[:-1], True), (PEER.row[:-1], False)):
+    for data, has_claims in (
+        (relayed.row, True),
+        (PEER.row[:-1], True),
+        (PEER.row[:-1], False),
+    ):
         with pytest.raises(MessageError, match="whole rows"):
             messages.read_rows(data, has_claims)
     made = [(2**64 - 1, b"a" * 64), (0, b"b" * 64)]
@@ -251,14 +290,16 @@ def nested_bombs():
             yield write(list((fields_of(encode(message)) | {field: bomb}).items()))
 
 
-@pytest.mark.parametrize("decoder", [*DECODERS, decode_any, partial(decode, kind=wire.Arrays)])
+@pytest.mark.parametrize(
+    "decoder", [*DECODERS, decode_any, partial(decode, kind=wire.Arrays)]
+)
 def test_bombs_are_refused_in_little_memory(decoder):
     for bomb in nested_bombs():
         with memory_below(8 * MiB), pytest.raises(MessageError):
             decoder(bomb)
 
 
-# --------------------------------------------------------------------------- values and records
+# ------------------------------------------------------------------- values and records
 
 
 @pytest.mark.parametrize(
@@ -268,12 +309,19 @@ def test_bombs_are_refused_in_little_memory(decoder):
         b"\x81\xa1x\x82\xa1b\2\xa1a\1",
         b"\x81\xa1x\xcc\1",  # an integer that is longer than it needs
         b"\x81\xa1x\xca\x3f\x80\0\0",  # a real of 32 bits
-        *map(msgspec.msgpack.encode, ({1: 2}, {"a": {1: 2}}, {"a": {(1,): 2}}, {"a": {None: 1}})),
+        *map(
+            msgspec.msgpack.encode,
+            ({1: 2}, {"a": {1: 2}}, {"a": {(1,): 2}}, {"a": {None: 1}}),
+        ),
         *(b"", b"\xc0", b"\x90", b"\xc1", b"\1", b"\xa1x"),
     ],
 )
 def test_a_value_has_one_encoding(data):
-    assert encode({"b": 1, "a": 2}) == encode({"a": 2, "b": 1}) == bytes.fromhex("82a16102a16201")
+    assert (
+        encode({"b": 1, "a": 2})
+        == encode({"a": 2, "b": 1})
+        == bytes.fromhex("82a16102a16201")
+    )
     with pytest.raises(MessageError, match=r"^A message is malformed\.$"):
         decode_any(data)
 
@@ -294,8 +342,13 @@ def test_messages_are_one_config_record_or_an_array_of_bytes(size):
     if size <= MiB:
         assert (list(content), header) == (["kmeans"], {"v": 3, "m": data})
     else:
-        assert (list(content), header) == (["kmeans", "kmeans.data"], {"v": 3, "n": size})
-        assert {name: array.dtype for name, array in arrays[0].items()} == {"m": "uint8"}
+        assert (list(content), header) == (
+            ["kmeans", "kmeans.data"],
+            {"v": 3, "n": size},
+        )
+        assert {name: array.dtype for name, array in arrays[0].items()} == {
+            "m": "uint8"
+        }
     assert from_content(content) == data
 
 
@@ -303,7 +356,9 @@ def config(**values):
     return ConfigRecord(values)
 
 
-def long_content(size=MiB + 8, *, n=None, array=None, name="m", record="kmeans.data", **more):
+def long_content(
+    size=MiB + 8, *, n=None, array=None, name="m", record="kmeans.data", **more
+):
     array = Array(np.zeros(size, dtype=np.uint8)) if array is None else array
     header = config(v=3, n=size if n is None else n)
     return RecordDict({"kmeans": header, record: ArrayRecord({name: array, **more})})
@@ -344,7 +399,10 @@ OTHER_RECORDS = {
     "arrays under the name": RecordDict({"kmeans": ArrayRecord([np.zeros(2)])}),
     "metrics": RecordDict({"kmeans": MetricRecord({"v": 3})}),
     "more records": RecordDict({"kmeans": RIGHT, "more": config()}),
-    **{name: RecordDict({"kmeans": config(**fields)}) for name, fields in CONFIGS.items()},
+    **{
+        name: RecordDict({"kmeans": config(**fields)})
+        for name, fields in CONFIGS.items()
+    },
     "an array that is short": long_content(MiB),
     "another array name": long_content(name="data"),
     "another record name": long_content(record="data"),
@@ -398,7 +456,9 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 arrays = st.one_of(
     hnp.arrays(np.int64, shapes),
     hnp.arrays(
-        np.float64, shapes, elements=st.floats(width=64, allow_nan=False, allow_infinity=False)
+        np.float64,
+        shapes,
+        elements=st.floats(width=64, allow_nan=False, allow_infinity=False),
     ),
 )
 
@@ -413,15 +473,28 @@ def test_arrays_survive_and_have_one_encoding(given_arrays):
         assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
         assert read[name].tobytes() == array.tobytes()  # minus zero too
     assert encode_arrays(read) == data
-    turned = {name: np.asfortranarray(array) for name, array in reversed(given_arrays.items())}
-    assert encode_arrays({n: a.reshape(given_arrays[n].shape) for n, a in turned.items()}) == data
+    turned = {
+        name: np.asfortranarray(array) for name, array in reversed(given_arrays.items())
+    }
+    assert (
+        encode_arrays({n: a.reshape(given_arrays[n].shape) for n, a in turned.items()})
+        == data
+    )
 
 
-@given(st.dictionaries(names, arrays, max_size=3), st.randoms(use_true_random=False), st.binary())
+@given(
+    st.dictionaries(names, arrays, max_size=3),
+    st.randoms(use_true_random=False),
+    st.binary(),
+)
 @settings(deadline=None, max_examples=150)
 def test_bytes_of_arrays_are_read_or_refused(given_arrays, rng, data):
     honest = encode_arrays(given_arrays)
-    for sent in (data, near_bytes(rng, honest), near_bytes(rng, near_bytes(rng, honest))):
+    for sent in (
+        data,
+        near_bytes(rng, honest),
+        near_bytes(rng, near_bytes(rng, honest)),
+    ):
         try:
             read = decode_arrays(sent)
         except MessageError:
@@ -430,7 +503,9 @@ def test_bytes_of_arrays_are_read_or_refused(given_arrays, rng, data):
 
 
 def packed(name="a", dtype="<i8", shape=(1,), data=bytes(8), **more):
-    return msgspec.msgpack.encode({name: {"dtype": dtype, "shape": shape, "data": data, **more}})
+    return msgspec.msgpack.encode(
+        {name: {"dtype": dtype, "shape": shape, "data": data, **more}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -447,12 +522,14 @@ def packed(name="a", dtype="<i8", shape=(1,), data=bytes(8), **more):
         packed(dtype="<f8", data=np.float64(np.nan).tobytes()),
         packed(dtype="<f8", data=np.float64(np.inf).tobytes()),
         packed(dtype="<f8", data=np.float64(-np.inf).tobytes()),
-        packed(shape=(0, 2**31 - 1, 2**31 - 1), data=b""),  # no memory has so many addresses
+        # no memory has so many addresses
+        packed(shape=(0, 2**31 - 1, 2**31 - 1), data=b""),
         msgspec.msgpack.encode({f"a{i}": {} for i in range(65)}),
     ],
 )  # fmt: skip
 def test_other_bytes_are_no_arrays(data):
-    with memory_below(MiB), pytest.raises(MessageError):  # sizes are compared before all else
+    # sizes are compared before all else
+    with memory_below(MiB), pytest.raises(MessageError):
         decode_arrays(data)
 
 
@@ -476,6 +553,8 @@ def test_arrays_are_what_the_protocol_describes():
     """Written by hand from docs/protocol.md, section 7."""
     given_arrays = {"b": np.array([[1.0, -2.0]]), "a": np.array(3)}
     a = b"\x83\xa5dtype\xa3<i8\xa5shape\x90\xa4data\xc4\x08" + struct.pack("<q", 3)
-    b = b"\x83\xa5dtype\xa3<f8\xa5shape\x92\x01\x02\xa4data\xc4\x10" + struct.pack("<2d", 1, -2)
+    b = b"\x83\xa5dtype\xa3<f8\xa5shape\x92\x01\x02\xa4data\xc4\x10" + struct.pack(
+        "<2d", 1, -2
+    )
     assert encode_arrays(given_arrays) == b"\x82\xa1a" + a + b"\xa1b" + b
     assert encode_arrays({}) == b"\x80"

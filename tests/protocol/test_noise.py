@@ -23,16 +23,23 @@ LAPLACE = SuLloydAlgorithm(2, BOX, PrivacyBudget(1.0, 0.0), n_records=100, n_rou
 @pytest.mark.parametrize(
     ("algorithm", "shares", "match"),
     [
-        # Shares of two grid units are wide enough: their sum is as private as it was planned.
+        # Shares of two grid units are wide enough: their sum is as private as it was
+        # planned.
         *((_algorithm(fraction_bits=bits, n_rounds=3), 4, None) for bits in (4, 8)),
         (_algorithm(1e-3, d=1, n_rounds=2), 4, None),
-        (_algorithm(1e-9, d=1, n_rounds=2), 4, r"at most 2\^40 grid units.*in 4 shares"),
+        (
+            _algorithm(1e-9, d=1, n_rounds=2),
+            4,
+            r"at most 2\^40 grid units.*in 4 shares",
+        ),
         (_algorithm(200.0, fraction_bits=1, n_rounds=2), 1000, "grid units"),
         (LAPLACE, 2, "Gaussian"),
     ],
     ids=["4 bits", "8 bits", "wide", "too wide", "too narrow", "Laplace"],
 )
-def test_shares_that_are_missing_too_narrow_or_too_wide_are_refused(algorithm, shares, match):
+def test_shares_that_are_missing_too_narrow_or_too_wide_are_refused(
+    algorithm, shares, match
+):
     if match is None:
         check_shares(algorithm, algorithm.plan(), shares)
         return
@@ -60,13 +67,17 @@ def test_the_noise_follows_the_layout():
     """Every word gets noise of its own block's scale: counts and sums are not exchanged."""
     algorithm = _algorithm(n_rounds=2)
     draws = np.array(
-        [server_noise(algorithm, algorithm.plan(), 2, Stream.fresh()) for _ in range(2000)]
+        [
+            server_noise(algorithm, algorithm.plan(), 2, Stream.fresh())
+            for _ in range(2000)
+        ]
     )
     sums, counts = algorithm.plan().rounds[1]
     units = algorithm.sensitivities(2)
     multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [9, 3])
     ratio = draws.std(axis=0) / (multiplier * units)
-    # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
+    # A sample deviation over 2,000 draws is within 10 % of the true one but for p <
+    # 1e-9.
     what = "the deviation of a word's noise, over the planned one, is"
     assert_within(what, ratio, least=0.9, most=1.1, strict=True)
 

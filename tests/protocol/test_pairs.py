@@ -56,7 +56,9 @@ def test_a_secret_needs_both_lasting_and_both_ephemeral_keys():
 def wrong_claims():
     """Return a client with everything that is not its owner's claim for this node and key."""
     right = peer(0)
-    yield from (right._replace(claim=false) for false in (peer(1).claim, b"", bytes(64)))
+    yield from (
+        right._replace(claim=false) for false in (peer(1).claim, b"", bytes(64))
+    )
     yield from (right._replace(slot=slot) for slot in (2, 4, 2**32 - 1))
     yield right._replace(public_key=of(2).public_key)
     yield right._replace(node_id=right.node_id + 1)
@@ -74,8 +76,12 @@ def test_owners_claims_are_accepted_and_no_others():
     with pytest.raises(MessageError):
         other.require_claim(peer(0))
     other.require_claim(peer(0, claim=of(0, doc_hash=b"e" * 32).claim(100)))
-    other_roster = Roster(tuple("abcd"), (ROSTER.keys[1], ROSTER.keys[0], *ROSTER.keys[2:]))
-    misled = Pairs(DOC, SESSIONS[2], Identity(other_roster, STATICS[2], ROSTER.keys[2], 2))
+    other_roster = Roster(
+        tuple("abcd"), (ROSTER.keys[1], ROSTER.keys[0], *ROSTER.keys[2:])
+    )
+    misled = Pairs(
+        DOC, SESSIONS[2], Identity(other_roster, STATICS[2], ROSTER.keys[2], 2)
+    )
     with pytest.raises(MessageError):
         misled.require_claim(peer(0))
 
@@ -107,7 +113,9 @@ def test_both_ends_of_a_pair_have_one_secret_and_no_other_pair_has_it(relayed):
             assert len(secret) == (32 if relayed else 64)
             assert found.setdefault(frozenset((i, j)), secret) == secret
     assert len(set(found.values())) == len(found) == 10
-    assert of(0).secret(1, of(1).public_key) != of(0, relayed=True).secret(1, of(1).public_key)
+    assert of(0).secret(1, of(1).public_key) != of(0, relayed=True).secret(
+        1, of(1).public_key
+    )
 
 
 def test_relayed_keys_have_no_claims():
@@ -127,7 +135,9 @@ def test_group_secrets_reach_their_peers_and_nobody_else(relayed):
     leader = peer(0, relayed).row
     for i, j in product(range(4), repeat=2):
         with nullcontext() if i == j else pytest.raises(MessageError):
-            wrap = Wrap(distributor=leader, key_id=bytes(16), envelope=split(envelopes, 48)[i])
+            wrap = Wrap(
+                distributor=leader, key_id=bytes(16), envelope=split(envelopes, 48)[i]
+            )
             assert readers[j].unwrap(wrap) == secret
     with pytest.raises(MessageError):
         of(3, relayed=relayed, doc_hash=b"e" * 32).unwrap(wrap)
@@ -158,10 +168,14 @@ def test_an_envelope_comes_from_one_distributor():
 def test_an_envelope_of_a_distributor_without_its_claim_is_an_error():
     """Also if it opens: of this session's key, for another node or by another's claim."""
     envelope, right = of(0).wrap(b"g" * 32, (peer(1),)), peer(0)
-    assert of(1).unwrap(Wrap(distributor=right.row, key_id=bytes(16), envelope=envelope))
+    assert of(1).unwrap(
+        Wrap(distributor=right.row, key_id=bytes(16), envelope=envelope)
+    )
     for false in (right._replace(claim=peer(2).claim), right._replace(node_id=9)):
         with pytest.raises(MessageError):
-            of(1).unwrap(Wrap(distributor=false.row, key_id=bytes(16), envelope=envelope))
+            of(1).unwrap(
+                Wrap(distributor=false.row, key_id=bytes(16), envelope=envelope)
+            )
 
 
 @settings(deadline=None)
@@ -179,7 +193,9 @@ def test_what_is_kept_is_bounded_and_goes_with_the_session(monkeypatch):
         assert 0 < len(kept_pairs()) <= 10
     parts = [part for key in kept_pairs() for part in key if isinstance(part, bytes)]
     assert any(part.startswith(of(3).public_key) for part in parts)
-    assert not any(secret in part for part in parts for secret in (SESSIONS[3].ephemeral, *STATICS))
+    assert not any(
+        secret in part for part in parts for secret in (SESSIONS[3].ephemeral, *STATICS)
+    )
     pairs.forget()
     of(0)
     kept = kept_pairs()

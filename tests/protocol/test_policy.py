@@ -49,7 +49,11 @@ def test_the_defaults_are_strict():
     assert policy.trusts == ("oblivious-server", "distributed-noise", "clients-only")
     assert (policy.max_epsilon, policy.max_delta, policy.min_clients) == (1.0, 1e-6, 3)
     assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
-    assert (policy.max_attempts, policy.max_colluders, policy.copy_records) == (3, 1, True)
+    assert (policy.max_attempts, policy.max_colluders, policy.copy_records) == (
+        3,
+        1,
+        True,
+    )
     for trust in TRUSTS:
         assert accepts(IN_MEMORY, make_run(trust)) == (trust in policy.trusts)
         assert not accepts(IN_MEMORY, make_run(trust, min_clients=2))
@@ -80,7 +84,9 @@ def test_guarantees_beyond_the_limits_are_refused(epsilon, delta, accepted):
         assert accepts(IN_MEMORY, make_run()) is accepted
 
 
-@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "clients-only"])
+@pytest.mark.parametrize(
+    "trust", ["oblivious-server", "distributed-noise", "clients-only"]
+)
 def test_attempts_do_not_raise_the_guarantee(trust):
     """One sum of a round opens, so what is compared is the plan's own epsilon."""
     run = make_run(trust, max_attempts=3)
@@ -95,7 +101,9 @@ def test_runs_without_privacy_need_plain_trust():
     run = make_run("plain")
     assert accepts(ClientPolicy(trusts=("plain",)), run)
     # Not only by name: a document that calls itself otherwise has no guarantee either.
-    called = Run(make_run("trusted-server").document, run.algorithm, run.plan, run.trust)
+    called = Run(
+        make_run("trusted-server").document, run.algorithm, run.plan, run.trust
+    )
     assert "private run" in ClientPolicy(trusts=("trusted-server",)).objection(called)
 
 
@@ -129,7 +137,8 @@ def test_pins_and_names_accept_their_own():
     run = make_run()
     for limit in ({"domain": Box([0, 0], [1, 1])}, {"algorithms": ("fastlloyd",)}):
         assert accepts(replace(OPEN, **limit), run)
-    # A run without privacy protects no unit, and where nothing is protected nobody can collude.
+    # A run without privacy protects no unit, and where nothing is protected nobody can
+    # collude.
     assert accepts(replace(OPEN, units=("client",), max_colluders=9), make_run("plain"))
     assert accepts(replace(OPEN, max_colluders=9), make_run("trusted-server"))
     named = make_run(domain=NAMED)
@@ -145,7 +154,9 @@ def test_pins_and_names_accept_their_own():
 
 def test_an_objection_is_one_line_whatever_the_document_says():
     run = make_run()
-    body = Horizontal(algorithm={"name": "x\n" * 10_000}, domain=run.document.body.domain)
+    body = Horizontal(
+        algorithm={"name": "x\n" * 10_000}, domain=run.document.body.domain
+    )
     changed = Run(make_document(body=body), run.algorithm, run.plan, run.trust)
     objection = replace(OPEN, algorithms=("fastlloyd",)).objection(changed)
     assert "\n" not in objection
@@ -176,14 +187,19 @@ def test_keys_are_those_of_the_roster_or_relayed(tmp_path):
 @pytest.mark.parametrize("trust", TRUST_MODELS)
 def test_simulated_clients_accept_what_the_simulation_asks_for(trust):
     options = {"budget": PrivacyBudget(50.0, 1e-3), "min_clients": 2, "max_attempts": 3}
-    assert accepts(OPEN, make_vertical() if trust == "vertical" else make_run(trust, **options))
+    assert accepts(
+        OPEN, make_vertical() if trust == "vertical" else make_run(trust, **options)
+    )
     assert tightest(OPEN, OPEN) == OPEN
 
 
-# --------------------------------------------------------------------------- values, files
+# ------------------------------------------------------------------------ values, files
 
 TYPE, VALUE = ConfigurationTypeError, ConfigurationError
-EPSILONS, DELTAS = ("max_epsilon", "max_total_epsilon"), ("max_delta", "max_total_delta")
+EPSILONS, DELTAS = (
+    ("max_epsilon", "max_total_epsilon"),
+    ("max_delta", "max_total_delta"),
+)
 COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders", "max_opened")
 BAD = [
     *((VALUE, name, value) for name in EPSILONS for value in (0.0, -1.0, math.nan)),
@@ -257,7 +273,11 @@ def test_every_setting_is_read(tmp_path):
         (VALUE, "not TOML", "max_epsilon = 1.0\nmax_epsilon = 2.0"),
         (VALUE, "more than 32 deep", f"x = {'[' * 100_000}{']' * 100_000}"),
         *(
-            (VALUE, "more than 32 deep", f"domain = {{lower = {'[' * n}{']' * n}, upper = [1.0]}}")
+            (
+                VALUE,
+                "more than 32 deep",
+                f"domain = {{lower = {'[' * n}{']' * n}, upper = [1.0]}}",
+            )
             for n in (40, 100, 900)
         ),
         (VALUE, "max_epsilon", "max_epsilon = nan"),
@@ -287,14 +307,20 @@ AGE = '[[columns]]\nkind = "number"\nname = "age"\nlower = {}\nupper = 1\n'
         ("domain = 7", "expected the path of a domain.toml in quotes, or a table"),
         ("domain = [0, 1]", "expected the path of a domain.toml in quotes, or a table"),
         ('domain = "none.toml"', "none.toml cannot be read"),
-        ('domain = "age.toml"', "Line 4, column 'age', key 'lower': Expected lower below upper"),
+        (
+            'domain = "age.toml"',
+            "Line 4, column 'age', key 'lower': Expected lower below upper",
+        ),
         ("[domain]\nlower = [0]", "expected upper; got nothing"),
         ("[domain]\nlower = [0]\nuper = [1]", "got 'uper' (did you mean 'upper'?)"),
         ("[domain]\nradius = 1", "expected center; got nothing"),
         ("[domain]\nradius = 1\ncentre = [0]", "got 'centre' (did you mean 'center'?)"),
         ("[domain]", "expected lower; got nothing"),
         ("[domain]\nlower = [1]\nupper = [0]", "lower must be below upper"),
-        ('columns = ["a"]\n[domain]\nlower = [0, 0]\nupper = [1, 1]', "columns as the 2 of domain"),
+        (
+            'columns = ["a"]\n[domain]\nlower = [0, 0]\nupper = [1, 1]',
+            "columns as the 2 of domain",
+        ),
         ('domain = "off.toml"', "Got one that was read off records"),
     ],
 )
@@ -347,14 +373,17 @@ def test_a_domain_file_pins_bounds_and_names_and_is_its_operators(tmp_path):
         TableDomain([WARDS, Number("age", 0, 120)]),
         TableDomain([Number("age", 0, 130), WARDS]),
         TableDomain([Number("age", 0, 120), Category("ward", ("medicine", "surgery"))]),
-        TableDomain([Number("age", 0, 120), Category("ward", ("surgery", "pediatrics"))]),
+        TableDomain(
+            [Number("age", 0, 120), Category("ward", ("surgery", "pediatrics"))]
+        ),
     ]
     assert not any(accepts(policy, make_run(domain=other)) for other in others)
     log = TableDomain([Number("x", 1, 10, "log")])
     pinned = replace(OPEN, domain=log)
     assert accepts(pinned, make_run(domain=log))
     assert not accepts(pinned, make_run(domain=TableDomain([Number("x", 1, 10)])))
-    assert not accepts(pinned, make_run(domain=TableDomain([Number("x", 0, 1)])))  # its bounds
+    # its bounds
+    assert not accepts(pinned, make_run(domain=TableDomain([Number("x", 0, 1)])))
     file.chmod(0o666)
     with pytest.raises(ConfigurationError, match="writable by its owner alone"):
         ClientPolicy.from_file(path)
@@ -403,7 +432,9 @@ policies = st.builds(
 @cache
 def some_runs():
     return [
-        make_run(trust, rounds=rounds, min_clients=m, budget=PrivacyBudget(epsilon, 1e-6))
+        make_run(
+            trust, rounds=rounds, min_clients=m, budget=PrivacyBudget(epsilon, 1e-6)
+        )
         for trust in TRUSTS
         for rounds, m, epsilon in ((2, 4, 0.4), (4, 4, 0.9), (2, 2, 1.5), (4, 3, 3.0))
     ] + [
@@ -429,7 +460,9 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
         ("in_memory", min), ("copy_records", min), ("must_hold_key", max),
         ("max_total_epsilon", min), ("max_total_delta", min),
     ):  # fmt: skip
-        assert getattr(both, name) == tighter(getattr(operator, name), getattr(app, name))
+        assert getattr(both, name) == tighter(
+            getattr(operator, name), getattr(app, name)
+        )
     workers = {operator.workers, app.workers} - {None}
     assert both.workers == (min(workers) if workers else None)
 
@@ -443,7 +476,10 @@ def test_each_limit_of_a_vertical_run_tightens():
     ("match", "changes"),
     [
         ("roster_file", {"roster_file": "/elsewhere", "member_key_file": "/key"}),
-        ("member_key_file", {"roster_file": "/roster", "member_key_file": "/elsewhere"}),
+        (
+            "member_key_file",
+            {"roster_file": "/roster", "member_key_file": "/elsewhere"},
+        ),
         ("state_dir", {"state_dir": "/elsewhere"}),
         ("work_dir", {"work_dir": "/elsewhere"}),
         ("rows_key_file", {"rows_key_file": "/elsewhere"}),
@@ -461,11 +497,21 @@ def test_contradictions_are_refused(match, changes, tmp_path):
     with pytest.raises(ConfigurationError, match=match):
         tightest(operator, ClientPolicy(**changes))
     without = replace(operator, state_dir=None, roster_file=None, member_key_file=None)
-    with pytest.raises(ConfigurationError, match=match if "file" not in match else "_file"):
+    with pytest.raises(
+        ConfigurationError, match=match if "file" not in match else "_file"
+    ):
         tightest(without, ClientPolicy(**changes))
-    # What an app leaves out, or repeats, is the operator's; what the operator leaves out, the app's
+    # What an app leaves out, or repeats, is the operator's; what the operator leaves
+    # out, the app's
     for app in (ClientPolicy(), operator):
         kept = tightest(operator, app)
-        for name in ("roster_file", "member_key_file", "state_dir", "domain", "columns", "party"):
+        for name in (
+            "roster_file",
+            "member_key_file",
+            "state_dir",
+            "domain",
+            "columns",
+            "party",
+        ):
             assert getattr(kept, name) == getattr(operator, name)
     assert tightest(OPEN, replace(OPEN, party=1)).party == 1

@@ -40,7 +40,9 @@ class Node:
 
     def ask(self, data):
         request = decode_request(data)
-        step = request.step if isinstance(request, Turn) else request.__struct_config__.tag
+        step = (
+            request.step if isinstance(request, Turn) else request.__struct_config__.tag
+        )
         self.asked.append(step)
         return None if self.fails(request) else self.party.ask(data)
 
@@ -52,9 +54,14 @@ class Node:
 def network(directory, n_parties=2, n_holders=1, check_ids=False, changes=None):
     """Return a run's relay and its nodes; ``changes`` are what a slot has that others have not."""
     widths = (1,) * n_parties
-    run = make_run(widths, make_algorithm(widths, key_holders=n_holders, n_rounds=1), check_ids)
+    run = make_run(
+        widths, make_algorithm(widths, key_holders=n_holders, n_rounds=1), check_ids
+    )
     parties = make_parties(directory, blobs(d=n_parties), widths, IDS)
-    nodes = [Node(replace(party, **(changes or {}).get(i, {}))) for i, party in enumerate(parties)]
+    nodes = [
+        Node(replace(party, **(changes or {}).get(i, {})))
+        for i, party in enumerate(parties)
+    ]
     return Relay(run, nodes), nodes
 
 
@@ -80,7 +87,7 @@ def steps_of(net):
     return [(node, each.step) for node, each in requests if isinstance(each, Turn)]
 
 
-# ------------------------------------------------------------------------------ V14: rows differ
+# --------------------------------------------------------------------- V14: rows differ
 
 
 @pytest.mark.default_cases("values")
@@ -89,7 +96,9 @@ def steps_of(net):
 def test_v14_nobody_is_charged_for_rows_that_differ(slot, n_holders, tmp_path):
     """Another order at one party: neither keys nor columns travel."""
     net, nodes = network(tmp_path, 3, n_holders, True, {slot: {"ids": IDS[::-1]}})
-    with pytest.raises(RunError, match=r"party 0 to 'ids'.*could not be loaded or checked"):
+    with pytest.raises(
+        RunError, match=r"party 0 to 'ids'.*could not be loaded or checked"
+    ):
         set_up(net)
     assert [node.spent for node in nodes] == [0, 0, 0]
     assert {step for _, step in steps_of(net)} == {"ids"}
@@ -106,7 +115,7 @@ def test_rows_are_compared_before_keys_and_columns_travel(tmp_path):
     assert all(node.party.results for node in nodes)
 
 
-# ------------------------------------------------------------------------------ the server fails
+# --------------------------------------------------------------------- the server fails
 
 
 class BrokenError(Exception):
@@ -167,7 +176,12 @@ def test_v4_a_joint_holder_that_restarts_before_its_join_ends_the_run(tmp_path):
     with pytest.raises(RunError, match=r"party 2 to 'join'\. .*A key"):
         set_up(net)
     assert [node.spent > 0 for node in nodes] == [False, True, False]
-    replies = [each for node, data, _ in net.seen if node == 2 for each in [decode_request(data)]]
+    replies = [
+        each
+        for node, data, _ in net.seen
+        if node == 2
+        for each in [decode_request(data)]
+    ]
     assert isinstance(replies[-1], Abort)
 
 
@@ -188,7 +202,7 @@ def test_a_joint_holder_may_restart_once_it_answered_join(step, tmp_path):
     assert all(node.party.results for node in nodes)
 
 
-# ------------------------------------------------------------------------------ a party returns
+# ---------------------------------------------------------------------- a party returns
 
 
 def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path):
@@ -209,12 +223,23 @@ def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path):
     assert [node.spent for node in nodes] == [pytest.approx(8.0)] * 4
     noted = {(each.client, each.kind, each.reason) for each in net.server.incidents}
     assert noted == {(node_id, "failed", CRASHED) for node_id, _ in errors}
-    steps = {"ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"}
-    assert {kind for _, kind in errors} == steps - {"load"}  # which goes along with others
+    steps = {
+        "ids",
+        "keys",
+        "join",
+        "encrypt",
+        "load",
+        "step",
+        "open",
+        "close",
+        "finish",
+    }
+    # which goes along with others
+    assert {kind for _, kind in errors} == steps - {"load"}
     assert {node_id for node_id, _ in errors} == set(range(4))
 
 
-# ------------------------------------------------------------------------------ takeover
+# ----------------------------------------------------------------------------- takeover
 
 
 class Owners:
@@ -308,7 +333,9 @@ def test_enrolments_are_not_sent_again_to_nodes_that_joined(tmp_path):
     """A party that comes late lets the others be asked once."""
     owners = Owners(tmp_path, 1)
     late = owners.nodes[0]
-    late.fails = lambda request: isinstance(request, Enrol) and late.asked.count("enrol") == 1
+    late.fails = lambda request: (
+        isinstance(request, Enrol) and late.asked.count("enrol") == 1
+    )
     set_up(owners.net)
     assert [node.asked.count("enrol") for node in owners.nodes] == [2, 1, 1, 1]
 

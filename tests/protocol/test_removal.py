@@ -28,7 +28,12 @@ from flower_kmeans.protocol.removal import (
     part_key,
     protect,
 )
-from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, UnacceptableRunError, verify_plan
+from flower_kmeans.protocol.run import (
+    MAX_LEVELS,
+    MAX_SLOTS,
+    UnacceptableRunError,
+    verify_plan,
+)
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.secagg.base import PartError, SumContext, SumError
 from flower_kmeans.secagg.hashing import H
@@ -42,7 +47,9 @@ SPARE = SUM.set_up(12, 1, 12)  # 10 of 12 open: one may be false
 
 
 def run_of(levels=LEVELS, trust="distributed-noise"):
-    algorithm = FastLloydAlgorithm(8, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2)
+    algorithm = FastLloydAlgorithm(
+        8, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2
+    )
     return make_run(trust, "relayed", algorithm=algorithm, min_clients=2, levels=levels)
 
 
@@ -71,11 +78,15 @@ def dealt_by(slots, context):
 def combined(dealings, context):
     """Return what every position of the committee returns."""
     parts = zip(*dealings, strict=True)
-    return {j: combine(RUN, part, context, len(dealings)) for j, part in enumerate(parts)}
+    return {
+        j: combine(RUN, part, context, len(dealings)) for j, part in enumerate(parts)
+    }
 
 
 def opened_of(dealings, context):
-    return open_sum(RUN, 1, combined(dealings, context), survivors_of(len(dealings)), context)
+    return open_sum(
+        RUN, 1, combined(dealings, context), survivors_of(len(dealings)), context
+    )
 
 
 def survivors_of(n):
@@ -92,10 +103,12 @@ def kept_noise(slots, context, n_parts):
     return total
 
 
-# ------------------------------------------------------------------------------ the levels
+# --------------------------------------------------------------------------- the levels
 
 
-@pytest.mark.parametrize(("shares", "most"), [(15, 19), (1, 19), (799, 999), (3, 3), (79, 99)])
+@pytest.mark.parametrize(
+    ("shares", "most"), [(15, 19), (1, 19), (799, 999), (3, 3), (79, 99)]
+)
 def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
     levels = removal.levels_up_to(shares, most)
     steps = (shares, *levels)
@@ -117,7 +130,15 @@ def test_documents_have_levels_where_a_committee_adds_and_the_server_opens():
     for run in (RUN, run_of(levels=(), trust="clients-only"), run_of(levels=())):
         verify_plan(run.data)
     # Parts are removal.reached by honest answers.
-    assert [removal.reached(RUN.document, n) for n in range(2, 9)] == [0, 1, 2, 2, 3, 3, 3]
+    assert [removal.reached(RUN.document, n) for n in range(2, 9)] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
     for trust in ("clients-only", "oblivious-server", "trusted-server"):
         with pytest.raises(UnacceptableRunError, match="removed only"):
             run_of(trust=trust)
@@ -141,19 +162,25 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
         numbers = removal.usable(RUN, 1)
         assert numbers == expected
         assert variance / numbers[-1] >= 4
-        assert all(variance * (1 / a - 1 / b) >= 4 for a, b in itertools.pairwise(numbers))
+        assert all(
+            variance * (1 / a - 1 / b) >= 4 for a, b in itertools.pairwise(numbers)
+        )
         context = context_of()
         opened = opened_of(dealt_by(range(M), context), context)
         assert opened.factor == pytest.approx(math.sqrt(M / numbers[-1]))
-        np.testing.assert_array_equal(opened.vector[:-1], kept_noise(range(M), context, 3))
+        np.testing.assert_array_equal(
+            opened.vector[:-1], kept_noise(range(M), context, 3)
+        )
     forget_variances()
 
 
-# ------------------------------------------------------------------------------ noise of sums
+# ------------------------------------------------------------------------ noise of sums
 
 
 @pytest.mark.parametrize("n_survivors", range(2, M + 1))
-def test_what_is_left_in_a_sum_has_the_noise_less_the_parts_that_are_removed(n_survivors):
+def test_what_is_left_in_a_sum_has_the_noise_less_the_parts_that_are_removed(
+    n_survivors,
+):
     """To the word, at every number of answers, and no less than the plan's is left of the honest.
 
     That its scale is the planned one is tested for finished runs.
@@ -176,18 +203,24 @@ def test_without_levels_every_byte_is_the_secure_sums():
     vector = np.arange(N_WORDS)
     parts = protect(run, vector, context, 0, bytes(32))
     assert parts == SUM.protect(vector, context, 0, bytes(32))
-    assert part_bytes(run, N_WORDS, SHARING) == SUM.part_bytes(N_WORDS, SHARING) == len(parts[0])
+    assert (
+        part_bytes(run, N_WORDS, SHARING)
+        == SUM.part_bytes(N_WORDS, SHARING)
+        == len(parts[0])
+    )
     sums = {j: combine(run, [part] * 4, context, 4) for j, part in enumerate(parts)}
     assert sums == {j: SUM.combine([part] * 4, context) for j, part in enumerate(parts)}
     opened = open_sum(run, 1, sums, survivors_of(4), context)
     np.testing.assert_array_equal(opened.vector, vector * 4)
     assert opened.factor == math.sqrt(4)
-    assert open_sum(run_of((), "clients-only"), 1, sums, survivors_of(3), context).factor == (
-        math.sqrt(3)
-    )
+    assert open_sum(
+        run_of((), "clients-only"), 1, sums, survivors_of(3), context
+    ).factor == (math.sqrt(3))
     noise = client_noise(run, 1, bytes(32), context.digest)
     stream = Stream.from_key(noise_key(bytes(32), context.digest))
-    np.testing.assert_array_equal(noise, noise_share(run.algorithm, run.plan, 1, 1, stream))
+    np.testing.assert_array_equal(
+        noise, noise_share(run.algorithm, run.plan, 1, 1, stream)
+    )
 
 
 def test_keys_take_few_bytes():
@@ -214,7 +247,11 @@ def test_a_key_gives_those_below_and_none_above():
     assert len(set(keys)) == 5
     for above, below in itertools.pairwise(reversed(keys)):
         assert H(b"noise part", above) == below
-    assert part_key(secret, bytes(32), 4, 4) != keys[4] != part_key(b"1" * 32, context, 4, 4)
+    assert (
+        part_key(secret, bytes(32), 4, 4)
+        != keys[4]
+        != part_key(b"1" * 32, context, 4, 4)
+    )
 
 
 def test_a_share_is_made_as_the_protocol_says():
@@ -233,7 +270,9 @@ def test_keys_are_words_and_back(key):
     assert removal._from_words(words) == key
 
 
-@pytest.mark.parametrize(("place", "word"), [(0, -1), (0, 2**56), (4, 2**32), (3, 2**61)])
+@pytest.mark.parametrize(
+    ("place", "word"), [(0, -1), (0, 2**56), (4, 2**32), (3, 2**61)]
+)
 def test_words_of_no_key_are_refused(place, word):
     words = removal._to_words(bytes(32))
     words[place] = word
@@ -247,7 +286,9 @@ def test_each_level_and_each_context_has_separate_shares():
     for context in (context_of(), context_of(b"\1" * 32)):
         length, size = lengths(RUN, context)
         for part in dealt_by([0], context)[0]:
-            found |= {part[length + size * n : length + size * (n + 1)] for n in range(3)}
+            found |= {
+                part[length + size * n : length + size * (n + 1)] for n in range(3)
+            }
     assert len(found) == 2 * M * 3
 
 
@@ -258,7 +299,10 @@ def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else(
     context = context_of(sharing=SPARE)
     dealings = dealt_by(range(M), context)
     length, size = lengths(RUN, context)
-    rng, key_context = np.random.default_rng(0), replace(context, n_words=removal.KEY_WORDS)
+    rng, key_context = (
+        np.random.default_rng(0),
+        replace(context, n_words=removal.KEY_WORDS),
+    )
 
     def shared(words):
         return SUM.protect(words, key_context, 0, rng.bytes(32))
@@ -288,7 +332,8 @@ def test_a_false_share_of_a_key_is_corrected():
     for wrong, liars in (
         (vector + bytes(len(keys)), ()),  # false in the keys alone
         *((vector + few, ()) for few in (b"", keys[:-1])),
-        *((other, (3,)) for other in (bytes(length) + keys, b"")),  # false in the sum too
+        # false in the sum too
+        *((other, (3,)) for other in (bytes(length) + keys, b"")),
     ):
         opened = open_sum(RUN, 1, {**found, 3: wrong}, survivors_of(M), context)
         np.testing.assert_array_equal(opened.vector, expected.vector)
@@ -301,13 +346,21 @@ def test_a_malformed_part_is_named():
     parts = [part[0] for part in dealt_by(range(M), context)]
     length, _ = lengths(RUN, context)
     assert combine(RUN, [], context, 0) == bytes(length)
-    for wrong in (parts[2][:-1], parts[2] + b"\0", b"\xff" * length + parts[2][length:], b""):
+    for wrong in (
+        parts[2][:-1],
+        parts[2] + b"\0",
+        b"\xff" * length + parts[2][length:],
+        b"",
+    ):
         with pytest.raises(PartError) as caught:
             combine(RUN, [*parts[:2], wrong, *parts[3:]], context, M)
         assert caught.value.index == 2
 
 
-@given(st.dictionaries(st.integers(0, M), st.binary(max_size=900), max_size=M), st.integers(2, M))
+@given(
+    st.dictionaries(st.integers(0, M), st.binary(max_size=900), max_size=M),
+    st.integers(2, M),
+)
 @settings(deadline=None)
 def test_any_sum_shares_open_or_are_refused(found, n_survivors):
     context = context_of()

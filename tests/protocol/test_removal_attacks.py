@@ -94,7 +94,8 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     assert opened.factor == np.sqrt(3 / 2)
     keys = opened_keys(cohort, context, large, 2)
     assert set(keys) == set(range(M))
-    # What is left is three shares made for five: 3/5 of the planned variance, 2/5 without one.
+    # What is left is three shares made for five: 3/5 of the planned variance, 2/5
+    # without one.
     given = run.algorithm, run.plan, 1
     for i in SMALL:
         secret = cohort.nodes[i].session(cohort.doc_hash).secret

@@ -17,7 +17,12 @@ from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.messages import Code, Finished
-from flower_kmeans.protocol.results import ClientResult, encode_result, largest_weight, read_result
+from flower_kmeans.protocol.results import (
+    ClientResult,
+    encode_result,
+    largest_weight,
+    read_result,
+)
 from flower_kmeans.protocol.wire import encode_arrays
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -64,22 +69,36 @@ def test_wrong_weights_and_sizes_are_refused(tmp_path, trust):
         "weights": [np.zeros(3), np.zeros((2, 1)), two],
         "size_noise": [np.zeros(0), np.zeros(2), np.array(1.0), one, np.array([-1.0])],
     }
-    wrong["weights"] += [np.array([0.0, sign * largest * (1 + 1e-9)]) for sign in (1, -1)]
-    # Only clients that share the noise can add more than is planned, and not any multiple.
+    wrong["weights"] += [
+        np.array([0.0, sign * largest * (1 + 1e-9)]) for sign in (1, -1)
+    ]
+    # Only clients that share the noise can add more than is planned, and not any
+    # multiple.
     factor = 3 if trust == "distributed-noise" else 1
     wrong["size_noise"] += [np.array([1e300]), 1e3 * noise + 1e-3]
     wrong["size_noise"] += [noise * (1 - 1e-6), 0 * noise] if noise[0] else []
-    bad = [{n: v for n, v in good.items() if n != name} for name in ("weights", "size_noise")]
+    bad = [
+        {n: v for n, v in good.items() if n != name}
+        for name in ("weights", "size_noise")
+    ]
     bad += [{**good, name: value} for name, values in wrong.items() for value in values]
     for arrays in bad:
         reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
         assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
     assert not cohort.nodes[0].results
-    most = {**good, "weights": np.array([largest, -largest]), "size_noise": factor * noise}
-    assert isinstance(cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished)
+    most = {
+        **good,
+        "weights": np.array([largest, -largest]),
+        "size_noise": factor * noise,
+    }
+    assert isinstance(
+        cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished
+    )
     (found,) = cohort.nodes[0].results
     np.testing.assert_array_equal(found.weights, most["weights"])
-    assert found.size_report == SizeReport((400.0, 600.0), float(factor * noise[0]), 300, 700)
+    assert found.size_report == SizeReport(
+        (400.0, 600.0), float(factor * noise[0]), 300, 700
+    )
 
 
 @pytest.mark.parametrize("trust", SIGHTED)
@@ -99,7 +118,9 @@ def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
 def test_results_have_as_many_clusters_as_the_run_may_find(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, min_clusters=1).set_up()
     good = {n: v for n, v in result_of(cohort).items() if n.startswith("synopsis_")}
-    results = {k: {"centroids": np.full((k, 2), 0.5), "counts": np.ones(k)} for k in range(4)}
+    results = {
+        k: {"centroids": np.full((k, 2), 0.5), "counts": np.ones(k)} for k in range(4)
+    }
     bad = [good, {**good, **results[0]}, {**good, **results[3]}]
     bad += [{**good, **results[1], "centroids": results[2]["centroids"]}]
     for arrays in bad:
@@ -120,19 +141,29 @@ def test_wrong_synopses_are_refused(tmp_path, trust):
     longer = {n: np.repeat(v, 2, axis=0) if len(v) == m else v for n, v in good.items()}
     bad = [{n: good[n] for n in good if n != name} for name in good]
     bad += [{**good, name: good[name].astype(np.int64)} for name in good]
-    bad += [{**good, name: -good[name] - 1} for name in good if name != "synopsis_means"]
-    large = [name for name, array in good.items() if name != "synopsis_weights" and array.any()]
+    bad += [
+        {**good, name: -good[name] - 1} for name in good if name != "synopsis_means"
+    ]
+    large = [
+        name
+        for name, array in good.items()
+        if name != "synopsis_weights" and array.any()
+    ]
     bad += [{**good, name: 1e5 * good[name]} for name in large]
     bad += [longer, {**good, "synopsis_more": np.ones(1)}]
     if "synopsis_noise" in large:
         bad += [{**good, "synopsis_noise": 0.99 * good["synopsis_noise"]}]
     rest = {n: v for n, v in result_of(cohort).items() if n not in good}
     for arrays in bad:
-        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays({**rest, **arrays})))
+        reply = cohort.send(
+            0, cohort.finish_of(0, result=encode_arrays({**rest, **arrays}))
+        )
         assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
     assert not cohort.nodes[0].results
     most = {**rest, **good, "synopsis_noise": factor * good["synopsis_noise"]}
-    assert isinstance(cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished)
+    assert isinstance(
+        cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished
+    )
     (found,) = cohort.nodes[0].results
     np.testing.assert_array_equal(found.synopsis.weights, np.full(m, 40.0))
     assert found.synopsis.means.shape == (m, p)
@@ -150,13 +181,22 @@ def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
     )
     good = to_array(found)
     bad = [good[:0], good[:, :5], good.astype(np.int64), np.tile(good, (1000, 1))]
-    for column, value in ((0, 9.0), (0, 0.5), (1, 0.0), (1, rounds + 1.0), (2, 0.0), (3, 1e9)):
+    for column, value in (
+        (0, 9.0),
+        (0, 0.5),
+        (1, 0.0),
+        (1, rounds + 1.0),
+        (2, 0.0),
+        (3, 1e9),
+    ):
         changed = good.copy()
         changed[0, column] = value
         bad.append(changed)
     for array in bad:
         data = encode_arrays({**arrays, "findings": array})
-        assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+        assert (
+            code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+        )
     assert not cohort.nodes[0].results
     data = encode_arrays({**arrays, "findings": good})
     assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
@@ -166,7 +206,9 @@ def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
     assert result.warnings == sentences(cohort.run.algorithm, found)
     assert encode_result(result) == data
     # Without findings nothing is sent of them.
-    assert isinstance(cohort.send(1, cohort.finish_of(1, result=encode_arrays(arrays))), Finished)
+    assert isinstance(
+        cohort.send(1, cohort.finish_of(1, result=encode_arrays(arrays))), Finished
+    )
     assert cohort.nodes[1].results[0].warnings == ()
 
 
@@ -226,13 +268,21 @@ def test_every_weight_of_a_query_is_possible_in_a_result(domain, largest):
 def test_a_result_is_read_as_it_was_written(tmp_path):
     cohort = cohort_of(tmp_path, "trusted-server", **BOUNDS)
     run, prefix = cohort.run, "synopsis_"
-    parts = {n.removeprefix(prefix): v for n, v in result_of(cohort).items() if prefix in n}
+    parts = {
+        n.removeprefix(prefix): v for n, v in result_of(cohort).items() if prefix in n
+    }
     synopsis = Synopsis.from_arrays(parts, run.algorithm.domain)
     sizes = SizeReport((400.0, 600.5), float(run.algorithm.size_noise or 0.0), 300, 700)
     arrays = [[[0.25, 0.5], [0.75, 0.5]], [400.0, 600.5], [0.125, -0.25]]
     centroids, counts, weights = map(np.array, arrays)
     written = ClientResult(
-        centroids, counts, run.algorithm.domain, run.document.run.hex(), weights, sizes, synopsis
+        centroids,
+        counts,
+        run.algorithm.domain,
+        run.document.run.hex(),
+        weights,
+        sizes,
+        synopsis,
     )
     found = read_result(run, encode_result(written))
     for name in ("centroids", "counts", "weights"):
@@ -242,7 +292,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         np.testing.assert_array_equal(found.synopsis.arrays[name], array)
 
 
-# --------------------------------------------------------------------------- a client's own file
+# ------------------------------------------------------------------ a client's own file
 
 PLACES = np.array([[1.0, 2.0], [3.0, 4.0]])
 SQUARE = {"lower": [0.0, 0.0], "upper": [5.0, 5.0]}
@@ -251,11 +301,25 @@ SQUARE = {"lower": [0.0, 0.0], "upper": [5.0, 5.0]}
 def whole_result(**changes):
     """Return a result with all that a client can learn."""
     domain = Box(**SQUARE, columns=["age", "visits"])
-    shape = {"weights": 3, "means": (3, 2), "scales": (3, 2), "directions": (2, 2), "rest": 1}
-    arrays = {name: np.ones(size) for name, size in {**shape, "radii": 3, "noise": 3}.items()}
+    shape = {
+        "weights": 3,
+        "means": (3, 2),
+        "scales": (3, 2),
+        "directions": (2, 2),
+        "rest": 1,
+    }
+    arrays = {
+        name: np.ones(size) for name, size in {**shape, "radii": 3, "noise": 3}.items()
+    }
     arrays["directions"] = np.eye(2)
     sizes = SizeReport((400.0, 600.5), 2.0, 300, 700)
-    parts = domain, "ab" * 16, np.array([0.5, -0.5]), sizes, Synopsis.from_arrays(arrays, domain)
+    parts = (
+        domain,
+        "ab" * 16,
+        np.array([0.5, -0.5]),
+        sizes,
+        Synopsis.from_arrays(arrays, domain),
+    )
     return replace(ClientResult(PLACES, np.array([400.0, 600.5]), *parts), **changes)
 
 
@@ -287,7 +351,10 @@ def test_columns_without_names_are_given_some(tmp_path):
     bare = {"domain": Box(**SQUARE), "synopsis": None}
     assert read_centroids(saved(tmp_path, **bare)).columns == ("x0", "x1")
     assert read_centroids(saved(tmp_path, ["a", "b"], **bare)).columns == ("a", "b")
-    assert read_centroids(saved(tmp_path, ["age", "visits"])).columns == ("age", "visits")
+    assert read_centroids(saved(tmp_path, ["age", "visits"])).columns == (
+        "age",
+        "visits",
+    )
     for columns, changes in ((["a"], bare), ([], bare), (["visits", "age"], {})):
         with pytest.raises(ConfigurationError, match="Expected columns as the names"):
             saved(tmp_path, columns, **changes)
@@ -296,7 +363,9 @@ def test_columns_without_names_are_given_some(tmp_path):
 def test_an_error_leaves_the_file_of_the_run_before(tmp_path):
     path = saved(tmp_path)
     before = path.read_bytes()
-    full = mock.patch.object(np, "savez", side_effect=OSError(28, "No space left on device"))
+    full = mock.patch.object(
+        np, "savez", side_effect=OSError(28, "No space left on device")
+    )
     with full, pytest.raises(OSError, match="No space"):
         saved(tmp_path)
     assert path.read_bytes() == before

@@ -63,7 +63,11 @@ def begin(tmp_path):
         if keys == "roster" and trust not in ("plain", "trusted-server"):
             options |= {"keys": "roster", "roster_file": roster}
         federation = Federation(PARTS[:n_clients], policies)
-        return (lambda **changes: kind(**{**options, **changes})), federation, place / "run"
+        return (
+            (lambda **changes: kind(**{**options, **changes})),
+            federation,
+            place / "run",
+        )
 
     return make
 
@@ -104,7 +108,11 @@ def test_57_a_server_that_is_killed_goes_on(begin, trust, keys, when):
                 np.testing.assert_array_equal(result.centroids, expected.centroids)
                 np.testing.assert_array_equal(result.counts, expected.counts)
             report = resumed.report
-            assert (report.attempts, report.answers, report.restarts) == (T, [N] * T, 0), at
+            assert (report.attempts, report.answers, report.restarts) == (
+                T,
+                [N] * T,
+                0,
+            ), at
             assert report.resumptions == 1
             assert len(replies_of(federation, messages.Answer)) == N * T, at
             if trust in SHARED:
@@ -121,7 +129,8 @@ def test_57_noise_is_added_once(begin, trust):
     waves = n_waves(*begin(trust))
     make, federation, directory = begin(trust)
     first, resumed = make(), make()
-    assert not federation.run(first, directory, waves, "before")  # the last entry is written
+    # the last entry is written
+    assert not federation.run(first, directory, waves, "before")
     with Journal(directory) as journal:
         kept, entries = journal.load(KeptRun), journal.entries()
     assert kept.head == T
@@ -143,7 +152,11 @@ class Deaf:
 
     def __call__(self, message, context):
         is_place = int(context.node_config["partition-id"]) == self.place
-        if is_place and self.is_deaf and message.metadata.message_type == "train.kmeans":
+        if (
+            is_place
+            and self.is_deaf
+            and message.metadata.message_type == "train.kmeans"
+        ):
             request = messages.decode_request(from_content(message.content))
             if isinstance(request, messages.Ask):
                 raise RuntimeError("down")
@@ -176,10 +189,14 @@ def test_57_what_the_server_computes_goes_on_from_the_state_that_it_released(beg
             assert not federation.run(make(), directory, at, "answered")
             assert federation.run(make(), directory)
             (result,) = federation.results[0]
-            np.testing.assert_array_equal(result.centroids, unharmed.results[0][0].centroids)
+            np.testing.assert_array_equal(
+                result.centroids, unharmed.results[0][0].centroids
+            )
 
 
-@pytest.mark.parametrize("trust", ["clients-only", "oblivious-server", "distributed-noise"])
+@pytest.mark.parametrize(
+    "trust", ["clients-only", "oblivious-server", "distributed-noise"]
+)
 def test_a_run_is_resumed_as_often_as_its_server_ends(begin, trust):
     make, federation, directory = begin(trust)
     at = 3  # after the set-up, which begins again
@@ -200,7 +217,9 @@ def test_57_a_client_that_lost_its_memory_meanwhile_renews(begin, trust):
         dataclasses.replace(each, state_dir=None) for each in federation.policies
     ]
     federation.__post_init__()
-    assert not federation.run(make(), directory, 3 if trust in SHARED else 4, "unanswered")
+    assert not federation.run(
+        make(), directory, 3 if trust in SHARED else 4, "unanswered"
+    )
     federation.grid._contexts[1001].state.clear()
     resumed = make()
     assert federation.run(resumed, directory)
@@ -219,7 +238,10 @@ def test_57_a_sum_that_could_not_be_kept_is_not_seen(begin):
         write(self, kept, entry)
 
     failed = make(on_round=lambda info: seen.append(failed.centroids.copy()))
-    with mock.patch.object(Journal, "write_closed", full), pytest.raises(RunError, match="full"):
+    with (
+        mock.patch.object(Journal, "write_closed", full),
+        pytest.raises(RunError, match="full"),
+    ):
         federation.run(failed, directory)
     (first,) = seen
     np.testing.assert_array_equal(failed.centroids, first)
@@ -295,11 +317,13 @@ def test_57_a_stranger_does_not_hold_up_a_run_that_goes_on(begin, trust):
     assert waited[0] == ("enrol", True)
 
 
-# ------------------------------------------------------------------------------ 58: copies of DIR
+# -------------------------------------------------------------------- 58: copies of DIR
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_58_an_older_copy_of_the_directory_is_refused_before_noise_is_drawn(begin, trust):
+def test_58_an_older_copy_of_the_directory_is_refused_before_noise_is_drawn(
+    begin, trust
+):
     waves = n_waves(*begin(trust))
     make, federation, directory = begin(trust)
     assert not federation.run(make(), directory, waves - 1, "unanswered")
@@ -311,19 +335,27 @@ def test_58_an_older_copy_of_the_directory_is_refused_before_noise_is_drawn(begi
     with pytest.raises(RunError, match="an older copy"):
         federation.run(stale, copy)
     new = federation.grid.received[len(before) :]
-    assert not any(isinstance(each.message, messages.Answer | messages.Added) for each in new)
-    codes = {each.message.code for each in new if isinstance(each.message, messages.Refusal)}
+    assert not any(
+        isinstance(each.message, messages.Answer | messages.Added) for each in new
+    )
+    codes = {
+        each.message.code for each in new if isinstance(each.message, messages.Refusal)
+    }
     assert codes == {Code.STALE}
 
 
-@pytest.mark.parametrize("trust", ["clients-only", "oblivious-server", "distributed-noise"])
+@pytest.mark.parametrize(
+    "trust", ["clients-only", "oblivious-server", "distributed-noise"]
+)
 def test_58_two_continuations_share_one_answer_and_one_vote_of_a_round(begin, trust):
     make, federation, directory = begin(trust, n_rounds=3)
     first_ask = 2 if trust != "oblivious-server" else 3
     assert not federation.run(make(n_rounds=3), directory, first_ask, "answered")
     copy = shutil.copytree(directory, directory.with_name("copy"))
     for place in (directory, copy):
-        with_error = pytest.raises(RunError) if place == copy else contextlib.nullcontext()
+        with_error = (
+            pytest.raises(RunError) if place == copy else contextlib.nullcontext()
+        )
         with with_error:
             federation.run(make(n_rounds=3), place)
     assert len(replies_of(federation, messages.Answer)) == N * 3
@@ -348,7 +380,9 @@ def test_58_two_runs_do_not_hold_one_directory(tmp_path):
     with Journal(place):
         assert not _opened_elsewhere(place)
         for name in (place, link):
-            with pytest.raises(ConfigurationError, match="another run of this process holds"):
+            with pytest.raises(
+                ConfigurationError, match="another run of this process holds"
+            ):
                 Journal(name)
         assert not _opened_elsewhere(place)
     assert _opened_elsewhere(place)
@@ -365,18 +399,24 @@ def test_58_two_processes_do_not_hold_one_directory(tmp_path):
     Journal(tmp_path / "run").close()
 
 
-# ------------------------------------------------------------------------------ the directory
+# ------------------------------------------------------------------------ the directory
 
 
 def test_a_finished_run_is_not_resumed_and_nothing_of_it_is_left(begin):
     make, federation, directory = begin("clients-only")
     assert federation.run(make(), directory)
-    with pytest.raises(ConfigurationError, match="has finished: name another directory"):
+    with pytest.raises(
+        ConfigurationError, match="has finished: name another directory"
+    ):
         federation.run(make(), directory)
     with contextlib.closing(sqlite3.connect(directory / "run.sqlite3")) as file:
         tables = [
             file.execute(query).fetchall()
-            for query in ("SELECT * FROM run", "SELECT * FROM entries", "SELECT * FROM parts")
+            for query in (
+                "SELECT * FROM run",
+                "SELECT * FROM entries",
+                "SELECT * FROM parts",
+            )
         ]
         assert tables == [[], [], []]
         assert len(file.execute("SELECT * FROM finished").fetchall()) == 1
@@ -403,7 +443,8 @@ def test_what_is_erased_is_not_in_the_files_beside_the_database(tmp_path):
         journal.write_parts(kept, [(slot, shares) for slot in range(N)])
         journal.write_closed(kept, None)
         others = [file for file in place.iterdir() if file.name != "run.sqlite3"]
-        # The database itself is read at the end: to close it here would let go of its lock.
+        # The database itself is read at the end: to close it here would let go of its
+        # lock.
         assert not any(shares[:26] in file.read_bytes() for file in others)
     assert shares[:26] not in (place / "run.sqlite3").read_bytes()
 
@@ -431,7 +472,9 @@ def test_a_run_is_resumed_with_the_servers_own_data_with_which_it_began(begin):
     given = {"kind": FedDPKMeans, "server_data": points, "n_rounds": "auto"}
     make, federation, directory = begin("distributed-noise", **given)
     assert not federation.run(make(), directory, 2, "before")
-    with pytest.raises(ConfigurationError, match="the server's data with which the run"):
+    with pytest.raises(
+        ConfigurationError, match="the server's data with which the run"
+    ):
         federation.run(make(server_data=points / 2), directory)
     assert federation.run(make(), directory)
 
@@ -504,7 +547,10 @@ def test_a_full_disk_is_an_error_before_anything_is_sent(begin, at):
             raise sqlite3.OperationalError("database or disk is full")
         write(self, kept)
 
-    with mock.patch.object(Journal, "_put", full), pytest.raises(RunError, match="disk is full"):
+    with (
+        mock.patch.object(Journal, "_put", full),
+        pytest.raises(RunError, match="disk is full"),
+    ):
         federation.run(make(), directory)
     kinds = [item.kind for item in federation.grid.sent]
     assert "abort" not in kinds

@@ -34,7 +34,10 @@ def test_every_client_has_its_key_and_its_slot(umask, tmp_path):
         identity, seed = read_identity(roster, path), path.read_bytes()
         public = lasting_key(seed)
         assert (identity.slot, identity.seed, identity.public) == (slot, seed, public)
-        assert (identity.roster.names, identity.roster.keys[slot]) == (tuple(NAMES), public)
+        assert (identity.roster.names, identity.roster.keys[slot]) == (
+            tuple(NAMES),
+            public,
+        )
     assert len({path.read_bytes() for path in secrets}) == 3
 
 
@@ -115,7 +118,8 @@ def small_order():
 def test_points_of_small_order_are_those_of_the_curve():
     """A signature of nobody verifies under such a key, so it could be on no roster."""
     assert small_order() == sorted(SMALL)
-    # With s = 0 and R = k A every message has one, wherever k A is the key again or neutral.
+    # With s = 0 and R = k A every message has one, wherever k A is the key again or
+    # neutral.
     neutral = Ed25519PublicKey.from_public_bytes(bytes.fromhex(spelt(1)))
     neutral.verify(bytes.fromhex(spelt(1)) + bytes(32), b"whatever")
 
@@ -175,7 +179,9 @@ def test_a_roster_that_others_may_write_is_refused(tmp_path):
 def test_a_key_that_cannot_be_used_is_refused(tmp_path):
     *secrets, roster = write_members(tmp_path, ["a", "b"])
     stranger = write_members(tmp_path / "other", ["c"])[0]
-    with pytest.raises(ConfigurationError, match=lasting_key(stranger.read_bytes()).hex()):
+    with pytest.raises(
+        ConfigurationError, match=lasting_key(stranger.read_bytes()).hex()
+    ):
         read_identity(roster, stranger)
     for bits in (0o640, 0o604, 0o620):
         secrets[0].chmod(bits)
@@ -201,7 +207,8 @@ BEACON = "5a" * 32
 def test_the_digest_is_that_of_the_beacon_and_the_keys_in_order(tmp_path):
     roster = Roster.from_file(write_members(tmp_path / "1", NAMES)[-1])
     assert roster.digest == H(b"roster", b"", *roster.keys)
-    beaconed = Roster(("x", "y", "z"), roster.keys, bytes.fromhex(BEACON))  # names do not count
+    # names do not count
+    beaconed = Roster(("x", "y", "z"), roster.keys, bytes.fromhex(BEACON))
     assert beaconed.digest == H(b"roster", bytes.fromhex(BEACON), *roster.keys)
 
 
@@ -235,7 +242,9 @@ def test_a_roster_that_draws_committees_needs_a_beacon(n, tmp_path):
     without = write_members(tmp_path / "without", names)[-1]
     with pytest.raises(ConfigurationError, match="beacon") if n > 64 else nullcontext():
         assert len(Roster.from_file(without)) == n
-    assert len(Roster.from_file(write_members(tmp_path / "with", names, BEACON)[-1])) == n
+    assert (
+        len(Roster.from_file(write_members(tmp_path / "with", names, BEACON)[-1])) == n
+    )
 
 
 def test_a_roster_that_changed_is_read_again(tmp_path):

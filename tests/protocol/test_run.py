@@ -32,8 +32,10 @@ RUNS = [
     for trust in TRUSTS
     for name in KINDS
     if (trust == "plain") == (name == "lloyd")
-    and not (name == "sulloyd" and trust in ("clients-only", "distributed-noise"))  # Laplace noise
-    and not (name == "feddp" and trust in ("clients-only", "oblivious-server"))  # the server asks
+    # Laplace noise
+    and not (name == "sulloyd" and trust in ("clients-only", "distributed-noise"))
+    # the server asks
+    and not (name == "feddp" and trust in ("clients-only", "oblivious-server"))
 ]
 
 
@@ -81,18 +83,28 @@ BAD = [
     (SHARED, {"trust": "blind"}, "parameters"),
     (SHARED, {"trust": "plain"}, "adds no noise"),
     (PLAIN, {"trust": "trusted-server"}, "adds noise"),
-    *((SHARED, {"words": w}, r"words=\(7, 7, 7\)") for w in ((7, 7), (6, 7, 7), (7, 7, 7, 7))),
+    *(
+        (SHARED, {"words": w}, r"words=\(7, 7, 7\)")
+        for w in ((7, 7), (6, 7, 7), (7, 7, 7, 7))
+    ),
     (MASKED, {"keys": "none"}, "Keys are needed exactly where"),
     (PLAIN, {"keys": "relayed"}, "Keys are needed exactly where"),
     (SHARED, {"keys": "roster"}, "A digest of the roster belongs to"),
     (SHARED, {"roster": bytes(32)}, "A digest of the roster belongs to"),
-    (SHARED, {"max_colluders": 3, "share_variance": "1/0"}, "max_colluders < min_clients"),
+    (
+        SHARED,
+        {"max_colluders": 3, "share_variance": "1/0"},
+        "max_colluders < min_clients",
+    ),
     (MASKED, {"max_colluders": 4}, "max_colluders < min_clients"),
     *((SHARED, {"share_variance": v}, "='1/2'") for v in ("1/3", "none", "2/4")),
     *((trust, {"share_variance": "1/2"}, "='none'") for trust in (MASKED, PLAIN)),
     (SHARED, {"levels": (3,)}, "removed only where the server opens"),
     (MASKED, {"levels": (3,)}, "removed only where the server opens"),
-    *(("distributed-noise", {"levels": v}, "ascending") for v in ((2,), (4, 4), (5, 4))),
+    *(
+        ("distributed-noise", {"levels": v}, "ascending")
+        for v in ((2,), (4, 4), (5, 4))
+    ),
     ("distributed-noise", {"levels": (2**17 + 1,)}, "levels that a cohort can reach"),
     (SHARED, {"privacy": {}}, "parameters"),
     (SHARED, {"body": Horizontal(algorithm={}, domain=BOX.to_config())}, "parameters"),
@@ -101,7 +113,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("trust", "changes", "sentence"), BAD)
-def test_a_document_that_contradicts_itself_is_refused_with_the_reason(trust, changes, sentence):
+def test_a_document_that_contradicts_itself_is_refused_with_the_reason(
+    trust, changes, sentence
+):
     data = encode(change(make_document(trust), **changes))
     parse_document(data)  # it is well formed
     with pytest.raises(UnacceptableRunError, match=sentence):
@@ -157,11 +171,13 @@ def test_the_plan_must_be_ones_own():
         with pytest.raises(UnacceptableRunError):
             verify_plan(encode(change(document, privacy=document.privacy | changes)))
     verify_plan(encode(document))
-    verify_plan(encode(changed_plan(document, 1 + 1e-13)))  # two processors may differ so much
+    # two processors may differ so much
+    verify_plan(encode(changed_plan(document, 1 + 1e-13)))
     for factor in (1.001, 2.0):
         with pytest.raises(UnacceptableRunError, match="not that of the parameters"):
             verify_plan(encode(changed_plan(document, factor)))
-    for factor in (0.999, 0.5):  # less noise than the announced budget needs: not even opened
+    # less noise than the announced budget needs: not even opened
+    for factor in (0.999, 0.5):
         with pytest.raises(UnacceptableRunError, match="parameters"):
             open_run(encode(changed_plan(document, factor)))
 
@@ -188,7 +204,10 @@ def test_shares_that_cannot_be_drawn_are_refused():
     verify_plan(encode(server))
 
 
-KINDS_OF = {"oblivious-server": FastLloydAlgorithm, "distributed-noise": SynopsisAlgorithm}
+KINDS_OF = {
+    "oblivious-server": FastLloydAlgorithm,
+    "distributed-noise": SynopsisAlgorithm,
+}
 DATA = [encode(make_document(trust, KINDS_OF.get(trust))) for trust in TRUSTS]
 
 
@@ -216,9 +235,13 @@ def test_changed_configurations_are_read_or_refused(data, draw):
     nodes = [tree]
     for node in nodes:
         values = node.values() if isinstance(node, dict) else node
-        nodes.extend(value for value in values if isinstance(value, dict | list) and value)
+        nodes.extend(
+            value for value in values if isinstance(value, dict | list) and value
+        )
     node = draw.draw(st.sampled_from(nodes))
-    key = draw.draw(st.sampled_from(list(node) if isinstance(node, dict) else range(len(node))))
+    key = draw.draw(
+        st.sampled_from(list(node) if isinstance(node, dict) else range(len(node)))
+    )
     node[key] = draw.draw(odd)
     changed = msgspec.msgpack.encode(tree)
     try:
@@ -266,7 +289,9 @@ def test_nested_configurations_that_msgpack_still_reads_are_refused(depth):
 def test_a_document_for_a_large_problem_is_read_in_memory_that_fits_the_problem():
     """A document names sizes; nobody makes arrays of these sizes before a policy has agreed."""
     box = type(BOX)([0.0] * 500, [1.0] * 500)
-    algorithm = SynopsisAlgorithm(50, box, open_run(DATA[0]).plan.budget, n_records=10**9)
+    algorithm = SynopsisAlgorithm(
+        50, box, open_run(DATA[0]).plan.budget, n_records=10**9
+    )
     data = encode(make_document("clients-only", algorithm=algorithm))
     with memory_below(64 * 2**20):
         open_run(data)

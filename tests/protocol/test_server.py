@@ -16,12 +16,23 @@ from serving import LOST, ROUND_TRIPS, T, make_net
 
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
-from flower_kmeans.errors import ConfigurationError, MessageError, RunError, TooFewClientsError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    MessageError,
+    RunError,
+    TooFewClientsError,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.cohort import TAKEN, ShareStore
 from flower_kmeans.protocol.committee import drawn
 from flower_kmeans.protocol.messages import Answer, Code
-from flower_kmeans.protocol.server import MAX_RELAY, N_REPEATS, Server, planned_sizes, require_sizes
+from flower_kmeans.protocol.server import (
+    MAX_RELAY,
+    N_REPEATS,
+    Server,
+    planned_sizes,
+    require_sizes,
+)
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
 
 SERVER = "flower_kmeans.protocol.server"
@@ -50,7 +61,7 @@ def losing(fate, kind, *rounds, of=lambda node_id: True, attempts=range(99)):
     return lossy
 
 
-# ------------------------------------------------------------------------------ whole runs
+# --------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.parametrize(("trust", "keys"), MODES)
@@ -64,7 +75,8 @@ def test_a_run_takes_the_announced_round_trips(trust, keys, tmp_path):
     assert server.delivered == set(net.nodes)
     assert (server.head, server.n_opened) == (T, 0 if is_blind else T)
     assert not server.all_keep_ledgers
-    # Who sees the sums asks: a blind server sends neither query nor result, others no entry.
+    # Who sees the sums asks: a blind server sends neither query nor result, others no
+    # entry.
     for t in range(1, T + 1):
         queries = {q.query for kind, _, q, _ in net.log if kind == "ask" and q.t == t}
         assert len(queries) == 1
@@ -95,14 +107,17 @@ def test_a_loss_at_any_point_costs_no_round_trip(trust, keys, fate, tmp_path):
         assert len(net.trips) == ROUND_TRIPS[trust], (kind, t)
 
 
-@pytest.mark.parametrize(("gone", "repeats"), [(2, 0), (3, 1)])  # of 12: tau 8, k 2, R 10
+# of 12: tau 8, k 2, R 10
+@pytest.mark.parametrize(("gone", "repeats"), [(2, 0), (3, 1)])
 @pytest.mark.parametrize("trust", SHARED)
 def test_missing_sum_shares_are_asked_for_again(trust, gone, repeats, tmp_path):
     asked = Counter()
 
     def lossy(node_id, kind, t, attempt):
         asked[node_id] += (kind, t) == ("add", 2)
-        return "reply" * ((kind, t) == ("add", 2) and node_id < 3 + 7 * gone and asked[node_id] < 2)
+        return "reply" * (
+            (kind, t) == ("add", 2) and node_id < 3 + 7 * gone and asked[node_id] < 2
+        )
 
     net = completes(make_net(tmp_path, trust, n=12, lossy=lossy))
     assert net.server.proceedings.repeats == repeats
@@ -117,13 +132,17 @@ def test_a_round_with_too_few_answers_is_asked_for_again(trust, tmp_path):
 
     def lossy(node_id, kind, t, attempt):
         asked[node_id] += (kind, t) == ("ask", 2)
-        return "reply" * ((kind, t) == ("ask", 2) and node_id > 10 and asked[node_id] < 2)
+        return "reply" * (
+            (kind, t) == ("ask", 2) and node_id > 10 and asked[node_id] < 2
+        )
 
     net = completes(make_net(tmp_path, trust, n=5, lossy=lossy))
     assert (net.server.proceedings.attempts, net.server.proceedings.repeats) == (T, 1)
     assert len(net.trips) == ROUND_TRIPS[trust] + 1
     assert net.answers == [5] * T
-    sent = [(n, encode(q), r) for kind, n, q, r in net.log if kind == "ask" and q.t == 2]
+    sent = [
+        (n, encode(q), r) for kind, n, q, r in net.log if kind == "ask" and q.t == 2
+    ]
     assert [n for n, _, _ in sent] == [3, 10, 17, 24, 31, 17, 24, 31]
     assert [each[1:] for each in sent[2:5]] == [each[1:] for each in sent[5:]]
     net = make_net(tmp_path, trust, n=5, lossy=losing("request", "ask", 2, **most))
@@ -136,14 +155,18 @@ def test_a_round_with_too_few_answers_is_asked_for_again(trust, tmp_path):
 def test_too_few_enrolments_end_a_run(tmp_path):
     for trust, keys in MODES:
         net = make_net(tmp_path, trust, keys, n=3, lossy=losing("request", "enrol"))
-        with pytest.raises(TooFewClientsError, match=rf"Got 0 of 3 connected.*Reasons: {LOST}"):
+        with pytest.raises(
+            TooFewClientsError, match=rf"Got 0 of 3 connected.*Reasons: {LOST}"
+        ):
             net.set_up()
     lossy = losing("reply", "enrol", of=lambda node_id: node_id < 15)
     found = r"min_clients=4 clients to take part\. Got 3 of 5 connected"
     with pytest.raises(TooFewClientsError, match=found):
         make_net(tmp_path, n=5, document={"min_clients": 4}, lossy=lossy).set_up()
     net = make_net(tmp_path, n=5, lossy=lossy)
-    with pytest.raises(TooFewClientsError, match=r"more of the 5 committee members.*Got 3"):
+    with pytest.raises(
+        TooFewClientsError, match=r"more of the 5 committee members.*Got 3"
+    ):
         net.set_up()
     assert [d.node_id for d in net.server.dropped] == [3, 10]
 
@@ -154,12 +177,18 @@ def test_a_run_that_silence_ends_names_who_was_silent(trust, keys, tmp_path):
         return iter(())
 
     net = make_net(tmp_path, trust, keys, n=3)
-    with pytest.raises(TooFewClientsError, match=r"Got 0 of 3 connected nodes.*No answer in time"):
+    with pytest.raises(
+        TooFewClientsError, match=r"Got 0 of 3 connected nodes.*No answer in time"
+    ):
         net.server.set_up(net.nodes, silent)
-    assert {d.node_id for d in net.server.dropped if d.kind == "silent"} == set(net.nodes)
+    assert {d.node_id for d in net.server.dropped if d.kind == "silent"} == set(
+        net.nodes
+    )
     net = make_net(tmp_path, trust, keys, n=3).set_up()
     net.server.ask()
-    with pytest.raises(TooFewClientsError, match=r"Got 0 of 3 in the last.*No answer in time"):
+    with pytest.raises(
+        TooFewClientsError, match=r"Got 0 of 3 in the last.*No answer in time"
+    ):
         net.server.take_answers(iter(()), silent)
     missing = {(d.node_id, d.round, d.kind) for d in net.server.dropped}
     assert missing == {(node_id, 1, "silent") for node_id in net.nodes}
@@ -169,7 +198,9 @@ def test_a_run_that_silence_ends_names_who_was_silent(trust, keys, tmp_path):
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 @pytest.mark.parametrize("ledger", [True, False])
 def test_a_restarted_client_comes_back(trust, keys, ledger, tmp_path):
-    net = make_net(tmp_path, trust, keys, ledger=ledger, document={"rounds": 6}).set_up()
+    net = make_net(
+        tmp_path, trust, keys, ledger=ledger, document={"rounds": 6}
+    ).set_up()
     for t in range(1, 7):
         if t in (2, 3):
             net.nodes[31].restart()
@@ -195,35 +226,48 @@ def test_clients_that_come_late_join_unless_keys_are_relayed(trust, keys, tmp_pa
     assert net.answers[-1] == 8 + late_joined
 
 
-# ------------------------------------------------------------------------------ lost rounds
+# -------------------------------------------------------------------------- lost rounds
 
 
 def test_a_lost_round_is_an_iteration_less(tmp_path):
-    net = make_net(tmp_path, lossy=losing("reply", "add", 2, of=lambda node_id: node_id > 10))
+    net = make_net(
+        tmp_path, lossy=losing("reply", "add", 2, of=lambda node_id: node_id > 10)
+    )
     completes(net)
     assert net.answers == [9, 0, 9]
     assert net.trips.count("add") == 1 + 3 + 1
     assert net.server.state.round == T
     net = make_net(tmp_path, lossy=losing("reply", "add"))  # all of them
-    with pytest.raises(RunError, match="Expected centroids and counts after the last round"):
+    with pytest.raises(
+        RunError, match="Expected centroids and counts after the last round"
+    ):
         net.play()
     assert net.server.n_opened == 0
 
 
 def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path):
     budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
-    synopsis = SynopsisAlgorithm(n_clusters=2, domain=BOX, budget=budget, n_records=100_000)
-    net = make_net(tmp_path, document={"algorithm": synopsis}, lossy=losing("reply", "add"))
-    with pytest.raises(RunError, match=r"sum-shares that open the sum of round 1.*No answer"):
+    synopsis = SynopsisAlgorithm(
+        n_clusters=2, domain=BOX, budget=budget, n_records=100_000
+    )
+    net = make_net(
+        tmp_path, document={"algorithm": synopsis}, lossy=losing("reply", "add")
+    )
+    with pytest.raises(
+        RunError, match=r"sum-shares that open the sum of round 1.*No answer"
+    ):
         net.play()
 
 
-# ------------------------------------------------------------------------------ slots and keys
+# ----------------------------------------------------------------------- slots and keys
 
 
-@pytest.mark.parametrize("ledger", [True, False])  # with one, both nodes have one session too
+# with one, both nodes have one session too
+@pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("trust", PROTECTED)
-def test_of_two_nodes_with_one_lasting_key_the_first_has_the_slot(trust, ledger, tmp_path):
+def test_of_two_nodes_with_one_lasting_key_the_first_has_the_slot(
+    trust, ledger, tmp_path
+):
     net = make_net(tmp_path, trust, n=5, ledger=ledger)
     net.nodes[99] = Node(net.nodes[3].policy, net.nodes[3].records, node_id=99)
     net.play()
@@ -239,7 +283,9 @@ def test_clients_and_server_agree_on_the_roster(tmp_path):
         (net.server.run, other.roster),
         (make_run("plain", "none"), net.roster),
     ):
-        with pytest.raises(ConfigurationError, match="roster that the run document names"):
+        with pytest.raises(
+            ConfigurationError, match="roster that the run document names"
+        ):
             Server(run, roster=roster)
     net.nodes[3].policy = other.nodes[3].policy
     net.play()
@@ -251,7 +297,9 @@ def test_clients_and_server_agree_on_the_roster(tmp_path):
     ("trust", "answers"),
     [("oblivious-server", [9, 8, 9, 9, 9, 9]), ("clients-only", [9, 8, 9, 9, 9, 9])],
 )
-def test_a_renewed_client_is_back_in_the_next_round_with_a_group_key(trust, answers, tmp_path):
+def test_a_renewed_client_is_back_in_the_next_round_with_a_group_key(
+    trust, answers, tmp_path
+):
     net = make_net(tmp_path, trust, document={"rounds": 6}).set_up().round()
     net.nodes[31].restart()
     for _ in range(5):
@@ -266,7 +314,8 @@ def test_a_client_that_lost_the_group_key_alone_is_sent_it_again(trust, tmp_path
     net.round().round()
     net.nodes[31].state = before
     net.round().round().finish()
-    assert net.answers == [9] * 4  # it is asked again with its envelope, in the same round
+    # it is asked again with its envelope, in the same round
+    assert net.answers == [9] * 4
     assert len(net.results) == 9
     assert len(set(net.results.values())) == 1
     assert net.reasons("renewed") == {}
@@ -281,7 +330,7 @@ def test_other_distributors_are_asked_if_none_replies(tmp_path):
         net.play()
 
 
-# ------------------------------------------------------------------------------ large cohorts
+# ------------------------------------------------------------------------ large cohorts
 
 
 @pytest.mark.default_cases("values")
@@ -319,7 +368,9 @@ def test_the_server_takes_an_epoch_whose_committee_is_there(tmp_path):
 @pytest.mark.parametrize("hasty", [False, True])
 def test_many_shares_for_one_round_are_sent_in_parts(hasty, tmp_path, monkeypatch):
     monkeypatch.setattr(f"{SERVER}._ADD_BYTES", 4000)
-    net = make_net(tmp_path, "distributed-noise" if hasty else "clients-only", hasty=hasty)
+    net = make_net(
+        tmp_path, "distributed-noise" if hasty else "clients-only", hasty=hasty
+    )
     net.play()
     assert net.answers == [3 if hasty else 9] * T
     assert net.server.proceedings.repeats == 0
@@ -337,7 +388,9 @@ def test_entries_go_to_clients_that_lack_them_as_many_as_fit(
 ):
     monkeypatch.setattr(f"{SERVER}.MAX_MESSAGE", 2**20 + 108 * 9 + room)
     lossy = losing("request", "ask", 1, 2, 3, 4, of=lambda node_id: node_id == 31)
-    net = completes(make_net(tmp_path, "oblivious-server", lossy=lossy, document={"rounds": 9}))
+    net = completes(
+        make_net(tmp_path, "oblivious-server", lossy=lossy, document={"rounds": 9})
+    )
     sent, late = (
         [len(q.entries) for kind, n, q, _ in net.log if (kind, n) == ("ask", node_id)]
         for node_id in (3, 31)
@@ -353,24 +406,34 @@ def test_the_document_goes_to_those_that_have_not_answered(tmp_path):
     lossy = lambda n, kind, t, a: "reply" * (n == 31 and (kind, t) in lost)  # noqa: E731
     net = completes(make_net(tmp_path, lossy=lossy))
     for node_id, first in ((3, ["ask"]), (31, ["ask", "add", "ask", "add"])):
-        kinds = [kind for kind, n, q, _ in net.log if n == node_id and getattr(q, "doc", b"")]
+        kinds = [
+            kind for kind, n, q, _ in net.log if n == node_id and getattr(q, "doc", b"")
+        ]
         assert kinds == ["enrol", *first][: 1 + len(first)]
 
 
-# ------------------------------------------------------------------------------ sizes, memory
+# ------------------------------------------------------------------------ sizes, memory
 
 
 def test_large_shares_lie_on_disk():
     size = 2**17
     store = ShareStore(range(8), size)
-    parts = {dealer: [bytes([dealer + j]) * size for j in range(8)] for dealer in range(3)}
+    parts = {
+        dealer: [bytes([dealer + j]) * size for j in range(8)] for dealer in range(3)
+    }
     dealt = {dealer: b"".join(parts[dealer]) for dealer in parts}
     with memory_below(24 * 2**20):
         for dealer in range(60):  # 60 MiB
             store.put(dealer, dealt[dealer % 3])
     assert list(store.parts(5, [58, 0, 4])) == [parts[i % 3][5] for i in (58, 0, 4)]
     assert store.is_complete(dealt[0])
-    for wrong in (b"", dealt[0][:-size], dealt[0] + parts[0][0], dealt[0][1:], dealt[0] + b"x"):
+    for wrong in (
+        b"",
+        dealt[0][:-size],
+        dealt[0] + parts[0][0],
+        dealt[0][1:],
+        dealt[0] + b"x",
+    ):
         assert not store.is_complete(wrong)
     store.close()
     sparse = ShareStore((1, 4, 6), 2)  # positions that are present
@@ -389,7 +452,9 @@ def test_a_run_whose_messages_are_too_long_is_not_planned():
         require_sizes(with_words(trust, 2112), 1000)
     for trust in SHARED:
         require_sizes(with_words(trust, 80_000), 100)
-        with pytest.raises(ConfigurationError, match=r"fewer words.*oblivious-server.*8 bytes"):
+        with pytest.raises(
+            ConfigurationError, match=r"fewer words.*oblivious-server.*8 bytes"
+        ):
             require_sizes(with_words(trust, 80_000), 1000)
         assert planned_sizes(with_words(trust, 80_000), 1000)["relay"] > MAX_RELAY
     require_sizes(with_words("oblivious-server", 80_000), 10_000)
@@ -401,7 +466,9 @@ def test_the_query_of_a_sighted_run_counts(monkeypatch):
     budget = PrivacyBudget(epsilon=None)
     algorithm = LloydAlgorithm(n_clusters=900, domain=BOX, budget=budget, n_rounds=2)
     run = make_run("plain", "none", algorithm=algorithm)
-    size = len(encode_arrays(dict(algorithm.query(algorithm.initial_state(None)).arrays)))
+    size = len(
+        encode_arrays(dict(algorithm.query(algorithm.initial_state(None)).arrays))
+    )
     assert size > 8 * 900 * 2
     assert size - 500 <= planned_sizes(run, 3)["ask"] - 2**20 - 108 * 3 <= size
     require_sizes(run, 3)
@@ -420,25 +487,34 @@ def test_a_cohort_that_is_larger_than_planned_ends_the_run_before_anything_is_as
     assert net.trips == ["enrol", "abort"]
 
 
-# ------------------------------------------------------------------------------ sums and queries
+# --------------------------------------------------------------------- sums and queries
 
 
 def test_a_server_that_adds_the_noise_adds_it_once_to_all_words_but_the_last(tmp_path):
     net = completes(make_net(tmp_path, "oblivious-server"))
-    entries = {entry for _, _, request, _ in net.log for entry in getattr(request, "entries", ())}
+    entries = {
+        entry
+        for _, _, request, _ in net.log
+        for entry in getattr(request, "entries", ())
+    }
     assert sorted(entry.t for entry in entries) == [1, 2, 3]
     noises = []
     for entry in entries:
-        answers = [r.words for _, r in net.replies("ask", entry.t) if isinstance(r, Answer)]
+        answers = [
+            r.words for _, r in net.replies("ask", entry.t) if isinstance(r, Answer)
+        ]
         total = sum(np.frombuffer(words, "<u8") for words in answers)
         noise = (np.frombuffer(entry.words, "<u8") - total).astype(np.int64)
         assert noise[-1] == 0
         noises.append(noise[:-1])
     run = net.server.run
-    stds = run.plan.rounds[0][0].noise_multiplier * np.tile(run.algorithm.sensitivities(1), T)
+    stds = run.plan.rounds[0][0].noise_multiplier * np.tile(
+        run.algorithm.sensitivities(1), T
+    )
     scaled = np.concatenate(noises) / stds
     assert np.all(scaled != 0)
-    assert 0.3 < np.sqrt(np.mean(scaled**2)) < 3  # 18 normal values: beyond with less than 1e-9
+    # 18 normal values: beyond with less than 1e-9
+    assert 0.3 < np.sqrt(np.mean(scaled**2)) < 3
 
 
 def test_noise_beyond_the_plan_is_removed(tmp_path):
@@ -462,6 +538,8 @@ def test_a_query_that_clients_would_refuse_is_not_sent(tmp_path, monkeypatch):
         net.server.take_answers([], net.trip)
     refuse = mock.Mock(side_effect=MessageError("The query is out of range."))
     monkeypatch.setattr(LloydAlgorithm, "check_query", refuse)
-    with pytest.raises(RunError, match=r"Round 1 cannot be asked for\. The query is out of range"):
+    with pytest.raises(
+        RunError, match=r"Round 1 cannot be asked for\. The query is out of range"
+    ):
         net.round()
     assert net.trips == ["enrol"]

@@ -69,10 +69,14 @@ NUMBERS = ("slot", "n_sessions", "head", "n_answers", "n_records", "over")
 
 
 @settings(deadline=None)
-@given(st.builds(ClientSession, **FIELDS | dict.fromkeys(NUMBERS, st.integers(-1, 2**17))))
+@given(
+    st.builds(ClientSession, **FIELDS | dict.fromkeys(NUMBERS, st.integers(-1, 2**17)))
+)
 def test_a_session_survives_its_encoding_shows_no_bytes_and_ends_with_none(session):
     assert unpack_session(encode(session)) == session
-    shown = f"ClientSession(slot={session.slot}, head={session.head}, over={session.over})"
+    shown = (
+        f"ClientSession(slot={session.slot}, head={session.head}, over={session.over})"
+    )
     assert repr(session) == str(session) == shown
     session.end(DELIVERED)
     assert session == ClientSession(over=DELIVERED)
@@ -113,7 +117,11 @@ def test_runs_are_kept_apart_and_last_answer_and_last_vote_outlive_sessions(memo
 
 @pytest.mark.parametrize(
     "record",
-    [ConfigRecord({"session": "text"}), ConfigRecord({"session": [b"x"]}), ArrayRecord([RECORDS])],
+    [
+        ConfigRecord({"session": "text"}),
+        ConfigRecord({"session": [b"x"]}),
+        ArrayRecord([RECORDS]),
+    ],
 )
 def test_what_others_wrote_into_a_context_is_no_session(record):
     assert ContextMemory(RecordDict({f"kmeans.{RUN.hex()}": record})).load(RUN) is None
@@ -125,7 +133,11 @@ def test_another_process_between_reading_and_writing_is_noticed(ledger, tmp_path
     first.load(RUN)
     second.load(RUN)
     first.save(RUN, session)
-    for write, *what in ((second.save,), (second.answer, ANSWER, None), (second.vote, VOTE, None)):
+    for write, *what in (
+        (second.save,),
+        (second.answer, ANSWER, None),
+        (second.vote, VOTE, None),
+    ):
         with pytest.raises(MemoryChangedError):
             write(RUN, *what, begun())
     assert second.last_answer(RUN) is None
@@ -160,11 +172,16 @@ def test_a_copy_of_records_is_kept_as_long_as_its_session(memory, tmp_path):
     assert memory.load_records(RUN, renewed) is None
     assert not files(tmp_path)
     if isinstance(memory, ContextMemory):
-        assert len(b"".join(memory._state[f"kmeans.{RUN.hex()}"].values())) < RECORDS.nbytes
+        assert (
+            len(b"".join(memory._state[f"kmeans.{RUN.hex()}"].values()))
+            < RECORDS.nbytes
+        )
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 2), (3, 0)])
-def test_what_a_live_source_yields_once_is_held_without_a_file_of_a_name(memory, tmp_path, sizes):
+def test_what_a_live_source_yields_once_is_held_without_a_file_of_a_name(
+    memory, tmp_path, sizes
+):
     rows = RECORDS[: sum(sizes)]
     block = np.empty((3, 2))  # which blocks of a source share
 
@@ -181,7 +198,9 @@ def test_what_a_live_source_yields_once_is_held_without_a_file_of_a_name(memory,
         np.testing.assert_array_equal(source.loaded(), rows)
     assert (source.n_rows, source.n_features) == rows.shape
     if not isinstance(memory, ContextMemory):
-        assert {path.name for path in (tmp_path / "state").iterdir()} == {"ledger.sqlite3"}
+        assert {path.name for path in (tmp_path / "state").iterdir()} == {
+            "ledger.sqlite3"
+        }
 
 
 def test_records_that_cannot_be_held_are_an_error(ledger, tmp_path):
@@ -229,7 +248,9 @@ def test_copies_of_forgotten_runs_are_removed(ledger, tmp_path):
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_next_message_removes_copies_of_runs_that_grew_old(tmp_path, answered):
     def memory_after(seconds):
-        ledger = opened.enter_context(Ledger(state, clock=lambda: 1_000_000.0 + seconds))
+        ledger = opened.enter_context(
+            Ledger(state, clock=lambda: 1_000_000.0 + seconds)
+        )
         return LedgerMemory(ledger, LIMIT, state)
 
     state, session = tmp_path / "state", begun()

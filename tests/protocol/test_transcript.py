@@ -51,7 +51,9 @@ def test_digests_are_the_documented_ones():
     assert data_digest(np.asfortranarray(records)) == data_digest(records)
     assert data_digest(np.zeros((0, 2))) != data_digest(np.zeros((0, 3)))
     parts = (bytes(32), b"\1" * 32, b"s" * 32, b"e" * 32)
-    assert leaf(7, *parts[1:]) == reference_hash(b"leaf", struct.pack("<I", 7), *parts[1:])
+    assert leaf(7, *parts[1:]) == reference_hash(
+        b"leaf", struct.pack("<I", 7), *parts[1:]
+    )
     assert variant_hash(*parts) == reference_hash(b"variant", *parts)
 
 
@@ -78,14 +80,21 @@ def test_absent_clients_have_empty_leaves_and_padding_is_like_them():
         Tree([])
 
 
-@given(st.binary(max_size=12), st.integers(1, 80), st.lists(st.booleans(), min_size=1, max_size=70))
+@given(
+    st.binary(max_size=12),
+    st.integers(1, 80),
+    st.lists(st.booleans(), min_size=1, max_size=70),
+)
 @settings(deadline=None)
 def test_any_bytes_are_a_bitmap_or_refused(data, n_slots, bits):
     assert unpack_survivors(pack_survivors(np.array(bits)), len(bits)).tolist() == bits
     try:
         survivors = unpack_survivors(data, n_slots)
     except MessageError:
-        is_beyond = len(data) == (n_slots + 7) // 8 and int.from_bytes(data, "little") >> n_slots
+        is_beyond = (
+            len(data) == (n_slots + 7) // 8
+            and int.from_bytes(data, "little") >> n_slots
+        )
         assert is_beyond or len(data) != (n_slots + 7) // 8
         return
     assert pack_survivors(survivors) == data
@@ -93,8 +102,13 @@ def test_any_bytes_are_a_bitmap_or_refused(data, n_slots, bits):
 
 def test_contexts_and_tags_depend_on_everything():
     context = DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32
-    others = [(*context[:i], changed(part), *context[i + 1 :]) for i, part in enumerate(context)]
-    assert len({round_context(*parts) for parts in (context, *others)}) == 1 + len(context)
+    others = [
+        (*context[:i], changed(part), *context[i + 1 :])
+        for i, part in enumerate(context)
+    ]
+    assert len({round_context(*parts) for parts in (context, *others)}) == 1 + len(
+        context
+    )
     keys, histories = (ZERO, b"k" * 32), (ZERO, b"h" * 32)
     choices = itertools.product(keys, histories, (b"", b"query"))
     assert len({transcript.query_tag(*choice) for choice in choices}) == 8
@@ -119,7 +133,9 @@ ENTRY = Entry(
 )  # fmt: skip
 def test_the_transcript_depends_on_every_announced_thing(changes):
     def after(entry, h=FIRST):
-        return transcript.next_hash(h, transcript.entry_context(DOC_HASH, h, entry), entry)
+        return transcript.next_hash(
+            h, transcript.entry_context(DOC_HASH, h, entry), entry
+        )
 
     other = msgspec.structs.replace(ENTRY, **changes)
     assert after(other) != after(ENTRY)

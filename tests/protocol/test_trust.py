@@ -7,7 +7,8 @@ from vertical_runs import make_algorithm as make_vertical
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
 
-PROPERTIES = {  # blind, protected, committee, shares of noise, private, commits to records
+# blind, protected, committee, shares of noise, private, commits to records
+PROPERTIES = {
     "oblivious-server": (True, True, False, False, True, True),
     "distributed-noise": (False, True, True, True, True, False),
     "clients-only": (True, True, True, True, True, False),
@@ -19,7 +20,9 @@ FOUR = {"oblivious-server", "distributed-noise", "clients-only", "trusted-server
 RUNS_UNDER = {
     "lloyd": {"plain"},
     "sulloyd": {"oblivious-server", "trusted-server"},
-    **dict.fromkeys(("glloyd", "fastlloyd", "synopsis", "pe-means", "hdpe-means"), FOUR),
+    **dict.fromkeys(
+        ("glloyd", "fastlloyd", "synopsis", "pe-means", "hdpe-means"), FOUR
+    ),
     "feddp": {"distributed-noise", "trusted-server"},
     "vertical": {"vertical"},
 }
@@ -51,11 +54,14 @@ def test_what_follows_from_a_trust_model(name):
 @pytest.mark.parametrize("name", RUNS_UNDER)
 def test_which_algorithm_runs_where_is_derived(name, trust):
     model = trust_model(trust)
-    private = "plain" if name == "lloyd" else trust  # plain Lloyd has no budget to be private with
+    # plain Lloyd has no budget to be private with
+    private = "plain" if name == "lloyd" else trust
     is_vertical = name == "vertical"
     algorithm = make_vertical() if is_vertical else make_algorithm(KINDS[name], private)
     objection = model.objection(algorithm, algorithm.plan())
-    allowed = RUNS_UNDER[name] | ({"plain"} if trust == "plain" and not is_vertical else set())
+    allowed = RUNS_UNDER[name] | (
+        {"plain"} if trust == "plain" and not is_vertical else set()
+    )
     assert (objection is None) == (trust in allowed), objection
 
 

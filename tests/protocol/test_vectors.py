@@ -10,7 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol import messages, transcript
-from flower_kmeans.protocol.committee import Committee, corrupt_positions, drawn, roster_digest
+from flower_kmeans.protocol.committee import (
+    Committee,
+    corrupt_positions,
+    drawn,
+    roster_digest,
+)
 from flower_kmeans.protocol.messages import (
     Abort,
     Add,
@@ -44,7 +49,11 @@ SHARES, MASKS = secure_sum("shares"), secure_sum("masks")
 
 
 def octets(value):
-    return [octets(item) for item in value] if isinstance(value, list) else bytes.fromhex(value)
+    return (
+        [octets(item) for item in value]
+        if isinstance(value, list)
+        else bytes.fromhex(value)
+    )
 
 
 DOC_HASH, ROOT, H0 = (octets(VECTORS[name]) for name in ("document_hash", "root", "h0"))
@@ -121,15 +130,23 @@ def test_sessions():
     digest = transcript.data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
     assert digest == octets(VECTORS["data_digest"])
     software = VECTORS["software"].encode()
-    found = [transcript.commitment(secret, DOC_HASH, software, digest) for secret in SESSION]
+    found = [
+        transcript.commitment(secret, DOC_HASH, software, digest) for secret in SESSION
+    ]
     assert found == octets(VECTORS["commitments_if_oblivious"])
 
 
 def test_lasting_keys():
     assert [keys.lasting_key(seed) for seed in STATIC] == ROSTER
-    assert [keys.exchange_secret(seed) for seed in STATIC] == octets(VECTORS["exchange_secrets"])
-    assert [keys.exchange_key(key) for key in ROSTER] == octets(VECTORS["exchange_publics"])
-    for seed, converted in zip(STATIC, octets(VECTORS["exchange_secrets"]), strict=True):
+    assert [keys.exchange_secret(seed) for seed in STATIC] == octets(
+        VECTORS["exchange_secrets"]
+    )
+    assert [keys.exchange_key(key) for key in ROSTER] == octets(
+        VECTORS["exchange_publics"]
+    )
+    for seed, converted in zip(
+        STATIC, octets(VECTORS["exchange_secrets"]), strict=True
+    ):
         assert hashlib.sha512(seed).digest()[:32] == converted
     for key, converted in zip(ROSTER, octets(VECTORS["exchange_publics"]), strict=True):
         u, y = (int.from_bytes(each, "little") % 2**255 for each in (converted, key))
@@ -162,7 +179,10 @@ def test_rosters_that_are_refused(tmp_path):
         path.chmod(0o600)
         with pytest.raises(ConfigurationError):
             Roster.from_file(path)
-    assert [bytes.fromhex(key) in ROSTER for key in refused["two_signs"]] == [True, False]
+    assert [bytes.fromhex(key) in ROSTER for key in refused["two_signs"]] == [
+        True,
+        False,
+    ]
 
 
 def peer_of(slot):
@@ -181,7 +201,10 @@ def test_cohort_tag_and_context():
     assert transcript.root_from(LEAVES[3], 3, M, path) == ROOT
     assert transcript.query_tag(ZERO, H0, octets(ROUND["query"])) == TAG
     numbers = (ROUND["t"], ROUND["attempt"], M)
-    assert transcript.round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG) == CONTEXT
+    assert (
+        transcript.round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG)
+        == CONTEXT
+    )
 
 
 def test_shares_and_seals():
@@ -232,7 +255,9 @@ def test_announced_sum():
     for part in (entry.positions, entry.shares):
         content += u64(len(part)) + part
     assert hashlib.sha256(content).digest() == octets(GROUP["body"])
-    assert H(b"entry", H0, CONTEXT, BITMAP, octets(GROUP["body"])) == octets(GROUP["h1"])
+    assert H(b"entry", H0, CONTEXT, BITMAP, octets(GROUP["body"])) == octets(
+        GROUP["h1"]
+    )
     assert entry.packing == COMMITTEE.sharing(SHARES).packing
     assert transcript.entry_context(DOC_HASH, H0, entry) == CONTEXT
     h1 = transcript.next_hash(H0, CONTEXT, entry)
@@ -261,7 +286,9 @@ def test_masks():
         assert list(map(str, masks.mask(key, i, M, N_WORDS).tolist())) == expected
         zeros = np.zeros(N_WORDS, dtype=np.int64)
         (part,) = MASKS.protect(zeros, sum_context(GROUP_KEY), i, SESSION[i])
-        assert np.frombuffer(part, dtype="<u8").tolist() == [int(word) for word in expected]
+        assert np.frombuffer(part, dtype="<u8").tolist() == [
+            int(word) for word in expected
+        ]
     removed = masks.correction(key, SURVIVORS, N_WORDS)
     assert list(map(str, removed.tolist())) == row["correction_of_survivors"]
 
@@ -286,7 +313,9 @@ def expected_messages():
         step="join", number=3, receivers=u32(0) + u32(3) + u32(4), keys=envelope * 3,
         data=sealed[0][0],
     )  # fmt: skip
-    delivery = messages.Delivery(sender=1, step="join", number=3, key=envelope, data=sealed[0][0])
+    delivery = messages.Delivery(
+        sender=1, step="join", number=3, key=envelope, data=sealed[0][0]
+    )
     return {
         "enrol": Enrol(doc=octets(VECTORS["document"])),
         "enrolled": Enrolled(
@@ -341,7 +370,10 @@ def test_messages(name):
 
 def test_a_parcel_by_hand():
     """Written from docs/protocol.md: no element of it is an array."""
-    keys, data = octets(GROUP["envelope_from_0_to_2"]) * 3, octets(ROUND["sealed"][0][0])
+    keys, data = (
+        octets(GROUP["envelope_from_0_to_2"]) * 3,
+        octets(ROUND["sealed"][0][0]),
+    )
     assert (len(keys), len(data)) == (144, 64)
     receivers = bytes([0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0])
     written = b"\x85\xa4step\xa4join\xa6number\3\xa9receivers\xc4\x0c" + receivers

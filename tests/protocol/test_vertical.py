@@ -1,7 +1,7 @@
 """Vertical runs of real parties: results, restarts, charges, and what a server sees.
 
-By default their signs are straight (`straight_signs`). tests/vertical has real ones of a step, and
-tests/simulation/test_vertical.py of a whole run.
+By default their signs are straight (`straight_signs`). tests/vertical has real ones of
+a step, and tests/simulation/test_vertical.py of a whole run.
 """
 
 from collections import defaultdict
@@ -180,12 +180,19 @@ def test_turns_and_their_replies_are_as_long_as_planned(name, request):
 
 
 def test_a_turn_that_brings_more_than_planned_is_not_decoded(story, monkeypatch):
-    party, run = story.parties[0].copied(story.parties[0].directory.with_name("limits")), story.run
-    deliveries = (messages.Delivery(sender=1, step="open", key=bytes(48), data=bytes(2**21)),)
+    party, run = (
+        story.parties[0].copied(story.parties[0].directory.with_name("limits")),
+        story.run,
+    )
+    deliveries = (
+        messages.Delivery(sender=1, step="open", key=bytes(48), data=bytes(2**21)),
+    )
     turn = Turn(doc_hash=run.doc_hash, step="step", t=2, deliveries=deliveries)
     monkeypatch.setattr(messages, "decode_request", lambda data: pytest.fail("decoded"))
     assert code_of(party.ask(turn)) == Code.STALE  # of this run, which is over
-    party = story.copies[0].copied(story.parties[0].directory.with_name("limits-before"))
+    party = story.copies[0].copied(
+        story.parties[0].directory.with_name("limits-before")
+    )
     assert code_of(party.ask(turn)) == Code.BAD_MESSAGE
 
 
@@ -198,7 +205,9 @@ def noise_shares(story, t):
     units = algorithm.sensitivities(t)[words] * 2.0**-algorithm.fraction_bits * unit
     found = []
     for slot in range(run.document.body.n_noisy):
-        stream = Stream(secret_key(story.secret(slot), run.doc_hash, b"noise " + u32(t), c1))
+        stream = Stream(
+            secret_key(story.secret(slot), run.doc_hash, b"noise " + u32(t), c1)
+        )
         noise = np.zeros(algorithm.words(t), dtype=np.int64)
         noise[words] = draw_share(release, units, run.document.noise_shares, stream)
         blocks = algorithm.unflatten(noise, t).blocks
@@ -214,14 +223,19 @@ def same_run_in_the_clear(story):
     state = algorithm.initial_state(None)
     for t in range(1, algorithm.n_rounds + 1):
         grid = algorithm.query(state).arrays["centroids"]
-        C, radius = grid * 2.0**-bits, algorithm.reach * 2.0**-bits if algorithm.radius else None
+        C, radius = (
+            grid * 2.0**-bits,
+            algorithm.reach * 2.0**-bits if algorithm.radius else None,
+        )
         members = soft_members(X, C, domain.half_widths, radius)
         counts, sums = members.sum(0), members.T @ X
         if algorithm.radius:
             sums -= counts[:, None] * C  # offsets
         sums = np.column_stack([counts, sums]) + noise_shares(story, t).sum(0)
         words = np.rint(sums * 2**bits).astype(np.int64)
-        state = algorithm.update(state, Statistic({SUMS: words[:, 1:], COUNTS: words[:, 0]}))
+        state = algorithm.update(
+            state, Statistic({SUMS: words[:, 1:], COUNTS: words[:, 0]})
+        )
     return algorithm.centroids(state), algorithm.counts(state)
 
 
@@ -237,14 +251,17 @@ def assert_same_result(story):
 def story_of(directory, widths, *set_up, **options):
     """Return a run of one round that is over.
 
-    ``set_up`` are steps, their slots, and how many parcels the first slot sends in one message.
+    ``set_up`` are steps, their slots, and how many parcels the first slot sends in one
+    message.
     """
     table = blobs(d=sum(widths), seed=3)
     run = make_run(widths, make_algorithm(widths, n_rounds=1, **options))
     relay = Relay(run, make_parties(directory, table, widths))
     relay.enrol()
     for step, slots, n_parcels in set_up:
-        most = sum(each.n_bytes for each in parcels.planned(run, slots[0], step)[:n_parcels])
+        most = sum(
+            each.n_bytes for each in parcels.planned(run, slots[0], step)[:n_parcels]
+        )
         with mock.patch.object(parcels, "_MAX_PART", most):
             relay.do(slots, step)
     story = Story(relay, table)
@@ -299,9 +316,12 @@ def test_parcels_are_those_that_the_plan_lists(name, request):
     for slot, turn, sent in story.turns():
         turn_of = slot, turn.step, turn.t
         found[turn_of] += [
-            (p.number, read_receivers(p.receivers), len(p.data) - 16) for p in sent.parcels
+            (p.number, read_receivers(p.receivers), len(p.data) - 16)
+            for p in sent.parcels
         ]
-        delivered[turn_of] |= {(d.sender, d.step, d.t, d.number) for d in turn.deliveries}
+        delivered[turn_of] |= {
+            (d.sender, d.step, d.t, d.number) for d in turn.deliveries
+        }
     for turn_of, listed in found.items():
         planned = parcels.planned(story.run, *turn_of)
         assert [(p.number, p.receivers, p.n_bytes) for p in planned] == listed
@@ -311,7 +331,7 @@ def test_parcels_are_those_that_the_plan_lists(name, request):
     assert {slot for slot, _, _ in found} == set(range(len(story.parties)))
 
 
-# ------------------------------------------------------------------------------ restarts
+# ----------------------------------------------------------------------------- restarts
 
 
 def test_an_interrupted_step_is_done_again_with_the_same_bytes(story, tmp_path):
@@ -334,7 +354,9 @@ def test_a_result_that_nobody_kept_is_delivered_again(story, tmp_path):
     party.is_failing = False
     assert [party.ask(request) for _ in range(2)] == [reply] * 2
     (result,) = party.results
-    np.testing.assert_array_equal(result.centroids, story.parties[1].results[0].centroids)
+    np.testing.assert_array_equal(
+        result.centroids, story.parties[1].results[0].centroids
+    )
 
 
 def test_a_file_that_changed_ends_the_run(story, tmp_path):
@@ -399,7 +421,9 @@ def test_files_of_a_run_that_the_ledger_dropped_are_removed(tmp_path, is_shared)
 
 
 @pytest.mark.parametrize("bits", [0o700, 0o755, 0o1777])
-def test_party_0_takes_part_only_with_a_work_dir_that_is_its_own(tmp_path, bits, caplog):
+def test_party_0_takes_part_only_with_a_work_dir_that_is_its_own(
+    tmp_path, bits, caplog
+):
     """Others could place a link there, under the name of a run that they see."""
     work = tmp_path / "work"
     work.mkdir()
@@ -414,7 +438,9 @@ def test_party_0_takes_part_only_with_a_work_dir_that_is_its_own(tmp_path, bits,
     assert not list(work.iterdir())
 
 
-def test_the_directory_in_state_dir_that_an_earlier_release_left_open_is_closed(tmp_path):
+def test_the_directory_in_state_dir_that_an_earlier_release_left_open_is_closed(
+    tmp_path,
+):
     party = make_parties(tmp_path, blobs())[0]
     assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)  # makes state_dir
     place = work_dir(party.policy)
@@ -435,17 +461,21 @@ def test_files_that_cannot_be_removed_stop_no_other_run(tmp_path, caplog):
     assert "cannot be removed" in caplog.text
 
 
-# ------------------------------------------------------------------------------ what others see
+# ---------------------------------------------------------------------- what others see
 
 
 def secrets_in(party, session):
     """Return which secrets of a session lie in the party's files."""
     data = [path.read_bytes() for path in party.directory.rglob("*") if path.is_file()]
     names = ("secret", "ephemeral")
-    return [name for name in names if any(getattr(session, name) in each for each in data)]
+    return [
+        name for name in names if any(getattr(session, name) in each for each in data)
+    ]
 
 
-def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_place(tmp_path):
+def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_place(
+    tmp_path,
+):
     """Attack 10, with an honest server: it holds the key and learns the centroids."""
     run = make_run()
     parties = make_parties(tmp_path / "parties", blobs())
@@ -456,7 +486,11 @@ def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_pla
     for _ in range(run.document.rounds):
         carried.take("step")
     carried.take("close")
-    assert [bool(party.results) for party in (stranger, *parties)] == [True, True, False]
+    assert [bool(party.results) for party in (stranger, *parties)] == [
+        True,
+        True,
+        False,
+    ]
     assert spent_epsilon(parties[0].directory, 1e-6) > 0
     assert spent_epsilon(parties[1].directory, 1e-6) == 0
 
@@ -465,22 +499,31 @@ def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_pla
 def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
     story = request.getfixturevalue(name)
     result, algorithm = story.parties[0].results[0], story.run.algorithm
-    patterns = [value.tobytes() for value in (*result.centroids.ravel(), *result.counts)]
+    patterns = [
+        value.tobytes() for value in (*result.centroids.ravel(), *result.counts)
+    ]
     for array in (algorithm.domain.to_unit(result.centroids), result.counts):
         grid = np.rint(array * 2**algorithm.fraction_bits).astype("<i8").ravel()
         patterns += [value.tobytes() for value in grid]
     for _, sent, reply in story.relay.seen:
         assert not any(pattern in sent or pattern in reply for pattern in patterns)
-    large = [p.data for _, _, r in story.turns() for p in r.parcels if len(p.data) > 10_000]
+    large = [
+        p.data for _, _, r in story.turns() for p in r.parcels if len(p.data) > 10_000
+    ]
     assert large
     least = min(byte_p_value(data[: 2**20]) for data in large)
-    assert least > 1e-9, f"A parcel's bytes are uniform with p = {least}; 1e-9 is allowed."
+    assert least > 1e-9, (
+        f"A parcel's bytes are uniform with p = {least}; 1e-9 is allowed."
+    )
 
 
 def test_nothing_secret_is_left_when_a_run_is_over(story):
     """Attack 20: who steals a node later cannot open what was recorded."""
     for slot, party in enumerate(story.parties):
-        assert secrets_in(story.copies[slot], story.sessions[slot]) == ["secret", "ephemeral"]
+        assert secrets_in(story.copies[slot], story.sessions[slot]) == [
+            "secret",
+            "ephemeral",
+        ]
         assert secrets_in(party, story.sessions[slot]) == []
         assert not list(party.directory.glob("vertical/*"))
         session = party.session(story.run)
@@ -500,7 +543,9 @@ def join(tmp_path, slot, run, **changes):
 
 
 NAMED = make_run(
-    algorithm=make_algorithm(domain=Box([0.0, 0.0], [1.0, 2.0], columns=("age", "income")))
+    algorithm=make_algorithm(
+        domain=Box([0.0, 0.0], [1.0, 2.0], columns=("age", "income"))
+    )
 )
 IDS = make_run(check_ids=True)
 MEMORY = {"state_dir": None, "in_memory": True}
@@ -519,7 +564,9 @@ MEMORY = {"state_dir": None, "in_memory": True}
         (1, NAMED, {"columns": ("income",)}),
     ],
 )
-def test_a_party_joins_at_the_slot_of_its_policy(tmp_path, monkeypatch, slot, run, changes):
+def test_a_party_joins_at_the_slot_of_its_policy(
+    tmp_path, monkeypatch, slot, run, changes
+):
     monkeypatch.chdir(tmp_path)
     joined = join(tmp_path, slot, run, **changes)
     assert isinstance(joined, Joined)
@@ -545,7 +592,8 @@ def test_a_party_joins_at_the_slot_of_its_policy(tmp_path, monkeypatch, slot, ru
         (0, None, {"state_dir": None}, Code.LEDGER),
         (0, None, MEMORY, Code.POLICY),  # party 0 needs a place for its files
         (1, NAMED, {"columns": ("age",)}, Code.POLICY),
-        (2, make_run((1, 1, 1)), {"must_hold_key": True}, Code.POLICY),  # it only encrypts
+        # it only encrypts
+        (2, make_run((1, 1, 1)), {"must_hold_key": True}, Code.POLICY),
         (1, IDS, {}, Code.DATA),  # it has no ids
         (1, None, {"max_total_epsilon": 7.9, "max_total_delta": 1e-6}, Code.LEDGER),
     ],
@@ -557,13 +605,21 @@ def test_a_run_outside_of_the_policy_is_refused(tmp_path, slot, run, changes, co
 def test_no_request_of_another_kind_of_run_is_answered(story, tmp_path):
     """Of the other way round, a `Turn` is in test_attacks.py."""
     party = story.copies[1].copied(tmp_path / "copy")
-    assert code_of(party.ask(messages.Finish(doc_hash=story.run.doc_hash))) == Code.BAD_MESSAGE
-    run, node = open_run(encode(make_horizontal())), Node(ClientPolicy.for_simulation(), blobs())
+    assert (
+        code_of(party.ask(messages.Finish(doc_hash=story.run.doc_hash)))
+        == Code.BAD_MESSAGE
+    )
+    run, node = (
+        open_run(encode(make_horizontal())),
+        Node(ClientPolicy.for_simulation(), blobs()),
+    )
     node.send(Enrol(doc=run.data))
-    assert code_of(node.send(Turn(doc_hash=run.doc_hash, step="keys"))) == Code.BAD_MESSAGE
+    assert (
+        code_of(node.send(Turn(doc_hash=run.doc_hash, step="keys"))) == Code.BAD_MESSAGE
+    )
 
 
-# ------------------------------------------------------------------------------ documents
+# ---------------------------------------------------------------------------- documents
 
 
 BODY = make_document().body
@@ -604,7 +660,9 @@ def test_a_document_that_contradicts_itself_is_not_accepted(changes):
 
 
 def test_a_round_opens_a_thousand_values_at_most():
-    assert make_run((498, 1), make_algorithm((498, 1), n_rounds=1)).document.words == (1000,)
+    assert make_run((498, 1), make_algorithm((498, 1), n_rounds=1)).document.words == (
+        1000,
+    )
     with pytest.raises(UnacceptableRunError, match="1000"):
         make_run((499, 1), make_algorithm((499, 1), n_rounds=1))
 

@@ -1,8 +1,9 @@
 """What dishonest parties and servers send in a vertical run, and how an honest party refuses it.
 
-A test plays the other party or parties, with separate sessions (`Forged`), so it can seal
-anything. Attack 1 is V1 of docs/threat-model.md, and so on. What is refused does not depend on the
-polynomials of the sign: runs have straight ones, and keys of few primes.
+A test plays the other party or parties, with separate sessions (`Forged`), so it can
+seal anything. Attack 1 is V1 of docs/threat-model.md, and so on. What is refused does
+not depend on the polynomials of the sign: runs have straight ones, and keys of few
+primes.
 """
 
 import hashlib
@@ -40,7 +41,15 @@ from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages, vertical
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.cohort import UNCLAIMED
-from flower_kmeans.protocol.messages import Abort, Code, Enrol, Joined, Peer, Refusal, Sent
+from flower_kmeans.protocol.messages import (
+    Abort,
+    Code,
+    Enrol,
+    Joined,
+    Peer,
+    Refusal,
+    Sent,
+)
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
@@ -85,7 +94,9 @@ class Scene:
 
     def turn(self, step, t=0, deliveries=(), **changes):
         """Return a turn for the honest party, with the keys of the others."""
-        peers = b"".join(Peer(each.slot, each.pairs.public_key).row for each in self.others)
+        peers = b"".join(
+            Peer(each.slot, each.pairs.public_key).row for each in self.others
+        )
         fields = {"peers": peers, "deliveries": tuple(deliveries), **changes}
         return messages.Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
 
@@ -107,7 +118,9 @@ class Scene:
         place = messages.read_receivers(parcel.receivers).index(receiver)
         key = messages.split(parcel.keys, 48)[place]
         labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
-        delivery = messages.Delivery(sender=self.slot, **labels, key=key, data=parcel.data)
+        delivery = messages.Delivery(
+            sender=self.slot, **labels, key=key, data=parcel.data
+        )
         return forged.open(self.joined, delivery, len(parcel.data) - 16)
 
     def code(self, request):
@@ -121,7 +134,9 @@ def c1(seed=0, words=WORDS):
     return pack(random.integers(0, Q.q0, (words, 1, N), dtype=np.uint64), (Q.q0,))
 
 
-def scene_of(directory, slot, widths=(1, 1), check_ids=False, n_records=N_RECORDS, **options):
+def scene_of(
+    directory, slot, widths=(1, 1), check_ids=False, n_records=N_RECORDS, **options
+):
     """Return the scene of the party at a slot of a new run."""
     algorithm = make_algorithm(widths, n_records=n_records, **options)
     run = make_run(widths, algorithm, check_ids)
@@ -148,10 +163,12 @@ def holder(holders_scene, tmp_path):
 
 
 def open_turn(scene, data=None, t=1):
-    return scene.turn("open", t, [scene.deliver(c1(t) if data is None else data, "step", t)])
+    return scene.turn(
+        "open", t, [scene.deliver(c1(t) if data is None else data, "step", t)]
+    )
 
 
-# ------------------------------------------------------------------------------ a holder's rounds
+# -------------------------------------------------------------------- a holder's rounds
 
 
 def test_a_round_is_opened_once_and_the_same_bytes_come_again(holder):
@@ -172,7 +189,9 @@ def test_limit_a_holder_whose_ledger_was_restored_opens_rounds_once_more(holder)
         first = [holder.party.ask(open_turn(holder, t=t)) for t in (1, 2)]
     again = [holder.party.ask(open_turn(holder, c1(99 + t), t)) for t in (1, 2)]
     assert all(isinstance(reply, Sent) for reply in first + again)
-    assert not {holder.opened(sent) for sent in first} & {holder.opened(sent) for sent in again}
+    assert not {holder.opened(sent) for sent in first} & {
+        holder.opened(sent) for sent in again
+    }
     # The same c1 is answered by the same bytes, so noise is not averaged.
     with interrupted(holder.party):
         repeated = holder.party.ask(open_turn(holder, c1(101), 2))
@@ -202,7 +221,9 @@ def test_rounds_are_opened_in_order_and_no_more_than_planned(holder):
 def test_nothing_is_opened_before_the_keys_are_made(holders_scene, tmp_path):
     scene = holders_scene.before.copied(tmp_path / "copy")
     assert scene.code(open_turn(scene)) == Code.NEED
-    assert scene.code(scene.turn("finish", 0, [scene.deliver(b"", "close")])) == Code.NEED
+    assert (
+        scene.code(scene.turn("finish", 0, [scene.deliver(b"", "close")])) == Code.NEED
+    )
 
 
 def of_another_run(scene, delivery):
@@ -222,9 +243,11 @@ def flipped(data):
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda s, d: [s.deliver(c1(words=WORDS - 1), "step", 1)], Code.KEY),  # attack 7
+        # attack 7
+        (lambda s, d: [s.deliver(c1(words=WORDS - 1), "step", 1)], Code.KEY),
         (lambda s, d: [s.deliver(c1(words=WORDS + 1), "step", 1)], Code.KEY),
-        (lambda s, d: [s.deliver(largest_word(), "step", 1)], Code.BAD_MESSAGE),  # attack 11
+        # attack 11
+        (lambda s, d: [s.deliver(largest_word(), "step", 1)], Code.BAD_MESSAGE),
         (of_another_run, Code.KEY),  # attack 10: replays
         (lambda s, d: [changed(s.deliver(c1(), "step", 2), t=1)], Code.KEY),
         (lambda s, d: [s.deliver(c1(), "step", 2)], Code.BAD_MESSAGE),
@@ -241,7 +264,8 @@ def flipped(data):
 def test_other_parcels_than_those_of_a_turn_are_refused(holder, make, code):
     deliveries = make(holder, holder.deliver(c1(), "step", 1))
     assert holder.code(holder.turn("open", 1, deliveries)) == code
-    assert isinstance(holder.party.ask(open_turn(holder)), Sent)  # nothing was kept of it
+    # nothing was kept of it
+    assert isinstance(holder.party.ask(open_turn(holder)), Sent)
 
 
 def test_keys_of_other_parties_cannot_be_swapped_during_a_run(holder):
@@ -286,9 +310,17 @@ def test_keys_that_agree_with_everyone_are_refused(holders_scene, tmp_path, publ
 def test_no_hostile_bytes_raise(holders_scene, data):
     good = encode(holders_scene.turn("open", 1))
     position = data.draw(st.integers(0, len(good) - 1))
-    flipped = good[:position] + bytes([data.draw(st.integers(0, 255))]) + good[position + 1 :]
+    flipped = (
+        good[:position] + bytes([data.draw(st.integers(0, 255))]) + good[position + 1 :]
+    )
     reply = messages.decode_reply(holders_scene.party.client.answer_bytes(flipped))
-    assert code_of(reply) in (Code.NEED, Code.BAD_MESSAGE, Code.POLICY, Code.CONFLICT, Code.KEY)
+    assert code_of(reply) in (
+        Code.NEED,
+        Code.BAD_MESSAGE,
+        Code.POLICY,
+        Code.CONFLICT,
+        Code.KEY,
+    )
 
 
 # ------------------------------------------------------------------------------ noise
@@ -301,14 +333,26 @@ def test_noise_of_a_share_has_the_planned_scale(tmp_path):
     assert isinstance(party.ask(scene.turn("keys")), Sent)
     algorithm, n_values = run.algorithm, run.document.words[0]
     zeros = pack(np.zeros((n_values, 1, N), dtype=np.uint64), (Q.q0,))
-    words = np.frombuffer(scene.opened(party.ask(open_turn(scene, zeros))), "<u8").astype(np.int64)
+    words = np.frombuffer(
+        scene.opened(party.ask(open_turn(scene, zeros))), "<u8"
+    ).astype(np.int64)
     noise = np.where(words > Q.q0 // 2, words - Q.q0, words).reshape(2, -1)
     multiplier = run.plan.rounds[0][0].noise_multiplier
-    units = algorithm.unflatten(np.arange(n_values), 1).blocks  # which word is which value
+    # which word is which value
+    units = algorithm.unflatten(np.arange(n_values), 1).blocks
     index = np.column_stack([units["counts"], units["sums"]])
-    scale = algorithm.sensitivities(1)[index] * 2.0**-algorithm.fraction_bits * Q.unit * multiplier
+    scale = (
+        algorithm.sensitivities(1)[index]
+        * 2.0**-algorithm.fraction_bits
+        * Q.unit
+        * multiplier
+    )
     sample = (noise / scale).ravel()
-    assert [fits(sample * factor) for factor in (1, 1.5, 1 / 1.5)] == [True, False, False]
+    assert [fits(sample * factor) for factor in (1, 1.5, 1 / 1.5)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 # ------------------------------------------------------------------------------ records
@@ -318,7 +362,9 @@ def column_parcels(sent):
     return [each.data for each in sent.parcels if each.number >= COLUMNS]
 
 
-def test_columns_are_clipped_and_missing_values_are_the_middle(holders_scene, tmp_path, caplog):
+def test_columns_are_clipped_and_missing_values_are_the_middle(
+    holders_scene, tmp_path, caplog
+):
     """Attacks 12 and 13; one session encrypts equal columns to equal bytes."""
     table = blobs()[:, 1:].copy()
     strange, plain = table.copy(), table.copy()
@@ -334,8 +380,13 @@ def test_columns_are_clipped_and_missing_values_are_the_middle(holders_scene, tm
     assert lines == [
         "3 values are missing or not finite; each is the middle of its column's range."
     ]
-    # The holder's log has those that are moved, too: once, and without those that are missing.
-    lines = [each.getMessage() for each in caplog.records if each.name == "flower_kmeans.data"]
+    # The holder's log has those that are moved, too: once, and without those that are
+    # missing.
+    lines = [
+        each.getMessage()
+        for each in caplog.records
+        if each.name == "flower_kmeans.data"
+    ]
     assert [line.partition(": ")[2] for line in lines] == [
         f"values moved to the bounds, of {N_RECORDS} records: 2 of 'column 1'."
     ]
@@ -402,20 +453,29 @@ def joined(first_scene, tmp_path):
 @pytest.fixture
 def first(joined):
     """Party 0, which has compared rows."""
-    assert isinstance(joined.party.ask(ids_turn(joined, ids_digest(joined.party.ids))), Sent)
+    assert isinstance(
+        joined.party.ask(ids_turn(joined, ids_digest(joined.party.ids))), Sent
+    )
     return joined
 
 
 def ids_turn(scene, *digests):
     """Return party 0's turn with what the other parties sealed of their row ids."""
-    mail = [scene.deliver(each, "ids", 0, IDS, sender=1 + i) for i, each in enumerate(digests)]
+    mail = [
+        scene.deliver(each, "ids", 0, IDS, sender=1 + i)
+        for i, each in enumerate(digests)
+    ]
     return scene.turn("ids", 0, mail)
 
 
 def parcel(scene, number, data=None, step="keys", t=0):
     """Return a parcel of the set-up for party 0, of zeros unless data is given."""
     if data is None:
-        (data,) = [bytes(e.n_bytes) for e in planned(scene.run, 1, "keys") if e.number == number]
+        (data,) = [
+            bytes(e.n_bytes)
+            for e in planned(scene.run, 1, "keys")
+            if e.number == number
+        ]
     return scene.deliver(data, step, t, number, sender=1)
 
 
@@ -447,7 +507,9 @@ def test_v14_rows_are_compared_again_with_another_node_of_a_party(first):
     first.others = [Forged(first.run, 1)]
     again = first.turn("load", 0, [parcel(first, COLUMNS)])
     assert first.code(again) == Code.NEED
-    assert isinstance(first.party.ask(ids_turn(first, ids_digest(first.party.ids))), Sent)
+    assert isinstance(
+        first.party.ask(ids_turn(first, ids_digest(first.party.ids))), Sent
+    )
     assert isinstance(first.party.ask(again), Sent)
     assert first.code(load) == Code.CONFLICT  # it has the other one's column
 
@@ -468,7 +530,9 @@ def test_v14_keys_and_columns_travel_after_row_ids(slot, holders, tmp_path):
     if slot == 3:
         digests = hashlib.sha256(public).digest() + bytes(32)
         mail = [scene.deliver(public, "join", 0, PUBLIC, sender=1)]
-        mail += [scene.deliver(digests, "join", 0, DIGESTS, sender=each) for each in (1, 2)]
+        mail += [
+            scene.deliver(digests, "join", 0, DIGESTS, sender=each) for each in (1, 2)
+        ]
         turn = scene.turn("encrypt", 0, mail)
     else:
         commitments = (scene.joined.commitment, bytes(32)) if holders == 2 else ()
@@ -489,7 +553,9 @@ def test_v14_keys_and_columns_travel_after_row_ids(slot, holders, tmp_path):
     assert encode(again) == encode(sent) if late is None else code_of(again) == late
 
 
-def test_v14_row_ids_are_not_asked_for_where_they_are_not_compared(holders_scene, tmp_path):
+def test_v14_row_ids_are_not_asked_for_where_they_are_not_compared(
+    holders_scene, tmp_path
+):
     scene = holders_scene.before.copied(tmp_path / "copy")
     assert scene.code(scene.turn("ids")) == Code.BAD_MESSAGE
 
@@ -508,7 +574,9 @@ def test_v14_ids_are_hashed_under_the_key_that_aligned_the_rows(joined, tmp_path
 @pytest.mark.parametrize(
     ("content", "bits"), [(b"short", 0o600), (bytes(32), 0o644), (None, 0o600)]
 )
-def test_v14_a_key_of_rows_that_cannot_be_used_is_refused_at_once(content, bits, tmp_path):
+def test_v14_a_key_of_rows_that_cannot_be_used_is_refused_at_once(
+    content, bits, tmp_path
+):
     party = make_parties(tmp_path, blobs(), ids=["1"] * N_RECORDS)[1]
     path = tmp_path / "rows.key"
     if content is not None:
@@ -516,7 +584,8 @@ def test_v14_a_key_of_rows_that_cannot_be_used_is_refused_at_once(content, bits,
         path.chmod(bits)
     party.policy = replace(party.policy, rows_key_file=path)
     assert code_of(party.ask(Enrol(doc=make_run(check_ids=True).data))) == Code.DATA
-    assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)  # which needs no key
+    # which needs no key
+    assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)
 
 
 def test_no_round_begins_before_everything_is_there(first):
@@ -564,10 +633,15 @@ def test_columns_lie_where_a_step_looks_for_them(tmp_path):
     work_dir = scene.party.directory / "vertical"
     alone, under = bytes(32 + packed_bytes(Q.data)), bytes(2 * packed_bytes(Q.data))
     loads = [scene.deliver(alone, "keys", 0, COLUMNS + i, sender=1) for i in range(4)]
-    loads += [scene.deliver(under, "encrypt", 0, COLUMNS + i, sender=2) for i in range(2)]
+    loads += [
+        scene.deliver(under, "encrypt", 0, COLUMNS + i, sender=2) for i in range(2)
+    ]
     assert isinstance(scene.party.ask(scene.turn("load", 0, loads)), Sent)
     found = {path.name for path in work_dir.glob(f"{scene.run.doc_hash.hex()}/column*")}
-    places = [(1, chunk, i) for chunk in (0, 1) for i in (0, 1)] + [(2, 0, 0), (2, 1, 0)]
+    places = [(1, chunk, i) for chunk in (0, 1) for i in (0, 1)] + [
+        (2, 0, 0),
+        (2, 1, 0),
+    ]
     assert found == {column_name(*place) for place in places}
     assert isinstance(scene.party.ask(Abort(doc_hash=scene.run.doc_hash)), Sent)
     assert not list(work_dir.iterdir())
@@ -644,7 +718,8 @@ def test_a_step_is_done_once(begun, tmp_path):
 def test_v16_zeros_under_another_key_have_other_masks(begun, tmp_path):
     """Party 0's ledger is restored, and the holder or the server swaps the public key.
 
-    All else of round 1 is the same, and half of the key as well: with one mask c1 would be equal.
+    All else of round 1 is the same, and half of the key as well: with one mask c1 would
+    be equal.
     """
     scene = begun.joined_copy.copied(tmp_path / "copy")
     other = KeyHolder(Q, token(32), scene.run.doc_hash).public_share()
@@ -670,7 +745,7 @@ def test_a_party_that_lost_its_session_does_not_go_on(begun, tmp_path):
     assert code_of(party.ask(begun.first_turn)) == Code.NEED
 
 
-# ------------------------------------------------------------------------------ joint keys
+# --------------------------------------------------------------------------- joint keys
 
 WIDTHS = (1, 1, 1, 1)
 
@@ -685,7 +760,10 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
         assert scene.code(scene.turn("keys", commitments=wrong)) == Code.BAD_MESSAGE
     assert scene.code(scene.turn("keys", commitments=(other, own))) == Code.KEY
     relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
-    mail = [scene.deliver(share, "keys", sender=2), scene.deliver(relin, "keys", 0, 1, sender=2)]
+    mail = [
+        scene.deliver(share, "keys", sender=2),
+        scene.deliver(relin, "keys", 0, 1, sender=2),
+    ]
     assert scene.code(scene.turn("join", 0, mail)) == Code.NEED
     keys = scene.turn("keys", commitments=(own, other))
     reply = scene.party.ask(keys)
@@ -693,7 +771,8 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     assert [each.receivers for each in reply.parcels] == [u32(2), u32(2)]
     assert encode(scene.party.ask(keys)) == encode(reply)
     assert scene.code(scene.turn("keys", commitments=(own, b"1" * 32))) == Code.CONFLICT
-    assert scene.code(scene.turn("join", 0, mail)) == Code.KEY  # not what was committed to
+    # not what was committed to
+    assert scene.code(scene.turn("join", 0, mail)) == Code.KEY
     assert scene.code(scene.turn("join", 0, mail[:1])) == Code.NEED
     assert scene.code(scene.turn("join", 0, mail[::-1])) == Code.BAD_MESSAGE
     assert scene.code(open_turn(scene)) == Code.NEED
@@ -703,13 +782,15 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
 class JointHolderAttack:
     """V4, V5: holder 2, the server and party 0 against holder 1, whose ledger a backup brings back.
 
-    They learn its first message, choose their own by it, and read its secret in its answer to the
-    sum. What the attack found is compared with the secret that the honest holder then has.
+    They learn its first message, choose their own by it, and read its secret in its
+    answer to the sum. What the attack found is compared with the secret that the honest
+    holder then has.
     """
 
     def __init__(self, directory):
         self.scene = scene_of(directory, 1, WIDTHS, key_holders=2)
-        self.share = bytes(packed_bytes(Q.key))  # holder 2's part of the public key: zeros
+        # holder 2's part of the public key: zeros
+        self.share = bytes(packed_bytes(Q.key))
         self.own = self.scene.joined.commitment
 
     def first_message(self):
@@ -738,7 +819,10 @@ class JointHolderAttack:
 
     def ask_join(self, relin):
         deliver = self.scene.deliver
-        mail = [deliver(self.share, "keys", sender=2), deliver(relin, "keys", 0, 1, sender=2)]
+        mail = [
+            deliver(self.share, "keys", sender=2),
+            deliver(relin, "keys", 0, 1, sender=2),
+        ]
         return self.scene.party.ask(self.scene.turn("join", 0, mail))
 
     def read(self, sent):
@@ -769,7 +853,8 @@ def test_v4_v5_a_restored_ledger_gives_no_first_message_under_another_list(attac
     assert code_of(attack.ask_keys(attack.committed(relin))) == Code.CONFLICT
     assert code_of(attack.ask_join(relin)) == Code.NEED
     assert attack.spent == 0
-    assert encode(attack.first_message()) == encode(first)  # the list that the context knows
+    # the list that the context knows
+    assert encode(attack.first_message()) == encode(first)
     assert code_of(attack.ask_join(relin)) == Code.KEY
 
 
@@ -789,7 +874,10 @@ def test_v4_v5_a_node_that_restarts_before_its_join_ends_the_run(attack):
     attack.scene.party.restart()
     party, run = attack.scene.party, attack.scene.run
     for _ in range(2):
-        for commitment in (attack.committed(relin), attack.committed(bytes(len(relin)))):
+        for commitment in (
+            attack.committed(relin),
+            attack.committed(bytes(len(relin))),
+        ):
             assert code_of(attack.ask_keys(commitment)) == Code.KEY
         for data in (relin, bytes(len(relin))):
             assert code_of(attack.ask_join(data)) == Code.KEY
@@ -799,7 +887,8 @@ def test_v4_v5_a_node_that_restarts_before_its_join_ends_the_run(attack):
 
 def test_v4_v5_a_node_that_restarts_before_its_first_message_commits_to_another(attack):
     attack.scene.party.restart()
-    assert code_of(attack.ask_keys(bytes(32))) == Code.KEY  # its old commitment is in the list
+    # its old commitment is in the list
+    assert code_of(attack.ask_keys(bytes(32))) == Code.KEY
     again = attack.scene.party.ask(Enrol(doc=attack.scene.run.data))
     assert again.commitment != attack.own
     assert again.public_key == attack.scene.joined.public_key  # of the same session
@@ -812,7 +901,9 @@ def test_v4_v5_with_a_restored_ledger_and_a_restarted_node_every_secret_is_new(
     attack, is_bound, monkeypatch
 ):
     if not is_bound:
-        monkeypatch.setattr(keys, "set_up_secret", lambda secret, fresh, doc_hash: secret)
+        monkeypatch.setattr(
+            keys, "set_up_secret", lambda secret, fresh, doc_hash: secret
+        )
         # the commitment that the session of this test has follows from r
         attack.scene.party.restart()
         session = attack.scene.party.ask(Enrol(doc=attack.scene.run.data))
@@ -843,7 +934,9 @@ def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatc
     assert code_of(attack.ask_join(relin)) == Code.DATA
     party.records = records
     with monkeypatch.context() as patched:  # another process took the room
-        patched.setattr(sessions.LedgerMemory, "answer", mock.Mock(side_effect=BudgetError("")))
+        patched.setattr(
+            sessions.LedgerMemory, "answer", mock.Mock(side_effect=BudgetError(""))
+        )
         assert code_of(attack.ask_join(relin)) == Code.LEDGER
     assert kept() == b""
     sent = attack.ask_join(relin)
@@ -869,7 +962,9 @@ def test_v18_what_a_joint_holder_keeps_in_its_context_is_erased_at_the_end(attac
             "findings": plausibility.padded(np.zeros((0, 6)), 2),
         }
         data = encode_arrays(arrays)
-        assert isinstance(party.ask(scene.turn("finish", 0, [scene.deliver(data, "close")])), Sent)
+        assert isinstance(
+            party.ask(scene.turn("finish", 0, [scene.deliver(data, "close")])), Sent
+        )
     else:
         assert isinstance(party.ask(Abort(doc_hash=scene.run.doc_hash)), Sent)
     assert not list(party.state)
@@ -916,7 +1011,8 @@ def test_columns_are_encrypted_under_one_key(tmp_path):
     assert code_of(sent(1)) == Code.CONFLICT
     c1 = [unpack(scene.opened(each), Q.data, (2,))[1, 0] for each in (before, sealed)]
     p = Q.data[0]
-    apart = intt(addmod(c1[0], negmod(c1[1], p), p), p)  # the same half of both keys times masks
+    # the same half of both keys times masks
+    apart = intt(addmod(c1[0], negmod(c1[1], p), p), p)
     assert np.minimum(apart, p - apart).max() > p // 4
 
 
@@ -970,7 +1066,9 @@ def test_who_steals_lasting_keys_opens_nothing_that_was_recorded(rosters_scene):
     sent = scene.party.ask(keys_turn(scene))
     assert scene.opened(sent)  # party 0 itself can
     assert isinstance(scene.party.ask(Abort(doc_hash=scene.run.doc_hash)), Sent)
-    thief = Forged(scene.run, 0, ClientSession.begin(scene.run.doc_hash, b"", 1), scene.identity)
+    thief = Forged(
+        scene.run, 0, ClientSession.begin(scene.run.doc_hash, b"", 1), scene.identity
+    )
     scene.others = [thief]
     with pytest.raises(MessageError):
         scene.opened(sent)
@@ -981,7 +1079,7 @@ def test_a_roster_has_a_line_for_each_party(tmp_path):
     assert code_of(party.ask(Enrol(doc=run.data))) == Code.POLICY
 
 
-# ------------------------------------------------------------------------------ V10: other nodes
+# --------------------------------------------------------------------- V10: other nodes
 
 
 class Stranger:

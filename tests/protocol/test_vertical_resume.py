@@ -56,7 +56,11 @@ def begin(tmp_path):
             **given,
         }
         federation = Federation(parts, policies)
-        return (lambda **changes: VerticalKMeans(**{**options, **changes})), federation, place / "r"
+        return (
+            (lambda **changes: VerticalKMeans(**{**options, **changes})),
+            federation,
+            place / "r",
+        )
 
     return make
 
@@ -73,7 +77,9 @@ def kinds(federation):
 
 def spent(federation):
     """Return what each party's ledger holds."""
-    return [spent_epsilon(policy.state_dir, 1e-6) or 0.0 for policy in federation.policies]
+    return [
+        spent_epsilon(policy.state_dir, 1e-6) or 0.0 for policy in federation.policies
+    ]
 
 
 @pytest.mark.default_cases("widths0-answered")
@@ -97,7 +103,9 @@ def test_57_a_vertical_server_that_is_killed_goes_on(begin, widths, when):
         (one, *others) = (result for (result,) in federation.results.values())
         for other in others:
             np.testing.assert_array_equal(one.centroids, other.centroids)
-        aborted = {item.node_id for item in federation.grid.sent if item.kind == "abort"}
+        aborted = {
+            item.node_id for item in federation.grid.sent if item.kind == "abort"
+        }
         if at >= first_round:
             assert not aborted, at
             assert resumed.report.resumptions == 1
@@ -107,7 +115,9 @@ def test_57_a_vertical_server_that_is_killed_goes_on(begin, widths, when):
             assert len(aborted) == len(widths), at
             assert killed.report.run != resumed.report.run
             # What the first run had charged stays charged, and nothing more.
-            assert all(now >= each for now, each in zip(spent(federation), before, strict=True))
+            assert all(
+                now >= each for now, each in zip(spent(federation), before, strict=True)
+            )
             if before == [0.0] * len(widths):
                 np.testing.assert_allclose(spent(federation), one_charge, rtol=1e-6)
 
@@ -119,7 +129,9 @@ def test_57_parties_open_what_they_opened_before(begin):
     assert not federation.run(make(), directory, waves - 2, "answered")
     assert federation.run(make(), directory)
     opened = [
-        item.message for item in federation.grid.received if isinstance(item.message, messages.Sent)
+        item.message
+        for item in federation.grid.received
+        if isinstance(item.message, messages.Sent)
     ]
     shares = {
         bytes(each.parcels[0].data)
@@ -149,7 +161,9 @@ def test_an_error_after_the_set_up_leaves_the_run_to_be_resumed(begin):
     assert sorted(federation.results) == [0, 1]
 
 
-def test_a_finished_vertical_run_leaves_nothing_and_its_directory_is_not_used_again(begin):
+def test_a_finished_vertical_run_leaves_nothing_and_its_directory_is_not_used_again(
+    begin,
+):
     make, federation, directory = begin()
     assert federation.run(make(), directory)
     with pytest.raises(ConfigurationError, match="has finished"):

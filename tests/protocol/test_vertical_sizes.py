@@ -16,8 +16,15 @@ from flower_kmeans.protocol.wire import MAX_MESSAGE
 def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius):
     """Parts hold 240 MB, and a holder receives the shares of all others at once."""
     widths = (3, 2, 2, 2)
-    options = {"n_clusters": n_clusters, "n_rounds": 1, "initial": None, "n_records": 2**20}
-    run = make_run(widths, make_algorithm(widths, key_holders=holders, radius=radius, **options))
+    options = {
+        "n_clusters": n_clusters,
+        "n_rounds": 1,
+        "initial": None,
+        "n_records": 2**20,
+    }
+    run = make_run(
+        widths, make_algorithm(widths, key_holders=holders, radius=radius, **options)
+    )
     for slot, step in itertools.product(range(4), get_args(messages.Step)):
         t = 1 if step in ("step", "open") else 0
         planned = parcels.planned(run, slot, step, t)
@@ -28,6 +35,8 @@ def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius)
         assert [each for part in parts for each in part] == list(planned)
         assert all(sum(each.n_bytes for each in part) <= 240 * 10**6 for part in parts)
         keys = [each.number for each in parts[0] if each.number < parcels.IDS]
-        assert keys == [each.number for each in planned if each.number < parcels.IDS] or t
+        assert (
+            keys == [each.number for each in planned if each.number < parcels.IDS] or t
+        )
         mail = parcels.due(run, slot, step, t) if (step, t) != ("step", 1) else ()
         assert sum(each.n_bytes for each in mail) < MAX_MESSAGE - 2**20

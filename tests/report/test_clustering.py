@@ -17,13 +17,17 @@ WIDE = Box([0.0, -100.0], [1.0, 100.0])
 
 def clustering(centroids, domain, weights=None, size_report=None):
     centroids = np.asarray(centroids, float)
-    return Clustering(centroids, np.ones(len(centroids)), domain, None, weights, size_report)
+    return Clustering(
+        centroids, np.ones(len(centroids)), domain, None, weights, size_report
+    )
 
 
 def test_records_are_compared_in_the_runs_scale_and_inertia_is_in_the_users_units():
     result = clustering([[0.0, 0.0], [1.0, 10.0]], WIDE)
     assert result.predict([[0.9, 0.0]]).tolist() == [1]
-    assert clustering([[0.0, 0.0], [1.0, 10.0]], Ball(1.0, [0, 0])).predict([[0.9, 0.0]]) == [0]
+    assert clustering([[0.0, 0.0], [1.0, 10.0]], Ball(1.0, [0, 0])).predict(
+        [[0.9, 0.0]]
+    ) == [0]
     assert result.inertia([[0.9, 0.0], [0.0, 3.0]]) == pytest.approx(0.01 + 100 + 9)
     assert result.predict(np.empty((0, 2))).shape == (0,)
     assert result.inertia(np.empty((0, 2))) == 0.0
@@ -32,7 +36,9 @@ def test_records_are_compared_in_the_runs_scale_and_inertia_is_in_the_users_unit
 def test_predict_agrees_with_the_run():
     rng = np.random.default_rng(0)
     records = rng.normal(size=(300, 3)) * [1, 10, 100]
-    result = simulate(Lloyd(4, Box([-5, -50, -500], [5, 50, 500]), n_rounds=30), [records])
+    result = simulate(
+        Lloyd(4, Box([-5, -50, -500], [5, 50, 500]), n_rounds=30), [records]
+    )
     labels = result.predict(records)
     np.testing.assert_array_equal(np.bincount(labels, minlength=4), result.counts)
 
@@ -65,12 +71,23 @@ def test_a_unit_is_exact_where_bounds_are_far_from_zero():
 def test_a_run_from_exact_results_is_not_private():
     domain, records = Box([0.0], [1.0]), np.linspace(0, 1, 50)[:, None]
     exact = simulate(Lloyd(2, domain, n_rounds=2), [records])
-    options = {"n_records": 50, "n_rounds": 1, "trust": "trusted-server", "min_clients": 1}
+    options = {
+        "n_records": 50,
+        "n_rounds": 1,
+        "trust": "trusted-server",
+        "min_clients": 1,
+    }
     found = [
-        simulate(GLloyd(2, domain, PrivacyBudget(1.0), initial=start, **options), [records])
+        simulate(
+            GLloyd(2, domain, PrivacyBudget(1.0), initial=start, **options), [records]
+        )
         for start in (exact, exact.centroids)
     ]
-    assert (exact.is_private, *(each.is_private for each in found)) == (False, False, True)
+    assert (exact.is_private, *(each.is_private for each in found)) == (
+        False,
+        False,
+        True,
+    )
     assert found[0].report.epsilon == pytest.approx(1.0)
 
 
@@ -79,14 +96,19 @@ def test_many_records_are_predicted_in_blocks():
     records = rng.random((140_000, 2))
     result = clustering(rng.random((5, 2)), Box([0, 0], [1, 1]))
     labels = result.predict(records)
-    parts = np.concatenate([result.predict(part) for part in np.array_split(records, 7)])
+    parts = np.concatenate(
+        [result.predict(part) for part in np.array_split(records, 7)]
+    )
     np.testing.assert_array_equal(labels, parts)
 
 
 @pytest.mark.parametrize(
     ("records", "error"),
     [
-        *((records, DataError) for records in ([[np.nan, 1.0]], [1.0, 2.0], [[1.0]], [[1, 2, 3]])),
+        *(
+            (records, DataError)
+            for records in ([[np.nan, 1.0]], [1.0, 2.0], [[1.0]], [[1, 2, 3]])
+        ),
         ([["a", "b"]], ConfigurationTypeError),
     ],
 )
@@ -105,7 +127,7 @@ def test_columns_are_a_list_of_names_or_numbers():
         result.predict([[0.9, 0.9]], columns=[0, 0])
 
 
-# --------------------------------------------------------------------------- weights and sizes
+# -------------------------------------------------------------------- weights and sizes
 
 
 @settings(max_examples=50, deadline=None)
@@ -119,9 +141,14 @@ def test_predict_gives_the_power_cell_in_the_units_of_the_weights(seed, k, d):
     common = (Box(lower, upper), Box(lower, wide, scale="common"), Ball(width, lower))
     for domain in (*common, Box(lower, wide)):
         is_common = d == 1 or domain in common
-        scale = 1.0 if is_common else np.array(domain.upper) / 2 - np.array(domain.lower) / 2
+        scale = (
+            1.0
+            if is_common
+            else np.array(domain.upper) / 2 - np.array(domain.lower) / 2
+        )
         centroids = rng.uniform(lower, upper, (k, d))
-        records = rng.uniform(2 * lower - upper, 2 * upper - lower, (40, d))  # also outside
+        # also outside
+        records = rng.uniform(2 * lower - upper, 2 * upper - lower, (40, d))
         distances = (((records[:, None] - centroids) / scale) ** 2).sum(axis=2)
         weights = rng.normal(0, width**2 if is_common else 1.0, k)
         result = clustering(centroids, domain, weights)
@@ -151,7 +178,9 @@ def test_ties_go_to_the_first_cluster_and_one_weight_for_all_changes_nothing():
 
 def test_weights_have_no_meaning_in_some_of_the_columns():
     result = clustering([[0.0, 0.0], [1.0, 10.0]], WIDE, np.array([0.0, 1.0]))
-    with pytest.raises(ConfigurationError, match=r"all 2 columns, or nearest=True.*Got 1 of them"):
+    with pytest.raises(
+        ConfigurationError, match=r"all 2 columns, or nearest=True.*Got 1 of them"
+    ):
         result.predict([[0.9]], columns=[0])
     assert result.predict([[0.9]], columns=[0], nearest=True).tolist() == [1]
     records = np.random.default_rng(0).uniform(-3, 3, (50, 2))

@@ -16,7 +16,9 @@ IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 COLOURS = np.array([[250.0, 10.0, 10.0], [10.0, 250.0, 10.0], [-5.0, 3.0, 300.0]])
 
 
-@pytest.mark.parametrize("counts", [[40.0, 8.0, -3.5], [0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]])
+@pytest.mark.parametrize(
+    "counts", [[40.0, 8.0, -3.5], [0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]
+)
 def test_photo_before_after_and_palette(tmp_path, counts):
     path = tmp_path / "picture.png"
     labels = np.repeat([0, 1], 24)
@@ -30,7 +32,10 @@ def test_photo_before_after_and_palette(tmp_path, counts):
 
 def is_png(path):
     with Image.open(path) as picture:
-        return picture.format == "PNG" and len(picture.convert("RGB").getcolors(2**20)) > 10
+        return (
+            picture.format == "PNG"
+            and len(picture.convert("RGB").getcolors(2**20)) > 10
+        )
 
 
 def test_pictures_of_few_and_many_values(tmp_path):
@@ -38,7 +43,9 @@ def test_pictures_of_few_and_many_values(tmp_path):
     rng = np.random.default_rng(0)
     for n in (0, 3, 50_001):
         labels, path = rng.integers(3, size=n), tmp_path / f"{n}.png"
-        save_scatter_picture(path, rng.normal(size=(n, 3)), labels, COLOURS, ("a", "b", "c"))
+        save_scatter_picture(
+            path, rng.normal(size=(n, 3)), labels, COLOURS, ("a", "b", "c")
+        )
         assert is_png(path)
 
 

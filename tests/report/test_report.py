@@ -17,7 +17,13 @@ from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
 from flower_kmeans.report import report as reports
-from flower_kmeans.report.report import PARTIES, CommitteeReport, Dropped, Report, bounds_of
+from flower_kmeans.report.report import (
+    PARTIES,
+    CommitteeReport,
+    Dropped,
+    Report,
+    bounds_of,
+)
 from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.strategies import FastLloyd, Lloyd, SuLloyd
 
@@ -26,7 +32,9 @@ PARTS = [np.random.default_rng(i).random((25, 2)) for i in range(6)]
 SHARED = ("clients-only", "distributed-noise")
 PRIVATE = (*SHARED, "oblivious-server", "trusted-server")
 PLAN = PrivacyPlan(
-    PrivacyBudget(1.0, 1e-6), 1000, ((Release("sums", "gaussian", "l2", 5.0, ("sums",)),),)
+    PrivacyBudget(1.0, 1e-6),
+    1000,
+    ((Release("sums", "gaussian", "l2", 5.0, ("sums",)),),),
 )
 EXACT = PrivacyPlan(
     PrivacyBudget(None), None, ((Release("sums", "gaussian", "l2", 0.0, ("sums",)),),)
@@ -72,7 +80,11 @@ def made(trust, keys="roster", **values):
     }
     keys = keys if model.is_protected else "none"
     if model.is_vertical:
-        defaults |= {"min_clients": 3, "max_colluders": 1, "vertical": vertical_of(keys)}
+        defaults |= {
+            "min_clients": 3,
+            "max_colluders": 1,
+            "vertical": vertical_of(keys),
+        }
     return Report("FastLloyd", plan, model, keys, **defaults | values)
 
 
@@ -89,7 +101,11 @@ def test_the_numbers_are_those_of_the_run(trust):
     assert report.epsilon == pytest.approx(0.8, rel=1e-9)
     assert report.delta == min(1e-6, 1 / 15000)
     assert delta_of(report.mu, report.epsilon) == pytest.approx(report.delta, rel=1e-6)
-    assert (report.unit, report.trust, report.strategy) == ("record", trust, "FastLloyd")
+    assert (report.unit, report.trust, report.strategy) == (
+        "record",
+        trust,
+        "FastLloyd",
+    )
     assert (report.n_clients, report.n_slots, report.min_clients) == (6, 6, 4)
     assert (report.n_rounds, report.answers, report.lost_rounds) == (3, [6, 6, 6], [])
     assert (report.attempts, report.repeats) == (3, 0)
@@ -101,7 +117,9 @@ def test_the_numbers_are_those_of_the_run(trust):
 
 
 @pytest.mark.parametrize("max_colluders", [1, 2])
-def test_shared_noise_grows_with_the_clients_and_the_report_says_by_how_much(max_colluders):
+def test_shared_noise_grows_with_the_clients_and_the_report_says_by_how_much(
+    max_colluders,
+):
     faults = [Fault(i, 3, "drop") for i in (0, 1)]
     report = report_of(fast("clients-only", max_colluders=max_colluders), faults=faults)
     shares = 4 - max_colluders
@@ -131,9 +149,21 @@ def test_removed_noise_is_reported_and_weakens_what_a_single_answer_has():
     ("trust", "first", "sentence"),
     [
         ("clients-only", "see only the noisy sums.", "others see who takes part"),
-        ("distributed-noise", "see only the noisy sums.", "The server sent the queries and the"),
-        ("oblivious-server", "clients must trust the server", "together see every exact answer"),
-        ("trusted-server", "nobody is protected from the server", "messages hold exact sums"),
+        (
+            "distributed-noise",
+            "see only the noisy sums.",
+            "The server sent the queries and the",
+        ),
+        (
+            "oblivious-server",
+            "clients must trust the server",
+            "together see every exact answer",
+        ),
+        (
+            "trusted-server",
+            "nobody is protected from the server",
+            "messages hold exact sums",
+        ),
         ("plain", "NOT PRIVATE", "No ledger counts this run"),
     ],
 )
@@ -142,10 +172,14 @@ def test_who_sees_what_comes_first(trust, first, sentence):
     text = " ".join(report.statements)
     assert first in report.statements[0]
     assert sentence in text
-    assert ("stolen after the run open nothing" in text) == report.trust_model.is_protected
+    assert (
+        "stolen after the run open nothing" in text
+    ) == report.trust_model.is_protected
     assert ("participation, timing" in text) == report.is_private
     if trust in SHARED:
-        assert "as long as the server is passive" in made(trust, "relayed").statements[0]
+        assert (
+            "as long as the server is passive" in made(trust, "relayed").statements[0]
+        )
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -168,7 +202,9 @@ def test_a_committee_is_described_with_all_of_its_numbers(trust):
     assert "If 2 clients of 1000 are corrupt, more than 20" in text
     assert "2^-40" in text
     of_the_server = replace(drawn, epoch=None, beacon="")
-    text = " ".join(made(trust, "relayed", n_slots=1000, committee=of_the_server).statements)
+    text = " ".join(
+        made(trust, "relayed", n_slots=1000, committee=of_the_server).statements
+    )
     assert "drawn by the server at random" in text
 
 
@@ -198,11 +234,17 @@ def test_clients_that_cost_themselves_are_counted_by_what_they_did(trust):
             {1: 2, 2: 1},
             "count among the 2 that may be corrupt: 2 in round 1, 1 in round 2",
         ),
-        ([(1, 1, False), (2, 1, False), (3, 1, False)], {1: 3}, "WARNING: more than 2 in one"),
+        (
+            [(1, 1, False), (2, 1, False), (3, 1, False)],
+            {1: 3},
+            "WARNING: more than 2 in one",
+        ),
         ([(11, 1, False)], {}, ""),  # no member of the committee
     ],
 )
-def test_members_that_may_have_added_twice_count_among_the_corrupt(renewed, counts, words):
+def test_members_that_may_have_added_twice_count_among_the_corrupt(
+    renewed, counts, words
+):
     incidents = [
         Dropped(client, client, number, "New.", "renewed", ledger=ledger)
         for client, number, ledger in renewed
@@ -246,7 +288,9 @@ def test_a_report_holds_the_curve_and_the_guarantee_of_groups():
     for epsilon, delta in data["delta_at_epsilon"]:
         assert delta == pytest.approx(delta_of(report.mu, epsilon), rel=1e-6, abs=1e-15)
     for size, epsilon in data["epsilon_of_groups"].items():
-        assert delta_of(int(size) * report.mu, epsilon) == pytest.approx(report.delta, rel=1e-6)
+        assert delta_of(int(size) * report.mu, epsilon) == pytest.approx(
+            report.delta, rel=1e-6
+        )
     assert "epsilon_of_groups" not in made("plain").to_dict()
     laplace = report_of(SuLloyd(2, BOX, PrivacyBudget(1.0, 0.0), 150, n_rounds=2))
     assert (laplace.mu, laplace.delta) == (None, 0)
@@ -258,7 +302,9 @@ def test_sizes_stand_beside_their_bounds_where_the_server_has_them():
     report = made("trusted-server", sizes=sizes)
     data = json.loads(json.dumps(report.to_dict()))["sizes"]
     assert data["bounds_kept"] == ["kept", "open", "missed"]
-    assert data["interval"][0] == pytest.approx([100 - sizes.margin, 100 + sizes.margin])
+    assert data["interval"][0] == pytest.approx(
+        [100 - sizes.margin, 100 + sizes.margin]
+    )
     assert (data["noise"], data["margin"]) == (2.0, sizes.margin)
     text = " ".join(report.statements)
     assert "90 to 110 records" in text
@@ -299,7 +345,13 @@ def test_a_report_has_what_one_must_know_to_sign_it(tmp_path, monkeypatch):
     assert found["parties"] == [f"c-{i}" for i in range(6)]
     assert (found["attempts"], found["repeats"], found["restarts"]) == (2, 0, 0)
     page = html_report(strategy, outcome.result)
-    for words in (found["run"], found["date"], found["roster"], "c-0, c-1, c-2", "1.2.3"):
+    for words in (
+        found["run"],
+        found["date"],
+        found["roster"],
+        "c-0, c-1, c-2",
+        "1.2.3",
+    ):
         assert words in page
 
 
@@ -332,7 +384,9 @@ def test_a_report_holds_no_number_of_the_records():
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
-def test_an_active_server_is_kept_out_fully_only_where_clients_keep_ledgers(with_ledger, tmp_path):
+def test_an_active_server_is_kept_out_fully_only_where_clients_keep_ledgers(
+    with_ledger, tmp_path
+):
     roster, policies = write_roster(tmp_path, len(PARTS))
     if with_ledger:
         policies = [
@@ -355,9 +409,12 @@ def test_every_party_has_an_answer(trust, keys):
     report = made(trust, keys)
     answers = report.protects_against
     assert tuple(answers) == (PARTIES if trust in SHARED else PARTIES[:-1])
-    assert all(words.split(":")[0] in ("Yes", "In part", "No") for words in answers.values())
+    assert all(
+        words.split(":")[0] in ("Yes", "In part", "No") for words in answers.values()
+    )
     together, in_part = answers["server and clients"], (*SHARED, "vertical")
-    assert together.startswith("In part" if trust in in_part else "No")  # without ledgers
+    # without ledgers
+    assert together.startswith("In part" if trust in in_part else "No")
     if trust in SHARED:
         for party in ("committee", *(["active server"] if keys == "relayed" else [])):
             assert f"{report.mu * math.sqrt(6):.4g}" in answers[party]
@@ -366,7 +423,7 @@ def test_every_party_has_an_answer(trust, keys):
         assert answers["active server"].startswith("No" if keys == "relayed" else "Yes")
 
 
-# --------------------------------------------------------------------------- vertical runs
+# ------------------------------------------------------------------------ vertical runs
 
 
 @pytest.mark.parametrize(
@@ -377,28 +434,47 @@ def test_noise_of_vertical_runs_follows_from_the_parties_that_add_it(
     key_holders, max_colluders, factor
 ):
     """docs/vertical.md, "Privacy": sqrt((H + 1) / (H + 1 - t))."""
-    facts = vertical_of(key_holders=key_holders, max_colluders=max_colluders, n_parties=4)
-    report = made("vertical", vertical=facts, max_colluders=max_colluders, answers=[4, 4])
-    assert report.noise_factor == report.added_noise_factor == pytest.approx(factor, abs=1e-3)
+    facts = vertical_of(
+        key_holders=key_holders, max_colluders=max_colluders, n_parties=4
+    )
+    report = made(
+        "vertical", vertical=facts, max_colluders=max_colluders, answers=[4, 4]
+    )
+    assert (
+        report.noise_factor
+        == report.added_noise_factor
+        == pytest.approx(factor, abs=1e-3)
+    )
     assert report.noise_shares == key_holders + 1 - max_colluders
     assert f"{report.noise_factor:.4g} times the planned" in " ".join(report.statements)
 
 
 def test_the_trust_table_of_a_vertical_run_names_its_parties():
-    rows = {who: learns for who, _, learns in vertical_of(key_holders=1, n_parties=4).trust_table}
+    rows = {
+        who: learns
+        for who, _, learns in vertical_of(key_holders=1, n_parties=4).trust_table
+    }
     assert rows["party 0 and party 1 together"].startswith("every encrypted column")
     assert rows["parties 2 and 3"] == "the result, under all noise"
-    assert "columns of parties that only encrypt" in rows["a server that breaks the protocol"]
+    assert (
+        "columns of parties that only encrypt"
+        in rows["a server that breaks the protocol"]
+    )
     assert "all key holders together" not in rows
     joint = vertical_of("roster", key_holders=3, n_parties=4)
     rows = {who: learns for who, _, learns in joint.trust_table}
-    assert rows["party 0 and parties 1, 2 and 3 together"].startswith("every encrypted column")
+    assert rows["party 0 and parties 1, 2 and 3 together"].startswith(
+        "every encrypted column"
+    )
     assert "mu is 1.732 times the planned one" in rows["all key holders together"]
     assert "less than planned" in rows["party 0 and all key holders but one"]
     assert "a server that breaks the protocol" not in rows
     trusting = vertical_of("roster", key_holders=3, n_parties=4, max_colluders=3)
     rows = {who: learns for who, _, learns in trusting.trust_table}
-    assert rows["all key holders together"] == "the result, under the noise of party 0 alone"
+    assert (
+        rows["all key holders together"]
+        == "the result, under the noise of party 0 alone"
+    )
     assert "less than planned" not in rows["party 0 and all key holders but one"]
 
 
@@ -406,7 +482,9 @@ def test_a_vertical_report_states_what_is_measured_and_what_a_malicious_party_le
     report = made("vertical")
     text = " ".join(report.statements)
     assert "1.0016 for soft memberships, which is proved" in text
-    assert "0.028 for errors of the encryption, which is measured and not proved" in text
+    assert (
+        "0.028 for errors of the encryption, which is measured and not proved" in text
+    )
     assert "16 bits in each of 75 words, 1,200 bits in the run" in text
     facts = report.to_dict()["vertical"]
     assert facts["measured"] == pytest.approx(0.0284)

@@ -44,7 +44,9 @@ def made(domain=WIDE, p=2, m=4, seed=0):
     directions = np.linalg.qr(rng.normal(size=(d, p)))[0]
     means, scales = rng.uniform(-0.5, 0.5, (m, p)), rng.uniform(0.05, 0.2, (m, p))
     weights, radii = rng.uniform(50, 500, m), rng.uniform(0.1, 0.5, m)
-    found = ReleasedMixture(weights, means, scales, directions, 0.01, radii, (3.0, 4.0, 5.0))
+    found = ReleasedMixture(
+        weights, means, scales, directions, 0.01, radii, (3.0, 4.0, 5.0)
+    )
     return Synopsis(found, domain)
 
 
@@ -74,8 +76,12 @@ def test_means_and_covariances_are_in_the_users_units():
     along = unit[:, None] * found.directions
     others = np.linalg.svd(found.directions)[0][:, 2:] * unit[:, None]
     for i in range(4):
-        np.testing.assert_allclose(synopsis.means[i], [0, 0, 0, 1] + along @ found.means[i])
-        expected = along @ np.diag(found.scales[i] ** 2) @ along.T + 0.01 * others @ others.T
+        np.testing.assert_allclose(
+            synopsis.means[i], [0, 0, 0, 1] + along @ found.means[i]
+        )
+        expected = (
+            along @ np.diag(found.scales[i] ** 2) @ along.T + 0.01 * others @ others.T
+        )
         np.testing.assert_allclose(synopsis.covariances[i], expected, atol=1e-12)
     scaled = RNG(5).normal(size=(4, 2))
     expected = scaled.T / unit @ synopsis.covariances @ (scaled / unit[:, None])
@@ -89,9 +95,13 @@ def test_records_that_are_drawn_have_these_moments(p):
     records = synopsis.sample(n, RNG(1))
     assert records.shape == (n, 4)
     unit = np.sqrt(np.diagonal(covariance))
-    np.testing.assert_allclose(records.mean(axis=0) / unit, mean / unit, atol=5 / n**0.5)
+    np.testing.assert_allclose(
+        records.mean(axis=0) / unit, mean / unit, atol=5 / n**0.5
+    )
     found = np.cov(records.T) / np.outer(unit, unit)
-    np.testing.assert_allclose(found, covariance / np.outer(unit, unit), atol=10 / n**0.5)
+    np.testing.assert_allclose(
+        found, covariance / np.outer(unit, unit), atol=10 / n**0.5
+    )
     np.testing.assert_array_equal(records, synopsis.sample(n, RNG(1)))
     assert synopsis.sample(0, RNG(1)).shape == (0, 4)
 
@@ -102,8 +112,12 @@ def test_densities_are_those_of_the_mixture(p):
     records = synopsis.sample(50, RNG(2))
     shares = synopsis.weights / synopsis.weights.sum()
     parts = zip(shares, synopsis.means, synopsis.covariances, strict=True)
-    expected = sum(w * multivariate_normal(mean, c).pdf(records) for w, mean, c in parts)
-    np.testing.assert_allclose(synopsis.log_density(records), np.log(expected), rtol=1e-6)
+    expected = sum(
+        w * multivariate_normal(mean, c).pdf(records) for w, mean, c in parts
+    )
+    np.testing.assert_allclose(
+        synopsis.log_density(records), np.log(expected), rtol=1e-6
+    )
     far = synopsis.log_density(np.full((1, 4), 1e6))
     assert np.isfinite(far).all()
 
@@ -123,13 +137,15 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
     # Of each blob's parts together.
     labels = np.argmin(((synopsis.means[:, None] - CENTERS) ** 2).sum(axis=2), axis=1)
     for j in range(5):
-        own = replace(synopsis.mixture, weights=np.where(labels == j, synopsis.weights, 1e-9))
+        own = replace(
+            synopsis.mixture, weights=np.where(labels == j, synopsis.weights, 1e-9)
+        )
         mean, covariance = moments(Synopsis(own, domain))
         np.testing.assert_allclose(mean, CENTERS[j], atol=0.1)
         assert np.trace(covariance) == pytest.approx(3 * 0.36, rel=0.1)
 
 
-# --------------------------------------------------------------------------- clusterings
+# -------------------------------------------------------------------------- clusterings
 
 
 def test_the_cost_bends_at_the_true_number_of_clusters():
@@ -148,7 +164,9 @@ def test_the_cost_bends_at_the_true_number_of_clusters():
     assert falling.suggested == 5
     assert elbow._replace(most_suggested=4).suggested == 4
     np.testing.assert_allclose((low + high) / 2, elbow.costs)
-    np.testing.assert_allclose(high - low, 2 * 1.959964 * elbow.standard_errors, rtol=1e-6)
+    np.testing.assert_allclose(
+        high - low, 2 * 1.959964 * elbow.standard_errors, rtol=1e-6
+    )
     assert (elbow.standard_errors > 0).all()
 
 
@@ -157,16 +175,24 @@ def test_costs_are_those_of_the_mixtures_records():
     found = synopsis.kmeans(3)
     records = synopsis.sample(100_000, RNG(3))
     unit = np.array([14.0, 140, 1.4, 1])
-    labels = np.argmin(((synopsis.means[:, None] - found.centroids) / unit) ** 2 @ np.ones(4), 1)
+    labels = np.argmin(
+        ((synopsis.means[:, None] - found.centroids) / unit) ** 2 @ np.ones(4), 1
+    )
     # Parts count as a whole: their records have no nearer centroid.
     own = sum(
-        w * (np.trace(c / np.outer(unit, unit)) + (((x - found.centroids[j]) / unit) ** 2).sum())
+        w
+        * (
+            np.trace(c / np.outer(unit, unit))
+            + (((x - found.centroids[j]) / unit) ** 2).sum()
+        )
         for w, x, c, j in zip(
             synopsis.weights, synopsis.means, synopsis.covariances, labels, strict=True
         )
     )
     # Of other starts, and so of slightly other centres.
-    assert synopsis.elbow([3]).costs[0] == pytest.approx(own / synopsis.weights.sum(), rel=0.01)
+    assert synopsis.elbow([3]).costs[0] == pytest.approx(
+        own / synopsis.weights.sum(), rel=0.01
+    )
     counts = np.bincount(labels, synopsis.weights, minlength=3)
     np.testing.assert_allclose(found.counts, counts)
     assert set(found.predict(records)) == {0, 1, 2}
@@ -182,7 +208,11 @@ def test_standard_errors_are_those_of_the_noise():
         np.zeros(4),
     )
     step, noise = 2.0**-10, model.Noise(4.0, 6.0, 5.0)
-    sums, counts, slacks = np.zeros((4, 2)), np.array([900.0, 700, 800, 600]), np.zeros(4)
+    sums, counts, slacks = (
+        np.zeros((4, 2)),
+        np.array([900.0, 700, 800, 600]),
+        np.zeros(4),
+    )
     squares = 0.008 / (cells.radii * step) ** 2
     slacks[:] = counts * (1 - squares)
     rng, costs, errors = RNG(4), [], []
@@ -205,7 +235,9 @@ def test_standard_errors_are_those_of_the_noise():
 
 
 def test_wards_hierarchy_knows_how_heavy_parts_are():
-    synopsis = separate([100, 200, 100, 500], [[0, 0], [0.1, 0], [0.5, 0.5], [0.5, 0.6]])
+    synopsis = separate(
+        [100, 200, 100, 500], [[0, 0], [0.1, 0], [0.5, 0.5], [0.5, 0.6]]
+    )
     tree = synopsis.hierarchy()
     assert is_valid_linkage(tree)
     np.testing.assert_array_equal(tree[:, [0, 1, 3]], [[0, 1, 2], [2, 3, 2], [4, 5, 4]])
@@ -220,7 +252,8 @@ def test_wards_hierarchy_knows_how_heavy_parts_are():
 def test_the_hierarchy_separates_blobs():
     algorithm = SynopsisAlgorithm(6, BALL, PrivacyBudget(2.0), n_records=N)
     synopsis = Synopsis(
-        algorithm.mixture(run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))), BALL
+        algorithm.mixture(run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))),
+        BALL,
     )
     labels = fcluster(synopsis.hierarchy(), 5, "maxclust")
     nearest = np.argmin(((synopsis.means[:, None] - CENTERS) ** 2).sum(axis=2), axis=1)
@@ -249,24 +282,33 @@ def test_a_run_leaves_it_to_those_who_see_the_result(trust):
     again = synopsis.kmeans(5)
     assert inertia(records, again.centroids) < 1.02 * inertia(records, result.centroids)
     np.testing.assert_allclose(again.counts, N / 5, rtol=0.2)
-    agrees = [len({*labels}) for labels in np.split(again.predict(np.repeat(CENTERS, 3, 0)), 5)]
+    agrees = [
+        len({*labels})
+        for labels in np.split(again.predict(np.repeat(CENTERS, 3, 0)), 5)
+    ]
     assert agrees == [1] * 5
     means = simulate(
-        SynopsisKMeans(3, BALL, PrivacyBudget(1.0), N, n_clients=5, trust=trust, min_size=1500),
+        SynopsisKMeans(
+            3, BALL, PrivacyBudget(1.0), N, n_clients=5, trust=trust, min_size=1500
+        ),
         np.array_split(records, 5),
     ).synopsis.means
     assert means.shape[1] == 3
 
 
 def test_other_strategies_have_none():
-    strategy = FastLloyd(5, BALL, PrivacyBudget(1.0), N, trust="trusted-server", n_rounds=1)
+    strategy = FastLloyd(
+        5, BALL, PrivacyBudget(1.0), N, trust="trusted-server", n_rounds=1
+    )
     assert simulate(strategy, np.array_split(blobs(), 5)).synopsis is None
     assert strategy.synopsis is None
 
 
 def test_a_notebook_shows_declared_columns_and_what_is_not_private():
     table = TableDomain([Number("a", 10, 1000, "log"), Number("b", 0, 1)])
-    records = table.encode({"a": np.geomspace(10, 1000, 400), "b": np.linspace(0, 1, 400)})
+    records = table.encode(
+        {"a": np.geomspace(10, 1000, 400), "b": np.linspace(0, 1, 400)}
+    )
     for epsilon, is_marked in ((5.0, False), (None, True)):
         options = {"n_records": 400, "trust": "trusted-server" if epsilon else "plain"}
         strategy = SynopsisKMeans(2, table, PrivacyBudget(epsilon), **options)
@@ -278,12 +320,14 @@ def test_a_notebook_shows_declared_columns_and_what_is_not_private():
         assert ("NOT PRIVATE" in page) == is_marked
 
 
-# --------------------------------------------------------------------------- files and bad input
+# ------------------------------------------------------------------ files and bad input
 
 
 def test_what_is_saved_is_loaded(tmp_path):
     named = Box(WIDE.lower, WIDE.upper, columns=["a", "b", "c", "é"])
-    table = TableDomain([Number("a", 1, 9, "log"), *(Number(name, 0, 1) for name in "bcd")])
+    table = TableDomain(
+        [Number("a", 1, 9, "log"), *(Number(name, 0, 1) for name in "bcd")]
+    )
     for synopsis in (made(), made(named, p=4), made(table), separate([1], [[0, 0]])):
         path = tmp_path / "synopsis"
         synopsis.save(path)
@@ -292,7 +336,9 @@ def test_what_is_saved_is_loaded(tmp_path):
         for name, array in synopsis.arrays.items():
             np.testing.assert_array_equal(found.arrays[name], array)
         assert path.stat().st_mode & 0o077 == 0
-        np.testing.assert_array_equal(found.kmeans(1).centroids, synopsis.kmeans(1).centroids)
+        np.testing.assert_array_equal(
+            found.kmeans(1).centroids, synopsis.kmeans(1).centroids
+        )
 
 
 def broken(name, change):
@@ -318,7 +364,9 @@ def broken(name, change):
         broken("rest", lambda x: -x),
         broken("noise", lambda x: x[:2]),
         lambda arrays: {**arrays, "more": np.zeros(1)},
-        lambda arrays: {name: array for name, array in arrays.items() if name != "means"},
+        lambda arrays: {
+            name: array for name, array in arrays.items() if name != "means"
+        },
     ],
 )
 def test_other_files_are_refused(tmp_path, change):
@@ -327,14 +375,17 @@ def test_other_files_are_refused(tmp_path, change):
     with np.load(path) as file:
         arrays = dict(file)
     np.savez(path, **change(arrays))
-    with pytest.raises(DataError, match=r"Expected a file that Synopsis.save wrote\. Got .*npz"):
+    with pytest.raises(
+        DataError, match=r"Expected a file that Synopsis.save wrote\. Got .*npz"
+    ):
         Synopsis.load(path)
 
 
 def test_more_directions_than_columns_are_refused_before_they_are_multiplied():
     arrays = made().arrays
     for name in ("means", "scales", "directions"):
-        arrays[name] = np.full((len(arrays[name]), 2**20), 0.5)  # their products have 8 TB
+        # their products have 8 TB
+        arrays[name] = np.full((len(arrays[name]), 2**20), 0.5)
     with pytest.raises(DataError, match="arrays of a synopsis"):
         Synopsis.from_arrays(arrays, made().domain)
 
@@ -356,9 +407,13 @@ def test_other_versions_and_no_files_are_refused(tmp_path):
 def test_bad_input_is_one_sentence():
     synopsis = made()
     for k in (0, 5):
-        with pytest.raises(ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"):
+        with pytest.raises(
+            ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"
+        ):
             synopsis.kmeans(k)
-        with pytest.raises(ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"):
+        with pytest.raises(
+            ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"
+        ):
             synopsis.elbow([1, k])
     with pytest.raises(ConfigurationTypeError, match="n_clusters"):
         synopsis.elbow(3)

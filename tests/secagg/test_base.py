@@ -16,14 +16,22 @@ from flower_kmeans.secagg.base import (
 
 PLAIN = secure_sum("plain")
 EVERYONE = np.ones(3, dtype=bool)
-vectors = st.lists(st.lists(st.integers(-(2**60), 2**60), min_size=4, max_size=4), max_size=5)
+vectors = st.lists(
+    st.lists(st.integers(-(2**60), 2**60), min_size=4, max_size=4), max_size=5
+)
 
 
 def test_importing_the_package_registers_three_sums():
     assert set(SECURE_SUMS) == {"masks", "plain", "shares"}
-    assert [SECURE_SUMS[name].is_protected for name in ("masks", "plain", "shares")] == [1, 0, 1]
-    assert [SECURE_SUMS[name].by_committee for name in ("masks", "plain", "shares")] == [0, 0, 1]
-    with pytest.raises(ConfigurationError, match=r"\['masks', 'plain', 'shares'\].*'sums'"):
+    assert [
+        SECURE_SUMS[name].is_protected for name in ("masks", "plain", "shares")
+    ] == [1, 0, 1]
+    assert [
+        SECURE_SUMS[name].by_committee for name in ("masks", "plain", "shares")
+    ] == [0, 0, 1]
+    with pytest.raises(
+        ConfigurationError, match=r"\['masks', 'plain', 'shares'\].*'sums'"
+    ):
         secure_sum("sums")
 
 
@@ -41,7 +49,9 @@ def test_sums_without_a_committee_have_one_part_of_eight_bytes_a_word(name):
 @settings(deadline=None)
 def test_plain_words_add_up(values):
     context = SumContext(bytes(32), 4, 3)
-    parts = [PLAIN.protect(np.array(v, dtype=np.int64), context, 0, b"")[0] for v in values]
+    parts = [
+        PLAIN.protect(np.array(v, dtype=np.int64), context, 0, b"")[0] for v in values
+    ]
     assert parts == [PLAIN.encode(np.array(v, dtype=np.int64)) for v in values]
     opened = PLAIN.open({0: PLAIN.combine(parts, context)}, EVERYONE, context)
     assert opened.vector.tolist() == [sum(v[i] for v in values) for i in range(4)]

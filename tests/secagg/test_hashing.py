@@ -20,7 +20,9 @@ def test_different_parts_give_different_digests(one, other):
 
 
 def test_digest_is_the_documented_one():
-    content = b"flower-kmeans/3 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
+    content = (
+        b"flower-kmeans/3 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
+    )
     assert H(b"leaf", b"ab", b"") == hashlib.sha256(content).digest()
     assert H(b"leaf", memoryview(b"ab"), b"") == H(b"leaf", b"ab", b"")
 
@@ -33,11 +35,14 @@ def test_kdf_is_hkdf_written_out():
     assert kdf(b"key", b"salt", b"label", 40) == (first + second)[:40]
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 40), st.binary(min_size=32, max_size=32))
+@given(
+    st.integers(0, 2**64 - 1), st.integers(0, 40), st.binary(min_size=32, max_size=32)
+)
 @settings(deadline=None)
 def test_words_are_aes_of_the_counter_blocks(stream, length, key):
     blocks = b"".join(
-        stream.to_bytes(8, "big") + block.to_bytes(8, "big") for block in range(length // 2 + 1)
+        stream.to_bytes(8, "big") + block.to_bytes(8, "big")
+        for block in range(length // 2 + 1)
     )
     ecb = Cipher(algorithms.AES(key), modes.ECB())  # noqa: S305 (a second way to the same bytes)
     expected = ecb.encryptor().update(blocks)[: 8 * length]

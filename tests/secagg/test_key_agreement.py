@@ -12,7 +12,8 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.secagg import key_agreement as keys
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
-# X25519 points of low order: the result of an exchange with them is zero for every secret.
+# X25519 points of low order: the result of an exchange with them is zero for every
+# secret.
 LOW_ORDER = [
     bytes(32),
     (1).to_bytes(32, "little"),
@@ -30,7 +31,9 @@ secrets = st.binary(min_size=32, max_size=32)
 def test_both_clients_of_a_pair_have_one_secret(e1, e2, s1, s2):
     one = keys.pair_secret(e1, keys.public_key(e2), s1, keys.public_key(s2))
     assert one == keys.pair_secret(e2, keys.public_key(e1), s2, keys.public_key(s1))
-    assert one == keys.agree(e1, keys.public_key(e2)) + keys.agree(s2, keys.public_key(s1))
+    assert one == keys.agree(e1, keys.public_key(e2)) + keys.agree(
+        s2, keys.public_key(s1)
+    )
     assert keys.pair_secret(e1, keys.public_key(e2)) == one[:32]
 
 
@@ -98,7 +101,12 @@ def test_the_two_halves_of_a_lasting_key_are_converted_alike(seed):
 
 
 def test_a_claim_is_for_one_slot_node_key_and_run():
-    right = {"doc_hash": bytes(32), "slot": 3, "node_id": 4, "ephemeral": keys.public_key(A)}
+    right = {
+        "doc_hash": bytes(32),
+        "slot": 3,
+        "node_id": 4,
+        "ephemeral": keys.public_key(A),
+    }
     claim, lasting = keys.claim(A, **right), keys.lasting_key(A)
     assert len(claim) == keys.CLAIM_BYTES
     assert keys.is_claim(claim, lasting, **right)
@@ -142,7 +150,9 @@ def test_every_purpose_and_every_argument_has_a_separate_key():
     assert list(lengths.values()) == [64, 64, 32, 32, 16, 64, 32]
 
 
-@given(st.binary(min_size=64, max_size=64), st.binary(min_size=1, max_size=60), st.binary())
+@given(
+    st.binary(min_size=64, max_size=64), st.binary(min_size=1, max_size=60), st.binary()
+)
 @settings(deadline=None)
 def test_what_is_sealed_opens_and_nothing_else_does(key, data, associated):
     sealed = keys.seal(key, data, associated)

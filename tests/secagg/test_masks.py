@@ -36,16 +36,21 @@ def test_correction_is_the_sum_of_the_survivors_masks(survivors, length, key):
 @settings(max_examples=50, deadline=None)
 def test_opened_sum_is_the_plain_integer_sum(survivors, digest, data):
     m, length = len(survivors), 5
-    bound = (SUM.limit - 1) // m  # so that the exact sum fits, whichever clients survive
+    # so that the exact sum fits, whichever clients survive
+    bound = (SUM.limit - 1) // m
     word = st.integers(-bound, bound)
-    plain = [data.draw(st.lists(word, min_size=length, max_size=length)) for _ in range(m)]
+    plain = [
+        data.draw(st.lists(word, min_size=length, max_size=length)) for _ in range(m)
+    ]
     context = SumContext(digest, length, m, group_key=KEY)
     chosen = np.flatnonzero(survivors).tolist()
     parts = [SUM.protect(np.array(plain[i], np.int64), context, i, b"") for i in chosen]
     assert all(len(part) == 1 for part in parts)
     combined = SUM.combine([part for (part,) in parts], context)
     opened = SUM.open({0: combined}, survivors, context)
-    assert opened.vector.tolist() == [sum(plain[i][w] for i in chosen) for w in range(length)]
+    assert opened.vector.tolist() == [
+        sum(plain[i][w] for i in chosen) for w in range(length)
+    ]
     assert opened.liars == ()
 
 
@@ -88,16 +93,22 @@ def test_work_does_not_grow_with_the_cohort(monkeypatch):
     survivors[[17, 18, 5000]] = False
     calls.clear()
     correction(KEY, survivors, 2)
-    assert sorted(calls) == [17, 19, 5000, 5001, G_STREAM]  # two runs, cyclic: 2 * 2 + 1
+    # two runs, cyclic: 2 * 2 + 1
+    assert sorted(calls) == [17, 19, 5000, 5001, G_STREAM]
 
 
 def test_masked_words_of_extreme_vectors_look_uniform():
     """Chi-square over byte values; 255 degrees of freedom, so 450 is passed with p < 1e-12."""
     for plain in (0, 1, 2**64 - 1):
-        vector = np.full(20_000, plain, dtype=np.uint64) + mask(os.urandom(32), 1, 4, 20_000)
+        vector = np.full(20_000, plain, dtype=np.uint64) + mask(
+            os.urandom(32), 1, 4, 20_000
+        )
         counts = np.bincount(vector.view(np.uint8), minlength=256)
         expected = vector.nbytes / 256
         statistic = np.square(counts - expected).sum() / expected
         assert_within(
-            f"chi-square of the masked bytes of {plain} is", statistic, most=450, strict=True
+            f"chi-square of the masked bytes of {plain} is",
+            statistic,
+            most=450,
+            strict=True,
         )

@@ -1,8 +1,9 @@
 """One sum of a round opens, whatever votes honest places give (docs/protocol.md, section 3).
 
-Corrupt places see every dealing's share for them, each honest place gives one sum-share, of one
-variant. Brute force over random committees and votes: linear algebra on the matrices that the
-library shares with says exactly what these values leak, and that is compared with the theorem.
+Corrupt places see every dealing's share for them, each honest place gives one
+sum-share, of one variant. Brute force over random committees and votes: linear algebra
+on the matrices that the library shares with says exactly what these values leak, and
+that is compared with the theorem.
 """
 
 import itertools
@@ -50,7 +51,9 @@ def seen_by(f, m, n_dealings, variants, votes):
     """Return what an adversary sees: corrupt positions 0..f-1, and the other positions' votes."""
     shares_at_corrupt = [([i], j) for i in range(n_dealings) for j in range(f)]
     return shares_at_corrupt + [
-        (variants[vote], j) for j, vote in zip(range(f, m), votes, strict=True) if vote is not None
+        (variants[vote], j)
+        for j, vote in zip(range(f, m), votes, strict=True)
+        if vote is not None
     ]
 
 
@@ -114,7 +117,9 @@ def test_everything_that_may_open_does_in_some_of_the_random_votes():
     rng, opened = np.random.default_rng(0), 0
     for m in rng.integers(4, 12, 60).tolist():
         variants, votes = some_variants(rng, range(3)), some_votes(rng, m - 1, 3)
-        opened += bool(leaks([SUM.set_up(m, 1, m)] * 3, seen_by(1, m, 3, variants, votes)))
+        opened += bool(
+            leaks([SUM.set_up(m, 1, m)] * 3, seen_by(1, m, 3, variants, votes))
+        )
     assert 10 < opened < 60
 
 
@@ -147,8 +152,9 @@ def sums_and_keys(rng, binds_keys):
     """Return the honest dealings of the sum that opens, and (level, dealing) of keys that open.
 
     Honest dealings 0 to 3, and a corrupt one, 4, that may stand in any variant. Block
-    ``4 level - 3 + i`` is the key of dealing i for so many honest answers, 2 to 4. A variant of n
-    dealings reaches the level n - 1, whether or not one of them is corrupt.
+    ``4 level - 3 + i`` is the key of dealing i for so many honest answers, 2 to 4. A
+    variant of n dealings reaches the level n - 1, whether or not one of them is
+    corrupt.
     """
     m, f = int(rng.integers(4, 12)), 1
     sharing = SUM.set_up(m, f, m)
@@ -178,8 +184,14 @@ def test_keys_that_open_are_of_the_level_of_the_sum_that_opens(rng):
 
 
 def test_keys_that_no_vote_binds_would_leave_too_little_noise():
-    found = [sums_and_keys(np.random.default_rng(n), binds_keys=False) for n in range(40)]
-    wrong = [level > len(honest) for honest, keys in found if honest for level, _ in keys]
+    found = [
+        sums_and_keys(np.random.default_rng(n), binds_keys=False) for n in range(40)
+    ]
+    wrong = [
+        level > len(honest) for honest, keys in found if honest for level, _ in keys
+    ]
     assert any(wrong)
-    found = [sums_and_keys(np.random.default_rng(n), binds_keys=True) for n in range(40)]
+    found = [
+        sums_and_keys(np.random.default_rng(n), binds_keys=True) for n in range(40)
+    ]
     assert any(honest and keys for honest, keys in found)

@@ -14,8 +14,20 @@ from scipy import stats
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.secagg import shares
-from flower_kmeans.secagg.base import PartError, Sharing, SumContext, SumError, secure_sum
-from flower_kmeans.secagg.shares import PRIMES, RING, from_residues, to_residues, uniform
+from flower_kmeans.secagg.base import (
+    PartError,
+    Sharing,
+    SumContext,
+    SumError,
+    secure_sum,
+)
+from flower_kmeans.secagg.shares import (
+    PRIMES,
+    RING,
+    from_residues,
+    to_residues,
+    uniform,
+)
 from tests.support.ring import eliminate, generator, lied, pack, residues_of, unpack
 from tests.support.saying import assert_within
 
@@ -40,7 +52,10 @@ def context_of(sharing, n_words, digest=bytes(32)):
 
 def sum_shares(vectors, context):
     dealt = [SUM.protect(vector, context, 0, os.urandom(32)) for vector in vectors]
-    return {j: SUM.combine(parts, context) for j, parts in enumerate(zip(*dealt, strict=True))}
+    return {
+        j: SUM.combine(parts, context)
+        for j, parts in enumerate(zip(*dealt, strict=True))
+    }
 
 
 @given(committees())
@@ -53,7 +68,13 @@ def test_thresholds_leave_room_for_one_sum_of_a_round(sharing):
 
 @pytest.mark.parametrize(
     ("positions", "corrupt", "present", "named"),
-    [(5, 0, 5, "0"), (5, 5, 5, "5"), (1, 1, 1, "1"), (5, 1, 3, "3"), (64, 63, 63, "63")],
+    [
+        (5, 0, 5, "0"),
+        (5, 5, 5, "5"),
+        (1, 1, 1, "1"),
+        (5, 1, 3, "3"),
+        (64, 63, 63, "63"),
+    ],
 )
 def test_committees_that_cannot_open_are_refused(positions, corrupt, present, named):
     with pytest.raises(ConfigurationError, match=f"Got {named} instead"):
@@ -63,14 +84,19 @@ def test_committees_that_cannot_open_are_refused(positions, corrupt, present, na
 def test_parts_shrink_with_the_packing():
     assert SUM.part_bytes(81, Sharing(64, 6, 44, 10)) == 8 * 9
     assert SUM.part_bytes(81, Sharing(10, 1, 7, 1)) == 8 * 81
-    for call in (lambda: SUM.part_bytes(1, None), lambda: SUM.combine([], SumContext(b"", 1, 1))):
+    for call in (
+        lambda: SUM.part_bytes(1, None),
+        lambda: SUM.combine([], SumContext(b"", 1, 1)),
+    ):
         with pytest.raises(ConfigurationError, match="sharing"):
             call()
 
 
 @given(committees(), st.integers(1, 30), st.integers(1, 4), seeds)
 @settings(max_examples=60, deadline=None)
-def test_any_threshold_of_sum_shares_opens_the_exact_sum(sharing, n_words, n_clients, rng):
+def test_any_threshold_of_sum_shares_opens_the_exact_sum(
+    sharing, n_words, n_clients, rng
+):
     bound = (SUM.limit - 1) // n_clients
     vectors = rng.integers(-bound, bound, (n_clients, n_words), endpoint=True)
     context = context_of(sharing, n_words)
@@ -82,7 +108,9 @@ def test_any_threshold_of_sum_shares_opens_the_exact_sum(sharing, n_words, n_cli
     assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
     assert opened.liars == ()
     with pytest.raises(SumError, match=f"at least {sharing.threshold}"):
-        SUM.open({j: found[j] for j in chosen[: sharing.threshold - 1]}, EVERYONE, context)
+        SUM.open(
+            {j: found[j] for j in chosen[: sharing.threshold - 1]}, EVERYONE, context
+        )
 
 
 def test_many_parts_are_added_exactly(monkeypatch):
@@ -108,26 +136,39 @@ def test_dealings_are_repeatable_and_differ_by_everything():
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     "sharing",
-    [Sharing(3, 1, 2, 1), Sharing(4, 1, 1, 2), Sharing(4, 1, 2, 1), Sharing(4, 1, 2, 2)],
+    [
+        Sharing(3, 1, 2, 1),
+        Sharing(4, 1, 1, 2),
+        Sharing(4, 1, 2, 1),
+        Sharing(4, 1, 2, 2),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("secret", [(0, 0), (171, -3)])
 def test_any_tau_shares_are_uniform(sharing, secret, monkeypatch):
     """Over a small ring, for all random elements: every tuple of tau shares comes exactly once.
 
-    Each block of one dealing has another choice of the random elements, and the same secrets. So
-    the law of tau shares is uniform, whatever the secrets are.
+    Each block of one dealing has another choice of the random elements, and the same
+    secrets. So the law of tau shares is uniform, whatever the secrets are.
     """
     ring = [a | b << 21 | c << 42 for a, b, c in itertools.product(range(7), repeat=3)]
-    free = np.array(list(itertools.product(ring, repeat=sharing.privacy)), dtype=np.uint64).T
+    free = np.array(
+        list(itertools.product(ring, repeat=sharing.privacy)), dtype=np.uint64
+    ).T
     monkeypatch.setattr(shares, "PRIMES", (7, 7, 7))
-    monkeypatch.setattr(shares, "_uniform_words", lambda key, length: free.reshape(length))
+    monkeypatch.setattr(
+        shares, "_uniform_words", lambda key, length: free.reshape(length)
+    )
     n_blocks = free.shape[1]
     vector = np.repeat(secret[: sharing.packing], n_blocks)
     parts = SUM.protect(vector, context_of(sharing, len(vector)), 0, bytes(32))
     values = [np.frombuffer(part, "<u8").tolist() for part in parts]
     for chosen in itertools.combinations(values, sharing.privacy):
-        assert len(set(zip(*chosen, strict=True))) == n_blocks == len(ring) ** sharing.privacy
+        assert (
+            len(set(zip(*chosen, strict=True)))
+            == n_blocks
+            == len(ring) ** sharing.privacy
+        )
     if sharing.privacy + 1 <= sharing.n_positions:  # one share more is not uniform
         more = set(zip(*values[: sharing.privacy + 1], strict=True))
         assert len(more) < len(ring) ** (sharing.privacy + 1)
@@ -156,7 +197,9 @@ def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words
     given = {j: found[j] for j in chosen}
     for j in liars:
         block = int(rng.integers(len(found[j]) // 8))
-        given[j] = lied(found[j], int(rng.integers(3)), block, int(rng.integers(1, 2**20)))
+        given[j] = lied(
+            found[j], int(rng.integers(3)), block, int(rng.integers(1, 2**20))
+        )
     if n_added > sharing.threshold + 2 * len(liars):  # malformed ones are false ones
         given[chosen[-1]] = given[chosen[-1]][:-1]
         liars = [*liars, chosen[-1]]
@@ -216,7 +259,8 @@ def test_a_lie_that_one_combination_misses_is_found_by_the_next(monkeypatch):
     n_missed = 3
     opened = SUM.open(given, EVERYONE, context)
     assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (0,))
-    assert len({weights.tobytes() for weights in drawn}) == 4  # they differ from call to call
+    # they differ from call to call
+    assert len({weights.tobytes() for weights in drawn}) == 4
     n_missed = 100  # no combination ever finds it: nothing opens
     with pytest.raises(SumError, match="no polynomials"):
         SUM.open(given, EVERYONE, context)
@@ -237,7 +281,9 @@ def test_any_parts_are_added_or_the_first_malformed_one_is_named(parts):
     context = context_of(Sharing(4, 1, 2, 1), 2)
 
     def is_proper(part):
-        values = [int.from_bytes(part[i : i + 8], "little") for i in range(0, len(part), 8)]
+        values = [
+            int.from_bytes(part[i : i + 8], "little") for i in range(0, len(part), 8)
+        ]
         fields = [(v & 2**21 - 1, v >> 21 & 2**21 - 1, v >> 42) for v in values]
         return len(part) == 16 and all(
             a < b for f in fields for a, b in zip(f, PRIMES, strict=True)
@@ -281,10 +327,15 @@ def test_signed_words_are_residues_and_back(values):
     residues = to_residues(np.array(values))
     assert residues.tolist() == [[value % p for value in values] for p in PRIMES]
     assert from_residues(residues).tolist() == values
-    assert residues_of(unpack(pack(residues), len(values))).tolist() == residues.tolist()
+    assert (
+        residues_of(unpack(pack(residues), len(values))).tolist() == residues.tolist()
+    )
 
 
-@given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=20), st.sampled_from(PRIMES))
+@given(
+    st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=20),
+    st.sampled_from(PRIMES),
+)
 @settings(deadline=None)
 def test_reduction_of_floats_is_exact(values, prime):
     near = [q * prime + r for q in (0, 1, 2**31, 2**32 - 3) for r in (0, 1, prime - 1)]
@@ -302,9 +353,16 @@ def test_sums_of_the_most_products_are_exact():
 
 
 def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
-    good = [0, 5 | 6 << 21 | 7 << 42, (PRIMES[0] - 1) | (PRIMES[1] - 1) << 21, 2**63 + 9]
+    good = [
+        0,
+        5 | 6 << 21 | 7 << 42,
+        (PRIMES[0] - 1) | (PRIMES[1] - 1) << 21,
+        2**63 + 9,
+    ]
     bad = [PRIMES[0], PRIMES[1] << 21, PRIMES[2] << 42, 2**63 + PRIMES[0], 2**64 - 1]
-    stream = np.array([word for pair in zip(bad, good, strict=False) for word in pair] * 50, "u8")
+    stream = np.array(
+        [word for pair in zip(bad, good, strict=False) for word in pair] * 50, "u8"
+    )
     asked = []
 
     def drawn(key, number, length):
@@ -314,7 +372,9 @@ def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
     monkeypatch.setattr(shares, "words", drawn)
     expected = [word % 2**63 for word in good] * 10
     found = uniform(bytes(32), 0, 40)
-    np.testing.assert_array_equal(found, residues_of(np.array(expected, dtype=np.uint64)))
+    np.testing.assert_array_equal(
+        found, residues_of(np.array(expected, dtype=np.uint64))
+    )
     assert len(asked) > 1  # the first draw did not hold enough
 
 
@@ -326,8 +386,12 @@ def test_elements_have_the_uniform_law():
         assert residues.max() < prime
         for kept, size in ((residues * 64 // prime, 64), (residues % 61, 61)):
             counts = np.bincount(kept, minlength=size)
-            starts = np.arange(prime) * 64 // prime if size == 64 else np.arange(prime) % 61
+            starts = (
+                np.arange(prime) * 64 // prime if size == 64 else np.arange(prime) % 61
+            )
             expected = np.bincount(starts, minlength=size) * (n / prime)
             found = stats.chisquare(counts, expected).pvalue
-            what = f"{size} kinds of residues modulo {prime} have, if uniform, the p-value"
+            what = (
+                f"{size} kinds of residues modulo {prime} have, if uniform, the p-value"
+            )
             assert_within(what, found, least=1e-9, strict=True)

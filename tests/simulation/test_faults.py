@@ -1,7 +1,7 @@
 """Every fault at every point, in every mode: one result that is right, or an error.
 
-Without noise a run's result follows from which clients were in each sum, so it is computed here
-again from the records and compared bit for bit.
+Without noise a run's result follows from which clients were in each sum, so it is
+computed here again from the records and compared bit for bit.
 """
 
 import itertools
@@ -10,7 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.supercore.run import Run
-from harness import SIMULATED, exact_statistic, run_recorded, without_noise, write_roster
+from harness import (
+    SIMULATED,
+    exact_statistic,
+    run_recorded,
+    without_noise,
+    write_roster,
+)
 
 from flower_kmeans import Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
@@ -18,7 +24,12 @@ from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
 from flower_kmeans.protocol.messages import Code, decode_request
 from flower_kmeans.protocol.server import DIFFERS, FALSE_SHARE, NO_ANSWER, STRAY
 from flower_kmeans.protocol.wire import from_content
-from flower_kmeans.simulation.faults import FaultKind, FaultyClientApp, FaultyGrid, _moment_of
+from flower_kmeans.simulation.faults import (
+    FaultKind,
+    FaultyClientApp,
+    FaultyGrid,
+    _moment_of,
+)
 from flower_kmeans.simulation.in_process import InProcessGrid
 from flower_kmeans.strategies import GLloyd, Lloyd
 
@@ -46,7 +57,16 @@ def make(trust, kind=GLloyd, rounds=3, **options):
 def play(tmp_path):
     """Return a function that runs a strategy without noise over all parts."""
 
-    def run(trust, keys="relayed", faults=(), *, on_push=None, wrap=None, timeout=60, **options):
+    def run(
+        trust,
+        keys="relayed",
+        faults=(),
+        *,
+        on_push=None,
+        wrap=None,
+        timeout=60,
+        **options,
+    ):
         policies = None
         if keys == "roster":
             options["roster_file"], policies = write_roster(tmp_path, N)
@@ -54,7 +74,12 @@ def play(tmp_path):
         strategy = make(trust, **options)
         with without_noise():
             return run_recorded(
-                strategy, PARTS, policy=policies, faults=faults, on_push=on_push, timeout=timeout
+                strategy,
+                PARTS,
+                policy=policies,
+                faults=faults,
+                on_push=on_push,
+                timeout=timeout,
             )
 
     return run
@@ -64,7 +89,8 @@ def participants(report, t):
     """Return who was in the sum of round t."""
     dropped = {entry.client for entry in report.dropped if entry.round == t}
     present = set(range(N)) - dropped
-    if len(present) > report.answers[t - 1]:  # who has no slot is not there to be dropped
+    # who has no slot is not there to be dropped
+    if len(present) > report.answers[t - 1]:
         present.discard(FAULTY)
     assert len(present) == report.answers[t - 1]
     return present
@@ -80,7 +106,9 @@ def expected(outcome):
             continue
         query, who = algorithm.query(state), participants(report, t)
         total = sum(exact_statistic(algorithm, query, PARTS[i]) for i in who)
-        state = algorithm.update(state, algorithm.unflatten(total, t, len(who) / report.n_slots))
+        state = algorithm.update(
+            state, algorithm.unflatten(total, t, len(who) / report.n_slots)
+        )
     return algorithm.centroids(state), algorithm.counts(state)
 
 
@@ -94,7 +122,11 @@ def is_right(outcome, at_least=N):
 
 def reasons(strategy, client=FAULTY):
     report = strategy.report
-    return {e.reason for e in (*report.dropped, *report.incidents) if e.client in (client, -1)}
+    return {
+        e.reason
+        for e in (*report.dropped, *report.incidents)
+        if e.client in (client, -1)
+    }
 
 
 def base_trips(trust, rounds=3):
@@ -102,7 +134,7 @@ def base_trips(trust, rounds=3):
     return rounds + more[trust] if trust in more else 2 * rounds + 2
 
 
-# ------------------------------------------------------------------------------ the matrix
+# --------------------------------------------------------------------------- the matrix
 
 
 WHY = {
@@ -111,7 +143,9 @@ WHY = {
 
 
 @pytest.mark.default_cases("values")
-@pytest.mark.parametrize(("t", "kind"), [(None, None), *itertools.product([1, 3], KINDS)])
+@pytest.mark.parametrize(
+    ("t", "kind"), [(None, None), *itertools.product([1, 3], KINDS)]
+)
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_a_fault_in_an_answer_costs_that_answer(trust, keys, t, kind, play):
     outcome = play(trust, keys, [Fault(FAULTY, t, kind)] if kind else ())
@@ -150,7 +184,9 @@ def test_a_fault_in_a_sum_share_costs_nothing(trust, keys, t, kind, play):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [0, -1])
 @pytest.mark.parametrize(("trust", "keys"), MODES)
-def test_a_fault_in_the_enrolment_or_the_delivery_leaves_the_others(trust, keys, t, kind, play):
+def test_a_fault_in_the_enrolment_or_the_delivery_leaves_the_others(
+    trust, keys, t, kind, play
+):
     outcome = play(trust, keys, [Fault(FAULTY, t, kind)])
     report = outcome.strategy.report
     is_right(outcome, at_least=N - 1)
@@ -161,7 +197,7 @@ def test_a_fault_in_the_enrolment_or_the_delivery_leaves_the_others(trust, keys,
         assert undelivered == (set() if kind in ("twice", "round") else {FAULTY})
 
 
-# ------------------------------------------------------------------------------ between ask and add
+# ------------------------------------------------------------------ between ask and add
 
 
 @pytest.mark.default_cases("values")
@@ -178,7 +214,8 @@ def test_members_that_answer_and_then_go(trust, keys, gone, more, play):
     outcome = play(trust, keys, faults)
     report = outcome.strategy.report
     is_right(outcome)
-    assert report.lost_rounds == ([2] if gone > 2 else [])  # a server that asks goes on without it
+    # a server that asks goes on without it
+    assert report.lost_rounds == ([2] if gone > 2 else [])
     assert gone > 2 or report.answers == [N] * 3
     assert report.round_trips == base_trips(trust) + more
 
@@ -200,7 +237,10 @@ def once(monkeypatch):
     call = FaultyClientApp.__call__
 
     def and_then_never(self, message, context):
-        moment = (int(context.node_config["partition-id"]), *(_moment_of(message) or ()))
+        moment = (
+            int(context.node_config["partition-id"]),
+            *(_moment_of(message) or ()),
+        )
         try:
             return call(self, message, context)
         finally:
@@ -210,7 +250,9 @@ def once(monkeypatch):
 
 
 @pytest.mark.parametrize(("trust", "keys"), MODES)
-def test_asking_again_saves_a_round_without_another_attempt(trust, keys, play, monkeypatch):
+def test_asking_again_saves_a_round_without_another_attempt(
+    trust, keys, play, monkeypatch
+):
     once(monkeypatch)
     faults = [Fault(i, 2, "crash") for i in range(6)]
     outcome = play(trust, keys, faults)
@@ -221,7 +263,7 @@ def test_asking_again_saves_a_round_without_another_attempt(trust, keys, play, m
     assert report.round_trips == base_trips(trust) + 1
 
 
-# ------------------------------------------------------------------------------ restarts
+# ----------------------------------------------------------------------------- restarts
 
 
 @pytest.mark.default_cases("values")
@@ -238,9 +280,17 @@ def test_a_client_that_restarts(trust, keys, when, ledger, tmp_path):
         options["roster_file"], policies = write_roster(tmp_path, N)
         options["keys"] = "roster"
     if ledger:
-        policies = [replace(p, state_dir=str(tmp_path / f"l{i}")) for i, p in enumerate(policies)]
+        policies = [
+            replace(p, state_dir=str(tmp_path / f"l{i}"))
+            for i, p in enumerate(policies)
+        ]
     strategy = make(trust, rounds=5, **options)
-    first = {"enrol": ("ask", 1), "ask": ("ask", 2), "add": ("add", 2), "finish": ("finish", None)}
+    first = {
+        "enrol": ("ask", 1),
+        "ask": ("ask", 2),
+        "add": ("add", 2),
+        "finish": ("finish", None),
+    }
 
     def restart(grid, messages):
         request = decode_request(from_content(messages[0].content))
@@ -250,19 +300,24 @@ def test_a_client_that_restarts(trust, keys, when, ledger, tmp_path):
             grid.states[sorted(grid.states)[FAULTY]].clear()
 
     with without_noise():
-        outcome = run_recorded(strategy, PARTS, policy=policies, on_push=restart, timeout=60)
+        outcome = run_recorded(
+            strategy, PARTS, policy=policies, on_push=restart, timeout=60
+        )
     report = strategy.report
-    assert bool(done) == (when != "add" or trust in SHARED)  # others have no such round trip
+    # others have no such round trip
+    assert bool(done) == (when != "add" or trust in SHARED)
     lost = not ledger and bool(done)
-    is_right(outcome, at_least=N - (lost and when == "finish"))  # no session is left for a result
+    # no session is left for a result
+    is_right(outcome, at_least=N - (lost and when == "finish"))
     # It lacks the document, then it has a new session, then it lacks the group key.
     assert sum(N - n for n in report.answers) <= (3 if lost else 0)
     more = report.round_trips - base_trips(trust, 5) - (lost and when == "finish")
-    # Of a blind server it asks for the group key: two trips, or one if an envelope is there.
+    # Of a blind server it asks for the group key: two trips, or one if an envelope is
+    # there.
     assert 0 <= more <= (2 if lost and trust in BLIND else 0)
 
 
-# ------------------------------------------------------------------------------ too many
+# ----------------------------------------------------------------------------- too many
 
 
 @pytest.mark.default_cases("values")
@@ -275,7 +330,9 @@ def test_too_few_replies_end_the_run_clearly(trust, keys, t, kind, play):
     found = {
         0: r"min_clients=4 clients to take part\. Got 3 of 9",
         -1: "No client confirmed the delivery",
-    }.get(t, f"at least min_clients=4 answers to one query in round {t} of 3. Got 3 of 9")
+    }.get(
+        t, f"at least min_clients=4 answers to one query in round {t} of 3. Got 3 of 9"
+    )
     with pytest.raises((TooFewClientsError, RunError), match=found) as caught:
         play(trust, keys, [Fault(i, t, kind) for i in faulty])
     assert "\n" not in str(caught.value)
@@ -292,7 +349,9 @@ def test_random_faults_never_give_a_silently_wrong_result(trust, keys, seed, pla
         trip = "add" if trust in SHARED and rng.random() < 0.5 else "ask"
         t = int(rng.integers(1, 4))
         chosen[(int(rng.integers(N)), t, trip)] = KINDS[int(rng.integers(len(KINDS)))]
-    faults = [Fault(client, t, kind, trip) for (client, t, trip), kind in chosen.items()]
+    faults = [
+        Fault(client, t, kind, trip) for (client, t, trip), kind in chosen.items()
+    ]
     try:
         outcome = play(trust, keys, faults)
     except (RunError, TooFewClientsError):
@@ -300,7 +359,7 @@ def test_random_faults_never_give_a_silently_wrong_result(trust, keys, seed, pla
     is_right(outcome, at_least=N - 3)
 
 
-# ------------------------------------------------------------------------------ what faults are
+# ---------------------------------------------------------------------- what faults are
 
 
 @pytest.mark.parametrize(
@@ -328,7 +387,9 @@ def test_faults_in_a_round_trip_that_a_run_never_has_are_refused(trust):
 
 def test_reasons_are_fixed_sentences(play):
     known = {code.sentence for code in Code} | {*WHY.values()}
-    outcome = play("oblivious-server", faults=[Fault(0, 1, "crash"), Fault(1, 2, "type")])
+    outcome = play(
+        "oblivious-server", faults=[Fault(0, 1, "crash"), Fault(1, 2, "type")]
+    )
     assert {entry.reason for entry in outcome.strategy.report.incidents} <= known
 
 

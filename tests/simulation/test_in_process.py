@@ -73,7 +73,9 @@ def test_a_message_that_two_threads_pull_is_answered_once():
         return Message(RecordDict(), reply_to=message)
 
     grid = InProcessGrid(app, N_NODES)
-    ids = list(grid.push_messages([request(node_id) for node_id in grid.get_node_ids()]))
+    ids = list(
+        grid.push_messages([request(node_id) for node_id in grid.get_node_ids()])
+    )
     start = threading.Barrier(2)
 
     def pull(_):

@@ -200,7 +200,9 @@ def test_one_strategy_has_one_run_at_a_time():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(simulate, strategy, parts_of(1), on_round=on_round)
         assert begun.wait(SECONDS)
-        with pytest.raises(ConfigurationError, match="a strategy of its own for each run"):
+        with pytest.raises(
+            ConfigurationError, match="a strategy of its own for each run"
+        ):
             simulate(strategy, parts_of(2))
         refused.set()
         assert_is_run(first.result(SECONDS), 1)
@@ -245,7 +247,9 @@ def test_a_connection_of_the_caller_stays(pretended):
     pretended.init()
     other = connected("10.0.0.2:6379")
     with connected(None), connected("10.0.0.1:6379"):
-        with pytest.raises(ConfigurationError, match=r"ray_address as '10\.0\.0\.1:6379'"):
+        with pytest.raises(
+            ConfigurationError, match=r"ray_address as '10\.0\.0\.1:6379'"
+        ):
             other.__enter__()
         assert pretended.calls == ["init"]
     assert pretended.calls == ["init"]
@@ -270,7 +274,9 @@ REASON = r"Ray cannot be started \(RuntimeError: The raylet died early\)"
 @pytest.mark.usefixtures("without_start")
 def test_where_ray_does_not_start_auto_goes_on_here_and_says_so():
     strategy = Lloyd(3, BOX, n_records=300, n_clients=4, n_rounds=4)
-    with pytest.warns(RuntimeWarning, match=f"goes on in this process. {REASON}") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=f"goes on in this process. {REASON}"
+    ) as caught:
         found = simulate(strategy, parts_of(1), engine="auto")
     assert caught[0].filename == __file__
     assert_is_run(found, 1)

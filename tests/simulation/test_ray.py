@@ -48,7 +48,9 @@ def connected(cluster):
 
 
 def records_of(partition):
-    return np.random.default_rng(partition).uniform([0, -5], [10, 5], (5 + partition, 2))
+    return np.random.default_rng(partition).uniform(
+        [0, -5], [10, 5], (5 + partition, 2)
+    )
 
 
 def lloyd():
@@ -117,7 +119,9 @@ def test_a_function_is_called_on_both_nodes_which_need_no_file_of_this_process(
     monkeypatch.setattr("tempfile.tempdir", str(own))
     load = partial(noted, nodes)
     assert_same(simulate(lloyd(), load, engine="ray", ray_address=cluster.address))
-    assert {path.name for path in nodes.iterdir()} == {each["NodeID"] for each in alive(cluster)}
+    assert {path.name for path in nodes.iterdir()} == {
+        each["NodeID"] for each in alive(cluster)
+    }
     assert list(own.iterdir()) == []
     assert not ray.is_initialized()
 
@@ -140,7 +144,9 @@ def test_an_address_without_a_cluster_is_refused(by, address, monkeypatch, tmp_p
     else:
         monkeypatch.delenv("RAY_ADDRESS")
     given = address if by == "argument" else None
-    with pytest.raises(ConfigurationError, match=rf"Expected ray_address.*'{re.escape(address)}'"):
+    with pytest.raises(
+        ConfigurationError, match=rf"Expected ray_address.*'{re.escape(address)}'"
+    ):
         simulate(lloyd(), records_of, engine="ray", ray_address=given)
     assert not ray.is_initialized()
 
@@ -189,7 +195,9 @@ def test_a_run_survives_a_worker(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_ends_where_workers_die_again_and_again():
-    with pytest.raises(RunError, match=r"workers of a task 4 times.*Start the run again"):
+    with pytest.raises(
+        RunError, match=r"workers of a task 4 times.*Start the run again"
+    ):
         simulate(lloyd(), always_dying, engine="ray")
 
 
@@ -267,9 +275,13 @@ def test_a_function_whose_tables_are_refused_sends_nothing(monkeypatch):
     assert_same(simulate(lloyd(), table, engine="ray"))
     assert_same(simulate(lloyd(), [ray.put(table(i)) for i in range(M)], engine="ray"))
     monkeypatch.setattr("flower_kmeans.simulation.ray.RayGrid.push_messages", None)
-    with pytest.raises(ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"
+    ):
         simulate(lloyd(), lazy_table, engine="ray")
-    with pytest.raises(ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"):
+    with pytest.raises(
+        ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"
+    ):
         simulate(lloyd(), [ray.put(lazy_table(i)) for i in range(M)], engine="ray")
     with pytest.raises(DataError, match=r"finite numbers in partition 3"):
         simulate(lloyd(), malformed, engine="ray")
@@ -296,5 +308,7 @@ def test_a_ledger_needs_a_cluster_of_one_node(tmp_path):
 def test_columns_need_a_cluster_of_one_node():
     strategy = VerticalKMeans(2, BOX, PrivacyBudget(1.0), n_records=5, parties=[1, 1])
     parts = np.split(records_of(0), 2, axis=1)
-    with pytest.raises(ConfigurationError, match=r"party 0 of VerticalKMeans.*Got [23] nodes"):
+    with pytest.raises(
+        ConfigurationError, match=r"party 0 of VerticalKMeans.*Got [23] nodes"
+    ):
         simulate(strategy, parts, engine="ray")

@@ -61,13 +61,17 @@ def parted(records, n_clients=6):
     return np.array_split(records, n_clients)
 
 
-def fast(trust="oblivious-server", k=3, n_records=240, epsilon=1.0, domain=BOX, **options):
+def fast(
+    trust="oblivious-server", k=3, n_records=240, epsilon=1.0, domain=BOX, **options
+):
     if trust in SHARED:
         options.setdefault("min_clients", 3)
-    return FastLloyd(k, domain, PrivacyBudget(epsilon), n_records=n_records, trust=trust, **options)
+    return FastLloyd(
+        k, domain, PrivacyBudget(epsilon), n_records=n_records, trust=trust, **options
+    )
 
 
-# --------------------------------------------------------------------------- a blind server
+# ----------------------------------------------------------------------- a blind server
 
 
 def _leaks(outcome: Outcome):
@@ -75,7 +79,9 @@ def _leaks(outcome: Outcome):
     one, algorithm = outcome.one, outcome.strategy.algorithm
     numbers = [one.centroids, one.counts]
     on_grid = [algorithm.domain.to_unit(one.centroids), one.counts]
-    words = [np.rint(array * 2**algorithm.fraction_bits).astype("<i8") for array in on_grid]
+    words = [
+        np.rint(array * 2**algorithm.fraction_bits).astype("<i8") for array in on_grid
+    ]
     arrays = [*(array.astype("<f8") for array in numbers), *words]
     return [item.tobytes() for array in arrays for item in array.reshape(-1) if item]
 
@@ -86,17 +92,26 @@ def _view(outcome: Outcome) -> bytes:
 
 def _words(outcome: Outcome) -> bytes:
     """Return all that varies with records in the server's view: the words, or sealed shares."""
-    answers = [item.message for item in outcome.grid.received if isinstance(item.message, Answer)]
-    return b"".join(part for answer in answers for part in (answer.words, answer.sealed))
+    answers = [
+        item.message
+        for item in outcome.grid.received
+        if isinstance(item.message, Answer)
+    ]
+    return b"".join(
+        part for answer in answers for part in (answer.words, answer.sealed)
+    )
 
 
 def _rest(outcome: Outcome) -> bytes:
     """Return the other random bytes: commitments and sealed keys.
 
-    Public keys are left out: their bytes are not uniform, and they are drawn before any data.
+    Public keys are left out: their bytes are not uniform, and they are drawn before any
+    data.
     """
     messages = [item.message for item in outcome.grid.received]
-    commitments = b"".join(getattr(message, "commitment", None) or b"" for message in messages)
+    commitments = b"".join(
+        getattr(message, "commitment", None) or b"" for message in messages
+    )
     sealed = [m.envelopes for m in messages if isinstance(m, Answer | Wrapped)]
     return commitments.replace(bytes(32), b"") + b"".join(sealed)
 
@@ -106,17 +121,30 @@ def _shape(outcome: Outcome):
 
     def shape(value):
         if isinstance(value, bytes | tuple):
-            return len(value) if isinstance(value, bytes) else [shape(item) for item in value]
+            return (
+                len(value)
+                if isinstance(value, bytes)
+                else [shape(item) for item in value]
+            )
         return value
 
     return [
-        (item.node_id, item.kind, {k: shape(v) for k, v in structs.asdict(item.message).items()})
+        (
+            item.node_id,
+            item.kind,
+            {k: shape(v) for k, v in structs.asdict(item.message).items()},
+        )
         for item in outcome.grid.received
     ]
 
 
 DATA_A = parted(blobs(60, seed=1), 4)
-DATA_B = [np.full((5, 2), 9.99), np.empty((0, 2)), np.zeros((100, 2)), np.full((1, 2), np.nan)]
+DATA_B = [
+    np.full((5, 2), 9.99),
+    np.empty((0, 2)),
+    np.zeros((100, 2)),
+    np.full((1, 2), np.nan),
+]
 
 
 def _views(trust="oblivious-server", runs=3):
@@ -129,7 +157,10 @@ def _views(trust="oblivious-server", runs=3):
 
 def _distinguishable(first, second):
     """Whether a server could distinguish two data sets, or words from uniform ones."""
-    a, b = (b"".join(_words(outcome) for outcome in outcomes) for outcomes in (first, second))
+    a, b = (
+        b"".join(_words(outcome) for outcome in outcomes)
+        for outcomes in (first, second)
+    )
     p_values = [byte_p_value(a), byte_p_value(b), same_law_p_value(a, b)]
     return min(p_values) <= P_VALUE or _shape(first[0]) != _shape(second[0])
 
@@ -147,11 +178,15 @@ def test_a_server_sees_uniform_words_whatever_the_data_are(trust):
 def test_without_masks_the_same_test_distinguishes_data_sets(monkeypatch):
     for name in ("mask", "correction"):
         monkeypatch.setattr(
-            f"flower_kmeans.secagg.masks.{name}", lambda *_: np.zeros(_[-1], dtype=np.uint64)
+            f"flower_kmeans.secagg.masks.{name}",
+            lambda *_: np.zeros(_[-1], dtype=np.uint64),
         )
     first, second = _views()
     assert _distinguishable(first, second)
-    words = [b"".join(_words(outcome) for outcome in outcomes) for outcomes in (first, second)]
+    words = [
+        b"".join(_words(outcome) for outcome in outcomes)
+        for outcomes in (first, second)
+    ]
     assert same_law_p_value(*words) <= P_VALUE
     assert min(map(byte_p_value, words)) <= P_VALUE
 
@@ -160,7 +195,9 @@ def test_the_sum_of_all_answers_is_uniform_too():
     """Masks that cancelled by themselves would show the sum."""
     sums = []
     for _ in range(6):
-        outcome = run_recorded(fast(n_records=60, n_rounds=3, min_clients=3, k=20), DATA_A)
+        outcome = run_recorded(
+            fast(n_records=60, n_rounds=3, min_clients=3, k=20), DATA_A
+        )
         sums += [entry.words for entry in outcome.announced]
     assert byte_p_value(b"".join(sums)) > P_VALUE
 
@@ -177,13 +214,14 @@ def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust
         assert not [leak for leak in leaks if leak in haystack]
     assert server.state.round == server.n_opened == 0
     assert not len(outcome.result.arrays)
-    # The search itself can find something: the same run where the server may see everything.
+    # The search itself can find something: the same run where the server may see
+    # everything.
     outcome = run_recorded(fast("trusted-server", n_records=240), parted(blobs()))
     states = outcome.server.state.arrays["counts"].astype("<i8").tobytes()
     assert [leak for leak in _leaks(outcome) if leak in states]
 
 
-# --------------------------------------------------------------------------- errors stay at home
+# ------------------------------------------------------------------ errors stay at home
 
 MARKER = "MARKER-5f1c"
 
@@ -205,7 +243,9 @@ def test_the_text_of_a_clients_exception_never_reaches_the_server(trust):
     def on_result(result, context):
         raise RuntimeError(f"{MARKER} {result.centroids.tolist()}")
 
-    strategy = Lloyd(3, BOX) if trust == "plain" else fast(trust, n_rounds=3, min_clients=3)
+    strategy = (
+        Lloyd(3, BOX) if trust == "plain" else fast(trust, n_rounds=3, min_clients=3)
+    )
     outcome = run_recorded(strategy, parts, load=load, on_result=on_result)
     assert len(outcome.results) >= 4
     view = _view(outcome)
@@ -230,7 +270,12 @@ def test_the_same_public_seed_gives_different_noise(trust):
     parts = parted(blobs())
     options = {"k": K, "n_records": 1000, "n_rounds": 2, "seed": 7}
     noises = [noise_of_run(fast(trust, **options), parts) for _ in range(2)]
-    blocks = [block for noise in noises for x in noise for block in (x[:K], x[K : 2 * K], x[-K:])]
+    blocks = [
+        block
+        for noise in noises
+        for x in noise
+        for block in (x[:K], x[K : 2 * K], x[-K:])
+    ]
     for a, b in combinations(blocks, 2):
         assert np.mean(a == b) < 0.05
         assert stats.pearsonr(a, b).pvalue > P_VALUE
@@ -238,10 +283,12 @@ def test_the_same_public_seed_gives_different_noise(trust):
     results = [simulate(strategy, parts) for _ in range(2)]  # also of one strategy
     assert not np.array_equal(results[0].counts, results[1].counts)
     initial = [fast(trust, **options).algorithm.initial_state(None) for _ in range(2)]
-    np.testing.assert_array_equal(initial[0].arrays["centroids"], initial[1].arrays["centroids"])
+    np.testing.assert_array_equal(
+        initial[0].arrays["centroids"], initial[1].arrays["centroids"]
+    )
 
 
-# --------------------------------------------------------------------------- the randomness seam
+# ------------------------------------------------------------------ the randomness seam
 
 
 def fixed_source(monkeypatch):
@@ -278,13 +325,18 @@ def test_flowers_own_start_gives_the_same_run(trust, monkeypatch):
         report = strategy.report.to_dict()
         del report["seconds"], report["date"]
         arrays = {name: array.numpy() for name, array in outcome.result.arrays.items()}
-        assert trust in BLIND or np.array_equal(arrays["centroids"], outcome.one.centroids)
-        arrays |= {"of clients": outcome.one.centroids, "counts of clients": outcome.one.counts}
+        assert trust in BLIND or np.array_equal(
+            arrays["centroids"], outcome.one.centroids
+        )
+        arrays |= {
+            "of clients": outcome.one.centroids,
+            "counts of clients": outcome.one.counts,
+        }
         found.append((arrays, report, _words(outcome), _rest(outcome)))
     np.testing.assert_equal(*found)
 
 
-# --------------------------------------------------------------------------- sessions in whole runs
+# --------------------------------------------------------------- sessions in whole runs
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
@@ -309,7 +361,7 @@ def test_everyone_restarting_ends_in_a_clear_error_or_a_renewed_round(max_attemp
     assert len(outcome.results) == 6
 
 
-# --------------------------------------------------------------------------- late clients
+# ------------------------------------------------------------------------- late clients
 
 
 class Once(FaultyClientApp):
@@ -327,8 +379,16 @@ def test_a_late_client_takes_part_and_has_the_same_result(trust, tmp_path, monke
     """Its enrolment is lost, and it is invited again."""
     monkeypatch.setattr("harness.FaultyClientApp", Once)
     roster, policies = write_roster(tmp_path, 6)
-    options = {"n_rounds": 5} if trust == "plain" else {"keys": "roster", "roster_file": roster}
-    strategy = Lloyd(3, BOX, **options) if trust == "plain" else fast(trust, n_rounds=5, **options)
+    options = (
+        {"n_rounds": 5}
+        if trust == "plain"
+        else {"keys": "roster", "roster_file": roster}
+    )
+    strategy = (
+        Lloyd(3, BOX, **options)
+        if trust == "plain"
+        else fast(trust, n_rounds=5, **options)
+    )
     faults = [Fault(4, 0, "crash")]
     outcome = run_recorded(strategy, parted(blobs()), policy=policies, faults=faults)
     report = outcome.strategy.report
@@ -355,7 +415,9 @@ def test_simulate_leaves_the_strategy_as_it_was():
     assert strategy.on_round is None
     assert strategy.n_clients is None
     assert [info.round for info in seen] == list(range(1, strategy.n_rounds + 1))
-    assert {(info.n_clients, info.n_answers, info.dropped) for info in seen} == {(6, 6, 0)}
+    assert {(info.n_clients, info.n_answers, info.dropped) for info in seen} == {
+        (6, 6, 0)
+    }
     simulate(strategy, parted(blobs(), 4))
     assert strategy.report.n_clients == 4
 
@@ -377,12 +439,24 @@ def policy(**changes):
             "min_clients",
             {"strategy": fast(min_clients=3), "partitions": [np.ones((2, 2))] * 2},
         ),
-        (DataError, r"partitions\[1\]", {"partitions": [np.ones((2, 2)), [[np.nan, 1]]] * 2}),
+        (
+            DataError,
+            r"partitions\[1\]",
+            {"partitions": [np.ones((2, 2)), [[np.nan, 1]]] * 2},
+        ),
         (DataError, r"partitions\[0\]", {"partitions": [np.full((2, 2), np.inf)] * 3}),
         (DataError, "2 columns", {"partitions": [np.ones((2, 3))] * 3}),
         (DataError, "two-dimensional", {"partitions": [np.ones(2)] * 3}),
-        (ConfigurationTypeError, "real numbers", {"partitions": [np.array([["a", "b"]])] * 3}),
-        (ConfigurationTypeError, "real numbers", {"partitions": [np.array([[None, 1]])] * 3}),
+        (
+            ConfigurationTypeError,
+            "real numbers",
+            {"partitions": [np.array([["a", "b"]])] * 3},
+        ),
+        (
+            ConfigurationTypeError,
+            "real numbers",
+            {"partitions": [np.array([[None, 1]])] * 3},
+        ),
         (ConfigurationTypeError, "faults", {"faults": ["drop"]}),
         (ConfigurationTypeError, "faults", {"faults": Fault(0, 1, "drop")}),
         (ConfigurationTypeError, "faults", {"faults": None}),
@@ -404,7 +478,9 @@ def policy(**changes):
         (ConfigurationTypeError, "on_round", {"on_round": "print"}),
     ],
 )
-def test_arguments_that_cannot_be_used_are_one_sentence(error, match, arguments, monkeypatch):
+def test_arguments_that_cannot_be_used_are_one_sentence(
+    error, match, arguments, monkeypatch
+):
     pushed = []
     monkeypatch.setattr(
         "flower_kmeans.simulation.in_process.InProcessGrid.push_messages",
@@ -442,7 +518,9 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
     dataset, parquet = map(pytest.importorskip, ("pyarrow.dataset", "pyarrow.parquet"))
     parts = [part.astype(np.float32) for part in parted(blobs(), 4)]
     names = "xy"
-    table = pytest.importorskip("pyarrow").table(dict(zip(names, parts[2].T, strict=True)))
+    table = pytest.importorskip("pyarrow").table(
+        dict(zip(names, parts[2].T, strict=True))
+    )
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=7)
     np.save(tmp_path / "x.npy", parts[3])
     sources_of = [
@@ -455,7 +533,9 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
     def run(partitions):
         options = {"min_size": 12, "n_clients": 4} if kind is ConstrainedLloyd else {}
         given = () if kind is Lloyd else (NOT_PRIVATE,)
-        strategy = kind(3, BOX, *given, n_records=240, n_rounds=3, trust="plain", **options)
+        strategy = kind(
+            3, BOX, *given, n_records=240, n_rounds=3, trust="plain", **options
+        )
         return simulate(strategy, partitions)
 
     whole = run([part.astype(float) for part in parts])
@@ -474,7 +554,8 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trust", "more"), [("distributed-noise", 0), ("trusted-server", 0), ("oblivious-server", 2)]
+    ("trust", "more"),
+    [("distributed-noise", 0), ("trusted-server", 0), ("oblivious-server", 2)],
 )
 def test_chunks_are_read_once_per_round(trust, more):
     """Before the run once more, to check them, and by a client that commits to them twice."""
@@ -499,13 +580,19 @@ def test_partitions_that_name_their_columns_have_those_of_the_domain():
         found.centroids, simulate(Lloyd(3, box, n_rounds=2), parts).centroids
     )
     named[1] = named[1][["y", "x"]]
-    with pytest.raises(DataError, match=r"partitions\[1\] must have the columns \['x', 'y'\]"):
+    with pytest.raises(
+        DataError, match=r"partitions\[1\] must have the columns \['x', 'y'\]"
+    ):
         simulate(Lloyd(3, box, n_rounds=2), named)
 
 
 def test_a_policy_that_refuses_everything_ends_quickly_and_says_why():
     with pytest.raises(TooFewClientsError, match="policy"):
-        simulate(fast(), parted(blobs()), policy=ClientPolicy(max_epsilon=0.1, in_memory=True))
+        simulate(
+            fast(),
+            parted(blobs()),
+            policy=ClientPolicy(max_epsilon=0.1, in_memory=True),
+        )
     with pytest.raises(TooFewClientsError, match="ledger"):
         simulate(fast(), parted(blobs()), policy=ClientPolicy())
 
@@ -540,7 +627,9 @@ def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(trust, tempora
 
     def look(info):
         (directory,) = temporary.iterdir()
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+        modes = {
+            path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()
+        }
         found.append((stat.S_IMODE(directory.stat().st_mode), modes))
         keys.extend(Roster.from_file(directory / "roster.toml").keys)
 
@@ -569,7 +658,11 @@ def test_a_large_roster_has_a_beacon_and_draws_its_committee():
     )  # fmt: skip
     report = simulate(strategy, parted(blobs(2000), 70)).report
     assert report.answers == [70, 70]
-    assert (report.max_colluders, report.committee.n_positions, report.n_slots) == (7, 64, 70)
+    assert (report.max_colluders, report.committee.n_positions, report.n_slots) == (
+        7,
+        64,
+        70,
+    )
     assert report.committee.epoch is not None
     assert len(report.committee.beacon) == 64
 
@@ -584,7 +677,9 @@ def test_a_large_roster_has_a_beacon_and_draws_its_committee():
 def test_clients_on_ray_have_faults(trust):
     strategy = fast(trust, keys="roster", n_rounds=2, epsilon=20.0)
     faults = [Fault(1, 2, "crash")]
-    clustering = simulate(strategy, parted(blobs(), 5), engine="ray", faults=faults, timeout=600)
+    clustering = simulate(
+        strategy, parted(blobs(), 5), engine="ray", faults=faults, timeout=600
+    )
     report = clustering.report
     assert (report.keys, report.n_clients, report.n_slots) == ("roster", 5, 5)
     assert report.answers == [5, 4]
@@ -616,8 +711,12 @@ def test_a_function_says_nothing_about_the_number_of_clients():
         (10**6, True, "127.0.0.1:6379", "ray"),
     ],
 )
-def test_auto_takes_ray_for_much_work(n_records, has_ray, address, expected, monkeypatch):
-    monkeypatch.setattr(engines, "find_spec", lambda name: object() if has_ray else None)
+def test_auto_takes_ray_for_much_work(
+    n_records, has_ray, address, expected, monkeypatch
+):
+    monkeypatch.setattr(
+        engines, "find_spec", lambda name: object() if has_ray else None
+    )
     strategy = fast(n_records=n_records, n_rounds=7)
     assert engines.choose_engine(strategy, "auto", address) == expected
 
@@ -630,7 +729,9 @@ def test_engines_that_there_are_not_are_refused():
 
 
 @pytest.mark.parametrize("n_clients", [2, 3, 5])
-def test_min_clients_follows_the_number_of_partitions_where_nothing_was_given(n_clients):
+def test_min_clients_follows_the_number_of_partitions_where_nothing_was_given(
+    n_clients,
+):
     strategy = fast(n_rounds=2)
     clustering = simulate(strategy, parted(blobs(), n_clients))
     assert clustering.report.n_clients == n_clients
@@ -647,17 +748,23 @@ def test_one_client_has_nobody_to_hide_among():
 
 def test_without_a_temporary_directory_a_run_with_a_roster_says_what_to_do(monkeypatch):
     def nowhere():
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+        raise FileNotFoundError(
+            2, "No usable temporary directory found in ['/tmp', '/var/tmp']"
+        )
 
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
-    with pytest.raises(ConfigurationError, match=r"Got none: .* in \['/tmp', .* in TMPDIR\.$"):
+    with pytest.raises(
+        ConfigurationError, match=r"Got none: .* in \['/tmp', .* in TMPDIR\.$"
+    ):
         simulate(fast(keys="roster"), parted(blobs()))
     # Others need none.
-    assert simulate(Lloyd(3, BOX, n_rounds=2), parted(blobs())).report.answers == [6] * 2
+    assert (
+        simulate(Lloyd(3, BOX, n_rounds=2), parted(blobs())).report.answers == [6] * 2
+    )
 
 
-# --------------------------------------------------------------------------- habits of tables
+# --------------------------------------------------------------------- habits of tables
 
 
 TWO = Box([0.0, 0.0], [8.0, 8.0], columns=list(NAMES))
@@ -697,18 +804,27 @@ def test_other_types_are_refused_before_anything_is_sent(habit, pushed):
     errors = DataError, ConfigurationTypeError
     with pytest.raises(errors, match=message):
         simulate(strategy, [X, X, make()])
-    with pytest.raises(errors, match=rf"records of partition 2 cannot be used\..*{message}"):
+    with pytest.raises(
+        errors, match=rf"records of partition 2 cannot be used\..*{message}"
+    ):
         simulate(strategy, lambda partition: X if partition < 2 else make())
     assert not pushed
 
 
-def test_a_function_whose_records_are_all_malformed_is_refused_before_anything_is_sent(pushed):
+def test_a_function_whose_records_are_all_malformed_is_refused_before_anything_is_sent(
+    pushed,
+):
     """A node could not tell so; one good record among malformed ones is enough."""
     bad = [["n/a", 1.0], [np.nan, 2.0], None]
     strategy = Lloyd(2, TWO, n_rounds=2, n_clients=3)
     for records in (bad, lambda: [bad, bad], {"a": ["?", None], "b": [1, 2]}):
-        with pytest.raises(DataError, match=r"record of finite numbers in partition 1\. Got none"):
-            simulate(strategy, lambda partition, records=records: records if partition == 1 else X)
+        with pytest.raises(
+            DataError, match=r"record of finite numbers in partition 1\. Got none"
+        ):
+            simulate(
+                strategy,
+                lambda partition, records=records: records if partition == 1 else X,
+            )
     assert not pushed
 
 
@@ -736,6 +852,9 @@ def test_a_partitioner_of_flwr_datasets_is_a_function_of_the_partition_id():
     partitioner.dataset = Dataset.from_dict(table)
     box = Box(BOX.lower, BOX.upper, columns=["x", "y"])
     strategy = Lloyd(3, box, n_rounds=2, n_clients=3, seed=1)
-    found, expected = simulate(strategy, partitioner.load_partition), simulate(strategy, parts)
+    found, expected = (
+        simulate(strategy, partitioner.load_partition),
+        simulate(strategy, parts),
+    )
     np.testing.assert_array_equal(found.centroids, expected.centroids)
     np.testing.assert_array_equal(found.counts, expected.counts)

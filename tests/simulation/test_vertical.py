@@ -11,7 +11,12 @@ from seamed import SeamedApp, bytes_of
 from vertical_runs import blobs
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, RunError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    RunError,
+)
 from flower_kmeans.privacy import randomness
 from flower_kmeans.simulation import engines
 from flower_kmeans.strategies import VerticalKMeans
@@ -70,14 +75,25 @@ def test_a_simulation_returns_a_clustering_of_all_columns(here):
 
 def test_a_party_predicts_in_its_own_columns(here):
     labels = here.predict(RECORDS)
-    for columns, places in ((["age"], [2]), (["visits", "income"], [1, 0]), ([0, 2], [0, 2])):
-        assert (here.predict(RECORDS[:, places], columns=columns) == labels).mean() > 0.98
+    for columns, places in (
+        (["age"], [2]),
+        (["visits", "income"], [1, 0]),
+        ([0, 2], [0, 2]),
+    ):
+        assert (
+            here.predict(RECORDS[:, places], columns=columns) == labels
+        ).mean() > 0.98
         distances = [
-            (((RECORDS[:, places] - centroid[places]) / np.array(BOX.upper)[places]) ** 2).sum(1)
+            (
+                ((RECORDS[:, places] - centroid[places]) / np.array(BOX.upper)[places])
+                ** 2
+            ).sum(1)
             for centroid in here.centroids
         ]
         nearest = np.argmin(distances, axis=0)
-        np.testing.assert_array_equal(here.predict(RECORDS[:, places], columns=columns), nearest)
+        np.testing.assert_array_equal(
+            here.predict(RECORDS[:, places], columns=columns), nearest
+        )
     np.testing.assert_array_equal(here.predict(RECORDS, columns=COLUMNS), labels)
 
 
@@ -94,7 +110,9 @@ def test_a_party_predicts_in_its_own_columns(here):
         (DataError, "X", 3, ["age"]),
     ],
 )
-def test_columns_that_are_not_there_are_one_sentence(here, error, match, width, columns):
+def test_columns_that_are_not_there_are_one_sentence(
+    here, error, match, width, columns
+):
     with pytest.raises(error, match=match):
         here.predict(RECORDS[:, :width], columns=columns)
 
@@ -106,7 +124,9 @@ def test_columns_that_are_not_there_are_one_sentence(here, error, match, width, 
 def test_parties_name_the_columns_that_are_theirs(first, second, wrong):
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(RECORDS, columns=COLUMNS)
-    with pytest.raises(DataError, match=rf"partitions\[{wrong}\] must have the columns"):
+    with pytest.raises(
+        DataError, match=rf"partitions\[{wrong}\] must have the columns"
+    ):
         simulate(made(), [table[first], table[second]])
 
 
@@ -115,9 +135,13 @@ def test_parties_may_have_tables_of_other_kinds(here, monkeypatch):
     table = pd.DataFrame(RECORDS, columns=COLUMNS)
     ages = Dataset.from_dict({"label": [0] * N, "age": table["age"].tolist()})
     given = []
-    monkeypatch.setattr(engines, "_run_in_process", lambda start, clients, own: given.extend(own))
+    monkeypatch.setattr(
+        engines, "_run_in_process", lambda start, clients, own: given.extend(own)
+    )
     with pytest.raises(RunError, match="No client reported"):
-        simulate(made(), [pl.DataFrame(table[["income", "visits"]].to_dict("list")), ages])
+        simulate(
+            made(), [pl.DataFrame(table[["income", "visits"]].to_dict("list")), ages]
+        )
     np.testing.assert_array_equal(given[0].records, RECORDS[:, :2])
     np.testing.assert_array_equal(given[1].records, RECORDS[:, 2:])
 

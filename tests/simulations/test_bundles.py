@@ -63,25 +63,37 @@ def test_an_app_has_format_1_with_its_license_and_versions(bundle):
     assert project["project"]["version"] == "0.1.0"
 
 
-def test_a_superlink_installs_nothing_for_an_app_also_offline(bundle, tmp_path, monkeypatch):
+def test_a_superlink_installs_nothing_for_an_app_also_offline(
+    bundle, tmp_path, monkeypatch
+):
     """What the SuperLink does before a run, without network and without a cache of packages."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     # It would put the new environment before all that is installed, in this process.
-    monkeypatch.setattr(dependency_installer, "_activate_runtime_env", lambda path: None)
+    monkeypatch.setattr(
+        dependency_installer, "_activate_runtime_env", lambda path: None
+    )
     made = dependency_installer.install_app_dependencies(bundle, "a run")
-    (packages,) = made.glob("lib/python*/site-packages") or made.glob("Lib/site-packages")
+    (packages,) = made.glob("lib/python*/site-packages") or made.glob(
+        "Lib/site-packages"
+    )
     assert not list(packages.glob("*.dist-info"))
 
 
 def test_without_the_apps_own_line_it_would_fetch_flower_anew(tmp_path, monkeypatch):
     """So the test above can fail."""
     text = (ROOT / "simulations" / "photo" / "pyproject.toml").read_text("utf-8")
-    (line,) = (line for line in text.splitlines(True) if line.startswith("override-dependencies"))
+    (line,) = (
+        line
+        for line in text.splitlines(True)
+        if line.startswith("override-dependencies")
+    )
     (tmp_path / "pyproject.toml").write_text(text.replace(line, ""), "utf-8")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(dependency_installer.RuntimeDependencyInstallationError, match="flwr"):
+    with pytest.raises(
+        dependency_installer.RuntimeDependencyInstallationError, match="flwr"
+    ):
         dependency_installer.install_app_dependencies(tmp_path, "a run")

@@ -30,7 +30,9 @@ def parts(monkeypatch):
     names = ("data", "model", "client_app", "server_app")
     found = {name: importlib.import_module(f"clustered_app.{name}") for name in names}
     yield SimpleNamespace(**found, table=importlib.import_module("table"))
-    for name in [name for name in sys.modules if name.split(".")[0] in ("clustered_app", "table")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("clustered_app", "table")
+    ]:
         del sys.modules[name]
 
 
@@ -40,7 +42,12 @@ def context_of(partition, n=N, **changes):
 
 
 def run(parts, output, **changes):
-    config = {"n-clients": N, "epsilon": 200.0, "num-server-rounds": 3, "output": str(output)}
+    config = {
+        "n-clients": N,
+        "epsilon": 200.0,
+        "num-server-rounds": 3,
+        "output": str(output),
+    }
     config = FLOWER["config"] | config | changes
 
     def client(message, context):
@@ -80,7 +87,9 @@ def test_every_image_is_at_one_client_as_its_scanner_shows_it(parts):
 
 
 def test_statistics_are_one_record_in_the_public_bounds_and_tell_scanners_apart(parts):
-    records = np.concatenate([parts.data.statistic(context_of(i, 100)) for i in range(100)])
+    records = np.concatenate(
+        [parts.data.statistic(context_of(i, 100)) for i in range(100)]
+    )
     assert records.shape == (100, 2)
     assert records.min() >= 0
     assert records.max() <= 16
@@ -112,10 +121,17 @@ def test_without_privacy_the_clusters_are_exact(parts, tmp_path):
 
 def test_a_client_returns_its_nearest_cluster(parts):
     with task_identity():
-        grid = InProcessGrid(lambda message, _: parts.client_app.app(message, context_of(5)), 1)
+        grid = InProcessGrid(
+            lambda message, _: parts.client_app.app(message, context_of(5)), 1
+        )
         own = parts.data.statistic(context_of(5))
-        for centroids, nearest in (([own + 3, own - 0.1, own - 3], 1), ([own, own + 1], 0)):
-            content = RecordDict({"centroids": ArrayRecord([np.concatenate(centroids)])})
+        for centroids, nearest in (
+            ([own + 3, own - 0.1, own - 3], 1),
+            ([own, own + 1], 0),
+        ):
+            content = RecordDict(
+                {"centroids": ArrayRecord([np.concatenate(centroids)])}
+            )
             (node,) = grid.get_node_ids()
             (reply,) = grid.send_and_receive([Message(content, node, "query.cluster")])
             assert reply.content.metric_records["metrics"]["cluster"] == nearest
@@ -138,7 +154,11 @@ def test_the_table_is_made_by_its_script(parts):
     changes = {"n-clients": 8, "num-server-rounds": 1, "local-passes": 1}
     head, line, *made = parts.table.rows([100.0], 1, **changes)
     assert (head, line) == ("| model | accuracy |", "|---|---|")
-    names = ["one per private cluster, ε = 100", "one per cluster, no noise", "one for all"]
+    names = [
+        "one per private cluster, ε = 100",
+        "one per cluster, no noise",
+        "one for all",
+    ]
     assert [row.split(" | ")[0].removeprefix("| ") for row in made] == names
     readme = (APP / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (one .*?) \| (0\.\d+) \(", readme, re.MULTILINE)

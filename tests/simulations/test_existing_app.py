@@ -55,7 +55,11 @@ def source(name):
 
 def added(name):
     """Return the lines of a file that were added, without their mark: imports, and others."""
-    lines = [line.removesuffix(MARK) for line in source(name).splitlines() if line.endswith(MARK)]
+    lines = [
+        line.removesuffix(MARK)
+        for line in source(name).splitlines()
+        if line.endswith(MARK)
+    ]
     return imports_and_others(lines)
 
 
@@ -67,7 +71,9 @@ def plain(tmp_path):
     (folder / PACKAGE / ADDED_FILE).unlink()
     for path in folder.glob("**/*.py"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if not line.rstrip().endswith(MARK)))
+        path.write_text(
+            "".join(line for line in lines if not line.rstrip().endswith(MARK))
+        )
     return folder
 
 
@@ -83,7 +89,9 @@ def load(monkeypatch):
     def imported(folder, form):
         forget()
         monkeypatch.syspath_prepend(str(folder))
-        client, server = (importlib.import_module(f"{PACKAGE}.{name}") for name in FORMS[form])
+        client, server = (
+            importlib.import_module(f"{PACKAGE}.{name}") for name in FORMS[form]
+        )
         assert Path(client.__file__).is_relative_to(folder)
         return client.app, server.app
 
@@ -111,10 +119,12 @@ def run(apps, output, node_config=None, **run_config):
             raise
 
     grid = RecordingGrid(client, N_CLIENTS)
-    random.seed(5)  # Flower asks clients, and so adds up their models, in a random order
+    # Flower asks clients, and so adds up their models, in a random order
+    random.seed(5)
     with task_identity(), failures_of_older_servers(failed):
         server_app(grid, Context(1, 1, {}, RecordDict(), config))
-    # Flower goes on without a client that failed, and older servers do not say why it did.
+    # Flower goes on without a client that failed, and older servers do not say why it
+    # did.
     assert not failed, "\n".join(failed)
     return outcome(output, grid)
 
@@ -147,7 +157,9 @@ def collecting(aggregate, failed):
                 if isinstance(failure, BaseException)
                 else str(failure[1].status)
             )
-            failed.append(f"the server, {aggregate.__name__} of round {server_round}:\n{shown}")
+            failed.append(
+                f"the server, {aggregate.__name__} of round {server_round}:\n{shown}"
+            )
         return aggregate(self, server_round, results, failures)
 
     return collect
@@ -161,7 +173,9 @@ def outcome(output, grid=None):
     for path in sorted(output.glob("clusters-*.npz")):
         found = read_centroids(path)  # as `assign` does
         clusters.append((found.centroids, found.counts))
-    return SimpleNamespace(model=model, accuracies=accuracies, clusters=clusters, grid=grid)
+    return SimpleNamespace(
+        model=model, accuracies=accuracies, clusters=clusters, grid=grid
+    )
 
 
 def check_training(accuracies):
@@ -182,7 +196,7 @@ def check_clusters(clusters):
     assert distances.min(axis=1).sum() < 1.5 * exact
 
 
-# --------------------------------------------------------------------------- what was added
+# ----------------------------------------------------------------------- what was added
 
 
 def test_it_is_an_app_that_installs_nothing(load):
@@ -198,9 +212,13 @@ def test_it_is_an_app_that_installs_nothing(load):
 
 def test_without_the_marked_lines_nothing_is_left_of_it(plain):
     files = sorted(plain.glob("**/*.py"))
-    assert {path.stem for path in files} > {name for form in FORMS.values() for name in form}
+    assert {path.stem for path in files} > {
+        name for form in FORMS.values() for name in form
+    }
     for path in files:
-        assert not re.search("flower_kmeans|cluster|added", path.read_text("utf-8")), path
+        assert not re.search("flower_kmeans|cluster|added", path.read_text("utf-8")), (
+            path
+        )
 
 
 def imports_and_others(lines):
@@ -217,7 +235,9 @@ def test_one_call_was_added_to_the_client_and_three_lines_to_the_server():
         assert line.startswith(start)
     assert len(server) == 3
     assert added("numpy_server_app")[1][-3:] == server
-    assert not any(MARK in source(name) for name in ("data", "model", "output", "__init__"))
+    assert not any(
+        MARK in source(name) for name in ("data", "model", "output", "__init__")
+    )
 
 
 def test_the_page_shows_what_was_added():
@@ -226,9 +246,12 @@ def test_the_page_shows_what_was_added():
     assert len(blocks) == len(names)
     for name, block in zip(names, blocks, strict=True):
         lines = [line for line in block.splitlines() if line not in ("", "+")]
-        imports, others = imports_and_others([line[1:] for line in lines if line.startswith("+")])
+        imports, others = imports_and_others(
+            [line[1:] for line in lines if line.startswith("+")]
+        )
         expected = ([], added(name)[1]) if name.startswith("numpy") else added(name)
-        assert (sorted(imports), others) == (sorted(expected[0]), expected[1])  # numpy: no imports
+        # numpy: no imports
+        assert (sorted(imports), others) == (sorted(expected[0]), expected[1])
         for line in lines:
             if line.startswith(" ") and line.strip() != "...":
                 assert line[1:] in source(name).splitlines()
@@ -241,7 +264,7 @@ def test_the_page_quotes_what_a_server_says():
         assert words in code.sentence
 
 
-# --------------------------------------------------------------------------- what it does
+# ------------------------------------------------------------------------- what it does
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -263,7 +286,9 @@ def test_training_is_what_it_was_without_the_clustering(form, load, plain, tmp_p
     assert (other_seed.model[0] != after.model[0]).any()
 
 
-def test_clients_of_an_older_servers_threads_do_not_disturb_each_other(load, plain, tmp_path):
+def test_clients_of_an_older_servers_threads_do_not_disturb_each_other(
+    load, plain, tmp_path
+):
     """Python before 3.11.8 fails if two clients read an array while the collector runs."""
     with switching_collector():
         run(load(plain, "client_fn"), tmp_path / "out")  # requires that no client fails
@@ -274,7 +299,11 @@ def test_a_client_that_fails_is_told_with_its_reason(load, plain, tmp_path):
 
     def client(message, context):
         metadata = message.metadata
-        asked = (context.node_config["partition-id"], metadata.message_type, metadata.group_id)
+        asked = (
+            context.node_config["partition-id"],
+            metadata.message_type,
+            metadata.group_id,
+        )
         if asked == (3, "train", "2"):
             raise ValueError("a node's own business")
         return client_app(message, context)
@@ -282,7 +311,9 @@ def test_a_client_that_fails_is_told_with_its_reason(load, plain, tmp_path):
     with pytest.raises(AssertionError) as told:
         run((client, server_app), tmp_path / "out")
     of_client, of_server = str(told.value).split("the server, ")
-    assert "client 3 (node 1004), train of round '2', in ThreadPoolExecutor" in of_client
+    assert (
+        "client 3 (node 1004), train of round '2', in ThreadPoolExecutor" in of_client
+    )
     assert 'raise ValueError("a node\'s own business")' in of_client
     assert of_server.startswith("aggregate_fit of round 2:")
     assert "a node's own business" in of_server
@@ -314,7 +345,9 @@ def results(monkeypatch):
 def test_server_and_clients_have_the_same_centroids(load, results, tmp_path):
     done = run(load(APP, "decorators"), tmp_path / "out")
     (result,) = results
-    np.testing.assert_array_equal(result.arrays["centroids"].numpy(), done.clusters[0][0])
+    np.testing.assert_array_equal(
+        result.arrays["centroids"].numpy(), done.clusters[0][0]
+    )
 
 
 def test_the_server_gets_models_and_no_centroid(load, blind, results, tmp_path):
@@ -330,7 +363,10 @@ def test_the_server_gets_models_and_no_centroid(load, blind, results, tmp_path):
     assert len(values) >= 8
     assert not [value for value in values if value.tobytes() in seen]
     clusters = {f"clusters-{i}.npz" for i in range(N_CLIENTS)}
-    assert {path.name for path in output.iterdir()} == {"model.npz", "accuracy.json"} | clusters
+    assert {path.name for path in output.iterdir()} == {
+        "model.npz",
+        "accuracy.json",
+    } | clusters
 
 
 def policy_files(tmp_path, text):
@@ -352,7 +388,9 @@ def test_on_a_node_the_operators_file_decides(load, tmp_path):
     done = run(apps, tmp_path / "accepted", policy_files(tmp_path, "max_epsilon = 1.0"))
     check_clusters(done.clusters)
     assert (tmp_path / "node-3" / "state").is_dir()
-    with pytest.raises(TooFewClientsError, match="outside of what the client's policy accepts"):
+    with pytest.raises(
+        TooFewClientsError, match="outside of what the client's policy accepts"
+    ):
         run(apps, tmp_path / "refused", policy_files(tmp_path, "max_epsilon = 0.5"))
     # The training came first, and was not lost.
     refused = outcome(tmp_path / "refused")
@@ -363,9 +401,13 @@ def test_on_a_node_the_operators_file_decides(load, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.ray
 def test_both_work_on_ray(load, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(APP), prepend=":")  # for the clients' processes
+    # for the clients' processes
+    monkeypatch.setenv("PYTHONPATH", str(APP), prepend=":")
     client_app, server_app = load(APP, "decorators")
-    config = FLOWER["config"] | {"output": str(tmp_path / "out"), "num-server-rounds": 2}
+    config = FLOWER["config"] | {
+        "output": str(tmp_path / "out"),
+        "num-server-rounds": 2,
+    }
     with_main = ServerApp()
 
     @with_main.main()
@@ -395,7 +437,7 @@ def test_both_work_on_ray(load, tmp_path, monkeypatch):
     check_clusters(done.clusters)
 
 
-# --------------------------------------------------------------------------- what comes out
+# ----------------------------------------------------------------------- what comes out
 
 
 def test_costs_are_as_the_page_says():
@@ -404,10 +446,13 @@ def test_costs_are_as_the_page_says():
     code, _, call = block.rpartition("print(")
     namespace = {}
     exec(compile(code, "docs/existing-app.md", "exec"), namespace)  # noqa: S102
-    cost, quarters, images = (namespace[name] for name in ("cost", "quarters", "images"))
+    cost, quarters, images = (
+        namespace[name] for name in ("cost", "quarters", "images")
+    )
     assert "quarters, n_clusters=4, upper=10.0" in call
     np.testing.assert_array_equal(quarters, QUARTERS)
-    # The middle 90% of 40, 40 and 20 runs: 1.01 to 1.06, 1.01 to 1.05, and 1.14 to 1.24.
+    # The middle 90% of 40, 40 and 20 runs: 1.01 to 1.06, 1.01 to 1.05, and 1.14 to
+    # 1.24.
     assert 0.99 < cost(quarters, 4, 10.0) < 1.3
     assert 0.99 < cost(quarters, 4, 16.0) < 1.3
     assert 1.05 < cost(images, 10, 16.0) < 1.4

@@ -55,7 +55,11 @@ def quick(experiments, tmp_path_factory):
     """Arguments, outcomes and directory; without PE-means, whose rounds grow with epsilon."""
     output = tmp_path_factory.mktemp("feddp")
     methods = all_but(experiments, experiments.PE)
-    arguments = [*small("record --quick --epsilons 1000", output), "--methods", *methods]
+    arguments = [
+        *small("record --quick --epsilons 1000", output),
+        "--methods",
+        *methods,
+    ]
     return arguments, experiments.main(arguments), output
 
 
@@ -65,7 +69,9 @@ def test_all_methods_and_their_guarantee_are_in_the_table(experiments, quick):
     methods = all_but(experiments, experiments.PE)
     facts = ["trust='trusted-server'", "unit='record'", "n_clients=8", "min_clients="]
     facts += ["noise factor 1,", "delta=1e-06", *sys.modules["outcomes"].FIGURES]
-    assert not [fact for fact in (*facts, *(f"| {m} |" for m in methods)) if fact not in table]
+    assert not [
+        fact for fact in (*facts, *(f"| {m} |" for m in methods)) if fact not in table
+    ]
     assert len(outcomes) == len(methods)
     assert (output / "feddp.png").read_bytes().startswith(b"\x89PNG")
 
@@ -90,8 +96,22 @@ def test_a_file_of_runs_is_gone_on_with(experiments, quick):
 
 @pytest.mark.thorough
 def test_its_commands_run_in_two_processes(tmp_path):
-    command = [sys.executable, str(FOLDER / "experiments.py"), "record", "--quick", "--jobs", "2"]
-    command += ["--runs", "2", "--methods", "optimum (not private)", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(FOLDER / "experiments.py"),
+        "record",
+        "--quick",
+        "--jobs",
+        "2",
+    ]
+    command += [
+        "--runs",
+        "2",
+        "--methods",
+        "optimum (not private)",
+        "--output",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, timeout=600, capture_output=True)
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2
 
@@ -101,10 +121,17 @@ def test_whole_clients_and_shared_noise(experiments, tmp_path):
     methods = all_but(experiments, experiments.SYNOPSIS, experiments.PE)
     arguments += ["--trust", "distributed-noise", "--methods", *methods]
     outcomes = experiments.main(arguments)
-    private = [each for each in outcomes if each["method"] not in experiments.NOT_PRIVATE]
+    private = [
+        each for each in outcomes if each["method"] not in experiments.NOT_PRIVATE
+    ]
     assert len(private) == 4
     for each in private:
-        shared = {"unit": "client", "trust": "distributed-noise", "clip": "20", "n_clients": 12}
+        shared = {
+            "unit": "client",
+            "trust": "distributed-noise",
+            "clip": "20",
+            "n_clients": 12,
+        }
         assert shared.items() <= each.items()
         assert each["min_clients"] < 12
         assert each["noise_factor"] > 1
@@ -113,7 +140,9 @@ def test_whole_clients_and_shared_noise(experiments, tmp_path):
 
 def test_methods_without_server_points_have_the_librarys_clips(experiments, tmp_path):
     arguments = small("client --quick --clients 4 --clip 20 --epsilons 1", tmp_path)
-    outcomes = experiments.main([*arguments, "--methods", experiments.SYNOPSIS, experiments.PE])
+    outcomes = experiments.main(
+        [*arguments, "--methods", experiments.SYNOPSIS, experiments.PE]
+    )
     common = (10, Box([0.0] * 10, [1.0] * 10), PrivacyBudget(1.0, unit="client"), 200)
     votes = PEMeans(*common, n_clients=4).clips["votes"]
     table = (tmp_path / "client.md").read_text("utf-8")
@@ -134,8 +163,13 @@ def test_beyond_16_columns_pe_means_projects(experiments, populations, d, projec
 
 
 def test_missing_components(experiments, tmp_path):
-    outcomes = experiments.main(small("missing --quick --missing 0 2 --epsilons 100", tmp_path))
-    assert {each["population"] for each in outcomes} == {"0 missing (quick)", "2 missing (quick)"}
+    outcomes = experiments.main(
+        small("missing --quick --missing 0 2 --epsilons 100", tmp_path)
+    )
+    assert {each["population"] for each in outcomes} == {
+        "0 missing (quick)",
+        "2 missing (quick)",
+    }
     found = {each["method"] for each in outcomes}
     assert found == set(all_but(experiments, experiments.SYNOPSIS, experiments.PE))
     assert len(outcomes) == 2 * len(found)
@@ -161,7 +195,7 @@ def test_a_file_with_a_column_of_clients(experiments, tmp_path):
         experiments.main(["data", "--data", str(path), "--client-column", "site"])
 
 
-# ------------------------------------------------------------------------------ public numbers
+# ----------------------------------------------------------------------- public numbers
 
 
 def test_domain_is_of_the_parameters(populations):
@@ -217,21 +251,28 @@ def test_the_legend_names_what_any_panel_shows(experiments):
         for name, method in (("a", outcomes.LLOYD), ("b", outcomes.SYNOPSIS))
     ]
     (legend,) = outcomes.plot(shown).legends
-    assert [text.get_text() for text in legend.get_texts()] == [outcomes.SYNOPSIS, outcomes.LLOYD]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        outcomes.SYNOPSIS,
+        outcomes.LLOYD,
+    ]
 
 
-# ------------------------------------------------------------------------------ one output
+# --------------------------------------------------------------------------- one output
 
 
 @pytest.fixture
 def measured(experiments, tmp_path, monkeypatch):
     """Return the tasks that were measured, in another directory; nothing is run or drawn."""
     found = []
-    (tmp_path / "china.csv").write_text("red,green,blue,column,row\n1,2,3,0,0\n4,5,6,1,1\n")
+    (tmp_path / "china.csv").write_text(
+        "red,green,blue,column,row\n1,2,3,0,0\n4,5,6,1,1\n"
+    )
 
     def measure(task, *_, **__):
         found.append(task)
-        return {name: kind(1) for name, kind in sys.modules["outcomes"].MEASURES.items()}
+        return {
+            name: kind(1) for name, kind in sys.modules["outcomes"].MEASURES.items()
+        }
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "measure", measure)
@@ -257,7 +298,9 @@ def test_the_documents_commands_share_an_output(experiments, measured):
 
 
 def test_rows_of_other_data_are_refused(experiments, measured):
-    command = "data --data china.csv --client-column column --bounds 0 255 --runs 1 --jobs 1"
+    command = (
+        "data --data china.csv --client-column column --bounds 0 255 --runs 1 --jobs 1"
+    )
     experiments.main(command.split())
     n_done = len(measured)
     for change, words in (
@@ -285,17 +328,26 @@ def test_other_clips_are_other_rows(experiments, measured):
     command = "client --clients 5 --runs 1 --epsilons 1 --jobs 1 --clip 20"
     for each in (command, f"{command}.0000001"):
         experiments.main([*each.split(), "--methods", experiments.FEDDP])
-    assert [each.variant.split(", ")[1] for each in measured] == ["clip 20", "clip 20.0000001"]
+    assert [each.variant.split(", ")[1] for each in measured] == [
+        "clip 20",
+        "clip 20.0000001",
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ("record --clip 20", "--clip is for --unit client alone"),
-        ("client --unit record --lloyd-clip 20", "--lloyd-clip is for --unit client alone"),
+        (
+            "client --unit record --lloyd-clip 20",
+            "--lloyd-clip is for --unit client alone",
+        ),
         ("record --clients 50", "--clients is for the table client alone"),
         ("client --missing 1", "--missing is for the table missing alone"),
-        ("record --data china.csv --client-column a --bounds 0 1", "--data is for the table"),
+        (
+            "record --data china.csv --client-column a --bounds 0 1",
+            "--data is for the table",
+        ),
         ("data --clusters 5", "--clusters is for --data alone"),
     ],
 )

@@ -32,7 +32,14 @@ def found_kinds(text):
 
 
 def test_it_finds_the_kinds_of_persons(script, tmp_path, capsys):
-    arguments = ["--output", str(tmp_path / "out"), "--persons", "1000", "--epsilon", "4"]
+    arguments = [
+        "--output",
+        str(tmp_path / "out"),
+        "--persons",
+        "1000",
+        "--epsilon",
+        "4",
+    ]
     assert script.main(arguments) == 0
     centroids, sizes, sexes = found_kinds(capsys.readouterr().out)
     assert len(centroids) == 7
@@ -45,17 +52,25 @@ def test_it_finds_the_kinds_of_persons(script, tmp_path, capsys):
     assert "exists" in capsys.readouterr().err
 
 
-def test_there_is_one_row_for_each_person_which_follows_from_its_entries(script, tmp_path):
+def test_there_is_one_row_for_each_person_which_follows_from_its_entries(
+    script, tmp_path
+):
     uris = script.make_hospitals(tmp_path, 40, 1, None)
     query = Query(uris[1], script.QUERY, script.DOMAIN)
     (before,) = query.blocks()
     assert len(before["visits"]) == 40
-    with closing(sqlite3.connect(uris[1].removeprefix("sqlite:///"))) as connection, connection:
+    with (
+        closing(sqlite3.connect(uris[1].removeprefix("sqlite:///"))) as connection,
+        connection,
+    ):
         for table in ("person", "visit_occurrence", "measurement"):
             connection.execute(f"DELETE FROM {table} WHERE person_id = 7")  # noqa: S608
     (after,) = query.blocks()
     for name in query.names:
-        assert after[name].tolist() == [*before[name][:6].tolist(), *before[name][7:].tolist()]
+        assert after[name].tolist() == [
+            *before[name][:6].tolist(),
+            *before[name][7:].tolist(),
+        ]
 
 
 @pytest.mark.thorough

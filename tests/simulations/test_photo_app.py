@@ -40,7 +40,9 @@ def test_it_is_an_app_that_installs_nothing(apps):
 
 
 @pytest.mark.default_cases("distributed-noise")
-@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "trusted-server"])
+@pytest.mark.parametrize(
+    "trust", ["clients-only", "distributed-noise", "trusted-server"]
+)
 def test_a_run_leaves_report_centroids_and_picture(apps, tmp_path, trust):
     client_app, server_app = apps
     output = tmp_path / "out"

@@ -22,7 +22,13 @@ from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 APP = Path(__file__).parents[2] / "simulations" / "vertical"
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text("utf-8"))
 FLOWER = CONFIG["tool"]["flwr"]["app"]
-SMALL = {"n-clusters": 2, "n-records": 600, "n-rounds": 1, "radius": False, "epsilon": 100.0}
+SMALL = {
+    "n-clusters": 2,
+    "n-records": 600,
+    "n-rounds": 1,
+    "radius": False,
+    "epsilon": 100.0,
+}
 
 
 @pytest.fixture
@@ -72,10 +78,18 @@ def test_it_installs_nothing_and_its_bounds_fit_its_customers(monkeypatch):
 def test_a_simulation_leaves_a_report_and_the_same_result_at_both_parties(is_real, run):
     report = run()
     values = json.loads(report.read_text("utf-8"))
-    assert (values["trust"], values["n_clients"], values["finished"]) == ("vertical", 2, True)
+    assert (values["trust"], values["n_clients"], values["finished"]) == (
+        "vertical",
+        2,
+        True,
+    )
     assert values["arrays_at_the_server"] == []
-    assert "<caption>Centroids</caption>" not in report.with_suffix(".html").read_text("utf-8")
-    (centroids, counts), other = (read(report.with_name(f"party-{i}.npz")) for i in (0, 1))
+    assert "<caption>Centroids</caption>" not in report.with_suffix(".html").read_text(
+        "utf-8"
+    )
+    (centroids, counts), other = (
+        read(report.with_name(f"party-{i}.npz")) for i in (0, 1)
+    )
     np.testing.assert_array_equal(centroids, other[0])
     np.testing.assert_array_equal(counts, other[1])
     assert centroids.shape == (2, 4)
@@ -90,15 +104,33 @@ def write_node(directory, slot, table):
     node.mkdir()
     header = ("a,b", "c")[slot]
     np.savetxt(node / "own.csv", table, delimiter=",", header=header, comments="")
-    (node / "ids.txt").write_text("".join(f"{1000 + i}\n" for i in range(len(table))), "utf-8")
+    (node / "ids.txt").write_text(
+        "".join(f"{1000 + i}\n" for i in range(len(table))), "utf-8"
+    )
     columns = json.dumps(header.split(","))
-    lines = ['trusts = ["vertical"]', "min_clients = 2", 'state_dir = "state"', f"party = {slot}"]
-    lines += [f"columns = {columns}", "max_epsilon = 100.0", "max_total_epsilon = 200.0"]
+    lines = [
+        'trusts = ["vertical"]',
+        "min_clients = 2",
+        'state_dir = "state"',
+        f"party = {slot}",
+    ]
+    lines += [
+        f"columns = {columns}",
+        "max_epsilon = 100.0",
+        "max_total_epsilon = 200.0",
+    ]
     policy = node / "policy.toml"
     policy.write_text("\n".join(lines), "utf-8")
     policy.chmod(0o600)
-    names = {"data": node / "own.csv", "ids": node / "ids.txt", "result": node / "result.npz"}
-    return {**{key: str(path) for key, path in names.items()}, "policy-file": str(policy)}
+    names = {
+        "data": node / "own.csv",
+        "ids": node / "ids.txt",
+        "result": node / "result.npz",
+    }
+    return {
+        **{key: str(path) for key, path in names.items()},
+        "policy-file": str(policy),
+    }
 
 
 CENTERS = np.array([[0.2, 0.2, 0.3], [0.8, 0.7, 0.7]])
@@ -110,7 +142,10 @@ def nodes(tmp_path):
     """Two nodes with the columns of the same customers."""
     rng = np.random.default_rng(3)
     table = CENTERS[np.arange(600) % 2] + rng.normal(0, 0.05, (600, 3))
-    return [write_node(tmp_path, slot, table[:, own]) for slot, own in enumerate(([0, 1], [2]))]
+    return [
+        write_node(tmp_path, slot, table[:, own])
+        for slot, own in enumerate(([0, 1], [2]))
+    ]
 
 
 def test_nodes_with_files_follow_their_operators(is_real, run, nodes):
@@ -155,7 +190,9 @@ def test_parties_may_declare_their_columns_in_files(is_real, run, nodes, tmp_pat
 
 def test_a_domain_that_was_read_off_records_is_refused(run, tmp_path, monkeypatch):
     path = tmp_path / "own.toml"
-    path.write_text(TableDomain([Number("a", 0.0, 1.0)], from_records=True).to_toml(), "utf-8")
+    path.write_text(
+        TableDomain([Number("a", 0.0, 1.0)], from_records=True).to_toml(), "utf-8"
+    )
     domain, widths = load_script(monkeypatch, "customers", APP).read_domains(f"{path}")
     assert (domain.from_records, widths) == (True, [1])
     other = declared(tmp_path, Number("b", 0.0, 1.0))

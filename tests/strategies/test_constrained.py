@@ -43,7 +43,14 @@ def test_clients_that_are_away_do_not_move_the_means(name, trust, faults, answer
 
 
 def test_clients_may_have_no_records_or_too_many():
-    parts = [PARTS[0], PARTS[0][:0], np.vstack(PARTS[1:5]), PARTS[5][:3], PARTS[5], PARTS[5]]
+    parts = [
+        PARTS[0],
+        PARTS[0][:0],
+        np.vstack(PARTS[1:5]),
+        PARTS[5][:3],
+        PARTS[5],
+        PARTS[5],
+    ]
     found = simulate(make(trust="plain"), parts)
     assert found.report.answers == [M] * 3
     assert found.counts.sum() == N  # all slots, at any client

@@ -29,7 +29,11 @@ from rows import (
 from saying import assert_within
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, ObliviousServerError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+)
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol.messages import Ask, Finish
@@ -67,7 +71,11 @@ def test_runs_end_with_one_result(name, trust, unit, start):
     assert len(outcome.results) == M
     assert result.centroids.shape == (3, ROWS[name][1])
     assert np.isfinite(result.counts).all()
-    assert (result.weights is None) == (result.size_report is None) == ("bounds" not in name)
+    assert (
+        (result.weights is None)
+        == (result.size_report is None)
+        == ("bounds" not in name)
+    )
     assert (result.synopsis is None) == ("Synopsis" not in name)
     messages = [item.message for item in outcome.grid.sent]
     sent = {m.query for m in messages if isinstance(m, Ask)}
@@ -93,14 +101,21 @@ def test_runs_end_with_one_result(name, trust, unit, start):
 @cases("record", "client")
 def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
     strategy = finished(name, trust, unit).strategy
-    report, names = strategy.report.to_dict(), [each.name for each in strategy.plan.releases]
+    report, names = (
+        strategy.report.to_dict(),
+        [each.name for each in strategy.plan.releases],
+    )
     assert [(each["round"], each["name"]) for each in report["releases"]] == [
-        (t, each.name) for t, found in enumerate(strategy.plan.rounds, start=1) for each in found
+        (t, each.name)
+        for t, found in enumerate(strategy.plan.rounds, start=1)
+        for each in found
     ]
     if report["mu"] is not None:
         mus = [each["mu"] for each in report["releases"]]
         assert math.hypot(*mus) == pytest.approx(report["mu"], rel=1e-9)
-    assert list(report["clips"]) == (list(dict.fromkeys(names)) if unit == "client" else [])
+    assert list(report["clips"]) == (
+        list(dict.fromkeys(names)) if unit == "client" else []
+    )
     assert report["clips"] == strategy.clips
 
 
@@ -120,10 +135,14 @@ def test_without_noise_every_trust_model_gives_the_same_integers(name):
     """Queries that clients compute are those that a server sends; and the clusters are found."""
     *_, off = ROWS[name]
     with without_noise():
-        found = [run(name, make(name, trust)).one for trust in TRUSTS if runs(name, trust)]
+        found = [
+            run(name, make(name, trust)).one for trust in TRUSTS if runs(name, trust)
+        ]
     for other in found[1:]:
         for array in ("centroids", "counts", "weights"):
-            np.testing.assert_array_equal(getattr(other, array), getattr(found[0], array))
+            np.testing.assert_array_equal(
+                getattr(other, array), getattr(found[0], array)
+            )
     plain = run(name, make(name, "plain"))
     report = plain.strategy.report
     assert (report.trust, report.epsilon, report.is_private) == ("plain", None, False)
@@ -150,12 +169,16 @@ FAULTY = ("PEMeans", "SynopsisKMeans", "Split")
         for kind in ("crash", "late", "twice", "shape", "round")
     ],
 )
-def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(name, trust, unit, kind):
+def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(
+    name, trust, unit, kind
+):
     """Without noise, the sum of each round is exactly that of the clients who answered it."""
     strategy = make(name, trust, unit=unit)
     away = {t: (t - 1) % M for t in range(1, strategy.n_rounds + 1)}
     with without_noise():
-        outcome = run(name, strategy, faults=[Fault(i, t, kind) for t, i in away.items()])
+        outcome = run(
+            name, strategy, faults=[Fault(i, t, kind) for t, i in away.items()]
+        )
     report, missing = strategy.report, kind != "twice"
     assert report.answers == [M - missing] * strategy.n_rounds
     dropped = [(entry.round, entry.client) for entry in report.dropped]
@@ -163,7 +186,9 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(name, trust, 
     assert len(outcome.results) == M
     for query in queries(outcome):
         there = present(outcome, query.round, parts_of(name))
-        np.testing.assert_array_equal(outcome.sums[query.round], exact(outcome, query, there))
+        np.testing.assert_array_equal(
+            outcome.sums[query.round], exact(outcome, query, there)
+        )
 
 
 @pytest.mark.default_cases("values")
@@ -172,10 +197,13 @@ def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path)
     """Where clients compute the queries, they replay the transcript."""
     roster, policies = write_roster(tmp_path, M)
     strategy = make(name, trust, keys="roster", roster_file=roster, min_clients=3)
-    late = [Fault(i, 0, "late") for i in ((1, 4) if trust == "oblivious-server" else (4,))]
+    late = [
+        Fault(i, 0, "late") for i in ((1, 4) if trust == "oblivious-server" else (4,))
+    ]
     outcome = run(name, strategy, policy=policies, faults=late)
-    # They are in round 1 where their reply came before it, and are given the group key there. With
-    # shares a vote waits for them where one more absent member could make it fail.
+    # They are in round 1 where their reply came before it, and are given the group key
+    # there. With shares a vote waits for them where one more absent member could make
+    # it fail.
     before = 0 if trust in (*BLIND, "distributed-noise") else 1
     answers = [M - len(late)] * before + [M] * (strategy.n_rounds - before)
     assert strategy.report.answers == answers
@@ -187,7 +215,10 @@ def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path)
 @cases("record", names=FAULTY)
 def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_path):
     """States are written down between all messages, as bytes, and read again."""
-    policies = [replace(SIMULATED, in_memory=False, state_dir=tmp_path / str(i)) for i in range(M)]
+    policies = [
+        replace(SIMULATED, in_memory=False, state_dir=tmp_path / str(i))
+        for i in range(M)
+    ]
     strategy = make(name, trust)
 
     def restart(grid, messages):
@@ -213,7 +244,13 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
     [("FastLloyd", trust) for trust in ("clients-only", "plain")]
     + [
         (name, trust)
-        for name in ("FastLloyd", "FedDPKMeans", "PEMeans", "HDPEMeans", "SynopsisKMeans, bounds")
+        for name in (
+            "FastLloyd",
+            "FedDPKMeans",
+            "PEMeans",
+            "HDPEMeans",
+            "SynopsisKMeans, bounds",
+        )
         for trust in ("distributed-noise", "oblivious-server")
         if runs(name, trust)
     ],
@@ -222,14 +259,18 @@ def test_ray_gives_the_same_result(name, trust):
     """Node ids differ, and with them the noise, so there is next to none."""
     options = {"epsilon": 1e6, "fraction_bits": 20}
     found = [
-        simulate(make(name, trust, **options), parts_of(name), engine=engine, timeout=600)
+        simulate(
+            make(name, trust, **options), parts_of(name), engine=engine, timeout=600
+        )
         for engine in ("in-process", "ray")
     ]
     # A server's k-means numbers its clusters by chance.
     first, second = (np.argsort(result.centroids[:, 0]) for result in found)
     for array, atol in (("centroids", 0.1), ("counts", 1.0)):
         one, other = getattr(found[0], array)[first], getattr(found[1], array)[second]
-        np.testing.assert_allclose(one, other, rtol=0, atol=0 if trust == "plain" else atol)
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=0 if trust == "plain" else atol
+        )
     assert found[1].report.answers == [M] * found[1].report.n_rounds
     assert (found[1].weights is None) == ("bounds" not in name)
 
@@ -251,8 +292,12 @@ def test_runs_take_keys_from_a_roster(name, trust, unit, tmp_path):
     trusts=("oblivious-server", "trusted-server", "plain"),
     names=[name for name in ROWS if not name.startswith("constrained, amn")],
 )
-def test_clients_without_records_and_equal_records_are_no_error(name, trust, unit, records):
-    strategy = make(name, trust, domain=Box([-14.0] * ROWS[name][1], [14.0] * ROWS[name][1]))
+def test_clients_without_records_and_equal_records_are_no_error(
+    name, trust, unit, records
+):
+    strategy = make(
+        name, trust, domain=Box([-14.0] * ROWS[name][1], [14.0] * ROWS[name][1])
+    )
     result = run(name, strategy, [np.full((records, ROWS[name][1]), 1.5)] * M).one
     off = np.abs(result.centroids)
     assert_within("a coordinate of a centroid has the size", off, most=14.0, slack=1e-3)
@@ -263,7 +308,9 @@ def test_clients_without_records_and_equal_records_are_no_error(name, trust, uni
 
 def test_every_strategy_has_a_row():
     classes = {cls for cls, *_ in ROWS.values()} | {Lloyd}
-    assert classes - {Split} == {cls for cls in BY_NAME.values() if issubclass(cls, KMeansStrategy)}
+    assert classes - {Split} == {
+        cls for cls in BY_NAME.values() if issubclass(cls, KMeansStrategy)
+    }
     # A case that is refused has no test, so none may be lost.
     assert (len(listed("record")), len(listed("client"))) == (62, 28)
 
@@ -292,7 +339,9 @@ def test_rows_for_single_records_only_refuse_to_protect_clients(name):
 
 
 @pytest.mark.parametrize("start", [None, stock_start])
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "initial" not in row[2]])
+@pytest.mark.parametrize(
+    "name", [name for name, row in ROWS.items() if "initial" not in row[2]]
+)
 def test_initial_centroids_are_refused_by_those_that_make_their_own(name, start):
     strategy, initial = make(name, "trusted-server"), np.zeros((3, ROWS[name][1]))
     own = f": {type(strategy).__name__} makes its own"
@@ -341,7 +390,9 @@ def test_signature_and_documentation_hold_every_parameter(cls):
             inspect.Parameter.empty,
         ):
             assert line.endswith(f", default: {parameters[name].default!r}")
-    with pytest.raises(ConfigurationTypeError, match=f"{cls.__name__} takes no parameter 'alfa'"):
+    with pytest.raises(
+        ConfigurationTypeError, match=f"{cls.__name__} takes no parameter 'alfa'"
+    ):
         cls(3, Ball(1.0, [0.0]), PrivacyBudget(None), alfa=1)
 
 
@@ -363,7 +414,9 @@ def test_options_reach_the_algorithm_and_the_run_document(name, option, value, f
     np.testing.assert_array_equal(getattr(strategy.algorithm, field), value)
     config = strategy.algorithm.to_config()
     assert config[field] != usual.algorithm.to_config().get(field)
-    seen = type(strategy.algorithm).from_config(config, strategy.domain, strategy.plan.budget)
+    seen = type(strategy.algorithm).from_config(
+        config, strategy.domain, strategy.plan.budget
+    )
     np.testing.assert_array_equal(getattr(seen, field), value)
 
 
@@ -381,8 +434,12 @@ def test_a_constructor_of_ones_own_is_completed_or_left_alone():
         None.
         """
 
-        def __init__(self, n_clusters, domain, privacy, n_records=None, *, rate, **options):
-            super().__init__(n_clusters, domain, privacy, n_records, n_rounds=1, **options)
+        def __init__(
+            self, n_clusters, domain, privacy, n_records=None, *, rate, **options
+        ):
+            super().__init__(
+                n_clusters, domain, privacy, n_records, n_rounds=1, **options
+            )
 
     class Closed(GLloyd):
         """Nothing to choose."""
@@ -397,5 +454,8 @@ def test_a_constructor_of_ones_own_is_completed_or_left_alone():
     assert Fixed.__doc__.count("Parameters\n") == Fixed.__doc__.count("Notes\n") == 1
     assert Fixed(2, Ball(1.0, [0.0]), PrivacyBudget(1.0), 100, rate=1.0).n_rounds == 1
     assert list(inspect.signature(Closed).parameters) == ["domain"]
-    assert (Closed.__doc__, shared.__doc__) == ("Nothing to choose.", "Names no algorithm.")
+    assert (Closed.__doc__, shared.__doc__) == (
+        "Nothing to choose.",
+        "Names no algorithm.",
+    )
     assert Closed(Ball(1.0, [0.0])).n_clusters == 2

@@ -27,8 +27,14 @@ START = CENTERS + 1.5  # within a radius of most of the records
 KINDS = {
     "FastLloyd": (FastLloyd, {"n_rounds": 2, "initial": START}),
     "GLloyd": (GLloyd, {"n_rounds": 2, "initial": START}),
-    "absolute": (FedDPKMeans, {"n_rounds": 2, "server_data": SERVER, "sums": "absolute"}),
-    "relative": (FedDPKMeans, {"n_rounds": 2, "server_data": SERVER, "sums": "relative"}),
+    "absolute": (
+        FedDPKMeans,
+        {"n_rounds": 2, "server_data": SERVER, "sums": "absolute"},
+    ),
+    "relative": (
+        FedDPKMeans,
+        {"n_rounds": 2, "server_data": SERVER, "sums": "relative"},
+    ),
 }
 KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -56,7 +62,10 @@ def exact_cost(outcome):
         factors = reach / np.maximum(np.sqrt(d2), reach)
         points = before[labels] + (points - before[labels]) * factors[:, None]
     elif getattr(algorithm, "radius", None) is not None:  # they do not count
-        labels, points = labels[d2 <= algorithm.radius**2], points[d2 <= algorithm.radius**2]
+        labels, points = (
+            labels[d2 <= algorithm.radius**2],
+            points[d2 <= algorithm.radius**2],
+        )
     near = algorithm.domain.from_unit(points * 2.0**-q)
     exact = float(((near - outcome.strategy.centroids[labels]) ** 2).sum())
     return exact, len(near) * 2.0 ** -(q + 1) * user_scale(algorithm.domain)[0] ** 2
@@ -102,8 +111,8 @@ def test_the_cost_is_within_seven_standard_errors(kind, trust, start):
 def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     """Six clients add a share; what five honest ones do not need is removed, or cannot be.
 
-    The cost has the noise of the last round, and the report the most of all: where one of six is
-    missing in the rounds before, the plan's share is one of 4, then of 5.
+    The cost has the noise of the last round, and the report the most of all: where one
+    of six is missing in the rounds before, the plan's share is one of 4, then of 5.
     """
     strategy = make(kind, "distributed-noise", min_clients=least)
     missing = range(1, min(away, strategy.n_rounds - 1) + 1)
@@ -111,9 +120,13 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     report = strategy.report
     planned = strategy.algorithm.cost_estimate(outcome.server.state, 1.0)
     assert (report.levels == ()) == (least == 6)
-    assert report.answers == [5] * len(missing) + [6] * (strategy.n_rounds - len(missing))
+    assert report.answers == [5] * len(missing) + [6] * (
+        strategy.n_rounds - len(missing)
+    )
     assert report.noise_factor == pytest.approx(math.sqrt(5 / 4 if away else 6 / 5))
-    assert report.cost.standard_error == pytest.approx(math.sqrt(6 / 5) * planned.standard_error)
+    assert report.cost.standard_error == pytest.approx(
+        math.sqrt(6 / 5) * planned.standard_error
+    )
     assert report.cost.value > planned.value
 
 
@@ -121,7 +134,9 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
 @pytest.mark.parametrize("cost", [False, True])
 @pytest.mark.parametrize("unit", ["record", "client"])
 @KIND
-def test_a_cost_is_there_where_it_was_asked_for_and_says_that_clients_are_clipped(kind, unit, cost):
+def test_a_cost_is_there_where_it_was_asked_for_and_says_that_clients_are_clipped(
+    kind, unit, cost
+):
     strategy = make(kind, "trusted-server", unit=unit, cost=cost)
     run(strategy)
     assert (strategy.report.cost is not None) == cost

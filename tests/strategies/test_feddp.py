@@ -22,9 +22,23 @@ PARTS = np.array_split(RNG(2).permutation(RECORDS), 6)
 BALL = Ball(14.0, [0.0, 0.0, 0.0])
 
 
-def make(trust="distributed-noise", *, epsilon=8.0, unit="record", k=3, domain=BALL, **options):
+def make(
+    trust="distributed-noise",
+    *,
+    epsilon=8.0,
+    unit="record",
+    k=3,
+    domain=BALL,
+    **options,
+):
     budget = PrivacyBudget(None if trust == "plain" else epsilon, unit=unit)
-    options = {"server_data": SERVER, "n_rounds": 2, "n_clients": 6, "min_clients": 3, **options}
+    options = {
+        "server_data": SERVER,
+        "n_rounds": 2,
+        "n_clients": 6,
+        "min_clients": 3,
+        **options,
+    }
     return FedDPKMeans(k, domain, budget, 1200, trust=trust, **options)
 
 
@@ -32,15 +46,20 @@ def run(strategy, parts=PARTS, **options):
     return run_recorded(strategy, parts, **options)
 
 
-@pytest.mark.parametrize(("trust", "d"), [("trusted-server", 784), ("distributed-noise", 100)])
+@pytest.mark.parametrize(
+    ("trust", "d"), [("trusted-server", 784), ("distributed-noise", 100)]
+)
 def test_second_moments_travel_by_half(trust, d):
     """With many columns the first message is d (d + 1) / 2 words, and one that is counted."""
     points, records = RNG(5).normal(size=(4, d)) * 0.1, RNG(4).normal(size=(9, d)) * 0.1
     options = {"server_data": points, "n_rounds": 1, "n_clients": 3}
-    outcome = run(make(trust, k=2, domain=Ball(4.0, np.zeros(d)), **options), np.split(records, 3))
+    outcome = run(
+        make(trust, k=2, domain=Ball(4.0, np.zeros(d)), **options), np.split(records, 3)
+    )
     outcome.agreed()
-    # No message is longer in either direction. One of d x d words would be twice as long.
-    copies = 3 if trust == "distributed-noise" else 1  # shares for three; three opened a sum
+    # No message is longer in either direction. One of d x d words would be twice as
+    # long. shares for three; three opened a sum
+    copies = 3 if trust == "distributed-noise" else 1
     answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
     longest = max(len(each.words) + len(each.sealed) for each in answers)
     assert 4 * d * (d + 1) <= longest / copies <= 4 * d * (d + 1) + 200
@@ -52,12 +71,16 @@ def test_sums_that_do_not_fit_the_words_of_the_secure_sum_are_refused():
     """A word of shares holds one bit less than a plain one."""
     budget, options = PrivacyBudget(1.0, 1e-16), {"server_data": SERVER, "n_clients": 6}
     FedDPKMeans(3, BALL, budget, 3 * 2**41, trust="trusted-server", **options)
-    with pytest.raises(ConfigurationError, match=r"below 2\^62, so that they fit into the words"):
+    with pytest.raises(
+        ConfigurationError, match=r"below 2\^62, so that they fit into the words"
+    ):
         FedDPKMeans(3, BALL, budget, 3 * 2**41, **options)
 
 
 @pytest.mark.default_cases("values")
-@pytest.mark.parametrize("mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}])
+@pytest.mark.parametrize(
+    "mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}]
+)
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_laplace_noise_needs_a_server_that_adds_it(mechanisms, unit):
     options = {"mechanisms": mechanisms, "unit": unit, "cost": True}
@@ -87,11 +110,17 @@ def test_the_servers_points_are_in_no_message(trust):
     """Neither their numbers, nor where they lie on the grid."""
     strategy = make(trust, k=2, cost=True)
     outcome, algorithm = run(strategy), strategy.algorithm
-    messages = b"".join(item.data for item in (*outcome.grid.sent, *outcome.grid.received))
+    messages = b"".join(
+        item.data for item in (*outcome.grid.sent, *outcome.grid.received)
+    )
     report = json.dumps(strategy.report.to_dict())
     texts = [text for x in SERVER.ravel().tolist() for text in (repr(x), x.hex())]
-    needles = [text.encode() for text in texts] + [value.tobytes() for value in SERVER.ravel()]
-    needles += [part.tobytes() for row in algorithm.server_points for part in (row, row[:2])]
+    needles = [text.encode() for text in texts] + [
+        value.tobytes() for value in SERVER.ravel()
+    ]
+    needles += [
+        part.tobytes() for row in algorithm.server_points for part in (row, row[:2])
+    ]
     assert not [needle for needle in needles if needle in messages]
     assert not [text for text in texts if text in report]
     assert outcome.run.data in messages
@@ -115,7 +144,9 @@ def test_projections_to_all_directions_are_the_servers_points(k):
     assert (np.abs(back - SERVER).max() < 0.01) == (k >= 3)
 
 
-@pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])
+@pytest.mark.parametrize(
+    "options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}]
+)
 def test_the_report_states_how_much_of_a_client_counts_in_each_release(options):
     strategy = make("trusted-server", unit="client", clip=30.0, n_rounds=1, **options)
     run(strategy)
@@ -123,7 +154,9 @@ def test_the_report_states_how_much_of_a_client_counts_in_each_release(options):
     assert len(set(clips.values())) > 1
     stated = ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
     assert report.clip_text == f"by release: {stated}"
-    (statement,) = (text for text in report.statements if "One client is protected" in text)
+    (statement,) = (
+        text for text in report.statements if "One client is protected" in text
+    )
     assert stated in statement
     assert "30 records at most" not in statement
 
@@ -136,7 +169,8 @@ def test_the_elbow_bends_at_the_number_of_clusters():
     costs = strategy.elbow(6)
     assert costs.shape == (6,)
     gains = -np.diff(costs)
-    assert gains[1] > 5 * max(gains[2:])  # three clusters, of which the fourth splits one
+    # three clusters, of which the fourth splits one
+    assert gains[1] > 5 * max(gains[2:])
     np.testing.assert_array_equal(costs, strategy.elbow(6, public_generator(7, 0)))
     given = RNG(1)
     strategy.elbow(3, given)
@@ -145,7 +179,13 @@ def test_the_elbow_bends_at_the_number_of_clusters():
 
 def from_result(cls, initial, trust=None, *, epsilon=3.0, unit="record", **options):
     """Return a strategy that starts from the result of another run."""
-    options = {"n_rounds": 2, "n_clients": 6, "min_clients": 3, "initial": initial, **options}
+    options = {
+        "n_rounds": 2,
+        "n_clients": 6,
+        "min_clients": 3,
+        "initial": initial,
+        **options,
+    }
     return cls(3, BALL, PrivacyBudget(epsilon, unit=unit), 1200, trust=trust, **options)
 
 
@@ -164,7 +204,9 @@ def test_the_initialisation_stands_alone():
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(outcome.agreed().centroids, means) < 0.01
     assert outcome.strategy.report.answers == [6] * 3
-    releases = [release["name"] for release in outcome.strategy.report.to_dict()["releases"]]
+    releases = [
+        release["name"] for release in outcome.strategy.report.to_dict()["releases"]
+    ]
     assert releases == ["projection", "weights", "lift-sums", "lift-counts"]
 
 
@@ -175,12 +217,15 @@ def test_any_strategy_starts_from_it_and_reports_both_costs(cls, unit):
     for initial in (first, Clustering(first.centroids, np.ones(3), BALL, first.report)):
         strategy = from_result(cls, initial, unit=unit)
         state = strategy.algorithm.initial_state(None)
-        np.testing.assert_allclose(strategy.algorithm.centroids(state), first.centroids, atol=1e-3)
+        np.testing.assert_allclose(
+            strategy.algorithm.centroids(state), first.centroids, atol=1e-3
+        )
         run(strategy)
         report, together = strategy.report, first.plan.then(strategy.plan)
         stated, epsilon = report.to_dict(), together.epsilon()
         assert report.together == together
-        # Laplace noise counts as the Gaussian noise that covers it, for the run was chosen later.
+        # Laplace noise counts as the Gaussian noise that covers it, for the run was
+        # chosen later.
         assert 4.0 < epsilon < (11.0 if cls is SuLloyd else 7.0)
         earlier = {"strategy": "FedDPKMeans", "epsilon": first.report.epsilon}
         assert stated["together"]["epsilon"] == epsilon
@@ -206,7 +251,9 @@ def test_a_start_from_a_run_without_privacy_is_stated():
     strategy = from_result(FastLloyd, initialisation("plain"))
     run(strategy)
     assert strategy.report.together is strategy.report.to_dict()["together"] is None
-    assert any(text.startswith("NOT PRIVATE together") for text in strategy.report.statements)
+    assert any(
+        text.startswith("NOT PRIVATE together") for text in strategy.report.statements
+    )
 
 
 def test_results_that_a_server_must_not_see_are_no_start():
@@ -215,8 +262,13 @@ def test_results_that_a_server_must_not_see_are_no_start():
     with pytest.raises(RunError, match="no report before the run"):
         from_result(FastLloyd, first)
     result = run(first).one
-    for initial in (first, Clustering(result.centroids, result.counts, BALL, first.report)):
+    for initial in (
+        first,
+        Clustering(result.centroids, result.counts, BALL, first.report),
+    ):
         with pytest.raises(ObliviousServerError, match="must never see it"):
             from_result(FastLloyd, initial)
-    with pytest.raises(ConfigurationError, match="with unit='client', so that the costs"):
+    with pytest.raises(
+        ConfigurationError, match="with unit='client', so that the costs"
+    ):
         from_result(FastLloyd, initialisation(), unit="client")

@@ -17,8 +17,19 @@ from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
 MiB = 2**20
 HOSTILE = M - 1
-HEAD = b"\x84\xa4type\xa6answer\xa8doc_hash\xc4\x20" + bytes(32) + b"\xa3tag\xc4\x20" + bytes(32)
-NAMES_OF_ROWS = ("FastLloyd", "SynopsisKMeans", "SynopsisKMeans, bounds", "FedDPKMeans", "Split")
+HEAD = (
+    b"\x84\xa4type\xa6answer\xa8doc_hash\xc4\x20"
+    + bytes(32)
+    + b"\xa3tag\xc4\x20"
+    + bytes(32)
+)
+NAMES_OF_ROWS = (
+    "FastLloyd",
+    "SynopsisKMeans",
+    "SynopsisKMeans, bounds",
+    "FedDPKMeans",
+    "Split",
+)
 NAMES = ("answer.sealed", "answer.envelopes", "100 MB")
 
 
@@ -27,16 +38,26 @@ def content_of(name):
         return to_content(bytes(10**8))
     field = name.removeprefix("answer.").encode()
     n = 8 * MiB
-    many = bytes([0xA0 + len(field)]) + field + b"\xdd" + n.to_bytes(4, "big") + b"\xc4\0" * n
+    many = (
+        bytes([0xA0 + len(field)])
+        + field
+        + b"\xdd"
+        + n.to_bytes(4, "big")
+        + b"\xc4\0" * n
+    )
     return to_content(HEAD + many)
 
 
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start], ids=["start", "stock"])
 @pytest.mark.parametrize("takes_part", [True, False])
-@pytest.mark.parametrize("trust", ["distributed-noise", "oblivious-server", "clients-only"])
+@pytest.mark.parametrize(
+    "trust", ["distributed-noise", "oblivious-server", "clients-only"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_55_a_node_that_sends_what_it_likes_costs_itself_alone(name, trust, takes_part, start):
+def test_55_a_node_that_sends_what_it_likes_costs_itself_alone(
+    name, trust, takes_part, start
+):
     """A client of the run, or a stranger: its replies are not even copied."""
     content, results = content_of(name), []
     parts = parts_of("GLloyd")
@@ -48,7 +69,9 @@ def test_55_a_node_that_sends_what_it_likes_costs_itself_alone(name, trust, take
 
     def hostile(message, context):
         is_own = int(context.node_config["partition-id"]) == HOSTILE
-        is_enrol = is_own and isinstance(decode_request(from_content(message.content)), Enrol)
+        is_enrol = is_own and isinstance(
+            decode_request(from_content(message.content)), Enrol
+        )
         if is_own and not (is_enrol and takes_part):
             return Message(content, reply_to=message)
         return app(message, context)
@@ -71,7 +94,9 @@ def test_55_a_node_that_sends_what_it_likes_costs_itself_alone(name, trust, take
     assert len(incidents) == len(rounds)
 
 
-@pytest.mark.default_cases("FastLloyd-oblivious-server", "SynopsisKMeans-trusted-server")
+@pytest.mark.default_cases(
+    "FastLloyd-oblivious-server", "SynopsisKMeans-trusted-server"
+)
 @pytest.mark.parametrize(
     ("name", "trust"),
     [
@@ -93,12 +118,16 @@ def test_what_a_run_sends_is_within_the_limits_of_its_readers(name, trust):
     for request in sent:
         if not isinstance(request, Enrol):
             # Without the document, which a request has for clients that lost it alone.
-            limit = request_limit(outcome.run, read_head(encode(request))) - MAX_DOCUMENT
+            limit = (
+                request_limit(outcome.run, read_head(encode(request))) - MAX_DOCUMENT
+            )
             assert len(encode(request)) <= limit
     asked = {item.node_id: item.message for item in outcome.grid.sent}
     for item in outcome.grid.received:
         if item.kind in ("finished", "enrolled"):
-            assert len(encode(item.message)) <= reply_limit(outcome.run, asked[item.node_id])
+            assert len(encode(item.message)) <= reply_limit(
+                outcome.run, asked[item.node_id]
+            )
     results = [each.result for each in sent if isinstance(each, Finish) and each.result]
     assert bool(results) == (trust in SIGHTED)
     for data in results:

@@ -1,7 +1,7 @@
 """One client of ten lies in a whole run: it cannot be prevented, and a large lie is flagged.
 
-The lies are other integers in a right message: shares, masks and plain sums carry them alike
-(docs/threat-model.md, row 34).
+The lies are other integers in a right message: shares, masks and plain sums carry them
+alike (docs/threat-model.md, row 34).
 """
 
 import logging
@@ -34,7 +34,9 @@ LIES = {
     "times minus 1000": lambda words: words * -1000,
     "huge": lambda words: np.full_like(words, 2**45),
     # A sum wraps, so this is not what it looks like.
-    "beyond the range": lambda words: np.where(np.arange(len(words)) % 2, 2**63 - 1, -(2**63)),
+    "beyond the range": lambda words: np.where(
+        np.arange(len(words)) % 2, 2**63 - 1, -(2**63)
+    ),
 }
 RUNS = {
     "clients-only": lambda: fast("clients-only"),
@@ -43,13 +45,17 @@ RUNS = {
     ),
     "oblivious-server": lambda: fast("oblivious-server"),
     "trusted-server": lambda: fast("trusted-server"),
-    "plain": lambda: Lloyd(3, BOX, PrivacyBudget(None), N_RECORDS, n_clients=N_CLIENTS, n_rounds=2),
+    "plain": lambda: Lloyd(
+        3, BOX, PrivacyBudget(None), N_RECORDS, n_clients=N_CLIENTS, n_rounds=2
+    ),
 }
 
 
 def fast(trust):
     privacy = PrivacyBudget(5.0)
-    return FastLloyd(3, BOX, privacy, N_RECORDS, n_clients=N_CLIENTS, n_rounds=3, trust=trust)
+    return FastLloyd(
+        3, BOX, privacy, N_RECORDS, n_clients=N_CLIENTS, n_rounds=3, trust=trust
+    )
 
 
 def run(strategy, lie=None, liar=4, **options):
@@ -91,7 +97,8 @@ def test_a_liar_of_ten_is_flagged_in_report_log_status_and_results(trust, lie, c
     results = list(outcome.results.values())
     assert len(results) == N_CLIENTS
     logs = [record.getMessage() for record in caplog.records]
-    # All parties learn the same, in their own words: sentences follow from the findings.
+    # All parties learn the same, in their own words: sentences follow from the
+    # findings.
     for result in results:
         assert alarms(result.warnings)
         assert result.findings == results[0].findings
@@ -135,7 +142,12 @@ def test_a_blind_run_of_clients_with_a_negative_size_is_not_silent():
     rng = np.random.default_rng(0)
     parts = [rng.uniform(-1, 1, (50, 2)) for _ in range(60)]
     strategy = FastLloyd(
-        10, BOX, PrivacyBudget(1.0, unit="client"), 3000, n_clients=60, trust="oblivious-server"
+        10,
+        BOX,
+        PrivacyBudget(1.0, unit="client"),
+        3000,
+        n_clients=60,
+        trust="oblivious-server",
     )
     clustering = simulate(strategy, parts)
     warnings = clustering.report.to_dict()["warnings"]

@@ -59,7 +59,10 @@ def members(directory, n):
     *keys, roster = write_members(directory / "keys", [f"h{i}" for i in range(n)])
     policies = [
         ClientPolicy(
-            state_dir=directory / f"s{i}", roster_file=roster, member_key_file=key, max_delta=1e-5
+            state_dir=directory / f"s{i}",
+            roster_file=roster,
+            member_key_file=key,
+            max_delta=1e-5,
         )
         for i, key in enumerate(keys)
     ]
@@ -70,7 +73,12 @@ def squatting(request, static, n):
     """Return what a node sends that holds no key: another's slot, and errors afterwards."""
     if not isinstance(request, messages.Enrol):
         return messages.Refusal(code=messages.Code.INTERNAL, doc_hash=request.doc_hash)
-    values = {"commitment": bytes(32), "static": static, "ledger": True, "software": "x"}
+    values = {
+        "commitment": bytes(32),
+        "static": static,
+        "ledger": True,
+        "software": "x",
+    }
     made = {"public_key": public_key(token(32)), "claim": token(64)}
     return messages.Enrolled(doc_hash=request.doc_hash, **values, **made)
 
@@ -82,7 +90,9 @@ def test_52_a_node_in_anothers_slot_ends_no_run(n, tmp_path):
     parts = np.array_split(np.random.default_rng(0).random((500, 2)), n)
     results = []
     apps = [
-        kmeans_client_app(lambda context, i=i: parts[i], policy, lambda r, c: results.append(r))
+        kmeans_client_app(
+            lambda context, i=i: parts[i], policy, lambda r, c: results.append(r)
+        )
         for i, policy in enumerate(policies)
     ]
     static = Roster.from_file(roster).keys[0]
@@ -90,7 +100,9 @@ def test_52_a_node_in_anothers_slot_ends_no_run(n, tmp_path):
     def app(message, context):
         place = int(context.node_config["partition-id"])
         if place == 0:
-            reply = squatting(messages.decode_request(from_content(message.content)), static, n)
+            reply = squatting(
+                messages.decode_request(from_content(message.content)), static, n
+            )
             return Message(to_content(encode(reply)), reply_to=message)
         return apps[place - 1](message, context)
 
@@ -160,9 +172,14 @@ def test_the_report_says_when_any_node_can_join():
 
 @pytest.mark.parametrize("options", [{}, {"keys": "relayed"}])
 def test_v10_a_vertical_run_needs_a_roster_or_names_outside_of_simulations(options):
-    strategy = VerticalKMeans(2, BOX, PrivacyBudget(1.0), 100, parties=[1, 1], **options)
+    strategy = VerticalKMeans(
+        2, BOX, PrivacyBudget(1.0), 100, parties=[1, 1], **options
+    )
     grid = grid_of([])
-    with task_identity(), pytest.raises(ConfigurationError, match="nodes, the ids of the parties"):
+    with (
+        task_identity(),
+        pytest.raises(ConfigurationError, match="nodes, the ids of the parties"),
+    ):
         strategy.start(Deployed(grid), timeout=8)
     assert not grid.sent
 

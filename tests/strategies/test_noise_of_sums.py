@@ -1,7 +1,8 @@
 """The noise in finished sums has the planned scale: of every strategy and in every situation.
 
-Whole runs are recorded. What a sum has beyond the exact answers of the clients in it is its noise.
-A sample of it, in units of the planned scale, is accepted as it is, and rejected at 2/3 and 3/2.
+Whole runs are recorded. What a sum has beyond the exact answers of the clients in it is
+its noise. A sample of it, in units of the planned scale, is accepted as it is, and
+rejected at 2/3 and 3/2.
 """
 
 import itertools
@@ -32,8 +33,8 @@ from scipy import stats
 from flower_kmeans import Box, Fault
 
 RNG = np.random.default_rng
-# So many words hold the scale within 6 standard deviations, but for 3 in 10^8 runs, and a scale of
-# 2/3 or 3/2 of it within as many for 1 in 10^8.
+# So many words hold the scale within 6 standard deviations, but for 3 in 10^8 runs, and
+# a scale of 2/3 or 3/2 of it within as many for 1 in 10^8.
 ENOUGH = {"gaussian": 550, "laplace": 900}
 LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 
@@ -48,7 +49,8 @@ class Situation:
     faults: tuple[Fault, ...] = ()
     parts: Callable[[str], list[np.ndarray]] = parts_of
     kept: Mapping[str, Mapping[int, int]] = field(
-        # One client may collude. Beyond 3 shares, those of 5 honest clients are removed.
+        # One client may collude. Beyond 3 shares, those of 5 honest clients are
+        # removed.
         default_factory=lambda: {"clients-only": {6: 3}, "distributed-noise": {6: 5}}
     )
     """By trust model, and by the clients in a sum: how many of their shares are the planned noise.
@@ -61,7 +63,8 @@ class Situation:
     """Whether the situation arose."""
 
 
-# Of a box with one scale, noise is the same in every column, though they are not equally wide.
+# Of a box with one scale, noise is the same in every column, though they are not
+# equally wide.
 UNEQUAL = Box([-14.0, -14.0, -7.0], [14.0, 14.0, 7.0], scale="common")
 
 
@@ -71,7 +74,9 @@ def by_twenty(name):
 
 def removed(shares, *, absent=(), leaves="answer", **options):
     """Return a run of 20 clients that is planned for at least 16 of them."""
-    faults = [Fault(i, t, "drop", *(["add"] if leaves == "sum" else [])) for i, t in absent]
+    faults = [
+        Fault(i, t, "drop", *(["add"] if leaves == "sum" else [])) for i, t in absent
+    ]
     options = {"n_clients": 20, "min_clients": 16, "max_colluders": 1, **options}
     return Situation(options, tuple(faults), by_twenty, {"distributed-noise": shares})
 
@@ -128,11 +133,16 @@ SITUATIONS = {
     "planned for 3 of 20": removed({20: 18}, min_clients=3, max_colluders=2),
     # Levels are 2, 4, 9 and 18 shares: 14 honest clients are between two.
     "between levels": removed(
-        {20: 18, 16: 9}, min_clients=3, max_colluders=2, absent=[(i, 2) for i in range(4)]
+        {20: 18, 16: 9},
+        min_clients=3,
+        max_colluders=2,
+        absent=[(i, 2) for i in range(4)],
     ),
     "dropouts": removed({18: 17, 20: 19}, absent=[(3, 1), (4, 1), (3, 2), (9, 2)]),
     # Others give shares of the keys of those who are silent when sums are added.
-    "silent": removed({20: 19}, absent=[(i, t) for i in (3, 7) for t in (1, 2)], leaves="sum"),
+    "silent": removed(
+        {20: 19}, absent=[(i, t) for i in (3, 7) for t in (1, 2)], leaves="sum"
+    ),
     "nothing is beyond the plan": removed({20: 19}, min_clients=20),
     # Levels are 2, 3 and 5 shares.
     "ever fewer answers": Situation(
@@ -146,7 +156,11 @@ SITUATIONS = {
     ),
     "pure epsilon": Situation({"delta": 0.0}, parts=in_a_corner),
     "the radius narrows": Situation(
-        {"epsilon": 8.0, "n_clusters": 60, "server_data": RNG(2).uniform(-8, 8, (80, 3))},
+        {
+            "epsilon": 8.0,
+            "n_clusters": 60,
+            "server_data": RNG(2).uniform(-8, 8, (80, 3)),
+        },
         parts=alike,
         releases=("lloyd-sums", "lloyd-counts"),
         check=the_radius_narrowed,
@@ -161,7 +175,8 @@ SITUATIONS = {
 }
 
 
-# They differ from rows that run by default in their statistic, not in the noise that it has.
+# They differ from rows that run by default in their statistic, not in the noise that it
+# has.
 SAME_NOISE = {name for name in ROWS if "exclusive" in name} | {
     "constrained, amn",
     "constrained, mna, laplace",
@@ -172,13 +187,16 @@ SAME_NOISE = {name for name in ROWS if "exclusive" in name} | {
 def cases():
     """Return the name of a strategy's row, the trust model, the unit, and the situation."""
     found = [
-        pytest.param(*case, "usual", marks=[pytest.mark.thorough] * (case[0] in SAME_NOISE))
+        pytest.param(
+            *case, "usual", marks=[pytest.mark.thorough] * (case[0] in SAME_NOISE)
+        )
         for case in listed("record", "client")
     ]
     found.append(("SuLloyd", "trusted-server", "record", "unequal columns"))
     found.append(("SuLloyd", "trusted-server", "client", "pure epsilon"))
     for situation, choice in SITUATIONS.items():
-        if choice.options.get("min_clients"):  # those where noise beyond the plan is removed
+        # those where noise beyond the plan is removed
+        if choice.options.get("min_clients"):
             found.append(("FastLloyd", "distributed-noise", "record", situation))
     for trust in ("clients-only", "distributed-noise"):
         for situation in ("more come than planned", "members are absent"):
@@ -186,7 +204,9 @@ def cases():
     for trust in TRUSTS:
         for situation in ("clients are clipped", "clients are clipped to 7.5"):
             found.append(("GLloyd", trust, "client", situation))
-    found += [("FedDPKMeans", trust, "record", "the radius narrows") for trust in SIGHTED]
+    found += [
+        ("FedDPKMeans", trust, "record", "the radius narrows") for trust in SIGHTED
+    ]
     sizes = "SynopsisKMeans, bounds", "sizes, and one is absent at last"
     found += [
         pytest.param(sizes[0], trust, "record", sizes[1], marks=pytest.mark.thorough)
@@ -209,7 +229,7 @@ def wide(name):
     return found
 
 
-# --------------------------------------------------------------------------- the property
+# ------------------------------------------------------------------------- the property
 
 
 def check_report(outcome, shares):
@@ -217,7 +237,8 @@ def check_report(outcome, shares):
     strategy, report = outcome.strategy, outcome.strategy.report
     left = [math.sqrt(n / shares[n]) if shares else 1.0 for n in report.answers]
     stated = (
-        f"noise of sums of {report.answers} answers, over the plan's: {report.factors} is stated"
+        f"noise of sums of {report.answers} answers, over the plan's: "
+        f"{report.factors} is stated"
     )
     assert report.factors == pytest.approx(left), stated
     assert report.noise_factor == pytest.approx(max(left))
@@ -265,7 +286,9 @@ def test_sums_carry_the_planned_noise(name, trust, unit, situation):
             found[release.name].append(noise)
         if has_enough(found, special.releases, ENOUGH[mechanism]):
             break
-    samples = {f"release {each!r}": np.concatenate(noises) for each, noises in found.items()}
+    samples = {
+        f"release {each!r}": np.concatenate(noises) for each, noises in found.items()
+    }
     samples["all releases"] = np.concatenate(list(samples.values()))
     for what, sample in samples.items():
         assert_scale(what, sample, LAWS[mechanism], ENOUGH[mechanism])

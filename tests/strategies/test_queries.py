@@ -21,7 +21,7 @@ from tests.algorithms.rows import population_of
 BLIND = pytest.mark.parametrize("trust", rows.BLIND)
 NAMES = pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans", "SynopsisKMeans"])
 
-# --------------------------------------------------------------------------- of the server alone
+# ------------------------------------------------------------------ of the server alone
 
 
 def queries(outcome):
@@ -78,14 +78,18 @@ def test_answers_hold_nothing_but_sealed_shares(start):
 
     def push(grid, messages):
         if messages:
-            trips.append(type(decode_request(from_content(messages[0].content))).__name__.lower())
+            trips.append(
+                type(decode_request(from_content(messages[0].content))).__name__.lower()
+            )
 
     outcome = run("Split", make("Split", None), start=start, on_push=push)
     assert trips == ["enrol", "ask", "add", "ask", "add", "finish"]
     outcome.agreed()
     messages = [item.message for item in outcome.grid.received]
     answers = [each for each in messages if isinstance(each, Answer)]
-    assert [(a.words, a.envelopes, len(a.sealed) % 6) for a in answers] == [(b"", b"", 0)] * 12
+    assert [(a.words, a.envelopes, len(a.sealed) % 6) for a in answers] == [
+        (b"", b"", 0)
+    ] * 12
     assert [each.key_id for each in messages if isinstance(each, Added)] == [b""] * 12
 
 
@@ -102,7 +106,7 @@ def test_warnings_of_the_algorithm_are_in_the_report(capsys):
     assert FEW in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------- of the clients
+# ----------------------------------------------------------------------- of the clients
 
 
 @BLIND
@@ -111,7 +115,8 @@ def test_what_the_algorithm_notes_is_in_the_clients_logs_alone(caplog, trust):
     with caplog.at_level(logging.WARNING, "flower_kmeans.client"):
         run("PEMeans", strategy)
     texts = [record.getMessage() for record in caplog.records]
-    assert [WARNINGS[HALVED] in text for text in texts].count(True) == 1  # of six in one process
+    # of six in one process
+    assert [WARNINGS[HALVED] in text for text in texts].count(True) == 1
     assert strategy.report.warnings == ()
 
 
@@ -123,15 +128,20 @@ def test_clients_that_lose_their_memory_replay_the_transcript(name, trust):
     cleared = []
 
     def restart(grid, messages):
-        requests = [decode_request(from_content(message.content)) for message in messages]
-        if not cleared and any(isinstance(each, Ask) and each.t == 3 for each in requests):
+        requests = [
+            decode_request(from_content(message.content)) for message in messages
+        ]
+        if not cleared and any(
+            isinstance(each, Ask) and each.t == 3 for each in requests
+        ):
             cleared.append(True)
             list(grid.states.values())[2].clear()
 
     strategy = make(name, trust)
     outcome = run(name, strategy, on_push=restart)
-    # It lacks the run document, is asked again with it, and begins a new session. In the next round
-    # it is given the group key, and answers; in the same round, where votes wait for it.
+    # It lacks the run document, is asked again with it, and begins a new session. In
+    # the next round it is given the group key, and answers; in the same round, where
+    # votes wait for it.
     missed = 1 if trust == "oblivious-server" else 0
     answers = [6, 6] + [5] * missed + [6] * strategy.n_rounds
     assert strategy.report.answers == answers[: strategy.n_rounds]
@@ -165,7 +175,7 @@ def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypat
     np.testing.assert_array_equal(found[0][0].counts, found[1][0].counts)
 
 
-# --------------------------------------------------------------------------- of PE-means
+# -------------------------------------------------------------------------- of PE-means
 
 
 @pytest.mark.default_cases("values")
@@ -190,8 +200,11 @@ def test_queries_do_not_grow_with_the_population(name, trust):
         chosen = {row.tobytes() for q in asked[1:] for row in q.arrays["centers"]}
         others = {row.tobytes() for row in candidates} - chosen
         assert not [row for row in others if row in sent]
-        answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
-        # The one word more is the checksum. Shares are shorter, and there is one for each client.
+        answers = [
+            item.message for item in outcome.grid.received if item.kind == "answer"
+        ]
+        # The one word more is the checksum. Shares are shorter, and there is one for
+        # each client.
         lengths = [len(each.words) // 8 for each in answers]
         assert trust == "distributed-noise" or lengths.count(most + 1) >= 2 * 6
     assert sizes[0] == sizes[1]

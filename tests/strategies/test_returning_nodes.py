@@ -1,7 +1,7 @@
 """Whole runs in which nodes are killed and come back: row 56 of the attacks.
 
-The grid behaves as Flower's in a deployment, on a clock of its own. It notices after a minute that
-a node is gone, and answers then with an error for what the node was sent.
+The grid behaves as Flower's in a deployment, on a clock of its own. It notices after a
+minute that a node is gone, and answers then with an error for what the node was sent.
 """
 
 import shutil
@@ -54,7 +54,8 @@ class Deployment(InProcessGrid):
         super().__init__(app, n_nodes)
         self.clock, self.nodes = clock, sorted(self._contexts)
         self.killed_at, self.back_at = {}, {}
-        self.sent, self.lost = [], {}  # messages by (node, kind, content); those that met a death
+        # messages by (node, kind, content); those that met a death
+        self.sent, self.lost = [], {}
         self.kill = lambda node, kind: None  # "before" or "after" an answer
         self.restarts = []
         self.hears = True  # Flower answers with an error for a node that is gone
@@ -70,7 +71,9 @@ class Deployment(InProcessGrid):
         listed = list(messages)
         for message in listed:
             data = message.metadata
-            self.sent.append((data.dst_node_id, data.group_id, message.content, self.clock()))
+            self.sent.append(
+                (data.dst_node_id, data.group_id, message.content, self.clock())
+            )
         return super().push_messages(listed)
 
     def pull_messages(self, message_ids):
@@ -82,11 +85,16 @@ class Deployment(InProcessGrid):
             if message_id in self.lost or self.is_gone(node):
                 if self.hears and self.is_gone(node, NOTICED):
                     del self._replies[message_id]
-                    yield Message(Error(code=NODE_GONE, reason="gone"), reply_to=message)
+                    yield Message(
+                        Error(code=NODE_GONE, reason="gone"), reply_to=message
+                    )
                 continue
             moment = self.kill(node, kind)
             if moment is not None:
-                self.killed_at[node], self.back_at[node] = self.clock(), self.clock() + BACK
+                self.killed_at[node], self.back_at[node] = (
+                    self.clock(),
+                    self.clock() + BACK,
+                )
                 self.lost[message_id] = kind
             if moment == "before":
                 self.restarts.append(node)
@@ -120,7 +128,9 @@ class World:
             names = {**own, "member_key_file": key} if own else {}
             given = {"trusts": (trust,), "state_dir": self.states[i], "max_delta": 1e-5}
             policy = ClientPolicy(**given, **names)
-            self.apps.append(kmeans_client_app(lambda c, i=i: PARTS[i], policy, self.keep))
+            self.apps.append(
+                kmeans_client_app(lambda c, i=i: PARTS[i], policy, self.keep)
+            )
         self.grid = Deployment(self.answer, n, self.clock)
         given = {"keys": "roster", "roster_file": str(roster)} if own else {}
         self.strategy = GLloyd(
@@ -142,7 +152,9 @@ class World:
         return self.apps[int(context.node_config["partition-id"])](message, context)
 
     def start(self, monkeypatch, **options):
-        timed = partialmethod(Exchange.__init__, clock=self.clock, sleep=self.clock.sleep)
+        timed = partialmethod(
+            Exchange.__init__, clock=self.clock, sleep=self.clock.sleep
+        )
         monkeypatch.setattr(Exchange, "__init__", timed)
         with task_identity():
             self.strategy.start(self.grid, **{"patience": 600.0, **options})
@@ -159,27 +171,38 @@ class World:
         killed = self.grid.killed_at
 
         def kill(node, of):
-            return moment if (node, of) == (victim, kind) and node not in killed else None
+            return (
+                moment if (node, of) == (victim, kind) and node not in killed else None
+            )
 
         self.grid.kill = kill
 
     def charges(self):
         """Return what each client's ledger charged."""
-        return [spent_epsilon(state, 1e-6) if state.exists() else 0.0 for state in self.states]
+        return [
+            spent_epsilon(state, 1e-6) if state.exists() else 0.0
+            for state in self.states
+        ]
 
 
 def trips(trust):
     """Return the messages of a run, as Flower's groups name them."""
     per_round = ("ask", "add") if trust in SHARED else ("ask",)
     rounds = [f"{kind} {t}" for t in range(1, ROUNDS + 1) for kind in per_round]
-    return ["enrol", *(["keys"] if trust == "oblivious-server" else []), *rounds, "finish"]
+    return [
+        "enrol",
+        *(["keys"] if trust == "oblivious-server" else []),
+        *rounds,
+        "finish",
+    ]
 
 
 CASES = [(trust, kind) for trust in TRUSTS for kind in trips(trust)]
 
 
 @pytest.mark.default_cases("pairs")
-@pytest.mark.parametrize("victim", [0, 2])  # the first distributor of the group key, and not
+# the first distributor of the group key, and not
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("trust", "kind"), CASES)
 def test_56_a_killed_node_that_comes_back_costs_a_run_nothing_but_time(
@@ -198,12 +221,14 @@ def test_56_a_killed_node_that_comes_back_costs_a_run_nothing_but_time(
     # What goes out again is the same request.
     place = world.grid.nodes[victim], kind
     asked = [content for node, of, content, _ in world.grid.sent if (node, of) == place]
-    assert len(asked) == 1 if kind == "keys" else 2 <= len(asked) <= 5  # two others make keys
+    # two others make keys
+    assert len(asked) == 1 if kind == "keys" else 2 <= len(asked) <= 5
     assert len({content.object_id for content in asked}) == 1
 
 
 @pytest.mark.default_cases("values")
-@pytest.mark.parametrize("victim", [0, 2])  # the first distributor of the group key, and not
+# the first distributor of the group key, and not
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("trust", "kind"), CASES)
 def test_56_a_killed_node_whose_memory_is_lost_costs_one_attempt(
@@ -240,7 +265,9 @@ def test_a_node_is_sent_its_request_again_where_flower_says_nothing_of_its_death
 
 
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
-def test_where_enough_answer_a_killed_node_costs_a_grace_time_alone(trust, tmp_path, monkeypatch):
+def test_where_enough_answer_a_killed_node_costs_a_grace_time_alone(
+    trust, tmp_path, monkeypatch
+):
     world = World(tmp_path, trust, n=6, n_clients=6, min_clients=4)
     world.kill_once("ask 1", "after", 2)
     assert world.start(monkeypatch).strategy.report.answers == [5] * ROUNDS
@@ -248,17 +275,23 @@ def test_where_enough_answer_a_killed_node_costs_a_grace_time_alone(trust, tmp_p
     assert len(world.results) == 5
 
 
-def test_a_node_that_stays_away_costs_the_patience_and_no_attempt(tmp_path, monkeypatch):
+def test_a_node_that_stays_away_costs_the_patience_and_no_attempt(
+    tmp_path, monkeypatch
+):
     world = World(tmp_path, "oblivious-server")
     world.kill_once("ask 2", "before", 2)
     world.grid.on_restart = lambda node: world.grid.back_at.update({node: np.inf})
-    with pytest.raises(TooFewClientsError, match=r"Got 2 of 3 in the last of 1 attempts.*failed"):
+    with pytest.raises(
+        TooFewClientsError, match=r"Got 2 of 3 in the last of 1 attempts.*failed"
+    ):
         world.start(monkeypatch, patience=300.0)
     assert 300 <= world.clock() <= 300 + NOTICED + 40
     assert world.strategy.report.attempts == 2
 
 
-def test_who_seals_a_key_after_the_death_of_its_maker_is_asked_for_it(tmp_path, monkeypatch):
+def test_who_seals_a_key_after_the_death_of_its_maker_is_asked_for_it(
+    tmp_path, monkeypatch
+):
     """Two memories are lost in two rounds, each costs one attempt, and the key goes on."""
     world = World(tmp_path, "clients-only")
     first, second = world.grid.nodes[:2]
@@ -288,11 +321,14 @@ def connected_after(world, seconds):
         ((0, 0, 0, 0, 120), 5, 120),
         ((0, 0, 0, 170, 90), 5, 170),
         ((0, 0, 0, 0, np.inf), 4, CLAIMS_WAIT),
-        ((0, 0, 400, 400, 450), 5, 450),  # with two there can be no run, so the wait is longer
+        # with two there can be no run, so the wait is longer
+        ((0, 0, 400, 400, 450), 5, 450),
         ((0, 0, 400, np.inf, np.inf), 3, 400 + CLAIMS_WAIT),
     ],
 )
-def test_the_set_up_waits_for_all_clients_once(seconds, answers, took, tmp_path, monkeypatch):
+def test_the_set_up_waits_for_all_clients_once(
+    seconds, answers, took, tmp_path, monkeypatch
+):
     world = World(tmp_path, "oblivious-server", n=5, n_clients=5, min_clients=3)
     connected_after(world, seconds)
     report = world.start(monkeypatch).strategy.report
@@ -301,7 +337,9 @@ def test_the_set_up_waits_for_all_clients_once(seconds, answers, took, tmp_path,
     assert len(world.results) == answers
 
 
-def test_the_set_up_goes_on_without_the_one_member_that_a_committee_can_miss(tmp_path, monkeypatch):
+def test_the_set_up_goes_on_without_the_one_member_that_a_committee_can_miss(
+    tmp_path, monkeypatch
+):
     """Of five members four can add: the fifth is waited for as long as any other client."""
     world = World(tmp_path, "clients-only", n=5, n_clients=5, min_clients=4)
     connected_after(world, (0, 0, 0, 0, np.inf))
@@ -325,7 +363,9 @@ def test_the_set_up_waits_for_the_named_nodes_and_says_who_is_refused(
     report = world.start(monkeypatch).strategy.report
     assert report.answers == [3] * ROUNDS
     assert CLAIMS_WAIT <= world.clock() <= CLAIMS_WAIT + 70
-    said = [each.message for each in caplog.records if "does not take part" in each.message]
+    said = [
+        each.message for each in caplog.records if "does not take part" in each.message
+    ]
     assert len(said) == 1
     assert str(world.grid.nodes[0]) in said[0]
 

@@ -16,7 +16,13 @@ from flower_kmeans.strategies import GLloyd, Lloyd
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(6)]
-TRUSTS = ("oblivious-server", "clients-only", "distributed-noise", "trusted-server", "plain")
+TRUSTS = (
+    "oblivious-server",
+    "clients-only",
+    "distributed-noise",
+    "trusted-server",
+    "plain",
+)
 ROUNDS = 6
 
 
@@ -69,7 +75,9 @@ def run(strategy, is_lost, monkeypatch, timeout=3600.0):
     app = kmeans_client_app(
         lambda context: PARTS[int(context.node_config["partition-id"])],
         SIMULATED,
-        lambda result, context: results.update({context.node_config["partition-id"]: result}),
+        lambda result, context: results.update(
+            {context.node_config["partition-id"]: result}
+        ),
     )
     with task_identity():
         strategy.start(SilentGrid(app, len(PARTS), is_lost), timeout=timeout)
@@ -78,7 +86,9 @@ def run(strategy, is_lost, monkeypatch, timeout=3600.0):
 
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("from_the_start", [False, True])
-def test_a_silent_client_costs_a_run_two_grace_times_at_most(trust, from_the_start, monkeypatch):
+def test_a_silent_client_costs_a_run_two_grace_times_at_most(
+    trust, from_the_start, monkeypatch
+):
     def is_lost(client, kind):
         return client == 2 and (from_the_start or kind != "enrol")
 
@@ -94,7 +104,9 @@ def test_a_silent_client_costs_a_run_two_grace_times_at_most(trust, from_the_sta
 def test_a_client_that_is_silent_in_add_alone_is_still_in_the_sums(trust, monkeypatch):
     strategy = make(trust)
     seconds, results = run(
-        strategy, lambda client, kind: client == 2 and kind.startswith("add"), monkeypatch
+        strategy,
+        lambda client, kind: client == 2 and kind.startswith("add"),
+        monkeypatch,
     )
     assert seconds <= 2 * exchange.LEAST_GRACE + 1
     assert strategy.report.answers == [6] * ROUNDS

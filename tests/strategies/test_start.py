@@ -15,10 +15,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import FedAvg, Strategy
-from harness import SIMULATED, RecordingGrid, run_recorded, stock_start, without_noise, write_roster
+from harness import (
+    SIMULATED,
+    RecordingGrid,
+    run_recorded,
+    stock_start,
+    without_noise,
+    write_roster,
+)
 from serving import ROUND_TRIPS
 
-from flower_kmeans import Box, ClientPolicy, PrivacyBudget, html_report, kmeans_client_app
+from flower_kmeans import (
+    Box,
+    ClientPolicy,
+    PrivacyBudget,
+    html_report,
+    kmeans_client_app,
+)
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -49,11 +62,15 @@ def make(trust="oblivious-server", rounds=3, **options):
     if trust == "plain":
         return Lloyd(2, BOX, n_rounds=rounds, **options)
     options.setdefault("min_clients", 3)
-    return FastLloyd(2, BOX, PrivacyBudget(1.0), 150, trust=trust, n_rounds=rounds, **options)
+    return FastLloyd(
+        2, BOX, PrivacyBudget(1.0), 150, trust=trust, n_rounds=rounds, **options
+    )
 
 
 def grid_of():
-    app = kmeans_client_app(lambda context: PARTS[context.node_config["partition-id"]], SIMULATED)
+    app = kmeans_client_app(
+        lambda context: PARTS[context.node_config["partition-id"]], SIMULATED
+    )
     return RecordingGrid(app, len(PARTS))
 
 
@@ -77,18 +94,46 @@ def refused(call, match, error=ConfigurationError, grid=None):
         (ConfigurationError, "num_rounds=3", {"num_rounds": 2}),
         (ConfigurationError, "num_rounds", {"num_rounds": 0}),
         (ConfigurationTypeError, "num_rounds", {"num_rounds": 3.0}),
-        (ConfigurationError, "train_config", {"train_config": ConfigRecord({"lr": 0.1})}),
-        (ConfigurationError, "evaluate_config", {"evaluate_config": ConfigRecord({"x": 1})}),
+        (
+            ConfigurationError,
+            "train_config",
+            {"train_config": ConfigRecord({"lr": 0.1})},
+        ),
+        (
+            ConfigurationError,
+            "evaluate_config",
+            {"evaluate_config": ConfigRecord({"x": 1})},
+        ),
         (ConfigurationError, "timeout", {"timeout": 0}),
         (ConfigurationTypeError, "timeout", {"timeout": "1"}),
-        (ObliviousServerError, "must never see", {"evaluate_fn": lambda t, arrays: None}),
+        (
+            ObliviousServerError,
+            "must never see",
+            {"evaluate_fn": lambda t, arrays: None},
+        ),
         (ConfigurationTypeError, "evaluate_fn", {"evaluate_fn": 5}),
-        (ConfigurationError, "initial_arrays", {"initial_arrays": ArrayRecord([START] * 2)}),
-        (ConfigurationError, "initial", {"initial_arrays": ArrayRecord([np.ones((3, 2))])}),
+        (
+            ConfigurationError,
+            "initial_arrays",
+            {"initial_arrays": ArrayRecord([START] * 2)},
+        ),
+        (
+            ConfigurationError,
+            "initial",
+            {"initial_arrays": ArrayRecord([np.ones((3, 2))])},
+        ),
         (DataError, "initial", {"initial_arrays": ArrayRecord([np.ones((2, 3))])}),
         (DataError, "initial", {"initial_arrays": ArrayRecord([np.ones(2)])}),
-        (DataError, "initial", {"initial_arrays": ArrayRecord([np.full((2, 2), np.nan)])}),
-        (ConfigurationTypeError, "initial", {"initial_arrays": ArrayRecord([np.array(["a"])])}),
+        (
+            DataError,
+            "initial",
+            {"initial_arrays": ArrayRecord([np.full((2, 2), np.nan)])},
+        ),
+        (
+            ConfigurationTypeError,
+            "initial",
+            {"initial_arrays": ArrayRecord([np.array(["a"])])},
+        ),
         (ConfigurationTypeError, "initial_arrays", {"initial_arrays": START}),
     ],
 )
@@ -98,7 +143,11 @@ def test_arguments_that_contradict_the_plan_are_refused(error, match, options):
 
 def test_the_planned_number_of_rounds_and_empty_configs_are_accepted():
     outcome = run_recorded(
-        make(), PARTS, num_rounds=3, train_config=ConfigRecord(), evaluate_config=ConfigRecord()
+        make(),
+        PARTS,
+        num_rounds=3,
+        train_config=ConfigRecord(),
+        evaluate_config=ConfigRecord(),
     )
     assert len(outcome.results) == 5
 
@@ -151,7 +200,9 @@ def test_hooks_out_of_order_are_refused():
     with pytest.raises(RunError, match="before the run"):
         _ = strategy.report
     config = {"train_config": ConfigRecord({"a": 1})}
-    refused(lambda grid: stock_start(strategy, grid, **config), "train_config", grid=grid)
+    refused(
+        lambda grid: stock_start(strategy, grid, **config), "train_config", grid=grid
+    )
     with task_identity():
         sighted = make("plain")
         sighted.configure_train(1, *empty, grid_of())
@@ -165,7 +216,12 @@ def test_hooks_out_of_order_are_refused():
 
 
 def _fast(**changes):
-    values = {"n_clusters": 2, "domain": BOX, "privacy": PrivacyBudget(1.0), "n_records": 100}
+    values = {
+        "n_clusters": 2,
+        "domain": BOX,
+        "privacy": PrivacyBudget(1.0),
+        "n_records": 100,
+    }
     return FastLloyd(**{**values, **changes})
 
 
@@ -214,7 +270,9 @@ _clients = partial(_fast, privacy=CLIENTS, n_clients=5)
     ],
 )
 def test_parameters_that_cannot_be_used_are_one_sentence(match, options):
-    with pytest.raises((ConfigurationError, ConfigurationTypeError, DataError)) as caught:
+    with pytest.raises(
+        (ConfigurationError, ConfigurationTypeError, DataError)
+    ) as caught:
         _fast(**options)
     text = str(caught.value)
     assert re.search(match, text)
@@ -274,10 +332,13 @@ def test_the_noise_factor_is_known_before_the_run():
     assert _clients().noise_factor == 1.0
     blind = _clients(trust="clients-only", n_clients=20)
     assert blind.noise_factor == (20 / (16 - 2)) ** 0.5
-    sighted = _clients(trust="distributed-noise", n_clients=20)  # noise beyond the plan is removed
+    # noise beyond the plan is removed
+    sighted = _clients(trust="distributed-noise", n_clients=20)
     assert sighted.noise_factor == (20 / (20 - 2)) ** 0.5
     assert sighted.added_noise_factor == blind.noise_factor
-    assert _fast(trust="distributed-noise", min_clients=5).noise_factor == (5 / 4) ** 0.5
+    assert (
+        _fast(trust="distributed-noise", min_clients=5).noise_factor == (5 / 4) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("cls", [Lloyd, SuLloyd, GLloyd, FastLloyd])
@@ -327,13 +388,15 @@ def test_evaluate_fn_sees_every_rounds_centroids(trust, start):
     assert list(metrics) == [0, 1, 3]
     assert metrics[3]["round"] == 3
     # A metric of clients would be a release without a cost: these are the server's own.
-    names = {"round", "answers", "clients"} | ({"epsilon"} if trust != "plain" else set())
+    names = {"round", "answers", "clients"} | (
+        {"epsilon"} if trust != "plain" else set()
+    )
     metrics = outcome.result.train_metrics_clientapp
     assert [set(each) for each in metrics.values()] == [names] * 3
     assert not outcome.result.evaluate_metrics_clientapp
 
 
-# --------------------------------------------------------------------------- public metrics
+# ----------------------------------------------------------------------- public metrics
 
 
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
@@ -347,12 +410,18 @@ def test_metrics_of_each_round_are_what_the_plan_and_the_answers_say(trust, star
     assert list(metrics) == [1, 2, 3]
     assert list(metrics.values()) == told
     assert [each["answers"] for each in told] == strategy.report.answers == [5, 4, 5]
-    assert [(each["round"], each["clients"]) for each in told] == [(1, 5), (2, 5), (3, 5)]
+    assert [(each["round"], each["clients"]) for each in told] == [
+        (1, 5),
+        (2, 5),
+        (3, 5),
+    ]
     # All rounds are alike: t of them are t times as much in squares of mu.
     plan = strategy.plan
     for t, each in enumerate(told, 1):
         mu = plan.mu * math.sqrt(t / 3)
-        assert each["epsilon"] == pytest.approx(epsilon_of_mu(mu, plan.budget.delta), rel=1e-6)
+        assert each["epsilon"] == pytest.approx(
+            epsilon_of_mu(mu, plan.budget.delta), rel=1e-6
+        )
     assert told[-1]["epsilon"] == strategy.report.epsilon
 
 
@@ -368,14 +437,18 @@ def test_without_privacy_there_is_no_epsilon_so_far():
     assert dict(metrics[3]) == {"round": 3, "answers": 5, "clients": 5}
 
 
-# --------------------------------------------------------------------------- how a run ends
+# ----------------------------------------------------------------------- how a run ends
 
 
 def test_should_stop_is_accepted_and_answered_by_a_sentence(caplog):
     caplog.set_level("WARNING", "flwr")
-    outcome = run_recorded(make(), PARTS, should_stop=lambda t, result: pytest.fail("asked"))
+    outcome = run_recorded(
+        make(), PARTS, should_stop=lambda t, result: pytest.fail("asked")
+    )
     assert outcome.strategy.report.n_rounds == 3
-    (words,) = [each.getMessage() for each in caplog.records if "should_stop" in each.msg]
+    (words,) = [
+        each.getMessage() for each in caplog.records if "should_stop" in each.msg
+    ]
     assert words.endswith("they get the result after the last one.")
     assert "\n" not in words
 
@@ -412,7 +485,9 @@ def test_a_refusal_ends_flowers_log_by_one_sentence():
     ("installed", "expected"),
     [({"flwr-nightly": "1.43.0.dev20261026"}, "1.43.0.dev20261026"), ({}, "unknown")],
 )
-def test_a_run_keeps_its_result_where_flowers_distribution_has_another_name(installed, expected):
+def test_a_run_keeps_its_result_where_flowers_distribution_has_another_name(
+    installed, expected
+):
     def version(name):
         if name not in installed:
             raise metadata.PackageNotFoundError(name)
@@ -433,7 +508,9 @@ def test_messages_and_waiting_end_with_the_timeout():
         make(),
         PARTS,
         timeout=25.0,
-        on_push=lambda grid, messages: times.extend(each.metadata.ttl for each in messages),
+        on_push=lambda grid, messages: times.extend(
+            each.metadata.ttl for each in messages
+        ),
     )
     assert set(times) == {35.0}
     with pytest.raises(TooFewClientsError, match="Got 2"):
@@ -448,14 +525,18 @@ def test_a_request_has_five_minutes_and_a_second_for_each_megabyte(trust):
         strategy,
         PARTS,
         timeout=None,
-        on_push=lambda grid, messages: times.update(each.metadata.ttl for each in messages),
+        on_push=lambda grid, messages: times.update(
+            each.metadata.ttl for each in messages
+        ),
     )
     assert times == {strategy.default_timeout + 10}
     answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
     size = sum(len(each.words) + len(each.sealed) for each in answers) / 3
     assert 300 + size / 1e6 <= strategy.default_timeout <= 300 + 2 * size / 1e6
     # Two hundred clients, each with shares of a 60 kB vector for 64 members.
-    large = FastLloyd(200, Box([0] * 30, [1] * 30), PrivacyBudget(1.0), 10**5, n_clients=200)
+    large = FastLloyd(
+        200, Box([0] * 30, [1] * 30), PrivacyBudget(1.0), 10**5, n_clients=200
+    )
     assert large.default_timeout > 300 + 200 * 200 * 30 * 8 / 1e6
 
 
@@ -463,9 +544,15 @@ def test_clients_accept_the_default_number_of_attempts():
     usual = ClientPolicy()
     strategy = make()
     assert strategy.max_attempts == 3
-    run_recorded(strategy, PARTS, policy=replace(SIMULATED, max_attempts=usual.max_attempts))
+    run_recorded(
+        strategy, PARTS, policy=replace(SIMULATED, max_attempts=usual.max_attempts)
+    )
     with pytest.raises(TooFewClientsError, match="policy"):
-        run_recorded(make(), PARTS, policy=replace(SIMULATED, max_attempts=usual.max_attempts - 1))
+        run_recorded(
+            make(),
+            PARTS,
+            policy=replace(SIMULATED, max_attempts=usual.max_attempts - 1),
+        )
 
 
 @pytest.mark.parametrize("start", [None, stock_start])
@@ -474,13 +561,21 @@ def test_a_run_takes_as_many_round_trips_as_planned(trust, round_trips, start):
     """And nothing is evaluated on clients before the last round."""
     pushes = []
     outcome = run_recorded(
-        make(trust), PARTS, start=start, on_push=lambda grid, listed: pushes.append(len(listed))
+        make(trust),
+        PARTS,
+        start=start,
+        on_push=lambda grid, listed: pushes.append(len(listed)),
     )
     assert len([size for size in pushes if size]) == round_trips
     assert outcome.strategy.report.round_trips == round_trips
-    sent = [(item.message_type == "evaluate.kmeans", item.kind) for item in outcome.grid.sent]
+    sent = [
+        (item.message_type == "evaluate.kmeans", item.kind)
+        for item in outcome.grid.sent
+    ]
     assert sent[-5:] == [(True, "finish")] * 5
-    assert not any(is_evaluation or kind == "finish" for is_evaluation, kind in sent[:-5])
+    assert not any(
+        is_evaluation or kind == "finish" for is_evaluation, kind in sent[:-5]
+    )
 
 
 def test_a_strategy_can_be_started_again():
@@ -489,7 +584,9 @@ def test_a_strategy_can_be_started_again():
     with pytest.raises(TooFewClientsError):
         run_recorded(strategy, PARTS[:2], timeout=0.5)
     first = run_recorded(strategy, PARTS, start=stock_start)
-    np.testing.assert_array_equal(first.result.arrays["centroids"].numpy(), first.one.centroids)
+    np.testing.assert_array_equal(
+        first.result.arrays["centroids"].numpy(), first.one.centroids
+    )
     second = run_recorded(strategy, PARTS[:4])
     assert second.run.document.run != first.run.document.run
     assert strategy.report.n_clients == 4
@@ -499,10 +596,18 @@ def test_a_strategy_can_be_started_again():
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
 def test_the_run_document_holds_what_clients_check(trust):
     outcome = run_recorded(make(trust, min_clients=4, max_colluders=2), PARTS)
-    (data,) = {item.message.doc for item in outcome.grid.sent if isinstance(item.message, Enrol)}
+    (data,) = {
+        item.message.doc
+        for item in outcome.grid.sent
+        if isinstance(item.message, Enrol)
+    }
     document = parse_document(data)
     assert (document.trust, document.keys, document.roster) == (trust, "relayed", None)
-    assert (document.min_clients, document.max_colluders, document.max_attempts) == (4, 2, 3)
+    assert (document.min_clients, document.max_colluders, document.max_attempts) == (
+        4,
+        2,
+        3,
+    )
     assert (document.share_variance, document.sampler) == ("1/2", "discrete-gaussian/2")
     assert (document.rounds, len(document.run)) == (3, 16)
     assert not document.levels  # unless the number of clients is known

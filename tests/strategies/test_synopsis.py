@@ -29,7 +29,15 @@ RECORDS = np.repeat(rows.CENTERS, 400, axis=0) + RNG(1).normal(size=(1200, 3))
 BALL = Ball(14.0, [0.0, 0.0, 0.0])
 
 
-def make(trust="distributed-noise", *, epsilon=8.0, k=3, domain=BALL, n_records=1200, **options):
+def make(
+    trust="distributed-noise",
+    *,
+    epsilon=8.0,
+    k=3,
+    domain=BALL,
+    n_records=1200,
+    **options,
+):
     options = {"n_clients": 6, "min_clients": 3, **options}
     budget = PrivacyBudget(None if trust == "plain" else epsilon)
     return SynopsisKMeans(k, domain, budget, n_records, trust=trust, **options)
@@ -44,12 +52,17 @@ def test_the_plan_and_shares_of_noise_limit_rounds_and_bits():
 
 @pytest.mark.parametrize("d", [100, 128])
 def test_second_moments_travel_by_half_and_only_where_they_are_worth_it(d):
-    parts, domain = np.split(RNG(4).normal(size=(9, d)) * 0.1, 3), Ball(4.0, np.zeros(d))
+    parts, domain = (
+        np.split(RNG(4).normal(size=(9, d)) * 0.1, 3),
+        Ball(4.0, np.zeros(d)),
+    )
     longest = []
     for n_records in (10**6, 40):
         options = {"k": 2, "domain": domain, "n_clients": 3, "n_records": n_records}
         outcome = run_recorded(make("trusted-server", **options), parts)
-        answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
+        answers = [
+            item.message for item in outcome.grid.received if item.kind == "answer"
+        ]
         longest.append(max(len(answer.words) for answer in answers) // 8)
     assert longest[0] == d * (d + 1) // 2 + 1
     assert longest[1] < 2000
@@ -65,11 +78,22 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     synopses = len(strategy.algorithm.schedule.cells)
     assert synopses == 3
     if alone is None:
-        parts = [half for rows in np.split(RECORDS, 3) for half in np.array_split(rows, 2)]
-        away = {3: (0, 1), 4: (2, 3), 5: (4, 5), 6: (0, 1), 7: (2, 3), strategy.n_rounds: (4, 5)}
+        parts = [
+            half for rows in np.split(RECORDS, 3) for half in np.array_split(rows, 2)
+        ]
+        away = {
+            3: (0, 1),
+            4: (2, 3),
+            5: (4, 5),
+            6: (0, 1),
+            7: (2, 3),
+            strategy.n_rounds: (4, 5),
+        }
     else:  # then there are only empty cells: the model is what it was
         parts, away = [RECORDS, *[RECORDS[:0]] * 5], {1 + synopses + alone: (0,)}
-    faults = [Fault(client, t, "drop") for t, clients in away.items() for client in clients]
+    faults = [
+        Fault(client, t, "drop") for t, clients in away.items() for client in clients
+    ]
     outcome = run_recorded(strategy, parts, faults=faults)
     found, means = outcome.agreed(), RECORDS.reshape(3, 400, 3).mean(axis=1)
     off = matched_centroid_error(found.centroids, means)
@@ -87,7 +111,9 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", ["plain", *rows.TRUSTS])
 def test_clients_and_servers_agree_on_the_number_of_clusters(trust, start):
-    outcome = run_recorded(make(trust, k=(2, 7)), np.array_split(RECORDS, 6), start=start)
+    outcome = run_recorded(
+        make(trust, k=(2, 7)), np.array_split(RECORDS, 6), start=start
+    )
     strategy = outcome.strategy
     found = outcome.one if trust in rows.BLIND else outcome.agreed()
     assert strategy.n_rounds == 4
@@ -101,14 +127,20 @@ def test_clients_and_servers_agree_on_the_number_of_clusters(trust, start):
 
 
 def test_a_number_of_clusters_is_one_a_pair_or_none():
-    assert (make(k=None).n_clusters, make(k=(2, 5)).n_clusters, make(k=4).n_clusters) == (20, 5, 4)
+    assert (
+        make(k=None).n_clusters,
+        make(k=(2, 5)).n_clusters,
+        make(k=4).n_clusters,
+    ) == (20, 5, 4)
     with pytest.raises(ConfigurationError, match="a pair of them, or None"):
         make(k=(1, 2, 3))
-    with pytest.raises(ConfigurationTypeError, match="takes no parameter 'min_clusters'"):
+    with pytest.raises(
+        ConfigurationTypeError, match="takes no parameter 'min_clusters'"
+    ):
         make(k=4, min_clusters=2)
 
 
-# --------------------------------------------------------------------------- bounds on sizes
+# ---------------------------------------------------------------------- bounds on sizes
 
 LABELS = np.repeat(np.arange(3), (800, 450, 250))
 UNEVEN = rows.CENTERS[LABELS] + RNG(1).normal(size=(1500, 3))
@@ -144,16 +176,24 @@ def test_clients_and_servers_have_weights_and_sizes(trust, start):
     strategy, result = outcome.strategy, outcome.one
     sizes, report = result.size_report, strategy.report
     written = report.to_dict()
-    about = [words for words in report.statements if "size" in words and "bound" in words.lower()]
+    about = [
+        words
+        for words in report.statements
+        if "size" in words and "bound" in words.lower()
+    ]
     assert len(outcome.results) == 6
     assert np.ptp(result.weights) > 0
     assert sizes.counts == tuple(result.counts)
     assert (sizes.min_size, sizes.max_size) == (450, 550)
-    assert sizes.noise == pytest.approx(strategy.algorithm.size_noise * strategy.noise_factor)
+    assert sizes.noise == pytest.approx(
+        strategy.algorithm.size_noise * strategy.noise_factor
+    )
     assert (sizes.noise > 0) == (trust != "plain")
     # Seven deviations of noise around the true sizes of the released cells.
     off = np.abs(sizes_of(strategy, result) - result.counts)
-    assert_within("a released size is off by", off, most=7 * sizes.noise, unit="records")
+    assert_within(
+        "a released size is off by", off, most=7 * sizes.noise, unit="records"
+    )
     if trust in rows.BLIND:
         assert report.sizes is written["sizes"] is None
         assert not outcome.result.arrays
@@ -163,7 +203,9 @@ def test_clients_and_servers_have_weights_and_sizes(trust, start):
         return
     assert report.sizes == sizes
     np.testing.assert_array_equal(strategy.weights, result.weights)
-    np.testing.assert_array_equal(outcome.result.arrays["weights"].numpy(), result.weights)
+    np.testing.assert_array_equal(
+        outcome.result.arrays["weights"].numpy(), result.weights
+    )
     assert list(outcome.result.arrays) == ["centroids", "counts", "weights"]
     assert json.loads(json.dumps(written["sizes"])) == sizes.to_dict()
     assert set(sizes.statements) <= set(report.statements)
@@ -179,11 +221,14 @@ def test_simulate_returns_clusters_within_the_bounds(trust):
     labels = result.predict(UNEVEN, nearest=True)
     true = np.bincount(result.predict(UNEVEN), minlength=3)
     assert sorted(np.round(np.bincount(labels, minlength=3), -1)) == [250, 450, 800]
-    assert_within("a cluster has", true, least=400, most=600, unit="records", strict=True)
+    assert_within(
+        "a cluster has", true, least=400, most=600, unit="records", strict=True
+    )
     assert isinstance(result.size_report, SizeReport)
     np.testing.assert_array_equal(result.sizes, result.counts)
-    # Seven deviations, and records on a boundary that change sides by the grid's rounding: the
-    # interval itself misses in one run of twenty, which a test of many runs below is for.
+    # Seven deviations, and records on a boundary that change sides by the grid's
+    # rounding: the interval itself misses in one run of twenty, which a test of many
+    # runs below is for.
     off = np.abs(true - result.counts)
     most = 7 * result.size_report.noise + 3
     assert_within("a released size is off by", off, most=most, unit="records")
@@ -210,7 +255,9 @@ def test_weights_are_in_the_units_that_predict_takes(trust, domain, unit):
     true = np.bincount(result.predict(UNEVEN), minlength=3)
     # Records on a boundary may change sides by the grid's rounding.
     off = np.abs(true - sizes_of(strategy, result))
-    assert_within("predicted sizes are off those on the grid by", off, most=3, unit="records")
+    assert_within(
+        "predicted sizes are off those on the grid by", off, most=3, unit="records"
+    )
     assert_within("a weight has the size", np.abs(result.weights), most=4 * 3 * unit**2)
     off = np.abs(true - 500)
     assert_within("a cluster is off 500 records by", off, most=100, strict=True)
@@ -236,7 +283,9 @@ def test_sizes_are_those_of_the_clients_that_answered_the_last_round(trust):
     assert noise == pytest.approx(strategy.algorithm.size_noise * factor)
     true = sizes_of(strategy, result, [PARTS[i] for i in (0, 2, 3, 5)])
     off, most = np.abs(true - result.counts), max(7 * noise, 1e-9)
-    assert_within("a size is off that of the present clients by", off, most=most, unit="records")
+    assert_within(
+        "a size is off that of the present clients by", off, most=most, unit="records"
+    )
     assert np.abs(sizes_of(strategy, result) - result.counts).max() > 50
 
 

@@ -88,7 +88,9 @@ class Recorder(ClientApp):
     def __init__(self, widths, directory, fails=None, loses=None):
         super().__init__()
         self.parts, self.seen, self.results = parts_of(widths), [], {}
-        self.fails, self.loses = (each or (lambda slot, request: False) for each in (fails, loses))
+        self.fails, self.loses = (
+            each or (lambda slot, request: False) for each in (fails, loses)
+        )
         self.app = engines._client_app(
             replace(ONE_WORKER, work_dir=directory),
             (),
@@ -138,25 +140,30 @@ def planned_bytes(run):
         turns += [(0, "step", t), *((holder, "open", t) for holder in shape.holders)]
     for slot, step, t in turns:
         if slot < shape.n_parties:
-            total += sum(each.n_bytes + 16 for each in parcels.planned(run, slot, step, t))
+            total += sum(
+                each.n_bytes + 16 for each in parcels.planned(run, slot, step, t)
+            )
     return total
 
 
 @pytest.fixture(
-    scope="module", params=["straight", pytest.param("real", marks=pytest.mark.thorough)]
+    scope="module",
+    params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
 )
 def pair(request, tmp_path_factory):
     """A run of two parties, two rounds; by default tests/simulation/ has one with real signs."""
     directory, is_real = tmp_path_factory.mktemp("pair"), request.param == "real"
     with nullcontext() if is_real else straight_signs():
-        strategy = made(n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)])
+        strategy = made(
+            n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)]
+        )
         app = run(strategy, directory)
         app.is_real, app.planned_bytes = is_real, planned_bytes(strategy._running.run)
         assert strategy.costs.total_bytes  # which are kept
     return strategy, app
 
 
-# --------------------------------------------------------------------------- two parties
+# -------------------------------------------------------------------------- two parties
 
 
 def test_two_parties_learn_the_means_and_the_server_nothing(pair):
@@ -171,7 +178,8 @@ def test_two_parties_learn_the_means_and_the_server_nothing(pair):
     assert len(app.result.arrays) == 0
     with pytest.raises(ObliviousServerError, match="must never see"):
         _ = strategy.centroids
-    # All that the server saw: no centroid, no count, no column, in any of the forms they had.
+    # All that the server saw: no centroid, no count, no column, in any of the forms
+    # they had.
     result = app.results[0]
     seen = b"".join(data + answer for _, _, data, answer in app.seen)
     assert strategy.domain.columns[0].encode() in seen  # what is public can be found
@@ -183,9 +191,13 @@ def test_two_parties_learn_the_means_and_the_server_nothing(pair):
 def test_round_trips_and_bytes_are_as_planned(pair):
     strategy, app = pair
     report = strategy.report
-    assert app.grid.pushes == report.round_trips == strategy.costs.round_trips == 2 * 2 + 4
+    assert (
+        app.grid.pushes == report.round_trips == strategy.costs.round_trips == 2 * 2 + 4
+    )
     replies = [decode_reply(answer) for _, _, _, answer in app.seen]
-    total = sum(len(x.data) for each in replies if isinstance(each, Sent) for x in each.parcels)
+    total = sum(
+        len(x.data) for each in replies if isinstance(each, Sent) for x in each.parcels
+    )
     assert report.vertical.sent_bytes == total == app.planned_bytes
     assert 0 <= total - strategy.costs.total_bytes < 1000
     assert report.vertical.delivered_bytes == total  # each has one receiver here
@@ -220,7 +232,10 @@ def test_the_report_states_the_guarantee_and_who_must_collude(pair):
         assert words in text, words
     facts = report.to_dict()
     own = f"flower-kmeans {__version__} OpenSSL {facts['versions']['OpenSSL']}"
-    assert facts["vertical"]["software"] == [f"{own} TenSEAL {tenseal.__version__}", own]
+    assert facts["vertical"]["software"] == [
+        f"{own} TenSEAL {tenseal.__version__}",
+        own,
+    ]
     assert facts["versions"]["tenseal"] == tenseal.__version__
     assert facts["neighbours"] == "one record replaced by another; n_records is public"
     assert facts["vertical"]["columns"] == [["age"], ["income"]]
@@ -255,25 +270,32 @@ def test_one_word_reveals_at_most_what_the_report_says(pair):
     assert vertical.bits == pytest.approx(15.6 - math.log2(sigma / 20), abs=0.1)
 
 
-def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(tmp_path, monkeypatch):
+def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(
+    tmp_path, monkeypatch
+):
     """Party 0 opens other sums than those of the records, in both rounds."""
     real = ComputingParty.open
     monkeypatch.setattr(ComputingParty, "open", lambda *args: -5 * real(*args))
     with straight_signs():
-        strategy = made(n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)])
+        strategy = made(
+            n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)]
+        )
         app = run(strategy, tmp_path)
         planned = planned_bytes(strategy._running.run)
     first, second = app.results[0], app.results[1]
     assert first.findings == second.findings
     assert first.warnings == second.warnings
-    assert {each.round for each in first.findings if each.kind == Kind.NEGATIVE} == {1, 2}
+    assert {each.round for each in first.findings if each.kind == Kind.NEGATIVE} == {
+        1,
+        2,
+    }
     assert any("further below 0" in words for words in second.warnings)
     assert strategy.report.warnings == ()
     # Of the same size as without findings, which is all that the server sees of it.
     assert strategy.report.vertical.sent_bytes == planned
 
 
-# --------------------------------------------------------------------------- more parties
+# ------------------------------------------------------------------------- more parties
 
 
 ROSTER = (
@@ -299,7 +321,9 @@ THREE_HOLDERS = (4, {"max_colluders": 2}, 5, 2, ())
     ],
     indirect=["is_real"],
 )
-def test_more_parties_learn_the_means(n_parties, options, trips, factor, words, is_real):
+def test_more_parties_learn_the_means(
+    n_parties, options, trips, factor, words, is_real
+):
     """With a roster and a party that only encrypts, and with keys of two and three holders.
 
     By default their signs are straight (`straight_signs`).
@@ -310,7 +334,9 @@ def test_more_parties_learn_the_means(n_parties, options, trips, factor, words, 
     clustering = simulate(strategy, parts_of(widths), policy=ONE_WORKER)
     if is_real:
         means = clustering.centroids / np.arange(1, n_parties + 1)
-        np.testing.assert_allclose(means, np.repeat([[0.25], [0.75]], n_parties, 1), atol=0.1)
+        np.testing.assert_allclose(
+            means, np.repeat([[0.25], [0.75]], n_parties, 1), atol=0.1
+        )
     report = clustering.report
     assert report.round_trips == strategy.costs.round_trips == 2 * 1 + trips
     assert report.vertical.sent_bytes == planned_bytes(strategy._running.run)
@@ -319,10 +345,12 @@ def test_more_parties_learn_the_means(n_parties, options, trips, factor, words, 
     text = " ".join(report.statements)
     assert not [each for each in words if each not in text]
     is_pinned = "keys" in options
-    assert report.protects_against["active server"].startswith("Yes" if is_pinned else "No")
+    assert report.protects_against["active server"].startswith(
+        "Yes" if is_pinned else "No"
+    )
 
 
-# --------------------------------------------------------------------------- Flower's own loop
+# -------------------------------------------------------------------- Flower's own loop
 
 
 def test_flowers_own_loop_and_replies_that_get_lost(is_real, tmp_path):
@@ -342,7 +370,9 @@ def test_flowers_own_loop_and_replies_that_get_lost(is_real, tmp_path):
     assert {entry.kind for entry in strategy.report.incidents} == {"failed"}
     for slot, _, data, answer in app.seen:
         again.setdefault((slot, data), []).append(answer)
-    assert all(len(answers) == 2 and answers[0] == answers[1] for answers in again.values())
+    assert all(
+        len(answers) == 2 and answers[0] == answers[1] for answers in again.values()
+    )
 
 
 def test_hooks_are_called_in_order():
@@ -369,7 +399,9 @@ def test_hooks_are_called_in_order():
         (1, "open", "party 1 to 'open' in round 1"),
     ],
 )
-def test_a_party_that_dies_ends_the_run_and_is_named(is_real, slot, step, words, tmp_path):
+def test_a_party_that_dies_ends_the_run_and_is_named(
+    is_real, slot, step, words, tmp_path
+):
     def fails(who, request):
         return who == slot and getattr(request, "step", "") == step
 
@@ -381,11 +413,16 @@ def test_a_party_that_dies_ends_the_run_and_is_named(is_real, slot, step, words,
     tried = [data for who, request, data, _ in app.seen if fails(who, request)]
     assert len(tried) == 2
     assert tried[0] == tried[1]
-    assert [who for who, request, _, _ in app.seen if isinstance(request, Abort)] == [0, 1]
+    assert [who for who, request, _, _ in app.seen if isinstance(request, Abort)] == [
+        0,
+        1,
+    ]
     assert not list(tmp_path.iterdir())  # party 0's files are erased
     assert not app.results
     report = strategy.report
-    assert [(entry.client, entry.kind) for entry in report.incidents] == [(slot, "failed")] * 2
+    assert [(entry.client, entry.kind) for entry in report.incidents] == [
+        (slot, "failed")
+    ] * 2
     assert report.n_rounds == 0
 
 
@@ -393,7 +430,9 @@ class SilentGrid(CountingGrid):
     """A grid on which one step of a party is never answered."""
 
     def pull_messages(self, message_ids):
-        return super().pull_messages([each for each in message_ids if not self._is_lost(each)])
+        return super().pull_messages(
+            [each for each in message_ids if not self._is_lost(each)]
+        )
 
     def _is_lost(self, message_id):
         message = self._replies.get(message_id)
@@ -466,7 +505,9 @@ def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     assert [entry.kind for entry in strategy.report.incidents] == ["silent", "silent"]
 
 
-def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path, monkeypatch):
+def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(
+    tmp_path, monkeypatch
+):
     """Each party dies at its first request of each step, and its node comes back: W2."""
     now, failed = [0.0], set()
 
@@ -498,18 +539,25 @@ def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path, mo
 @pytest.mark.parametrize(
     ("party", "options", "words", "kinds"),
     [
-        (0, {"policy": replace(ONE_WORKER, max_opened=5)}, "policy accepts", {"refused"}),
+        (
+            0,
+            {"policy": replace(ONE_WORKER, max_opened=5)},
+            "policy accepts",
+            {"refused"},
+        ),
         (1, {"faults": [Fault(client=1, round=0, kind="drop")]}, "", {"silent"}),
     ],
 )
-def test_a_party_that_does_not_join_ends_the_run_and_is_named(party, options, words, kinds):
+def test_a_party_that_does_not_join_ends_the_run_and_is_named(
+    party, options, words, kinds
+):
     strategy = made()
     with pytest.raises(RunError, match=f"Expected party {party} to join.*{words}"):
         simulate(strategy, parts_of((1, 1)), **options)
     assert {entry.kind for entry in strategy.report.incidents} == kinds
 
 
-# --------------------------------------------------------------------------- the relay alone
+# ---------------------------------------------------------------------- the relay alone
 
 
 class Trips:
@@ -535,7 +583,11 @@ def answering(server, keys, **changes):
 
     def answer(slot, request):
         if isinstance(request, Enrol):
-            fields = {"slot": slot, "public_key": public_key(bytes([slot]) * 32), "has_ids": True}
+            fields = {
+                "slot": slot,
+                "public_key": public_key(bytes([slot]) * 32),
+                "has_ids": True,
+            }
             other = changes if slot else {}
             return Refusal(code=3) if slot > 1 else Joined(**named | fields | other)
         if not isinstance(request, Turn) or request.step != "keys":
@@ -622,10 +674,13 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
         monkeypatch.setattr(parcels, "_MAX_PART", size)
         parts = [(first,), tuple(rest)]
     trips = answering(
-        server, lambda request: (len(parts), tuple(map(parcel_of, parts[request.part - 1])))
+        server,
+        lambda request: (len(parts), tuple(map(parcel_of, parts[request.part - 1]))),
     )
     server.set_up([10, 11], trips)
-    asked = [(node - 10, r.step, r.part) for _, node, r in trips.sent if isinstance(r, Turn)]
+    asked = [
+        (node - 10, r.step, r.part) for _, node, r in trips.sent if isinstance(r, Turn)
+    ]
     assert asked == [(1, "keys", 1), *[(1, "keys", 2), (0, "load", 1)][: 2 * in_parts]]
     assert server.round_trips == len(asked) + 1 - in_parts
     step = server.request("step")[10]
@@ -651,8 +706,14 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
         ("max_colluders", {"max_colluders": 0}),
         ("max_colluders", {"max_colluders": 2}),
         ("keys", {"keys": "none"}),
-        ("1000 values", {"n_clusters": 16, "domain": Box([0] * 64, [1] * 64), "parties": [32, 32]}),
-        ("noise shares of at least 0.1 records", {"privacy": PrivacyBudget(500.0, 1e-6)}),
+        (
+            "1000 values",
+            {"n_clusters": 16, "domain": Box([0] * 64, [1] * 64), "parties": [32, 32]},
+        ),
+        (
+            "noise shares of at least 0.1 records",
+            {"privacy": PrivacyBudget(500.0, 1e-6)},
+        ),
         ("larger epsilon", {"privacy": PrivacyBudget(1e-6, 1e-9)}),
         ("domain as a Box", {"domain": Ball(1.0, [0, 0])}),
         ("privacy as", {"privacy": 1.0}),
@@ -664,9 +725,15 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
     ],
 )
 def test_parameters_out_of_range_are_one_sentence(name, changes):
-    given = {"n_clusters": 2, "domain": Box([0, 0], [1, 2]), "privacy": PrivacyBudget(8.0, 1e-6)}
+    given = {
+        "n_clusters": 2,
+        "domain": Box([0, 0], [1, 2]),
+        "privacy": PrivacyBudget(8.0, 1e-6),
+    }
     given |= {"n_records": N, "parties": [1, 1], "n_rounds": 1, **changes}
-    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=name) as caught:
+    with pytest.raises(
+        (ConfigurationError, ConfigurationTypeError), match=name
+    ) as caught:
         VerticalKMeans(**given)
     assert "\n" not in str(caught.value)
 
@@ -677,7 +744,11 @@ def test_parameters_out_of_range_are_one_sentence(name, changes):
         (ConfigurationError, "2 clients", lambda a, b: [a]),
         (ConfigurationError, "n_records=400", lambda a, b: [a, b[:-1]]),
         (ConfigurationError, "n_records=400", lambda a, b: [a[:-1], b[:-1]]),
-        (DataError, r"partitions\[1\]", lambda a, b: [a, np.where(b == b[0], np.nan, b)]),
+        (
+            DataError,
+            r"partitions\[1\]",
+            lambda a, b: [a, np.where(b == b[0], np.nan, b)],
+        ),
         (DataError, r"partitions\[0\]", lambda a, b: [np.hstack([a, b]), b]),
     ],
 )
@@ -690,7 +761,9 @@ def test_simulations_refuse_rows_that_do_not_fit(error, words, partitions):
     ("words", "name", "value"),
     [(r"flower-kmeans\[vertical\]", "tenseal", None), ("MB of free disk", "disk", 1)],
 )
-def test_what_party_0_lacks_is_an_error_before_anything_is_sent(monkeypatch, words, name, value):
+def test_what_party_0_lacks_is_an_error_before_anything_is_sent(
+    monkeypatch, words, name, value
+):
     strategy = made()
     if name == "tenseal":
         monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
@@ -716,7 +789,10 @@ def test_what_party_0_lacks_is_an_error_before_anything_is_sent(monkeypatch, wor
     ],
 )
 def test_a_start_that_contradicts_the_plan_is_refused(name, changes):
-    with task_identity(), pytest.raises((ConfigurationError, ObliviousServerError), match=name):
+    with (
+        task_identity(),
+        pytest.raises((ConfigurationError, ObliviousServerError), match=name),
+    ):
         made(keys="roster").start(InProcessGrid(None, 2), **changes)
 
 
@@ -750,7 +826,9 @@ def test_costs_are_those_of_the_document():
         (5, True, 30.5, 32.3, 1.28), (8, True, 80.8, 80.8, None),
     ],
 )  # fmt: skip
-def test_cpu_and_memory_estimates_are_those_that_were_measured(k, radius, first, second, memory):
+def test_cpu_and_memory_estimates_are_those_that_were_measured(
+    k, radius, first, second, memory
+):
     """CPU seconds of one step and 16,384 records, GB of party 0 with one worker; and a radius."""
     made = costs(k, [1, 1], 16_384, 1, 1, radius=radius)
     assert made.step_seconds == pytest.approx(first, rel=0.1)
@@ -761,11 +839,16 @@ def test_cpu_and_memory_estimates_are_those_that_were_measured(k, radius, first,
 def test_the_plan_describes_what_a_run_costs_and_the_timeout_grows_with_it():
     strategy = made()
     text = strategy.plan.describe()
-    for words in (f"Round trips: {strategy.costs.round_trips}.", "Memory of party 0, estimated"):
+    for words in (
+        f"Round trips: {strategy.costs.round_trips}.",
+        "Memory of party 0, estimated",
+    ):
         assert words in text
     assert "CPU of one core, estimated" in text
     assert "notes" not in strategy.plan.to_config()
     assert strategy.default_timeout == 600
-    larger = VerticalKMeans(16, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 100_000, parties=[1, 1])
+    larger = VerticalKMeans(
+        16, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 100_000, parties=[1, 1]
+    )
     assert larger.default_timeout == pytest.approx(3 * larger.costs.step_seconds)
     assert larger.default_timeout > 600

@@ -1,9 +1,9 @@
 """An algorithm whose queries only the server can compute, and strategies for it.
 
-Round 1 counts the records in cells along the first column. The server draws thresholds from those
-counts, with public randomness, and a radius from points of its own that no client ever sees. Round
-2 adds up the records within the radius, by the thresholds between which they lie. Importing this
-module registers the algorithm.
+Round 1 counts the records in cells along the first column. The server draws thresholds
+from those counts, with public randomness, and a radius from points of its own that no
+client ever sees. Round 2 adds up the records within the radius, by the thresholds
+between which they lie. Importing this module registers the algorithm.
 """
 
 import math
@@ -43,11 +43,14 @@ class SplitAlgorithm(Algorithm):
     clip: None = field(default=None, init=False)
     n_clusters: Annotated[int, whole(1, CELLS)]
     n_rounds: int = AUTO
-    server_points: tuple[tuple[float, ...], ...] = ()  # the server's own: not in the document
+    # the server's own: not in the document
+    server_points: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.n_rounds not in (2, AUTO):
-            raise ConfigurationError(f"Expected n_rounds=2. Got {self.n_rounds!r} instead.")
+            raise ConfigurationError(
+                f"Expected n_rounds=2. Got {self.n_rounds!r} instead."
+            )
         self._put(n_rounds=2)
         super().__post_init__()
 
@@ -100,7 +103,10 @@ class SplitAlgorithm(Algorithm):
 
     @property
     def _second(self) -> dict[str, Any]:
-        sizes = {"thresholds": (np.int64, (self.n_clusters - 1,)), "radius": (np.float64, ())}
+        sizes = {
+            "thresholds": (np.int64, (self.n_clusters - 1,)),
+            "radius": (np.float64, ()),
+        }
         return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
@@ -125,13 +131,17 @@ class SplitAlgorithm(Algorithm):
         assert rng is not None
         if state.round == 0:
             counts = np.maximum(answer.blocks["cells"].astype(np.float64), 0.0) + 1e-6
-            cells = rng.choice(CELLS, self.n_clusters - 1, replace=False, p=counts / counts.sum())
+            cells = rng.choice(
+                CELLS, self.n_clusters - 1, replace=False, p=counts / counts.sum()
+            )
             width = 2 * self._one // CELLS
             jitter = rng.integers(width, size=self.n_clusters - 1)
             thresholds = np.sort(cells * width + jitter - self._one).astype(np.int64)
             empty = np.array(int((counts[cells] < self._one).any()))
             radius = state.arrays["radius"]
-            return State(1, {"thresholds": thresholds, "radius": radius, "empty": empty})
+            return State(
+                1, {"thresholds": thresholds, "radius": radius, "empty": empty}
+            )
         counts = answer.blocks["counts"].astype(np.float64)
         sums = answer.blocks["sums"].astype(np.float64)
         means = sums / np.maximum(counts, self._one)[:, None]

@@ -1,7 +1,8 @@
 """Opens pages in headless Chromium, and records whatever they ask for.
 
-A page is served by a server of this process on loopback that writes down every path it is asked
-for, and the browser writes down every request that it makes, also those that never leave it.
+A page is served by a server of this process on loopback that writes down every path it
+is asked for, and the browser writes down every request that it makes, also those that
+never leave it.
 """
 
 import base64
@@ -65,7 +66,9 @@ def serving(pages):
             page = pages.get(self.path)
             body = _PIXEL if page is None else page.encode()
             self.send_response(200)
-            self.send_header("Content-Type", "text/html" if page is not None else "image/gif")
+            self.send_header(
+                "Content-Type", "text/html" if page is not None else "image/gif"
+            )
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             with suppress(ConnectionError):  # a browser that is done does not wait
@@ -87,7 +90,9 @@ def serving(pages):
 
 def run_browser(address, *options):
     """Run the browser on an address, in a profile of its own, and return what it printed."""
-    with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(
+        prefix="browser-", ignore_cleanup_errors=True
+    ) as profile:
         done = subprocess.run(
             [chromium(), *OPTIONS, f"--user-data-dir={profile}", *options, address],
             capture_output=True,
@@ -106,7 +111,9 @@ def visit(pages, path="/"):
         log = Path(directory) / "net.json"
         served = {}
         with serving(served) as (here, asked):
-            served |= {name: page.replace("{here}", here) for name, page in pages.items()}
+            served |= {
+                name: page.replace("{here}", here) for name, page in pages.items()
+            }
             dom = run_browser(here + path, "--dump-dom", f"--log-net-log={log}")
         requested = [url for url in requests_of(log, here) if url != here + path]
     paths = list(asked)
@@ -117,16 +124,22 @@ def visit(pages, path="/"):
 def requests_of(log, here):
     """Return the addresses that the browser's log says pages asked for.
 
-    The browser's own requests, for updates and the like, have no page that initiated them.
+    The browser's own requests, for updates and the like, have no page that initiated
+    them.
     """
     logged = json.loads(log.read_text("utf-8"))
-    kinds = {number: name for name, number in logged["constants"]["logEventTypes"].items()}
+    kinds = {
+        number: name for name, number in logged["constants"]["logEventTypes"].items()
+    }
     found = []
     for event in logged["events"]:
         if kinds.get(event["type"]) == "URL_REQUEST_START_JOB":
             given = event.get("params", {})
             address, initiator = given.get("url", ""), given.get("initiator", "")
-            if initiator.startswith("http") or urlsplit(address).netloc == urlsplit(here).netloc:
+            if (
+                initiator.startswith("http")
+                or urlsplit(address).netloc == urlsplit(here).netloc
+            ):
                 found.append(address)
     return found
 

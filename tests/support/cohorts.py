@@ -52,7 +52,12 @@ change = msgspec.structs.replace
 
 
 def make_run(
-    trust: str, keys: str, *, rounds: int = 3, roster: Roster | None = None, **fields: Any
+    trust: str,
+    keys: str,
+    *,
+    rounds: int = 3,
+    roster: Roster | None = None,
+    **fields: Any,
 ) -> Run:
     """Return a small run with its document; ``fields`` are those of the document."""
     model = trust_model(trust)
@@ -94,7 +99,13 @@ class Node:
 
     @property
     def client(self) -> Client:
-        return Client(self.policy, self.state, self.load, self.results.append, node_id=self.node_id)
+        return Client(
+            self.policy,
+            self.state,
+            self.load,
+            self.results.append,
+            node_id=self.node_id,
+        )
 
     def answer(self, data: bytes) -> bytes:
         """Return the reply to an encoded request."""
@@ -151,7 +162,10 @@ def make_nodes(
         roster_file = directory / "keys" / ROSTER_FILE
         roster = Roster.from_file(roster_file)
         paths = [
-            {"roster_file": roster_file, "member_key_file": directory / "keys" / f"{name}.key"}
+            {
+                "roster_file": roster_file,
+                "member_key_file": directory / "keys" / f"{name}.key",
+            }
             for name in names
         ]
     if ledger:
@@ -179,8 +193,8 @@ def kept_pairs() -> dict[Any, Any]:
 class Cohort:
     """The library's server and its clients, whose nodes are numbers from 0, in order of slots.
 
-    The server plays honest rounds. Requests by hand follow no rules: a test asks for any round,
-    attempt, committee and survivors, and changes what it likes.
+    The server plays honest rounds. Requests by hand follow no rules: a test asks for
+    any round, attempt, committee and survivors, and changes what it likes.
     """
 
     def __init__(
@@ -217,7 +231,9 @@ class Cohort:
             self.refusals.append((i, reply))
         return reply
 
-    def trip(self, _: str, requests: Mapping[int, Request], has_enough: Any = None) -> Replies:
+    def trip(
+        self, _: str, requests: Mapping[int, Request], has_enough: Any = None
+    ) -> Replies:
         """Carry a round trip of the server, without a loss."""
         return [(i, self.send(i, request)) for i, request in requests.items()]
 
@@ -238,7 +254,8 @@ class Cohort:
         self.server.take_answers(self.trip("ask", asked), self.trip)
         assert self.server.head == t
         return sorted(
-            self.enrolled.keys() - {d.node_id for d in self.server.dropped if d.round == t}
+            self.enrolled.keys()
+            - {d.node_id for d in self.server.dropped if d.round == t}
         )
 
     def finish(self) -> dict[int, Any]:
@@ -255,7 +272,7 @@ class Cohort:
         self.finish()
         return self
 
-    # ------------------------------------------------------------------ what the server knows
+    # ------------------------------------------------------------ what the server knows
 
     @property
     def _cohort(self) -> Any:
@@ -332,14 +349,19 @@ class Cohort:
     def keys_of(self) -> messages.Keys:
         """Return the request to a key distributor."""
         return messages.Keys(
-            doc_hash=self.doc_hash, peers=b"".join(self.peer(j).row for j in self.enrolled)
+            doc_hash=self.doc_hash,
+            peers=b"".join(self.peer(j).row for j in self.enrolled),
         )
 
-    def take_envelopes(self, by: int, key_id: bytes, envelopes: bytes, who: Iterable[int]) -> None:
+    def take_envelopes(
+        self, by: int, key_id: bytes, envelopes: bytes, who: Iterable[int]
+    ) -> None:
         """Take the envelopes of a key distributor for some clients, in place of others."""
         for i, envelope in zip(who, messages.split(envelopes, 48), strict=True):
             self.enrolled[i].wraps = [
-                messages.Wrap(distributor=self.peer(by).row, key_id=key_id, envelope=envelope)
+                messages.Wrap(
+                    distributor=self.peer(by).row, key_id=key_id, envelope=envelope
+                )
             ]
 
     def wraps(self, i: int) -> tuple[messages.Wrap, ...]:
@@ -349,7 +371,11 @@ class Cohort:
     def entry(self, t: int, attempt: int, **fields: Any) -> Entry:
         """Return an entry for the cohort as it is now."""
         frame = self.frame
-        cohort = {"n_slots": frame.n_slots, "root": frame.tree.root, "committee": frame.digest}
+        cohort = {
+            "n_slots": frame.n_slots,
+            "root": frame.tree.root,
+            "committee": frame.digest,
+        }
         return Entry(t=t, attempt=attempt, **cohort, **fields)
 
     def bitmap(self, who: Iterable[int]) -> bytes:
@@ -362,13 +388,15 @@ class Cohort:
         cohort = frame.n_slots, frame.tree.root, frame.digest
         digest = transcript.round_context(self.doc_hash, t, attempt, *cohort, h, tag)
         sharing = frame.sharing if self.trust.has_committee else None
-        return SumContext(digest, self.document.words[t - 1], frame.n_slots, sharing=sharing)
+        return SumContext(
+            digest, self.document.words[t - 1], frame.n_slots, sharing=sharing
+        )
 
     def context(self, t: int, attempt: int, tag: bytes) -> bytes:
         """Return the context of an attempt."""
         return self.sums(t, attempt, tag).digest
 
-    # ------------------------------------------------------------------ requests by hand
+    # ----------------------------------------------------------------- requests by hand
 
     def at(self, i: int, t: int, attempt: int = 1) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common."""
@@ -404,21 +432,34 @@ class Cohort:
         return self.send(i, self.ask_of(i, t, attempt, **changes))
 
     def deal(
-        self, t: int = 1, attempt: int = 1, who: Iterable[int] | None = None, **changes: Any
+        self,
+        t: int = 1,
+        attempt: int = 1,
+        who: Iterable[int] | None = None,
+        **changes: Any,
     ) -> dict[int, Any]:
         """Ask clients for their answers, take the first one's envelopes, and return all replies."""
         chosen = list(self.enrolled if who is None else who)
         requests = {i: self.ask_of(i, t, attempt, **changes) for i in chosen}
         replies = dict(self.trip("ask", requests))
-        answers = {i: reply for i, reply in replies.items() if isinstance(reply, Answer)}
+        answers = {
+            i: reply for i, reply in replies.items() if isinstance(reply, Answer)
+        }
         for i, answer in answers.items():
             self.enrolled[i].head = t - 1
-            if answer.envelopes and not any(own.wraps for own in self.enrolled.values()):
+            if answer.envelopes and not any(
+                own.wraps for own in self.enrolled.values()
+            ):
                 self.take_envelopes(i, answer.key_id, answer.envelopes, self.enrolled)
         return replies
 
     def add_of(
-        self, i: int, answers: Mapping[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
+        self,
+        i: int,
+        answers: Mapping[int, Answer],
+        t: int = 1,
+        attempt: int = 1,
+        **changes: Any,
     ) -> Add:
         """Return an honest request for the sum-share of these answers, with fields changed."""
         position = self.committee.position_of(self.enrolled[i].slot)
@@ -431,7 +472,9 @@ class Cohort:
         }
         return Add(**{**self.at(i, t, attempt), **values, **changes})
 
-    def _sealed_at(self, position: int | None, answers: Mapping[int, Answer]) -> Iterator[bytes]:
+    def _sealed_at(
+        self, position: int | None, answers: Mapping[int, Answer]
+    ) -> Iterator[bytes]:
         """Yield what clients sealed for a position, in the order of their slots."""
         present = self.committee.present
         for i in sorted(answers):
@@ -439,7 +482,12 @@ class Cohort:
             yield b"" if position is None else parts[present.index(position)]
 
     def add(
-        self, i: int, answers: Mapping[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
+        self,
+        i: int,
+        answers: Mapping[int, Answer],
+        t: int = 1,
+        attempt: int = 1,
+        **changes: Any,
     ) -> Reply:
         """Ask one member of the committee to add, with some fields changed."""
         return self.send(i, self.add_of(i, answers, t, attempt, **changes))
@@ -451,7 +499,7 @@ class Cohort:
         values = {"entries": self.lacking(i), "wraps": self.wraps(i)}
         return messages.Finish(doc_hash=self.doc_hash, **{**values, **changes})
 
-    # ------------------------------------------------------------------ what only clients know
+    # ----------------------------------------------------------- what only clients know
 
     def session(self, i: int) -> ClientSession:
         """Return what a client remembers of the run, secrets included."""
@@ -480,7 +528,9 @@ class Cohort:
     def pair_secret(self, i: int, j: int) -> bytes:
         """Return what two clients have in common, by the secrets of the second."""
         statics = (self.exchange_secret(j), self.exchange_key(i)) if self.roster else ()
-        return key_agreement.pair_secret(self.session(j).ephemeral, self.key(i), *statics)
+        return key_agreement.pair_secret(
+            self.session(j).ephemeral, self.key(i), *statics
+        )
 
     def exchange_secret(self, i: int) -> bytes:
         """Return the X25519 half of a client's lasting key."""
@@ -494,14 +544,18 @@ class Cohort:
     def pair_key(self, i: int, j: int, context: bytes, position: int) -> bytes:
         """Return the key of dealer i's share for committee member j."""
         shared = self.pair_secret(i, j)
-        return key_agreement.share_key(shared, context, i, position, self.key(i), self.key(j))
+        return key_agreement.share_key(
+            shared, context, i, position, self.key(i), self.key(j)
+        )
 
     def wrap_again(self, i: int, by: int) -> None:
         """Let a client that has the group key seal it for one that began a new session."""
         shared = self.pair_secret(i, by)
         key = key_agreement.wrap_key(shared, self.doc_hash, self.key(by), self.key(i))
         envelope = key_agreement.seal(key, self.session(by).group_secret, self.doc_hash)
-        group_key = key_agreement.group_key(self.session(by).group_secret, self.doc_hash)
+        group_key = key_agreement.group_key(
+            self.session(by).group_secret, self.doc_hash
+        )
         key_id = key_agreement.key_id(group_key, self.doc_hash)
         self.take_envelopes(by, key_id, envelope, [i])
 

@@ -43,22 +43,35 @@ def postgresql() -> Iterator[str]:
     """
     found = sorted(Path(_PROGRAMS).glob("*/bin/initdb"))
     if not found:
-        pytest.skip("PostgreSQL's server is not installed (Debian's package postgresql).")
+        pytest.skip(
+            "PostgreSQL's server is not installed (Debian's package postgresql)."
+        )
     programs, prefix = found[-1].parent, []
-    # Not a directory of pytest's: the server's user cannot enter it, and a socket's path is short.
+    # Not a directory of pytest's: the server's user cannot enter it, and a socket's
+    # path is short.
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     try:
         if os.geteuid() == 0:
             try:
                 pwd.getpwnam(_USER)
             except KeyError:
-                pytest.skip(f"PostgreSQL's server cannot run as root, and no user is {_USER!r}.")
+                pytest.skip(
+                    f"PostgreSQL's server cannot run as root, and no user is {_USER!r}."
+                )
             shutil.chown(folder, _USER)
             prefix = ["runuser", "-u", _USER, "--"]
 
         def call(program: str, *arguments: str) -> None:
-            command = [*prefix, str(programs / program), "-D", str(folder / "data"), *arguments]
-            subprocess.run(command, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
+            command = [
+                *prefix,
+                str(programs / program),
+                "-D",
+                str(folder / "data"),
+                *arguments,
+            ]
+            subprocess.run(
+                command, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL
+            )
 
         call("initdb", "-A", "trust", "-U", _USER, "-N", "-E", "UTF8", "--locale=C")
         options = f"-k {folder} -c listen_addresses='' -c fsync=off"

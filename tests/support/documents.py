@@ -7,7 +7,11 @@ import numpy as np
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
-from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, SuLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import (
+    GLloydAlgorithm,
+    LloydAlgorithm,
+    SuLloydAlgorithm,
+)
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.data.domain import Box
@@ -18,7 +22,13 @@ from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import decode, encode
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
-TRUSTS = ("clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain")
+TRUSTS = (
+    "clients-only",
+    "distributed-noise",
+    "oblivious-server",
+    "trusted-server",
+    "plain",
+)
 _OPTIONS: dict[type[Algorithm], dict[str, Any]] = {
     GLloydAlgorithm: {"n_rounds": 3},
     FastLloydAlgorithm: {"n_rounds": 3},
@@ -27,7 +37,8 @@ _OPTIONS: dict[type[Algorithm], dict[str, Any]] = {
     FedDPAlgorithm: {"server_data": np.random.default_rng(0).random((20, 2))},
 }
 KINDS = {
-    kind.name: kind for kind in (*_OPTIONS, SynopsisAlgorithm, PEMeansAlgorithm, HDPEMeansAlgorithm)
+    kind.name: kind
+    for kind in (*_OPTIONS, SynopsisAlgorithm, PEMeansAlgorithm, HDPEMeansAlgorithm)
 }
 
 
@@ -46,7 +57,8 @@ def make_algorithm(kind: type[Algorithm], trust: str = "", **options: Any) -> Al
     """Return a small algorithm on the unit square, private unless nobody adds noise."""
     budget = PrivacyBudget(None if trust == "plain" else 1.0)
     given = {"n_records": 1000, **_OPTIONS.get(kind, {}), **options}
-    domain = Box([0.0] * 20, [1.0] * 20) if kind is HDPEMeansAlgorithm else BOX  # it projects
+    # it projects
+    domain = Box([0.0] * 20, [1.0] * 20) if kind is HDPEMeansAlgorithm else BOX
     return kind(2, domain, budget, **given)  # type: ignore[call-arg]
 
 
@@ -69,11 +81,15 @@ def make_document(
         "trust": trust,
         "keys": "relayed" if model.is_protected else "none",
         "min_clients": least,
-        "words": tuple(algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)),
+        "words": tuple(
+            algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)
+        ),
         "privacy": plan.to_config(),
         "share_variance": f"1/{least - 1}" if model.shares_noise else "none",
         "sampler": sampler_of(plan, model.shares_noise),
-        "body": Horizontal(algorithm=algorithm.to_config(), domain=algorithm.domain.to_config()),
+        "body": Horizontal(
+            algorithm=algorithm.to_config(), domain=algorithm.domain.to_config()
+        ),
     }
     return RunDocument(**{**fields, **changes})
 
@@ -82,6 +98,10 @@ def assert_survives(algorithm: Algorithm) -> None:
     """Assert that a client makes the same algorithm from what its document says of it."""
     config = decode(encode(algorithm.to_config()), dict[str, Any])
     again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
-    assert (type(again), again, hash(again)) == (type(algorithm), algorithm, hash(algorithm))
+    assert (type(again), again, hash(again)) == (
+        type(algorithm),
+        algorithm,
+        hash(algorithm),
+    )
     assert again.to_config() == config
     assert again.plan() == algorithm.plan()

@@ -125,9 +125,15 @@ READ: dict[str, Make] = {
     "dict of arrays": lambda: dict(_columns),
     "dict of lists": lambda: {name: cells.tolist() for name, cells in _columns.items()},
     "dict of series": lambda: dict(_frame),
-    "dict of pyarrow": lambda: {name: pa.array(cells) for name, cells in _columns.items()},
-    "dict of polars": lambda: {name: pl.Series(cells) for name, cells in _columns.items()},
-    "dict of extensions": lambda: {name: pd.array(cells) for name, cells in _columns.items()},
+    "dict of pyarrow": lambda: {
+        name: pa.array(cells) for name, cells in _columns.items()
+    },
+    "dict of polars": lambda: {
+        name: pl.Series(cells) for name, cells in _columns.items()
+    },
+    "dict of extensions": lambda: {
+        name: pd.array(cells) for name, cells in _columns.items()
+    },
     "pandas": lambda: _frame,
     "pandas float32": lambda: _frame.astype(np.float32),
     "pandas int64": lambda: _whole,
@@ -146,7 +152,9 @@ READ: dict[str, Make] = {
     "polars integers": lambda: pl.DataFrame(_columns).cast(pl.Int64),
     "polars text": lambda: pl.DataFrame(_columns).cast(pl.String),
     "polars decimals": lambda: pl.DataFrame(_columns).cast(pl.Decimal(10, 2)),
-    "polars categories": lambda: polars_of(pl.Series(["1", "3", "5", "7"], dtype=pl.Categorical)),
+    "polars categories": lambda: polars_of(
+        pl.Series(["1", "3", "5", "7"], dtype=pl.Categorical)
+    ),
     "pyarrow": lambda: _table,
     "pyarrow batch": lambda: pa.RecordBatch.from_pydict(_columns),
     "pyarrow chunks": lambda: pa.concat_tables([_table.slice(0, 1), _table.slice(1)]),
@@ -160,10 +168,12 @@ READ: dict[str, Make] = {
     "datasets columns": lambda: hub(**_columns, label=list("wxyz")).with_format(
         "numpy", columns=list(NAMES)
     ),
-    "datasets sorted": lambda: hub(**{k: v[::-1] for k, v in _columns.items()}).sort("a"),
-    "datasets selected": lambda: hub(**{k: [0.0, *v] for k, v in _columns.items()}).select(
-        range(1, 5)
+    "datasets sorted": lambda: hub(**{k: v[::-1] for k, v in _columns.items()}).sort(
+        "a"
     ),
+    "datasets selected": lambda: hub(
+        **{k: [0.0, *v] for k, v in _columns.items()}
+    ).select(range(1, 5)),
     "csr": lambda: sparse.csr_array(X),
     "csc": lambda: sparse.csc_matrix(X),
     "coo": lambda: sparse.coo_array(X),
@@ -174,29 +184,51 @@ READ: dict[str, Make] = {
 
 _lacking = np.array([[NAN, 2.0], [3.0, 4.0], [5.0, 6.0], [0.0, 8.0]])
 NULL: dict[str, tuple[Make, Any]] = {
-    "pandas Int64": (lambda: pandas_of(pd.array([None, 3, 5, 0], dtype="Int64")), _lacking),
+    "pandas Int64": (
+        lambda: pandas_of(pd.array([None, 3, 5, 0], dtype="Int64")),
+        _lacking,
+    ),
     "pandas boolean": (
         lambda: pandas_of(pd.array([None, True, True, False], dtype="boolean")),
         [[NAN, 2], [1, 4], [1, 6], [0, 8]],
     ),
     "pandas pyarrow": (
-        lambda: pandas_of(pd.array([None, 3, 5, 0], dtype=pd.ArrowDtype(pa.decimal128(9, 2)))),
+        lambda: pandas_of(
+            pd.array([None, 3, 5, 0], dtype=pd.ArrowDtype(pa.decimal128(9, 2)))
+        ),
         _lacking,
     ),
-    "pandas category": (lambda: pandas_of(pd.Categorical([None, "3", "5", "0"])), _lacking),
+    "pandas category": (
+        lambda: pandas_of(pd.Categorical([None, "3", "5", "0"])),
+        _lacking,
+    ),
     "pandas odd cells": (lambda: pandas_of([_day, "3", Decimal(5), 0]), _lacking),
     "polars": (lambda: polars_of([None, 3, 5, 0]), _lacking),
-    "polars decimals": (lambda: polars_of([None, Decimal(3), Decimal(5), Decimal(0)]), _lacking),
+    "polars decimals": (
+        lambda: polars_of([None, Decimal(3), Decimal(5), Decimal(0)]),
+        _lacking,
+    ),
     "pyarrow": (lambda: arrow_of(pa.array([None, 3, 5, 0])), _lacking),
     "pyarrow nulls": (lambda: arrow_of(pa.nulls(4)), [[NAN, b] for b in _b]),
     "datasets": (lambda: hub(a=[None, 3, 5, 0], b=_b), _lacking),
     "dict of lists": (lambda: {"a": [None, "3", 5, False], "b": _b.tolist()}, _lacking),
     "dicts": (
-        lambda: [{"b": 2}, {"b": "4", "a": 3, "c": 9}, {"a": 5.0, "b": 6}, {"a": 0, "b": 8}],
+        lambda: [
+            {"b": 2},
+            {"b": "4", "a": 3, "c": 9},
+            {"a": 5.0, "b": 6},
+            {"a": 0, "b": 8},
+        ],
         _lacking,
     ),
-    "odd rows": (lambda: [None, {"a": 1}, "ab", [3, 4]], [[NAN, NAN], [1, NAN], [NAN] * 2, [3, 4]]),
-    "objects": (lambda: np.array([[_day, 2], ["3", 4], [5, 6], [0, 8]], dtype=object), _lacking),
+    "odd rows": (
+        lambda: [None, {"a": 1}, "ab", [3, 4]],
+        [[NAN, NAN], [1, NAN], [NAN] * 2, [3, 4]],
+    ),
+    "objects": (
+        lambda: np.array([[_day, 2], ["3", 4], [5, 6], [0, 8]], dtype=object),
+        _lacking,
+    ),
 }
 """A record is a null record by itself; a simulation says so, and a node counts the others."""
 
@@ -224,20 +256,38 @@ _TABLE = "must be a two-dimensional table of real numbers, got "
 _LIST = "Expected a list of records"
 _COLUMN = "Expected the column 'a' as numbers. Got "
 REFUSED: dict[str, tuple[Make, str]] = {
-    "pair": (lambda: (X, _a), f"{_LIST}, each with its cells. Got one that holds a table"),
-    "pair in a list": (lambda: [X, _a], f"{_LIST}, .* a ndarray: return the records alone"),
+    "pair": (
+        lambda: (X, _a),
+        f"{_LIST}, each with its cells. Got one that holds a table",
+    ),
+    "pair in a list": (
+        lambda: [X, _a],
+        f"{_LIST}, .* a ndarray: return the records alone",
+    ),
     "pair with nothing": (lambda: (X, None), f"{_LIST}, .* a ndarray"),
     "pair of pandas": (lambda: (_frame, _frame.a), f"{_LIST}, .* a DataFrame"),
     "pair of lists": (lambda: ([[1.0, 2.0]] * 9, [0] * 9), f"{_LIST} of 2 cells each"),
     "two tables": (lambda: [X, X], f"{_LIST}, .* a ndarray"),
     "a data set in a list": (lambda: [hub(**_columns)], f"{_LIST}, .* a Dataset"),
-    "a sparse matrix in a list": (lambda: [sparse.csr_array(X)], f"{_LIST}, .* a csr_array"),
-    "columns": (lambda: [_a, _b], f"{_LIST} of 2 cells each. Got sequences of another length"),
+    "a sparse matrix in a list": (
+        lambda: [sparse.csr_array(X)],
+        f"{_LIST}, .* a csr_array",
+    ),
+    "columns": (
+        lambda: [_a, _b],
+        f"{_LIST} of 2 cells each. Got sequences of another length",
+    ),
     "columns of lists": (lambda: [[1.0] * 9, [2.0] * 9], f"{_LIST} of 2 cells each"),
     "columns of pandas": (lambda: [_frame.a, _frame.b], f"{_LIST} of 2 cells each"),
-    "columns of polars": (lambda: [pl.Series(_a), pl.Series(_b)], f"{_LIST} of 2 cells each"),
+    "columns of polars": (
+        lambda: [pl.Series(_a), pl.Series(_b)],
+        f"{_LIST} of 2 cells each",
+    ),
     "wide arrays": (lambda: list(np.ones((9, 3))), f"{_LIST} of 2 cells each"),
-    "other namedtuples": (lambda: [OtherRow(*row) for row in X], "column 'b' in OtherRow"),
+    "other namedtuples": (
+        lambda: [OtherRow(*row) for row in X],
+        "column 'b' in OtherRow",
+    ),
     "series": (lambda: _frame.a, f"{_TABLE}Series: a column is no table"),
     "series of objects": (lambda: pd.Series([[1.0, 2.0]]), f"{_TABLE}Series"),
     "index": (lambda: pd.Index(_a), f"{_TABLE}Index"),
@@ -246,10 +296,15 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "more columns": (lambda: _frame.assign(c=1.0), "must have the columns"),
     "no names": (lambda: pd.DataFrame(X), "must have the columns .* got .'<int>'"),
     "names in two lines": (
-        lambda: pd.DataFrame(X, columns=pd.MultiIndex.from_tuples([("a", "x"), ("b", "x")])),
+        lambda: pd.DataFrame(
+            X, columns=pd.MultiIndex.from_tuples([("a", "x"), ("b", "x")])
+        ),
         "must have the columns .* got .'<tuple>'",
     ),
-    "dates": (lambda: pandas_of(pd.date_range("2020", periods=4)), f"{_COLUMN}datetime64"),
+    "dates": (
+        lambda: pandas_of(pd.date_range("2020", periods=4)),
+        f"{_COLUMN}datetime64",
+    ),
     "times with a zone": (
         lambda: pandas_of(pd.date_range("2020", periods=4, tz="UTC")),
         f"{_COLUMN}datetime64.*UTC",
@@ -258,7 +313,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda: pandas_of(pd.period_range("2020", periods=4, freq="M")),
         f"{_COLUMN}period",
     ),
-    "durations": (lambda: pandas_of(pd.to_timedelta([1, 2, 3, 4])), f"{_COLUMN}timedelta64"),
+    "durations": (
+        lambda: pandas_of(pd.to_timedelta([1, 2, 3, 4])),
+        f"{_COLUMN}timedelta64",
+    ),
     "intervals": (lambda: pandas_of(pd.interval_range(0, 4)), f"{_COLUMN}interval"),
     "categories of dates": (
         lambda: pandas_of(pd.Categorical(pd.date_range("2020", periods=4))),
@@ -276,23 +334,47 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "lists of pyarrow": (lambda: arrow_of(pa.array([[1]] * 4)), f"{_COLUMN}list"),
     "chunked array": (lambda: pa.chunked_array([_a]), f"{_TABLE}ChunkedArray"),
     "reader": (_table.to_reader, "Got the iterable itself, a RecordBatchReader"),
-    "splits": (lambda: datasets.DatasetDict(train=hub(**_columns)), f"{_TABLE}DatasetDict"),
-    "stream": (lambda: hub(**_columns).to_iterable_dataset(), f"{_TABLE}IterableDataset"),
+    "splits": (
+        lambda: datasets.DatasetDict(train=hub(**_columns)),
+        f"{_TABLE}DatasetDict",
+    ),
+    "stream": (
+        lambda: hub(**_columns).to_iterable_dataset(),
+        f"{_TABLE}IterableDataset",
+    ),
     "transform": (lambda: hub(**_columns).with_transform(dict), "without a transform"),
     "dates of datasets": (lambda: hub(a=[_day] * 4, b=_b), f"{_COLUMN}date32"),
     "lists of datasets": (lambda: hub(a=[[1.0]] * 4, b=_b), f"{_COLUMN}list"),
-    "another column": (lambda: hub(a=_a, c=_b), "Expected the column 'b' once. Got it 0 times"),
-    "wide csr": (lambda: sparse.csr_array(np.eye(3)), r"got shape \(3, 3\) of csr_array"),
+    "another column": (
+        lambda: hub(a=_a, c=_b),
+        "Expected the column 'b' once. Got it 0 times",
+    ),
+    "wide csr": (
+        lambda: sparse.csr_array(np.eye(3)),
+        r"got shape \(3, 3\) of csr_array",
+    ),
     "flat coo": (lambda: sparse.coo_array(_a), r"got shape \(4,\) of coo_array"),
-    "dict of cells": (lambda: {"a": 1.0, "b": 2.0}, "column 'a' as one cell for each record"),
-    "dict of tables": (lambda: {"a": X, "b": X}, "column 'a' as one cell for each record"),
+    "dict of cells": (
+        lambda: {"a": 1.0, "b": 2.0},
+        "column 'a' as one cell for each record",
+    ),
+    "dict of tables": (
+        lambda: {"a": X, "b": X},
+        "column 'a' as one cell for each record",
+    ),
     "dict of masks": (
         lambda: {"a": np.ma.masked_array(_a, _a > 2), "b": _b},
         "column 'a' as one cell for each record, and no mask",
     ),
-    "dict of two lengths": (lambda: {"a": [1.0, 2.0], "b": [1.0]}, "columns of one length"),
+    "dict of two lengths": (
+        lambda: {"a": [1.0, 2.0], "b": [1.0]},
+        "columns of one length",
+    ),
     "masked": (lambda: np.ma.masked_array(X, X > 2), "masked array"),
-    "masked records": (lambda: np.ma.masked_array(_frame.to_records(index=False)), "masked array"),
+    "masked records": (
+        lambda: np.ma.masked_array(_frame.to_records(index=False)),
+        "masked array",
+    ),
     "one dimension": (lambda: _a, r"two-dimensional, .* got shape \(4,\)"),
     "three dimensions": (lambda: X[None], r"two-dimensional, .* got shape \(1, 4, 2\)"),
     "no dimension": (lambda: np.array(1.0), r"two-dimensional, .* got shape \(\)"),
@@ -301,7 +383,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "a range": (lambda: range(5), f"{_TABLE}range"),
     "a set": (lambda: {1.0, 2.0}, f"{_TABLE}set"),
     "values": (_columns.values, f"{_TABLE}dict_values"),
-    "a name of a file": (lambda: "records.csv", rf"{_TABLE}str: read a file by load_table\(path\)"),
+    "a name of a file": (
+        lambda: "records.csv",
+        rf"{_TABLE}str: read a file by load_table\(path\)",
+    ),
     "a path": (lambda: pathlib.Path("records.csv"), f"{_TABLE}PosixPath"),
     "bytes": (lambda: b"1,2", f"{_TABLE}bytes"),
     "nothing": (lambda: None, f"{_TABLE}NoneType"),

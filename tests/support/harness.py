@@ -48,13 +48,20 @@ P_VALUE = 1e-9
 
 def byte_p_value(data: bytes) -> float:
     """Return the p-value of these bytes under the uniform law."""
-    return float(stats.chisquare(np.bincount(np.frombuffer(data, np.uint8), minlength=256)).pvalue)
+    return float(
+        stats.chisquare(
+            np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+        ).pvalue
+    )
 
 
 def same_law_p_value(first: bytes, second: bytes) -> float:
     """Return the p-value of two sets of bytes under one common law."""
     table = np.array(
-        [np.bincount(np.frombuffer(x, np.uint8), minlength=256) for x in (first, second)]
+        [
+            np.bincount(np.frombuffer(x, np.uint8), minlength=256)
+            for x in (first, second)
+        ]
     )
     return float(stats.chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue)
 
@@ -78,11 +85,15 @@ def assert_scale(
     """
     power = 2 if law is stats.norm else 1
     size = np.mean(np.abs(sample) ** power) ** (1 / power)
-    measured = f"{what}: the noise of {len(sample)} words is {size:.3f} times the planned one"
+    measured = (
+        f"{what}: the noise of {len(sample)} words is {size:.3f} times the planned one"
+    )
     assert fits(sample, law), f"{measured}, or has another shape"
     if len(sample) >= enough:
         for name, factor in (("2/3", 2 / 3), ("3/2", 3 / 2)):
-            assert not fits(sample / factor, law), f"{measured}, and {name} of it is accepted too"
+            assert not fits(sample / factor, law), (
+                f"{measured}, and {name} of it is accepted too"
+            )
 
 
 @contextmanager
@@ -100,8 +111,8 @@ def memory_below(n_bytes: int) -> Iterator[None]:
 def switching_collector() -> Iterator[None]:
     """Let the garbage collector run often, and other threads go on whenever it runs.
 
-    This happens by chance in a process where Hypothesis has run a test: it leaves a callback in the
-    collector.
+    This happens by chance in a process where Hypothesis has run a test: it leaves a
+    callback in the collector.
     """
     threshold = gc.get_threshold()
 
@@ -118,7 +129,7 @@ def switching_collector() -> Iterator[None]:
         gc.callbacks.remove(switch)
 
 
-# --------------------------------------------------------------------------- recorded runs
+# ------------------------------------------------------------------------ recorded runs
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,9 @@ class Recorded:
         return "" if self.message is None else str(self.message.__struct_config__.tag)
 
 
-def _recorded(message: Message, node_id: int, read: Callable[[bytes], Request | Reply]) -> Recorded:
+def _recorded(
+    message: Message, node_id: int, read: Callable[[bytes], Request | Reply]
+) -> Recorded:
     content = None
     if message.has_content():
         try:
@@ -150,7 +163,9 @@ def _recorded(message: Message, node_id: int, read: Callable[[bytes], Request | 
 class RecordingGrid(InProcessGrid):
     """An in-process grid that keeps every byte that the server process sends and receives."""
 
-    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
+    def __init__(
+        self, client_app: Callable[[Message, Context], Message], n_nodes: int
+    ) -> None:
         super().__init__(client_app, n_nodes)
         self.sent: list[Recorded] = []
         self.received: list[Recorded] = []
@@ -160,12 +175,16 @@ class RecordingGrid(InProcessGrid):
         listed = list(messages)
         if self.on_push is not None:
             self.on_push(listed)
-        self.sent += [_recorded(m, m.metadata.dst_node_id, decode_request) for m in listed]
+        self.sent += [
+            _recorded(m, m.metadata.dst_node_id, decode_request) for m in listed
+        ]
         return super().push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         for reply in super().pull_messages(message_ids):
-            self.received.append(_recorded(reply, reply.metadata.src_node_id, decode_reply))
+            self.received.append(
+                _recorded(reply, reply.metadata.src_node_id, decode_reply)
+            )
             yield reply
 
     @property
@@ -197,7 +216,11 @@ class Outcome:
     @property
     def run(self) -> Run:
         """The run as its clients read it from the document that was last sent."""
-        sent = [item.message.doc for item in self.grid.sent if isinstance(item.message, Enrol)]
+        sent = [
+            item.message.doc
+            for item in self.grid.sent
+            if isinstance(item.message, Enrol)
+        ]
         return open_run(sent[-1])
 
     @property
@@ -254,7 +277,9 @@ def run_recorded(
         if on_result is not None:
             on_result(result, context)
 
-    load = load or (lambda context: partitions[int(context.node_config["partition-id"])])
+    load = load or (
+        lambda context: partitions[int(context.node_config["partition-id"])]
+    )
     policies = [policy or SIMULATED] if not isinstance(policy, Sequence) else policy
     apps = [kmeans_client_app(load, each, keep) for each in policies]
 
@@ -262,7 +287,9 @@ def run_recorded(
         place = int(context.node_config["partition-id"])
         return apps[place % len(apps)](message, context)
 
-    grid = RecordingGrid(FaultyClientApp(app, faults) if faults else app, len(partitions))
+    grid = RecordingGrid(
+        FaultyClientApp(app, faults) if faults else app, len(partitions)
+    )
     if on_push is not None:
         grid.on_push = lambda messages: on_push(grid, messages)
     with task_identity(), watched_sums() as sums:
@@ -277,12 +304,16 @@ def stock_start(strategy: KMeansStrategy, grid: Any, **options: Any) -> Result:
     return Strategy.start(strategy, grid, num_rounds=strategy.n_rounds, **options)
 
 
-# --------------------------------------------------------------------------- the noise of a run
+# ------------------------------------------------------------------- the noise of a run
 
 
-def exact_statistic(algorithm: Algorithm, query: Query, records: ArrayLike) -> NDArray[np.int64]:
+def exact_statistic(
+    algorithm: Algorithm, query: Query, records: ArrayLike
+) -> NDArray[np.int64]:
     """Return one client's integers without noise."""
-    data = np.asarray(records, dtype=np.float64).reshape(-1, algorithm.domain.n_features)
+    data = np.asarray(records, dtype=np.float64).reshape(
+        -1, algorithm.domain.n_features
+    )
     grid = GridRecords(data, algorithm.domain, algorithm.fraction_bits)
     return algorithm.flatten(algorithm.answer(query, grid), query.round)
 
@@ -344,7 +375,10 @@ def write_roster(
     directory: Any, n: int, policy: ClientPolicy = SIMULATED, beacon: str | None = None
 ) -> tuple[str, list[ClientPolicy]]:
     """Make keys and a roster; return the roster's path and the clients' policies by slot."""
-    *secrets, roster = write_members(directory / "roster", [f"c-{i}" for i in range(n)], beacon)
+    *secrets, roster = write_members(
+        directory / "roster", [f"c-{i}" for i in range(n)], beacon
+    )
     return str(roster), [
-        replace(policy, roster_file=str(roster), member_key_file=str(secret)) for secret in secrets
+        replace(policy, roster_file=str(roster), member_key_file=str(secret))
+        for secret in secrets
     ]

@@ -20,7 +20,9 @@ from flower_kmeans.errors import KMeansError
 
 NAN = float("nan")
 AGE_AND_WARD = TableDomain([Number("age", 0, 120), Category("ward", ("A", "B"))])
-WITH_RULES = TableDomain([Number("age", 0, 120, missing=60), Category("ward", ("A", "B"), "B")])
+WITH_RULES = TableDomain(
+    [Number("age", 0, 120, missing=60), Category("ward", ("A", "B"), "B")]
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ class KilledError(BaseException):
 class KillingGrid(RecordingGrid):
     """A grid whose server dies at its n-th wave of messages, counted from 1."""
 
-    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
+    def __init__(
+        self, client_app: Callable[[Message, Context], Message], n_nodes: int
+    ) -> None:
         super().__init__(client_app, n_nodes)
         self.at = 0
         self.when = ""
@@ -39,7 +41,8 @@ class KillingGrid(RecordingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         is_due = self.n_pushes == self.at
         if is_due and self.when == "unanswered":
-            self._replies.clear()  # no message of the dead process is delivered any more
+            # no message of the dead process is delivered any more
+            self._replies.clear()
             raise KilledError
         replies = list(super().pull_messages(message_ids))
         if is_due and self.when == "answered":

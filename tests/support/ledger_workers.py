@@ -107,7 +107,9 @@ def race_for_answers(barrier, results, state_dir, context, n):
     with Ledger(state_dir) as ledger:
         for t in range(1, n + 1):
             try:
-                charge(ledger, answer_of(t=t, context=context), plan, Limit(100.0, DELTA))
+                charge(
+                    ledger, answer_of(t=t, context=context), plan, Limit(100.0, DELTA)
+                )
             except (AnotherAnswerError, StaleAnswerError):
                 continue
             accepted.append(t)
@@ -130,5 +132,7 @@ def crash_with_a_hot_journal(path):
     db.execute("BEGIN IMMEDIATE")
     for number in range(200):
         row = (number.to_bytes(32, "big"), number, number, bytes(5000))
-        db.execute("INSERT INTO runs (run, touched, version, memory) VALUES (?, ?, ?, ?)", row)
+        db.execute(
+            "INSERT INTO runs (run, touched, version, memory) VALUES (?, ?, ?, ?)", row
+        )
     os._exit(CRASHED)

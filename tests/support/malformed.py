@@ -36,7 +36,9 @@ def write(pairs: list[tuple[str, bytes]], count: int | None = None) -> bytes:
     """Return a mapping of encoded values, repeated names and false counts included."""
     n = len(pairs) if count is None else count
     head = bytes([0x80 | n]) if n < 16 else struct.pack(">BH", 0xDE, n)
-    return head + b"".join(msgspec.msgpack.encode(name) + value for name, value in pairs)
+    return head + b"".join(
+        msgspec.msgpack.encode(name) + value for name, value in pairs
+    )
 
 
 def wider(value: bytes) -> Iterator[bytes]:

@@ -16,13 +16,17 @@ from flower_kmeans.secagg.key_agreement import noise_key
 def lengths(run: Run, context: SumContext) -> tuple[int, int]:
     """Return the bytes of a vector's part, and of one key's part behind it."""
     size = run.trust.sum.part_bytes
-    return size(context.n_words, context.sharing), size(removal.KEY_WORDS, context.sharing)
+    return size(context.n_words, context.sharing), size(
+        removal.KEY_WORDS, context.sharing
+    )
 
 
 def key_of_words(words: NDArray[np.int64]) -> bytes:
     """Return a key of 32 bytes from four words of seven bytes and one of four."""
     *whole, last = (int(word) for word in words)
-    return b"".join(word.to_bytes(7, "little") for word in whole) + last.to_bytes(4, "little")
+    return b"".join(word.to_bytes(7, "little") for word in whole) + last.to_bytes(
+        4, "little"
+    )
 
 
 def noise_of_parts(
@@ -30,7 +34,8 @@ def noise_of_parts(
 ) -> NDArray[np.int64]:
     """Return the noise of a client's first parts, given its key of the last of them.
 
-    A part fills the place between two numbers of noise shares. A key gives those below it.
+    A part fills the place between two numbers of noise shares. A key gives those below
+    it.
     """
     levels, numbers = run.document.levels, removal.usable(run, round_number)
     noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
@@ -38,7 +43,9 @@ def noise_of_parts(
         if level in numbers:
             fewer = numbers[numbers.index(level) - 1]
             stream = Stream.from_key(noise_key(key, context))
-            for release, words, units in releases_of(run.algorithm, run.plan, round_number):
+            for release, words, units in releases_of(
+                run.algorithm, run.plan, round_number
+            ):
                 variances = part_variance(release, units, fewer, level)
                 noise[words] += discrete_gaussian(variances, stream)
         key = H(b"noise part", key)

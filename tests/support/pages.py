@@ -22,7 +22,11 @@ from flower_kmeans.cli.app import app as command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("simulations/**/README.md")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("simulations/**/README.md"),
+    ]
 )
 CODE = re.compile(
     r"^ *(?:\$ |(?:python3?|pip|flwr|flower-[a-z]+) [\w.-]|import \w|from [\w.]+ import )",
@@ -33,9 +37,11 @@ COMMANDS = {"assign", "check", "domain", "inspect", "keygen", "plan", "simulate"
 """Of flower-kmeans, which are run; of the others, and with files of a node, options are read."""
 OF_A_NODE = "/srv/"  # paths on machines that are not here
 STOPS = "# stops"  # the comment before a command that ends with an error
-NAMED = re.compile(r"# ([\w-]+\.toml)\b")  # the first line of a file that the page's reader writes
+# the first line of a file that the page's reader writes
+NAMED = re.compile(r"# ([\w-]+\.toml)\b")
 WIDTH = "100"  # columns of the terminal
-SCRIPTS = ("benchmarks/", "simulations/", "tests/deployment/")  # take long: their options are read
+# take long: their options are read
+SCRIPTS = ("benchmarks/", "simulations/", "tests/deployment/")
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,20 @@ def blocks(page):
     text, found = page.read_text("utf-8"), []
     for match in FENCE.finditer(text):
         line = text[: match.start(3)].count("\n") + 1
-        found.append(Block(page_id(page), line, match[2].strip(), textwrap.dedent(match[3])))
+        found.append(
+            Block(page_id(page), line, match[2].strip(), textwrap.dedent(match[3]))
+        )
     fences = len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE))
-    assert fences == 2 * len(found), f"{page_id(page)} has fences that are not understood"
-    indented = [line for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    assert fences == 2 * len(found), (
+        f"{page_id(page)} has fences that are not understood"
+    )
+    indented = [
+        line for line in FENCE.sub("", text).splitlines() if line.startswith("    ")
+    ]
     code = [line for line in indented if CODE.match(line)]
-    assert not code, f"{page_id(page)}: code stands in a fence, so that it is run: {code}"
+    assert not code, (
+        f"{page_id(page)}: code stands in a fence, so that it is run: {code}"
+    )
     return found
 
 
@@ -103,7 +117,9 @@ def treatment(block, listed):
                 words[0] == "python" and words[1].startswith(SCRIPTS)
             )
             plain = not {"&&", "|", ">", ";"} & set(words)
-            complaint = f"{block}: {' '.join(words)!r} is not run; list the block with a reason"
+            complaint = (
+                f"{block}: {' '.join(words)!r} is not run; list the block with a reason"
+            )
             assert all((known, plain)), complaint
         return "bash"
     assert block.language in {"python", "toml", "json", "output", "text"}, (
@@ -131,7 +147,9 @@ def run_page(page, listed, directory, monkeypatch, prepare=None):
             printed = run_python(block, namespace)
         elif how == "bash":
             ends = commands_and_ends(block)
-            printed = "".join(run_command(words, monkeypatch, stops) for words, stops in ends)
+            printed = "".join(
+                run_command(words, monkeypatch, stops) for words, stops in ends
+            )
         elif how == "output":
             assert printed is not None, f"{block}: nothing ran before it"
             compare(block, printed)
@@ -160,10 +178,13 @@ def run_command(words, monkeypatch, stops=False):
         return ""
     elsewhere = any(OF_A_NODE in argument for argument in arguments)
     if arguments[0] not in COMMANDS or elsewhere:
-        get_command(command).commands[arguments[0]].make_context(arguments[0], arguments[1:])
+        get_command(command).commands[arguments[0]].make_context(
+            arguments[0], arguments[1:]
+        )
         return ""
     if arguments[0] == "simulate" and "--engine" not in arguments:
-        arguments += ["--engine", "in-process"]  # Ray takes longer than all documents together
+        # Ray takes longer than all documents together
+        arguments += ["--engine", "in-process"]
     result = CliRunner(env={"COLUMNS": WIDTH}).invoke(command, arguments)
     assert result.exit_code == (1 if stops else 0), f"{words}: {result.output}"
     return result.output

@@ -21,7 +21,11 @@ def environments() -> list[dict[str, str]]:
     features = printed(_DISPATCHED, {})
     return [
         {"OPENBLAS_NUM_THREADS": "1"},
-        {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "OPENBLAS_CORETYPE": "Haswell"},
+        {
+            "OPENBLAS_NUM_THREADS": "2",
+            "OMP_NUM_THREADS": "2",
+            "OPENBLAS_CORETYPE": "Haswell",
+        },
         {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"},
         {"NPY_DISABLE_CPU_FEATURES": features, "OPENBLAS_CORETYPE": "Prescott"},
     ]

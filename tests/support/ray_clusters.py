@@ -7,8 +7,11 @@ def two_nodes(**options):
     from ray.cluster_utils import Cluster
 
     options = {"num_cpus": 1, **options}
-    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
-    # Whatever calls ray.init() without an address would run here, until the cluster ends.
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**options, "include_dashboard": False}
+    )
+    # Whatever calls ray.init() without an address would run here, until the cluster
+    # ends.
     reset_ray_address()
     cluster.add_node(**options)
     return cluster

@@ -38,14 +38,18 @@ def strategy_of(name, trust, epsilon=2.0, **options):
         options = {"server_data": points, "cost": True} | options
     if name in ("FedDPKMeans", "PEMeans", "HDPEMeans"):
         options = {"n_rounds": 2} | options
-    budget = options.pop("privacy", PrivacyBudget(None if trust == "plain" else epsilon))
+    budget = options.pop(
+        "privacy", PrivacyBudget(None if trust == "plain" else epsilon)
+    )
     return getattr(strategies, name)(3, domain, budget, n_records=300, **options)
 
 
 @cache
 def finished(name, trust):
     """Return the clustering of a run, made once."""
-    return simulate(strategy_of(name, trust), WIDE if name == "HDPEMeans" else PARTITIONS)
+    return simulate(
+        strategy_of(name, trust), WIDE if name == "HDPEMeans" else PARTITIONS
+    )
 
 
 class Element:
@@ -72,7 +76,9 @@ class Element:
 
     def the(self, name, **attributes):
         """Return the one element with these attributes."""
-        (found,) = [e for e in self.all(name) if attributes.items() <= e.attributes.items()]
+        (found,) = [
+            e for e in self.all(name) if attributes.items() <= e.attributes.items()
+        ]
         return found
 
 
@@ -128,13 +134,29 @@ def addresses(root):
     found = []
     for element in root.all():
         for name, value in element.attributes.items():
-            naming = name in ("src", "href", "srcset", "action", "data", "poster", "xlink:href")
+            naming = name in (
+                "src",
+                "href",
+                "srcset",
+                "action",
+                "data",
+                "poster",
+                "xlink:href",
+            )
             if naming and not re.match(r"#|data:", value):
                 found.append(value)
             if name in ("style", "http-equiv"):
                 found += re.findall(r"url\(|@import|refresh", value.lower())
         if element.name == "style":
             found += re.findall(r"url\(|@import", element.text)
-        if element.name in ("script", "iframe", "object", "embed", "base", "form", "img"):
+        if element.name in (
+            "script",
+            "iframe",
+            "object",
+            "embed",
+            "base",
+            "form",
+            "img",
+        ):
             found.append(f"<{element.name}>")
     return found

@@ -32,7 +32,9 @@ def unpack(data: bytes, length: int) -> NDArray[np.uint64]:
     """Return the words of so many elements; a `MessageError` if they are none."""
     elements, proper = shares._elements([data], length)
     if not proper.all():
-        raise MessageError("A share has the wrong length, or words that are no elements.")
+        raise MessageError(
+            "A share has the wrong length, or words that are no elements."
+        )
     return elements.reshape(length)
 
 
@@ -40,7 +42,9 @@ def generator(sharing: Sharing, prime: int) -> NDArray[np.int64]:
     """Return the matrix (m, tau + k) from random elements and words to shares."""
     tau, m = sharing.privacy, sharing.n_positions
     nodes = (*range(1, tau + 1), *shares._secret_points(sharing))
-    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), prime).astype(np.int64)
+    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), prime).astype(
+        np.int64
+    )
     return np.concatenate([np.eye(tau, tau + sharing.packing, dtype=np.int64), later])
 
 

@@ -30,17 +30,28 @@ START = CENTERS / 2
 SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
 FOUND = {"initial": START, "n_rounds": 3}
 
-# Name: the strategy, its columns, its options, and how far without noise its centroids are off.
+# Name: the strategy, its columns, its options, and how far without noise its centroids
+# are off.
 ROWS = {
     "FastLloyd": (FastLloyd, 3, FOUND, 0.1),
-    "FastLloyd, paper": (FastLloyd, 3, FOUND | {"relocation": False, "alpha": 2.0}, 0.5),
+    "FastLloyd, paper": (
+        FastLloyd,
+        3,
+        FOUND | {"relocation": False, "alpha": 2.0},
+        0.5,
+    ),
     "GLloyd": (GLloyd, 3, FOUND, 0.05),
     "SuLloyd": (SuLloyd, 3, FOUND, 0.05),
     "FedDPKMeans": (FedDPKMeans, 3, {"n_rounds": 2, "server_data": SERVER}, 0.1),
     "PEMeans": (PEMeans, 3, {"n_rounds": 8}, 0.1),
     "HDPEMeans": (HDPEMeans, 20, {"n_rounds": 4}, 0.05),
     "SynopsisKMeans": (SynopsisKMeans, 3, {}, 0.1),
-    "SynopsisKMeans, bounds": (SynopsisKMeans, 3, {"min_size": 350, "max_size": 450}, 0.1),
+    "SynopsisKMeans, bounds": (
+        SynopsisKMeans,
+        3,
+        {"min_size": 350, "max_size": 450},
+        0.1,
+    ),
     "Split": (Split, 3, {"domain": Box([-14.0] * 3, [14.0] * 3)}, np.inf),
 }
 for _options in (
@@ -92,7 +103,9 @@ def make(
 ) -> KMeansStrategy:
     """Return the strategy of a row; without noise for the trust "plain"."""
     cls, d, usual, _ = ROWS[name]
-    budget = PrivacyBudget(None) if trust == "plain" else PrivacyBudget(epsilon, delta, unit)
+    budget = (
+        PrivacyBudget(None) if trust == "plain" else PrivacyBudget(epsilon, delta, unit)
+    )
     domain = Ball(14.0, [0.0] * d)
     planned = {
         "n_clusters": 3, "domain": domain, "n_records": N, "n_clients": M, "min_clients": 4,
@@ -110,11 +123,13 @@ def run(name: str, strategy: KMeansStrategy, parts=None, **options) -> Outcome:
 
 def listed(*units: str, trusts=TRUSTS, names=ROWS) -> list[tuple[str, str, str]]:
     """Return all of these rows, trust models and units that a strategy runs with."""
-    every = [(name, trust, unit) for name in names for trust in trusts for unit in units]
+    every = [
+        (name, trust, unit) for name in names for trust in trusts for unit in units
+    ]
     return [case for case in every if runs(*case)]
 
 
-# --------------------------------------------------------------------------- sums of runs
+# ------------------------------------------------------------------------- sums of runs
 
 
 def queries(outcome: Outcome) -> list[Query]:
@@ -125,17 +140,23 @@ def queries(outcome: Outcome) -> list[Query]:
     state = algorithm.initial_state()
     for t, n in enumerate(outcome.strategy.report.answers, start=1):
         found.append(algorithm.query(state))
-        answer = algorithm.unflatten(outcome.sums[t], t, n / len(outcome.grid.states), n)
+        answer = algorithm.unflatten(
+            outcome.sums[t], t, n / len(outcome.grid.states), n
+        )
         state = algorithm.update(state, answer)
     return found
 
 
 def present(outcome: Outcome, t: int, parts):
     """Return the parts of those in the sum of a round."""
-    away = {entry.client for entry in outcome.strategy.report.dropped if entry.round == t}
+    away = {
+        entry.client for entry in outcome.strategy.report.dropped if entry.round == t
+    }
     return [part for i, part in enumerate(parts) if i not in away]
 
 
 def exact(outcome: Outcome, query: Query, parts) -> np.ndarray:
     """Return the sum of some parts' answers without noise."""
-    return sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in parts)
+    return sum(
+        exact_statistic(outcome.strategy.algorithm, query, part) for part in parts
+    )

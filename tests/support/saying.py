@@ -17,9 +17,9 @@ def assert_within(
 ) -> None:
     """Require numbers within bounds, which they may miss by ``slack``, or not equal (``strict``).
 
-    A failure is the sentence, ended by the number that is farthest off and its unit: "release
-    'sums': a record moves it by 2 units, at most 1 is allowed". Integers and fractions are compared
-    exactly, and NaN is within no bounds.
+    A failure is the sentence, ended by the number that is farthest off and its unit:
+    "release 'sums': a record moves it by 2 units, at most 1 is allowed". Integers and
+    fractions are compared exactly, and NaN is within no bounds.
     """
     __tracebackhide__ = True
     numbers = np.atleast_1d(np.asarray(found, dtype=object))
@@ -29,7 +29,9 @@ def assert_within(
         limits = np.broadcast_to(np.asarray(bound, dtype=object), numbers.shape)
         wrong = [
             (abs(float(number - limit)), place)
-            for place, (number, limit) in enumerate(zip(numbers.flat, limits.flat, strict=True))
+            for place, (number, limit) in enumerate(
+                zip(numbers.flat, limits.flat, strict=True)
+            )
             if not _holds(number, limit, is_most, slack, strict)
         ]
         if wrong:

@@ -63,7 +63,9 @@ def _functions(items: Iterable[pytest.Item]) -> dict[Hashable, list[pytest.Funct
     functions = defaultdict(list)
     for item in items:
         if item.get_closest_marker("default_cases") and hasattr(item, "callspec"):
-            functions[item.path, item.getmodpath(stopatmodule=True).partition("[")[0]].append(item)
+            functions[
+                item.path, item.getmodpath(stopatmodule=True).partition("[")[0]
+            ].append(item)
     return functions
 
 
@@ -89,13 +91,17 @@ def mark_thorough(items: Iterable[pytest.Item]) -> None:
     excluded = ("thorough", *NIGHTLY)
     for cases in _functions(items).values():
         open_cases = [
-            case for case in cases if not any(case.get_closest_marker(name) for name in excluded)
+            case
+            for case in cases
+            if not any(case.get_closest_marker(name) for name in excluded)
         ]
         if not open_cases:
             continue
         chosen = _chosen(open_cases)
         if not chosen and len(open_cases) > 1:
-            raise pytest.UsageError(f"default_cases of {open_cases[0].nodeid} chooses no case")
+            raise pytest.UsageError(
+                f"default_cases of {open_cases[0].nodeid} chooses no case"
+            )
         for case in open_cases:
             if case not in chosen:
                 case.add_marker(pytest.mark.thorough)
@@ -129,7 +135,7 @@ def only_thorough(items: Iterable[pytest.Item]) -> set[str]:
     return {name for name, runs in by_default.items() if not runs}
 
 
-# --------------------------------------------------------------------------- hooks of pytest
+# ---------------------------------------------------------------------- hooks of pytest
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 """Where a session counts the cases that it leaves out, by their marker."""
@@ -160,7 +166,9 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", {}))
+    node.config.stash[LEFT_OUT].update(
+        getattr(node, "workeroutput", {}).get("left_out", {})
+    )
 
 
 def pytest_terminal_summary(terminalreporter, config):

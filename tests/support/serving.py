@@ -58,7 +58,9 @@ class Net:
 
     def _carry(self, kind: str, node_id: int, request: Request) -> Reply | str:
         encode(request)
-        fate = self.lossy(node_id, kind, getattr(request, "t", 0), getattr(request, "attempt", 0))
+        fate = self.lossy(
+            node_id, kind, getattr(request, "t", 0), getattr(request, "attempt", 0)
+        )
         reply = None
         for _ in range({"request": 0, "twice": 2}.get(fate, 1)):
             reply = self.nodes[node_id].send(request)
@@ -75,7 +77,9 @@ class Net:
     def round(self) -> "Net":
         """Play the next round."""
         requests = self.server.ask()
-        self.server.take_answers(self.trip("ask", requests, self.server.has_enough), self.trip)
+        self.server.take_answers(
+            self.trip("ask", requests, self.server.has_enough), self.trip
+        )
         return self
 
     def finish(self) -> "Net":
@@ -103,7 +107,8 @@ class Net:
     def results(self) -> dict[int, bytes]:
         """The result of each client that has one, as bytes."""
         return {
-            node_id: node.results[0].centroids.tobytes() + node.results[0].counts.tobytes()
+            node_id: node.results[0].centroids.tobytes()
+            + node.results[0].counts.tobytes()
             for node_id, node in self.nodes.items()
             if node.results
         }

@@ -45,8 +45,8 @@ def soft_members(X, C, half_widths, radius=None):
 def straight_signs() -> Iterator[None]:
     """Replace the sign's polynomials, of degree 15 three times, by a straight line.
 
-    Keys have a quarter of the primes, and a step takes a tenth of the time. Nothing else changes:
-    memberships are those of `soft_members` with the same line.
+    Keys have a quarter of the primes, and a step takes a tenth of the time. Nothing
+    else changes: memberships are those of `soft_members` with the same line.
     """
     line = (Stage(coefficients=(1.0,), bound=1.0),)
     with (

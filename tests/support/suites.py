@@ -10,4 +10,7 @@ def measured(suite, tasks):
 
 def cells(table):
     """Return the cells of a markdown table, without its head."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in table.splitlines()[2:]
+    ]

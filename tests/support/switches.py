@@ -6,7 +6,9 @@ from flower_kmeans import threads
 from flower_kmeans.data import sources
 
 
-def small_blocks(patch: pytest.MonkeyPatch, numbers: int, fewest_rows: int | None = None) -> None:
+def small_blocks(
+    patch: pytest.MonkeyPatch, numbers: int, fewest_rows: int | None = None
+) -> None:
     """Let sources give blocks of so many numbers, and of at least so many rows."""
     patch.setattr(sources, "_BLOCK_NUMBERS", numbers)
     if fewest_rows is not None:

@@ -1,8 +1,8 @@
 """Keys of vertical runs, made once for a whole test session from fixed secrets.
 
 `ALONE` is one key holder and `JOINT` are three with a joint key, for two clusters.
-`SMALL` are moduli for a product of two columns, where nothing depends on how many primes there are:
-a key takes a twentieth of the time.
+`SMALL` are moduli for a product of two columns, where nothing depends on how many
+primes there are: a key takes a twentieth of the time.
 """
 
 import hashlib
@@ -53,7 +53,10 @@ class Keys:
 
     @cached_property
     def holders(self):
-        return [KeyHolder(self.moduli, secret(1 + i), DOC_HASH) for i in range(self.n_holders)]
+        return [
+            KeyHolder(self.moduli, secret(1 + i), DOC_HASH)
+            for i in range(self.n_holders)
+        ]
 
     @cached_property
     def _made(self):
@@ -68,7 +71,11 @@ class Keys:
         for i, holder in enumerate(self.holders):  # one at a time: they are large
             share = holder.join(*(x[:i] + x[i + 1 :] for x in (commitments, messages)))
             digests.append(share.digests)
-            b = share.round2 if b is None else keys.total([b, share.round2], self.moduli.key)
+            b = (
+                share.round2
+                if b is None
+                else keys.total([b, share.round2], self.moduli.key)
+            )
         return share.public, np.stack([b, share.h1], 1), digests
 
     half = property(lambda self: self._made[0])  # of the public key, (key primes, N)
@@ -91,7 +98,9 @@ class Keys:
 
     def encrypt(self, values, number=0, party=9):
         """Numbers under the public key, (2, data primes, N)."""
-        return keys.encrypt(self.moduli, self.pk, values, secret(party), DOC_HASH, number)
+        return keys.encrypt(
+            self.moduli, self.pk, values, secret(party), DOC_HASH, number
+        )
 
     def encrypt_alone(self, values, number=0):
         """Numbers of a sole holder, (2, data primes, N)."""

@@ -1,7 +1,7 @@
 """Vertical runs between party objects in one process: documents, parties, and a relay.
 
-Every message goes through its encoding. A party is a `Client` made anew for each message from what
-its memory holds, so every message meets a restarted party.
+Every message goes through its encoding. A party is a `Client` made anew for each
+message from what its memory holds, so every message meets a restarted party.
 
 Most tests let runs have `straight_signs`, which take a tenth of the time.
 """
@@ -41,20 +41,27 @@ POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)
 def make_algorithm(widths=(1, 1), **options: Any) -> VerticalAlgorithm:
     """Return a small algorithm whose noise is small beside its two clusters."""
     d = sum(widths)
-    domain = options.pop("domain", None) or Box([0.0] * d, [float(1 + i) for i in range(d)])
+    domain = options.pop("domain", None) or Box(
+        [0.0] * d, [float(1 + i) for i in range(d)]
+    )
     given = {
         "n_records": N_RECORDS,
         "n_parties": len(widths),
         "n_rounds": 2,
         "radius": False,
-        "initial": [[0.3 * (1 + i) for i in range(d)], [0.7 * (1 + i) for i in range(d)]],
+        "initial": [
+            [0.3 * (1 + i) for i in range(d)],
+            [0.7 * (1 + i) for i in range(d)],
+        ],
         **options,
     }
     budget = PrivacyBudget(given.pop("epsilon", 8.0), delta=1e-6)
     return VerticalAlgorithm(given.pop("n_clusters", 2), domain, budget, **given)
 
 
-def make_document(widths=(1, 1), algorithm=None, check_ids=False, **changes: Any) -> RunDocument:
+def make_document(
+    widths=(1, 1), algorithm=None, check_ids=False, **changes: Any
+) -> RunDocument:
     """Return the document of a small vertical run; ``changes`` are fields, fitting or not."""
     algorithm = algorithm or make_algorithm(widths)
     plan = algorithm.plan()
@@ -110,7 +117,9 @@ class Party:
     def client(self) -> Client:
         ids = self.ids
         load_ids = None if ids is None else lambda: ids
-        return Client(self.policy, self.state, self._load, self._keep, load_ids, self.node_id)
+        return Client(
+            self.policy, self.state, self._load, self._keep, load_ids, self.node_id
+        )
 
     def session(self, run: Run) -> ClientSession:
         """Return the client session as it lies in the ledger."""
@@ -132,14 +141,18 @@ class Party:
         shutil.copytree(self.directory, directory)
         policy = replace(self.policy, state_dir=directory)
         state = deepcopy(self.state)
-        return replace(self, directory=directory, policy=policy, results=[], state=state)
+        return replace(
+            self, directory=directory, policy=policy, results=[], state=state
+        )
 
     def restart(self) -> None:
         """Lose what a SuperNode keeps of a run in memory; ledger and files stay."""
         self.state = RecordDict()
 
 
-def make_parties(directory: Path, table, widths=(1, 1), ids=None, **changes: Any) -> list[Party]:
+def make_parties(
+    directory: Path, table, widths=(1, 1), ids=None, **changes: Any
+) -> list[Party]:
     """Return parties with ledgers that hold the columns of a table."""
     columns = np.split(np.asarray(table), np.cumsum(widths)[:-1], axis=1)
     parties = []
@@ -180,14 +193,18 @@ class Forged:
     def seals(self, other: Joined) -> Seals:
         """Return its seals with another party."""
         peers = {other.slot: relay.Party(0, other).peer}
-        return Seals(self.run.doc_hash, self.session.secret, self.slot, self.pairs, peers)
+        return Seals(
+            self.run.doc_hash, self.session.secret, self.slot, self.pairs, peers
+        )
 
     def deliver(self, to: Joined, data: bytes, step, t=0, number=0) -> Delivery:
         """Return a parcel with any data as another party receives it."""
         plan = Planned(self.slot, step, t, number, (to.slot,), len(data))
         parcel = self.seals(to).seal(plan, data)
         labels = {"step": step, "t": t, "number": number}
-        return Delivery(sender=self.slot, **labels, key=parcel.keys[:48], data=parcel.data)
+        return Delivery(
+            sender=self.slot, **labels, key=parcel.keys[:48], data=parcel.data
+        )
 
     def open(self, sender: Joined, delivery: Delivery, n_bytes: int) -> bytes:
         """Return what another party sealed for it."""
@@ -199,8 +216,9 @@ class Forged:
 class Relay:
     """The library's server over parties in this process, whose nodes are their places.
 
-    It keeps every byte that it sees. With ``repeats``, everything is requested twice, and the
-    second reply must be that of the first. A party that returns ``None`` is silent.
+    It keeps every byte that it sees. With ``repeats``, everything is requested twice,
+    and the second reply must be that of the first. A party that returns ``None`` is
+    silent.
     """
 
     def __init__(
@@ -210,7 +228,9 @@ class Relay:
         self.server = relay.Relay(run, **server)
         self.seen: list[tuple[int, bytes, bytes]] = []
 
-    def trip(self, kind: str, requests: Mapping[int, Request], has_enough: Any) -> Replies:
+    def trip(
+        self, kind: str, requests: Mapping[int, Request], has_enough: Any
+    ) -> Replies:
         """Carry a round trip without a loss."""
         for slot, request in requests.items():
             data = encode(request)

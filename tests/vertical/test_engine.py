@@ -17,8 +17,8 @@ from flower_kmeans.vertical.engine import Chunk, Engine, require_tenseal
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import SLOTS
 
-# The slope is largest on borders, and the error of a fresh column enters with its own weight in the
-# comparison: 1 at most, where two centroids differ in that column alone.
+# The slope is largest on borders, and the error of a fresh column enters with its own
+# weight in the comparison: 1 at most, where two centroids differ in that column alone.
 TILTED = np.array([[-0.3, 0.1], [0.4, -0.2]])
 FOREIGN = np.array([[0.3, -0.5], [0.3, 0.5]])
 BOX = np.ones(2)
@@ -76,9 +76,12 @@ def test_counts_and_sums_are_the_polynomials(is_real, k, d, n):
 @pytest.mark.parametrize(
     ("keys", "encrypt", "allowed"),
     [
-        pytest.param(ALONE, ALONE.encrypt_alone, 0.005, id="two parties"),  # 6 deviations, twice
+        # 6 deviations, twice
+        pytest.param(ALONE, ALONE.encrypt_alone, 0.005, id="two parties"),
         pytest.param(  # columns under a public key are less exact
-            *(JOINT, JOINT.encrypt, 0.039 * np.sqrt(3)), id="three holders", marks=pytest.mark.slow
+            *(JOINT, JOINT.encrypt, 0.039 * np.sqrt(3)),
+            id="three holders",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -95,7 +98,9 @@ def test_parties_stay_within_the_error_that_rho_allows_for_on_borders(
     """docs/guarantees.md says what rho allows for."""
     X = on_border(C)
     found = 2 * in_units(errors(keys, [encrypt(X[:, 1], number)], X, C))
-    assert found < allowed, f"The error of counts and sums is {found}; rho pays for {allowed}."
+    assert found < allowed, (
+        f"The error of counts and sums is {found}; rho pays for {allowed}."
+    )
 
 
 NARROW = np.array([1.0, 0.01])  # half widths
@@ -123,7 +128,9 @@ def test_a_radius_stays_within_the_error_with_every_record_on_it(is_real):
     values = X[:, 1], signs.scaled_squares(X[:, 1:], BOX[1:])
     columns = [keys.encrypt_alone(each, number) for number, each in enumerate(values)]
     found = 2 * in_units(errors(keys, columns, X, C, radius=radius), radius)
-    assert found < 0.005, f"The error of counts and sums is {found}; rho pays for 0.005."
+    assert found < 0.005, (
+        f"The error of counts and sums is {found}; rho pays for 0.005."
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,9 @@ def test_c1_shows_which_data_were_used_unless_zero_is_added():
     neighbour[7] *= -1
 
     def c1(values):
-        return engine.words(engine.rescale(engine.times(column, values, MODULI.levels)))[1]
+        return engine.words(
+            engine.rescale(engine.times(column, values, MODULI.levels))
+        )[1]
 
     assert (c1(own) == c1(own)).all()
     assert (c1(own) != c1(neighbour)).any()
@@ -163,7 +172,13 @@ def test_words_that_are_not_residues_never_reach_seal():
     words = ALONE.encrypt_alone(np.zeros(1))
     bad = words.copy()
     bad[1, 2, 5] = MODULI.data[2]
-    for hostile in (bad, words[:1], words[:, 1:], words[..., 1:], words.astype(np.int64)):
+    for hostile in (
+        bad,
+        words[:1],
+        words[:, 1:],
+        words[..., 1:],
+        words.astype(np.int64),
+    ):
         with pytest.raises(MessageError, match="Expected words") as caught:
             ALONE.engine.column(hostile)
         assert str(int(MODULI.data[2])) not in str(caught.value)
@@ -233,7 +248,9 @@ def test_a_missing_tenseal_is_one_clear_error(fresh, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
     for use in (require_tenseal, lambda: Engine(MODULI, ALONE.relin)):
         platforms = r"Linux \(x86-64 .*, aarch64 .*\), macOS .*Windows \(x86-64\)"
-        with pytest.raises(ConfigurationError, match=rf"flower-kmeans\[vertical\].*{platforms}"):
+        with pytest.raises(
+            ConfigurationError, match=rf"flower-kmeans\[vertical\].*{platforms}"
+        ):
             use()
 
 
@@ -244,5 +261,7 @@ def test_another_seal_is_one_clear_error(fresh, monkeypatch, what):
         monkeypatch.setattr(engines, "_MAGIC", bytes.fromhex("5ea1100303000000"))
     else:
         monkeypatch.setattr(Engine, "words", lambda self, c: truth(self, c)[:, ::-1])
-    with pytest.raises(ConfigurationError, match=r"tenseal 0\.3\.\d+ does not.*Install tenseal"):
+    with pytest.raises(
+        ConfigurationError, match=r"tenseal 0\.3\.\d+ does not.*Install tenseal"
+    ):
         require_tenseal()

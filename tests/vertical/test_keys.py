@@ -1,7 +1,8 @@
 """Keys of one holder and of three: what they hide, what they open, and attacks on them.
 
-Keys of few primes show it: each prime and digit is treated like the others. Runs have all of them
-(tests/simulation/test_vertical.py), and test vectors (test_vertical_vectors.py).
+Keys of few primes show it: each prime and digit is treated like the others. Runs have
+all of them (tests/simulation/test_vertical.py), and test vectors
+(test_vertical_vectors.py).
 """
 
 import math
@@ -37,13 +38,17 @@ def centred(words, p=Q0):
 
 def secret_sum(holders, i):
     """The transform of what several holders' secrets add up to, modulo one prime."""
-    return ring.ntt(ring.lift(sum(holder._s for holder in holders), PRIMES[i]), PRIMES[i])
+    return ring.ntt(
+        ring.lift(sum(holder._s for holder in holders), PRIMES[i]), PRIMES[i]
+    )
 
 
 def phase(c, holders, i=0):
     """What a ciphertext (2, ...) hides, with its error, modulo one prime."""
     p = PRIMES[i]
-    return centred(ring.addmod(c[0], ring.mulmod(c[1], secret_sum(holders, i), p), p), p)
+    return centred(
+        ring.addmod(c[0], ring.mulmod(c[1], secret_sum(holders, i), p), p), p
+    )
 
 
 def share_no_mask(a, b):
@@ -56,7 +61,7 @@ def c1_of(n_values, seed=0):
     return np.stack([ring.uniform(row, Q0) for row in rows])
 
 
-# ------------------------------------------------------------------------------ what keys are
+# ------------------------------------------------------------------------ what keys are
 
 
 def test_common_polynomials_follow_from_a_name_alone():
@@ -85,7 +90,10 @@ def test_a_relinearisation_key_hides_the_square_in_one_residue_of_each_digit(of)
             factor = np.full(1, MODULI.special % p * (i == j), dtype=np.uint64)
             hidden = ring.mulmod(ring.mulmod(s, s, p), factor, p)
             left = ring.addmod(key[0, i], ring.mulmod(key[1, i], s, p), p)
-            assert np.abs(centred(ring.addmod(left, ring.negmod(hidden, p), p), p)).max() <= bound
+            assert (
+                np.abs(centred(ring.addmod(left, ring.negmod(hidden, p), p), p)).max()
+                <= bound
+            )
 
 
 @both
@@ -110,7 +118,9 @@ def test_values_are_clipped_and_what_is_no_number_is_the_middle(send):
 
 def test_ciphertexts_are_numbered_chunk_after_chunk_and_column_after_column():
     X = np.random.default_rng(5).uniform(-1, 1, (SLOTS + 100, 2))
-    for number, part in enumerate((X[:SLOTS, 0], X[:SLOTS, 1], X[SLOTS:, 0], X[SLOTS:, 1])):
+    for number, part in enumerate(
+        (X[:SLOTS, 0], X[:SLOTS, 1], X[SLOTS:, 0], X[SLOTS:, 1])
+    ):
         assert (keys.values_of(X, number) == part).all()
 
 
@@ -122,10 +132,12 @@ def test_a_public_key_that_holders_do_not_agree_on_is_refused():
             confirmed_key(MODULI, DOC_HASH, data, digests)
     assert (confirmed_key(MODULI, DOC_HASH, data, [right] * 3) == ALONE.pk).all()
     with pytest.raises(MessageError, match="not below its prime"):
-        confirmed_key(MODULI, DOC_HASH, b"\xff" * len(data), [digest(b"\xff" * len(data))])
+        confirmed_key(
+            MODULI, DOC_HASH, b"\xff" * len(data), [digest(b"\xff" * len(data))]
+        )
 
 
-# ------------------------------------------------------------------------------ decryption
+# --------------------------------------------------------------------------- decryption
 
 
 @both
@@ -134,7 +146,9 @@ def test_all_holders_multiply_and_open_and_fewer_learn_nothing(of):
     x, y = np.random.default_rng(2).uniform(-1, 1, (2, SLOTS))
     a, b = (of.engine.column(of.encrypt(v, i)) for i, v in enumerate((x, y)))
     product = of.engine.rescale(of.engine.multiply(a, b))
-    words = of.engine.words(of.engine.rescale(of.engine.times(product, 1.0, MODULI.levels)))
+    words = of.engine.words(
+        of.engine.rescale(of.engine.times(product, 1.0, MODULI.levels))
+    )
     assert of.open(words) == pytest.approx(x @ y, abs=1e-3)
     for left_out in of.holders if of is JOINT else ():
         some = [holder for holder in of.holders if holder is not left_out]
@@ -146,7 +160,8 @@ def test_two_of_three_secrets_open_no_column():
     assert np.abs(phase(column, JOINT.holders)).max() < 2**41
     for left_out in JOINT.holders:
         some = [holder for holder in JOINT.holders if holder is not left_out]
-        # As wide as q0 allows, and no trace of the values in the constant, which is their mean.
+        # As wide as q0 allows, and no trace of the values in the constant, which is
+        # their mean.
         assert np.abs(phase(column, some)).max() > 0.99 * (Q0 // 2)
 
 
@@ -157,13 +172,21 @@ def test_shares_are_exact():
     shares = holder.decryption_share(1, c1, lambda stream: noise)
     s = holder._s.tolist()
     for row, e, word in zip(c1.tolist(), noise.tolist(), shares.tolist(), strict=True):
-        constant = row[0] * s[0] - sum(x * y for x, y in zip(row[1:], s[:0:-1], strict=True))
+        constant = row[0] * s[0] - sum(
+            x * y for x, y in zip(row[1:], s[:0:-1], strict=True)
+        )
         assert word == (constant + e) % Q0
 
 
 def test_opened_values_are_signed():
     constants = np.array([0, 5, Q0 - 1, Q0 // 2, Q0 // 2 + 1], dtype=np.uint64)
-    assert keys.opened(MODULI, constants, []).tolist() == [0, 5, -1, Q0 // 2, -(Q0 // 2)]
+    assert keys.opened(MODULI, constants, []).tolist() == [
+        0,
+        5,
+        -1,
+        Q0 // 2,
+        -(Q0 // 2),
+    ]
     shares = [np.full(5, x, dtype=np.uint64) for x in (Q0 - 7, 9)]
     values = [2, 7, 1, Q0 // 2 + 2 - Q0, Q0 // 2 + 3 - Q0]
     assert keys.opened(MODULI, constants, shares).tolist() == values
@@ -205,7 +228,8 @@ def test_a_share_carries_noise_that_follows_from_round_and_c1():
     assert (shares[0] == shares[2]).all()
     without = holder.decryption_share(1, c1, silent(2))
     assert (shares[0] == (without + drawn[0]) % np.uint64(Q0)).all()
-    # Another round, c1, party or run: other noise, also for the values that are the same.
+    # Another round, c1, party or run: other noise, also for the values that are the
+    # same.
     holder.decryption_share(2, c1, noise)
     holder.decryption_share(1, other, noise)
     KeyHolder(MODULI, secret(2), DOC_HASH).decryption_share(1, c1, noise)
@@ -213,7 +237,7 @@ def test_a_share_carries_noise_that_follows_from_round_and_c1():
     assert all(len({int(x[i]) for x in drawn}) == 5 for i in (0, 1))
 
 
-# ------------------------------------------------------------------------------ asking again
+# ------------------------------------------------------------------------- asking again
 
 
 def test_asking_again_gives_the_same_words():
@@ -222,7 +246,8 @@ def test_asking_again_gives_the_same_words():
     assert (again.public_share() == ALONE.half).all()
     assert (again.relin_alone() == ALONE.relin[:, 0]).all()
     assert (
-        keys.expand(MODULI, *again.encrypt_alone(VALUES, 3)) == ALONE.encrypt_alone(VALUES, 3)
+        keys.expand(MODULI, *again.encrypt_alone(VALUES, 3))
+        == ALONE.encrypt_alone(VALUES, 3)
     ).all()
     assert (ALONE.encrypt(VALUES) == ALONE.encrypt(VALUES.tolist())).all()
 
@@ -241,7 +266,9 @@ def test_no_mask_hides_two_things(values, number, party, doc_hash):
     """Or the difference of two ciphertexts would be the change of one record, exactly."""
     first = ALONE.encrypt(VALUES)
     other = keys.encrypt(MODULI, ALONE.pk, values, secret(party), doc_hash, number)
-    assert all(share_no_mask(a, b) for a, b in zip(first[:, 0], other[:, 0], strict=True))
+    assert all(
+        share_no_mask(a, b) for a, b in zip(first[:, 0], other[:, 0], strict=True)
+    )
     # A sole holder's, whose c1 follows from the nonce.
     first = KeyHolder(MODULI, secret(9), DOC_HASH).encrypt_alone(VALUES, 0)
     other = KeyHolder(MODULI, secret(party), doc_hash).encrypt_alone(values, number)
@@ -258,13 +285,22 @@ def without_pk(moduli, half):
 def test_v16_one_column_under_two_public_keys_is_not_read(is_named, monkeypatch):
     """A ledger was restored, and the server sends another key: it or party 0 has no secret.
 
-    With one mask for both the difference of the ciphertexts would be the mask times the keys'.
+    With one mask for both the difference of the ciphertexts would be the mask times the
+    keys'.
     """
     if not is_named:
         monkeypatch.setattr(keys, "pk_digest", without_pk)
-    first, other = KeyHolder(MODULI, secret(9), DOC_HASH), KeyHolder(MODULI, secret(8), DOC_HASH)
-    public = [keys.public_key(MODULI, DOC_HASH, each.public_share()) for each in (first, other)]
-    columns = [keys.encrypt(MODULI, pk, VALUES, secret(0), DOC_HASH, 0) for pk in public]
+    first, other = (
+        KeyHolder(MODULI, secret(9), DOC_HASH),
+        KeyHolder(MODULI, secret(8), DOC_HASH),
+    )
+    public = [
+        keys.public_key(MODULI, DOC_HASH, each.public_share())
+        for each in (first, other)
+    ]
+    columns = [
+        keys.encrypt(MODULI, pk, VALUES, secret(0), DOC_HASH, 0) for pk in public
+    ]
     between = ring.addmod(public[0][0][0], ring.negmod(public[1][0][0], Q0), Q0)
     inverse = np.array([pow(int(word), -1, Q0) for word in between], dtype=np.uint64)
     apart = ring.addmod(columns[0][0][0], ring.negmod(columns[1][0][0], Q0), Q0)
@@ -292,7 +328,9 @@ def test_v16_each_stream_of_a_ciphertext_names_the_key(name, monkeypatch):
     monkeypatch.setattr(keys, "secret_key", noted)
     for of in (ALONE, JOINT):
         keys.encrypt(MODULI, of.pk, VALUES, secret(9), DOC_HASH, 0)
-        keys.randomise(MODULI, of.pk, of.pk_digest, words, secret(9), DOC_HASH, b"value")
+        keys.randomise(
+            MODULI, of.pk, of.pk_digest, words, secret(9), DOC_HASH, b"value"
+        )
     assert {what: len(each) for what, each in found.items()} == {"column": 2, "zero": 2}
 
 
@@ -316,8 +354,12 @@ def test_v5_secrets_of_joint_holders_follow_from_what_no_ledger_has():
 
 def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkeypatch):
     bound = keys.secret_key
-    monkeypatch.setattr(keys, "secret_key", lambda s, d, label, hidden=None: bound(s, d, label))
-    first, other = (ALONE.holders[0].encrypt_alone(v, 0)[1][0] for v in (VALUES, CHANGED))
+    monkeypatch.setattr(
+        keys, "secret_key", lambda s, d, label, hidden=None: bound(s, d, label)
+    )
+    first, other = (
+        ALONE.holders[0].encrypt_alone(v, 0)[1][0] for v in (VALUES, CHANGED)
+    )
     difference = centred(ring.addmod(other, ring.negmod(first, Q0), Q0))
     encoded = [ring.encode(v, MODULI.scales[0]) for v in (VALUES, CHANGED)]
     assert (difference == encoded[1] - encoded[0]).all()
@@ -333,7 +375,7 @@ def test_zeros_are_other_ones_for_other_words():
     assert share_no_mask(*hidden)
 
 
-# ------------------------------------------------------------------------------ joint keys
+# --------------------------------------------------------------------------- joint keys
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +443,9 @@ def test_a_first_message_that_differs_from_its_commitment_is_refused(pair, forge
 def test_malformed_messages_are_refused_even_if_committed_to(pair):
     holders, message = pair
     for data in (message[:-1], message[:-7] + b"\xff" * 7):
-        with pytest.raises(MessageError, match=r"Packed words must|not below its prime"):
+        with pytest.raises(
+            MessageError, match=r"Packed words must|not below its prime"
+        ):
             holders[0].join([digest(data)], [data])
 
 
@@ -424,7 +468,8 @@ def test_a_share_that_depends_on_the_others_is_a_key_that_one_holder_has():
 def false_sum():
     """A sum of round 1 whose first digit is a quarter of q0, so an answer is the secret."""
     h = np.zeros((DIGITS, 2, len(PRIMES), N), dtype=np.uint64)
-    h[0, 0] = (np.array(PRIMES, dtype=np.uint64) // 4)[:, None]  # a constant is its own transform
+    # a constant is its own transform
+    h[0, 0] = (np.array(PRIMES, dtype=np.uint64) // 4)[:, None]
     return h
 
 
@@ -440,7 +485,9 @@ def test_answers_to_two_sums_share_no_error():
     holder, h, other = JOINT.holders[0], false_sum(), false_sum()
     other[0, 0, 0] = ring.addmod(other[0, 0, 0], other[0, 0, 0], Q0)
     first, second = (centred(holder.relin_round2(x)[0, 0]) for x in (h, other))
-    errors = [a - x * (Q0 // 4) for a, x in ((first, holder._s), (second, 2 * holder._s))]
+    errors = [
+        a - x * (Q0 // 4) for a, x in ((first, holder._s), (second, 2 * holder._s))
+    ]
     errors = [np.where(np.abs(e) > Q0 // 2, e - np.sign(e) * Q0, e) for e in errors]
     assert np.abs(errors[0]).max() <= 42
     assert (errors[0] != errors[1]).mean() > 0.8
@@ -453,7 +500,9 @@ def test_a_share_for_a_chosen_c1_reads_eight_coefficients_of_the_key():
     for i in range(8):
         c1[0, -i % N] = Q0 - 3**i * step if i else step
     sigma = 20  # of the noise, in records
-    noise = np.rint(np.random.default_rng(0).normal(0, sigma, 1) * MODULI.unit).astype(np.int64)
+    noise = np.rint(np.random.default_rng(0).normal(0, sigma, 1) * MODULI.unit).astype(
+        np.int64
+    )
     share = holder.decryption_share(1, c1, lambda stream: noise)
     word = keys.opened(MODULI, np.zeros(1, dtype=np.uint64), [share])
     rest, digits = round(int(word[0]) / step), []
@@ -494,9 +543,17 @@ assert "tenseal" not in sys.modules
 print("done")
 """
     assert repr(ALONE.holders[0]) == "KeyHolder(n_clusters=2)"
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(tmp_path),
+    }
     ran = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.stdout == "done\n", ran.stderr
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,13 @@ from flower_kmeans.vertical import parties, signs
 from flower_kmeans.vertical.costs import disk_bytes
 from flower_kmeans.vertical.engine import column_file, relin_file
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.parties import RELIN_KEY, ComputingParty, Step, column_name, evaluate
+from flower_kmeans.vertical.parties import (
+    RELIN_KEY,
+    ComputingParty,
+    Step,
+    column_name,
+    evaluate,
+)
 from flower_kmeans.vertical.ring import SLOTS, N
 from flower_kmeans.vertical.store import Store
 
@@ -27,7 +33,8 @@ BOX = np.ones(3)
 C = np.array([[-0.3, 0.1, 0.0], [0.4, -0.2, 0.5]])
 X = np.random.default_rng(0).uniform(-1, 1, (400, 3))
 X[0, :2], X[1, :2] = 1.0, 0.0
-# Of party 0: values outside of the box go to its border, and what is not finite to its middle.
+# Of party 0: values outside of the box go to its border, and what is not finite to its
+# middle.
 OWN = X[:, :2].copy()
 OWN[0], OWN[1, 0], OWN[1, 1] = 7.0, np.nan, -np.inf
 VALUES = 2 * 4
@@ -93,7 +100,9 @@ def refused_by(store, pattern):
 def test_a_work_dir_that_is_open_to_others_is_refused(store, bits):
     store.directory.parent.mkdir()
     store.directory.parent.chmod(bits)
-    refused_by(store, f"work_dir {store.directory.parent} with mode 0700. Got {bits:04o}")
+    refused_by(
+        store, f"work_dir {store.directory.parent} with mode 0700. Got {bits:04o}"
+    )
     assert not list(store.directory.parent.iterdir())
 
 
@@ -111,7 +120,9 @@ def test_a_work_dir_of_another_user_is_refused(store, which, monkeypatch):
 
     monkeypatch.setattr(os, "stat", changed)
     monkeypatch.setattr(os, "lstat", partial(changed, follow_symlinks=False))
-    with pytest.raises(ConfigurationError, match=f"user or to root. Got user id {other}"):
+    with pytest.raises(
+        ConfigurationError, match=f"user or to root. Got user id {other}"
+    ):
         store.write("a", [b"data"])
     monkeypatch.undo()
     assert store.path("a").read_bytes() == b"old"
@@ -140,7 +151,9 @@ def test_no_file_is_written_or_removed_behind_a_link(store, exists, tmp_path):
 def test_a_work_dir_that_cannot_be_is_one_sentence(tmp_path):
     (tmp_path / "file").touch(mode=0o600)
     refused_by(Store(tmp_path / "file" / "run"), "as a directory. Got something else")
-    refused_by(Store(tmp_path / "unmounted" / "work" / "run"), "cannot be used: No such file")
+    refused_by(
+        Store(tmp_path / "unmounted" / "work" / "run"), "cannot be used: No such file"
+    )
     assert not (tmp_path / "unmounted").exists()
 
 
@@ -174,7 +187,9 @@ def test_too_little_disk_is_an_error_beforehand(store):
 def test_the_disk_is_what_files_take(store):
     """Files of the shapes of a run with one chunk and one encrypted column."""
     q, values = WITHOUT_RADIUS, 2 * 3
-    store.write("relin", relin_file(q, np.zeros((len(q.data), 2, len(q.key), N), np.uint64)))
+    store.write(
+        "relin", relin_file(q, np.zeros((len(q.data), 2, len(q.key), N), np.uint64))
+    )
     store.write("column", column_file(q, np.zeros((2, len(q.data), N), np.uint64)))
     store.write("public", [bytes(2 * N * 8)])
     store.write("step", [bytes(values * 8), bytes(values * N * 8)])
@@ -230,8 +245,14 @@ def knows_words(evaluated, monkeypatch):
 
 def restarted(party, tmp_path, number=0):
     """Another process with the same files, which does not know that step 1 is done."""
-    folder = shutil.copytree(party.store.directory, tmp_path / "run", copy_function=os.link)
-    digests = {name: d for name, d in party.store.digests.items() if not name.startswith("step")}
+    folder = shutil.copytree(
+        party.store.directory, tmp_path / "run", copy_function=os.link
+    )
+    digests = {
+        name: d
+        for name, d in party.store.digests.items()
+        if not name.startswith("step")
+    }
     return party_of(Store(folder, digests), number)
 
 
@@ -302,7 +323,9 @@ def test_hostile_shares_are_refused_and_no_secret_is_shown(party):
     hostile = np.full((1, VALUES), moduli(2).q0 * (np.arange(VALUES) == 3), np.uint64)
     with pytest.raises(MessageError, match="words below q0"):
         party.open(1, hostile, silent(VALUES))
-    assert not [form for form in (repr(secret(0)), secret(0).hex()) if form in repr(party)]
+    assert not [
+        form for form in (repr(secret(0)), secret(0).hex()) if form in repr(party)
+    ]
 
 
 # ------------------------------------------------------------------------------ workers
@@ -325,7 +348,9 @@ def filled(keys_with_radius, tmp_path_factory):
         for column in (0, 1):
             for chunk, part in enumerate(np.split(columns[column], [SLOTS])):
                 words = keys.encrypt_alone(part, 4 * slot + 2 * column + chunk)
-                filled.write(column_name(slot, chunk, column), column_file(keys.moduli, words))
+                filled.write(
+                    column_name(slot, chunk, column), column_file(keys.moduli, words)
+                )
     return filled
 
 
@@ -341,11 +366,15 @@ def test_two_workers_give_the_words_of_one(filled, words):
     assert sorted(path.name for path in filled.directory.iterdir()) == before
 
 
-def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(keys_with_radius, words):
+def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(
+    keys_with_radius, words
+):
     A = soft_members(RECORDS, CENTROIDS, HALF_WIDTHS, RADIUS)
     offsets = [A[:, j] @ (RECORDS - c) for j, c in enumerate(CENTROIDS)]
     expected = np.concatenate([A.sum(0)[:, None], np.stack(offsets)], 1)
-    np.testing.assert_allclose(keys_with_radius.open(words), expected, rtol=0, atol=2e-3)
+    np.testing.assert_allclose(
+        keys_with_radius.open(words), expected, rtol=0, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("name", [RELIN_KEY, column_name(2, 0, 1)])

@@ -24,7 +24,11 @@ def polynomial(p, label=0):
 
 def least_root(p):
     """The least primitive root of order 2 N, by definition."""
-    root = next(x for h in range(2, 99) if pow(x := pow(h, (p - 1) // (2 * N), p), N, p) == p - 1)
+    root = next(
+        x
+        for h in range(2, 99)
+        if pow(x := pow(h, (p - 1) // (2 * N), p), N, p) == p - 1
+    )
     powers, square = [root], root * root % p
     while len(powers) < N:
         powers.append(powers[-1] * square % p)
@@ -66,7 +70,12 @@ def test_a_transform_holds_the_values_at_odd_powers_of_the_least_root(p):
 def test_the_inverse_transform_is_exact_and_words_are_reduced(p):
     """Also where every factor pushes one way: the transform reduces late."""
     signs, place = np.arange(N) % 2 == 0, np.arange(N)
-    cases = [polynomial(p), np.full(N, p - 1), np.where(signs, p // 2, p // 2 + 1), np.zeros(N)]
+    cases = [
+        polynomial(p),
+        np.full(N, p - 1),
+        np.where(signs, p // 2, p // 2 + 1),
+        np.zeros(N),
+    ]
     cases += [np.where(place // m % 2 == 0, p - 1, 1) for m in (1, 2, 128, 256, N // 2)]
     x = np.array(cases, dtype=np.uint64)
     words = ring.ntt(x, p)
@@ -97,7 +106,7 @@ def test_small_polynomials_are_transformed_for_every_prime():
     assert (words[1, 2] == ring.ntt(ring.lift(-small, SOME[2]), SOME[2])).all()
 
 
-# ------------------------------------------------------------------------------ samplers
+# ----------------------------------------------------------------------------- samplers
 
 
 def words_of_key(count):
@@ -117,7 +126,9 @@ def test_ternary_values_are_the_first_bytes_below_255():
     values = ring.ternary(Stream(KEY))
     assert values.tolist() == [x % 3 - 1 for x in data if x < 255][:N]
     # Each count is binomial: within five standard deviations of N / 3.
-    assert all(abs((values == x).sum() - N / 3) < 5 * (N * 2 / 9) ** 0.5 for x in (-1, 0, 1))
+    assert all(
+        abs((values == x).sum() - N / 3) < 5 * (N * 2 / 9) ** 0.5 for x in (-1, 0, 1)
+    )
 
 
 @pytest.mark.parametrize("has_bitwise_count", [True, False])
@@ -126,7 +137,9 @@ def test_errors_are_ones_minus_ones(has_bitwise_count, monkeypatch):
     if not has_bitwise_count:
         monkeypatch.delattr(np, "bitwise_count", raising=False)
     low = 2**21 - 1
-    expected = [(x & low).bit_count() - (x >> 21 & low).bit_count() for x in words_of_key(N)]
+    expected = [
+        (x & low).bit_count() - (x >> 21 & low).bit_count() for x in words_of_key(N)
+    ]
     values = ring.small_error(Stream(KEY))
     assert values.tolist() == expected
     # Variance 42 / 4, of kurtosis below 3: five standard errors of N squares.
@@ -152,7 +165,7 @@ def test_slots_are_values_at_roots_of_unity(seed, m):
     assert encoded[0] / scale * SLOTS == pytest.approx(values.sum(), abs=1e-6)
 
 
-# ------------------------------------------------------------------------------ bytes on the wire
+# -------------------------------------------------------------------- bytes on the wire
 
 SHORT = (PRIMES[0], PRIMES[1], PRIMES[-1])
 WIDTHS = (6, 5, 7)
@@ -240,7 +253,9 @@ def test_moduli_and_scales_are_those_of_the_design(k, radius):
     assert all(2**39 < p < 2**40 for p in made.data[1:])
     assert made.scales[0] == 0.999 * 2.0**40
     primes = made.data[:0:-1]  # the first rescaling divides by the last one
-    for scale, p, following in zip(made.scales[:-1], primes, made.scales[1:], strict=True):
+    for scale, p, following in zip(
+        made.scales[:-1], primes, made.scales[1:], strict=True
+    ):
         assert following == pytest.approx(scale**2 / p, rel=1e-15)
     assert max(abs(scale / made.scales[0] - 1) for scale in made.scales) < 1e-3
     assert made.unit == made.scales[-1] / SLOTS

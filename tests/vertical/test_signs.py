@@ -26,10 +26,14 @@ def test_remez_finds_the_constants_again(monkeypatch):
         assert ours.bound == pytest.approx(other.bound, abs=1e-9)
 
 
-@pytest.mark.parametrize("n_points", [50_000, pytest.param(400_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "n_points", [50_000, pytest.param(400_000, marks=pytest.mark.thorough)]
+)
 def test_the_polynomial_is_the_sign_beyond_tau_and_stays_within_eta(n_points):
     n_last = n_points // 8 + 1  # near 1, where it leaves the range
-    x = np.concatenate([np.linspace(0, 1, n_points + 1), 1 - np.geomspace(1e-9, 0.05, n_last)])
+    x = np.concatenate(
+        [np.linspace(0, 1, n_points + 1), 1 - np.geomspace(1e-9, 0.05, n_last)]
+    )
     values = evaluate(x)
     assert np.abs(values[x >= 0.0035] - 1).max() < 1.4e-4
     assert values.min() >= 0
@@ -81,7 +85,10 @@ def test_near_compares_with_the_radius_and_stays_below_one(radius):
 def test_scaled_columns_and_squares_are_in_range_and_can_be_undone():
     half_widths = np.array([0.5, 1.0])
     X = np.concatenate([corners(half_widths), [[0.0, 0.0], [0.25, -0.5]]])
-    columns, squares = signs.scaled_columns(X, half_widths), signs.scaled_squares(X, half_widths)
+    columns, squares = (
+        signs.scaled_columns(X, half_widths),
+        signs.scaled_squares(X, half_widths),
+    )
     for scaled in (columns, squares):
         assert (scaled.min(), scaled.max()) == (-1, 1)
     assert columns * half_widths == pytest.approx(X)

@@ -1,8 +1,9 @@
 """What a second implementation must send, byte for byte, and how it follows from definitions.
 
-The definitions are those of docs/protocol.md, section 13. They share with the library the ring's
-arithmetic, samplers, moduli and packing alone, which test_ring.py compares with Python's integers.
-After a change of the format, the vectors are what `made` returns.
+The definitions are those of docs/protocol.md, section 13. They share with the library
+the ring's arithmetic, samplers, moduli and packing alone, which test_ring.py compares
+with Python's integers. After a change of the format, the vectors are what `made`
+returns.
 """
 
 import hmac
@@ -18,7 +19,9 @@ from flower_kmeans.vertical import keys, ring
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.ring import SLOTS, N, pack, rns, small_error, ternary
 
-VECTORS = json.loads((Path(__file__).parent.parent / "vertical_vectors.json").read_text())
+VECTORS = json.loads(
+    (Path(__file__).parent.parent / "vertical_vectors.json").read_text()
+)
 COLUMN = np.full(SLOTS, VECTORS["value"])
 Q0, KEY, DIGITS = MODULI.q0, MODULI.key, range(len(MODULI.data))
 
@@ -27,7 +30,7 @@ def sha(words, primes):
     return digest(pack(words, primes)).hex()
 
 
-# ------------------------------------------------------------------------------ definitions
+# -------------------------------------------------------------------------- definitions
 # Words (..., primes, N) are transforms, one for each of the first primes.
 
 
@@ -107,7 +110,9 @@ class Holder:
         for j in DIGITS:
             a = common(DOC_HASH, b"relin " + u32(j))
             errors = own(self.z, b"round 1 errors " + u32(j))
-            yield with_hidden(masked(a, self.u_words, small_error(errors)), j, self.s_words[j])
+            yield with_hidden(
+                masked(a, self.u_words, small_error(errors)), j, self.s_words[j]
+            )
             yield plus(times(a, self.s_words), rns(small_error(errors), KEY))
 
     def round2(self, h):
@@ -146,7 +151,8 @@ def column_under(pk, z, number):
     errors = own(z, b"column errors " + label, m)
     hidden = (small_error(errors) + m, small_error(errors))
     return [
-        plus(times(half[:-1], u), rns(e, MODULI.data)) for half, e in zip(pk, hidden, strict=True)
+        plus(times(half[:-1], u), rns(e, MODULI.data))
+        for half, e in zip(pk, hidden, strict=True)
     ]
 
 
@@ -155,7 +161,10 @@ def randomised(pk, c, z, w):
     u = rns(ternary(own(z, b"zero mask " + label, *c)), KEY[:1])
     errors = own(z, b"zero errors " + label, *c)
     c0, c1 = (
-        ring.intt(plus(plus(x[None], times(half[:1], u)), rns(small_error(errors), KEY[:1])), Q0)
+        ring.intt(
+            plus(plus(x[None], times(half[:1], u)), rns(small_error(errors), KEY[:1])),
+            Q0,
+        )
         for half, x in zip(pk, c, strict=True)
     )
     return int(c0[0, 0]), c1[0]
@@ -165,7 +174,10 @@ def share(holder, t, c1):
     """Words of one round under noise that is made of the first words of its stream."""
     row = np.concatenate([holder.s[:1], -holder.s[:0:-1]])
     noise = own(holder.z, b"noise " + u32(t), *c1).words(len(c1)) >> np.uint64(30)
-    return [int((x.astype(object) @ row + int(e)) % Q0) for x, e in zip(c1, noise, strict=True)]
+    return [
+        int((x.astype(object) @ row + int(e)) % Q0)
+        for x, e in zip(c1, noise, strict=True)
+    ]
 
 
 def stream_keys(pk, z, number, w, c):
@@ -173,7 +185,9 @@ def stream_keys(pk, z, number, w, c):
     m, column, zero = constant(), u32(number) + named(pk), w + named(pk)
     hidden = {b"column": (column, m), b"zero": (zero, *c)}
     return {
-        (what + b" " + name).decode(): key_of(z, what + b" " + name + b" " + label, *content).hex()
+        (what + b" " + name).decode(): key_of(
+            z, what + b" " + name + b" " + label, *content
+        ).hex()
         for what, (label, *content) in hidden.items()
         for name in (b"mask", b"errors")
     }
@@ -188,7 +202,10 @@ def made():
     c = [x[0] for x in sent]
     c0, c1 = randomised(pk, c, secret(0), u32(2) + u32(5))
     first, second = (Holder(set_up_secret(party)) for party in (1, 2))
-    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (first, second)]
+    firsts = [
+        np.stack([holder.public_share(), *holder.round1()])
+        for holder in (first, second)
+    ]
     sums = plus(*firsts)
     return {
         "doc_hash": DOC_HASH.hex(),
@@ -216,7 +233,7 @@ def test_vectors_follow_from_the_definitions():
     assert made() == VECTORS
 
 
-# ------------------------------------------------------------------------------ the library
+# -------------------------------------------------------------------------- the library
 
 
 def test_a_sole_holders_keys_and_columns():
@@ -263,7 +280,9 @@ def joint_secrets():
 
 
 def test_the_secrets_of_joint_holders():
-    assert [each.hex() for each in joint_secrets()] == VECTORS["joint"]["set_up_secrets"]
+    assert [each.hex() for each in joint_secrets()] == VECTORS["joint"][
+        "set_up_secrets"
+    ]
 
 
 @pytest.mark.thorough  # by default test_keys.py has what holders of fewer primes send

@@ -1,6 +1,7 @@
 """Stamps the first connection of a process: then Python and flwr have been imported.
 
-Python runs this as it starts, because the benchmark puts the folder onto the path of all processes.
+Python runs this as it starts, because the benchmark puts the folder onto the path of
+all processes.
 """
 
 import sys

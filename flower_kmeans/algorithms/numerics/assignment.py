@@ -1,14 +1,15 @@
 """Nearest centroids and cluster sums, exactly.
 
-An integer-valued float64 below 2**53 is added and multiplied without rounding, in any order. So
-BLAS gives exact squared distances, and a record's cluster cannot depend on which records share its
-block (docs/guarantees.md, "Fixed point, rounding, sampling").
+An integer-valued float64 below 2**53 is added and multiplied without rounding, in any
+order. So BLAS gives exact squared distances, and a record's cluster cannot depend on
+which records share its block (docs/guarantees.md, "Fixed point, rounding, sampling").
 
-The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``, which orders
-the centroids of a record x as the distance does, the matrix product yields ``K s_j + j`` for K a
-power of two and j < K: one minimum over j then finds the nearest centroid, its index and its
-distance, and ties go to the lowest index. Every partial sum of that product is an integer of at
-most ``K d 4**(q + 1)``: with q = 16, up to 64 centroids at once for d <= 8,192.
+The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``,
+which orders the centroids of a record x as the distance does, the matrix product yields
+``K s_j + j`` for K a power of two and j < K: one minimum over j then finds the nearest
+centroid, its index and its distance, and ties go to the lowest index. Every partial sum
+of that product is an integer of at most ``K d 4**(q + 1)``: with q = 16, up to 64
+centroids at once for d <= 8,192.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,13 +28,15 @@ _Scored = tuple[slice, LabelArray, FloatArray]
 
 _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
-_BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
+# of a thread's block: few enough for a cache, and for threads to meet rarely
+_BLOCK_BYTES = 2**22
 _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
 _FUSED_WORK = 2**33  # in products; NumPy takes about a second
-_FUSED_COLUMNS = 2**12  # a block of the kernel has a fixed number of rows, and must stay small
+# a block of the kernel has a fixed number of rows, and must stay small
+_FUSED_COLUMNS = 2**12
 
 _work_so_far = 0.0
 
@@ -43,7 +46,9 @@ def largest_weight(n_features: int, fraction_bits: int) -> int:
     return int(n_features * 4 ** (fraction_bits + 1))
 
 
-def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False) -> None:
+def check_exactness(
+    n_features: int, fraction_bits: int, weighted: bool = False
+) -> None:
     """Require that every squared distance, or difference of one and a weight, is exact in float64.
 
     Of points of ``[-2**q, 2**q]**d`` these are at most ``d 4**(q + 1)``, or twice that.
@@ -60,8 +65,9 @@ def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False)
 class Centers:
     """Centroids (k, d) as points are compared with them: made once for all clients of a process.
 
-    Centroids and points are integers, within the bounds of `check_exactness`. With weights (k,) of
-    at most `largest_weight`, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j``.
+    Centroids and points are integers, within the bounds of `check_exactness`. With
+    weights (k,) of at most `largest_weight`, a point belongs to the centroid with the
+    least ``|x - c_j|^2 - w_j``.
     """
 
     def __init__(self, centroids: IntArray, weights: IntArray | None = None) -> None:
@@ -113,9 +119,9 @@ def cluster_sums(
 ) -> tuple[IntArray, IntArray]:
     """Return the sum (k, d) and the number (k,) of the records of each cluster, as int64.
 
-    Streams over the records, on as many threads as BLAS would use, with a few megabytes each; the
-    result depends on neither. Centroids (k, d) are on the records' grid. A record counts only if
-    its squared distance to its centroid is at most ``radius2``.
+    Streams over the records, on as many threads as BLAS would use, with a few megabytes
+    each; the result depends on neither. Centroids (k, d) are on the records' grid. A
+    record counts only if its squared distance to its centroid is at most ``radius2``.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
@@ -127,7 +133,9 @@ def cluster_sums(
     if fused is not None:
         part = fused.cluster_sums(records, centroids, radius2)
     else:
-        part = partial(_sum_rows, records, _Query(centroids, records.fraction_bits, radius2))
+        part = partial(
+            _sum_rows, records, _Query(centroids, records.fraction_bits, radius2)
+        )
     sums, counts = sum_in_parts(n, work, part)
     return sums, counts
 
@@ -135,9 +143,10 @@ def cluster_sums(
 def fused_kernel(work: float, n_features: int) -> Any:
     """Return the compiled kernel `fused`, or ``None`` while NumPy is quicker or all there is.
 
-    Importing Numba and reading the compiled code back takes most of a second, in each process. So
-    the kernel is loaded once the ``work`` of the calls so far, in products, would have taken about
-    as long with NumPy. It needs the extra ``fast`` and a folder for compiled code.
+    Importing Numba and reading the compiled code back takes most of a second, in each
+    process. So the kernel is loaded once the ``work`` of the calls so far, in products,
+    would have taken about as long with NumPy. It needs the extra ``fast`` and a folder
+    for compiled code.
     """
     global _work_so_far
     # Without a lock: a call that is lost only moves the time of loading.
@@ -150,7 +159,8 @@ def fused_kernel(work: float, n_features: int) -> Any:
 def _load_fused() -> Any:
     try:
         from flower_kmeans.algorithms.numerics import fused
-    except Exception:  # no Numba, none for this NumPy, or no folder for what it compiles
+    except Exception:
+        # no Numba, none for this NumPy, or no folder for what it compiles
         return None
     return fused
 
@@ -160,15 +170,19 @@ def vote_counts(
 ) -> IntArray:
     """Return how many records are nearest to each candidate, (n_candidates,) int64.
 
-    Of several the first has a record's vote. Candidates come in blocks (m, d), integers in float64
-    on the records' grid; those that are missing have no votes. Memory is that of one block of
-    candidates, of a few blocks of records, and of 16 bytes for every record and candidate: a client
-    calls this for one block of its records after the other.
+    Of several the first has a record's vote. Candidates come in blocks (m, d), integers
+    in float64 on the records' grid; those that are missing have no votes. Memory is
+    that of one block of candidates, of a few blocks of records, and of 16 bytes for
+    every record and candidate: a client calls this for one block of its records after
+    the other.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
     best, labels = np.empty(n), np.zeros(n, dtype=np.int64)
-    workers, work = min(blas_threads(), n // _ROWS_PER_VOTER), n * (n_candidates * d + _ROW_WORK)
+    workers, work = (
+        min(blas_threads(), n // _ROWS_PER_VOTER),
+        n * (n_candidates * d + _ROW_WORK),
+    )
     first, fused = 0, fused_kernel(work, d)
 
     def scored(block: FloatArray, start: int, stop: int) -> Iterator[_Scored]:
@@ -187,7 +201,8 @@ def vote_counts(
             np.copyto(labels[rows], nearest + first, where=closer)
 
     for block in candidates:
-        if fused is not None and len(block) == n_candidates:  # no other block to compare with
+        # no other block to compare with
+        if fused is not None and len(block) == n_candidates:
             return sum_in_parts(n, work, fused.vote_counts(records, block))[0]
         in_parts(n, workers, partial(compare, block))
         first += len(block)
@@ -207,7 +222,8 @@ class _Query:
         self.k, self.d, self.radius2 = k, d, radius2
         room = 2**53 // (d * 4 ** (fraction_bits + 1))
         bits = min(room.bit_length() - 1, (min(k, _GROUP) - 1).bit_length())
-        # With too little room the indices stay out of the scores, and argmin finds them.
+        # With too little room the indices stay out of the scores, and argmin finds
+        # them.
         self.packed = 2**bits >= min(k, 8)
         self.factor = 2**bits if self.packed else 1
         self.group = min(k, self.factor if self.packed else _GROUP)
@@ -216,7 +232,9 @@ class _Query:
         matrix[:, d] = np.einsum("ij,ij->i", centroids, centroids) * self.factor
         if self.packed:
             matrix[:, d] += np.arange(k) % self.group
-        self.groups = [matrix[start : start + self.group] for start in range(0, k, self.group)]
+        self.groups = [
+            matrix[start : start + self.group] for start in range(0, k, self.group)
+        ]
 
 
 class _Worker:
@@ -224,9 +242,10 @@ class _Worker:
 
     def __init__(self, query: _Query, rows: int) -> None:
         self.query, d = query, query.d
-        # The product needs columns by records, and a row of ones for the norms of the centroids;
-        # the sums need records by columns. Long records share one array. BLAS is faster with short
-        # ones that are transposed in memory, so those are kept twice.
+        # The product needs columns by records, and a row of ones for the norms of the
+        # centroids; the sums need records by columns. Long records share one array.
+        # BLAS is faster with short ones that are transposed in memory, so those are
+        # kept twice.
         table = np.empty((rows, d + 1) if d > _TRANSPOSED else (rows, d))
         self._features = table.T if d > _TRANSPOSED else np.empty((d + 1, rows))
         self._features[d] = 1
@@ -239,7 +258,8 @@ class _Worker:
         self._lowest, self._best = np.empty(rows), np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
         self.labels: LabelArray = np.zeros(rows, dtype=np.int32)
-        self._groups = Groups(self.labels, query.k + 1)  # the last one for those out of reach
+        # the last one for those out of reach
+        self._groups = Groups(self.labels, query.k + 1)
 
     def label(self) -> None:
         """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
@@ -254,9 +274,12 @@ class _Worker:
             np.copyto(self.labels, self._index, where=closer)
             np.copyto(self._best, self._lowest, where=closer)
         if query.radius2 is not None:
-            # The features hold a 1 beside x, and the lowest score may still hold an index below K:
-            # d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2 + 2).
-            norms = np.einsum("ij,ij->j", self._features, self._features, out=self._lowest)
+            # The features hold a 1 beside x, and the lowest score may still hold an
+            # index below K: d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2
+            # + 2).
+            norms = np.einsum(
+                "ij,ij->j", self._features, self._features, out=self._lowest
+            )
             norms *= query.factor
             norms += self._best
             far = norms >= query.factor * (query.radius2 + 2)
@@ -268,7 +291,9 @@ class _Worker:
             self._best -= self.labels
         return np.multiply(self._best, 1 / self.query.factor, out=self._best)
 
-    def _nearest(self, group: FloatArray, index: LabelArray, lowest: FloatArray) -> None:
+    def _nearest(
+        self, group: FloatArray, index: LabelArray, lowest: FloatArray
+    ) -> None:
         """Write the index within a group of the nearest centroid of each row, and its score."""
         for start in range(0, len(self.points), self._slice):
             part = slice(start, start + self._slice)
@@ -283,7 +308,9 @@ class _Worker:
                 lowest[part] = scores[index[part], np.arange(shape[1])]
         if self.query.packed:
             np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
-            np.bitwise_and(self._packed, self.query.factor - 1, out=index, casting="same_kind")
+            np.bitwise_and(
+                self._packed, self.query.factor - 1, out=index, casting="same_kind"
+            )
             if len(self.query.groups) > 1:
                 lowest -= index
 

@@ -1,8 +1,9 @@
 """How records lie in cells: counts, residuals and slacks over the radius of the cell.
 
-A record's residual is divided by the radius of its nearest cell, moved into the unit ball and put
-on the grid. Its slack is what its squared length lacks of 1. So whatever cells a client is asked
-about, a record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
+A record's residual is divided by the radius of its nearest cell, moved into the unit
+ball and put on the grid. Its slack is what its squared length lacks of 1. So whatever
+cells a client is asked about, a record adds u and w with ``|u|^2 + w^2 <= 1``
+(docs/guarantees.md, "SynopsisKMeans").
 """
 
 from functools import partial
@@ -23,31 +24,40 @@ _ROW_WORK = 64  # of a coordinate, in products: reading it, and its residual
 class CellSums(NamedTuple):
     """Integers (int64) that the records of each of m cells add up to."""
 
-    sums: IntArray  # (m, p), residuals over the radius, none longer than 1, of exponent q
+    # (m, p), residuals over the radius, none longer than 1, of exponent q
+    sums: IntArray
     counts: IntArray  # (m,), of exponent 0
-    slacks: IntArray  # (m,), 1 - squared residual / squared radius, at least 0, of exponent q
+    # (m,), 1 - squared residual / squared radius, at least 0, of exponent q
+    slacks: IntArray
 
 
 class Cells:
     """Cells as records are compared with them: made once for all clients of a process.
 
-    Centres (m, p) are on a grid that passes ``assignment.check_exactness``; radii (m,) are in [1,
-    2**25]. ``weights`` (m,) are those of power cells (`assignment.Centers`): residuals are from the
-    cell's centre all the same.
+    Centres (m, p) are on a grid that passes ``assignment.check_exactness``; radii (m,)
+    are in [1, 2**25]. ``weights`` (m,) are those of power cells (`assignment.Centers`):
+    residuals are from the cell's centre all the same.
     """
 
-    def __init__(self, centers: IntArray, radii: IntArray, weights: IntArray | None = None) -> None:
+    def __init__(
+        self, centers: IntArray, radii: IntArray, weights: IntArray | None = None
+    ) -> None:
         self.centers, self.radii, self.weights = centers, radii, weights
-        self._centers, self._squares = Centers(centers, weights), radii.astype(np.float64)
+        self._centers, self._squares = (
+            Centers(centers, weights),
+            radii.astype(np.float64),
+        )
         self._squares *= self._squares
 
-    def sums(self, records: GridRecords, fraction_bits: int, weighted: bool = False) -> CellSums:
+    def sums(
+        self, records: GridRecords, fraction_bits: int, weighted: bool = False
+    ) -> CellSums:
         """Return counts, residuals toward zero and slacks rounded down, by nearest cell.
 
-        Every number of a record, on the grid of the centres, is the same alone and in any block.
-        ``weighted`` residuals are multiplied by the root of 1 plus their slack w, which fills the
-        unit: ``|u|^2 (1 + w) + w^2 = 1`` where ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's
-        relocation").
+        Every number of a record, on the grid of the centres, is the same alone and in
+        any block. ``weighted`` residuals are multiplied by the root of 1 plus their
+        slack w, which fills the unit: ``|u|^2 (1 + w) + w^2 = 1`` where
+        ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's relocation").
         """
         (n_records, p), m = records.shape, len(self.centers)
         work = n_records * p * (m + _ROW_WORK)
@@ -59,17 +69,26 @@ class Cells:
         return CellSums(*sum_in_parts(n_records, work, part))
 
     def _sums(
-        self, records: GridRecords, fraction_bits: int, weighted: bool, start: int, stop: int
+        self,
+        records: GridRecords,
+        fraction_bits: int,
+        weighted: bool,
+        start: int,
+        stop: int,
     ) -> IntArrays:
         """Return what the rows from ``start`` to ``stop`` add up to."""
         (m, p), one = self.centers.shape, 2.0**fraction_bits
         sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
         slacks = np.zeros(m, dtype=np.int64)
-        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop):
+        for block in records.blocks(
+            max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop
+        ):
             labels = self._centers.nearest(block)
             block -= self._centers.points.take(labels, axis=0)
-            d2 = np.einsum("ij,ij->i", block, block)  # of integers, as the residuals are: exact
-            own = self._squares.take(labels)  # below 2**53 as d2 is: differences are exact
+            # of integers, as the residuals are: exact
+            d2 = np.einsum("ij,ij->i", block, block)
+            # below 2**53 as d2 is: differences are exact
+            own = self._squares.take(labels)
             longer = np.maximum(own, d2)
             shares = longer - d2
             shares /= own  # one quotient is rounded
@@ -82,7 +101,8 @@ class Cells:
             residuals = np.trunc(block, out=block)
             groups = Groups(labels, m)
             counts += np.bincount(labels, minlength=m)
-            sums += groups.sums(residuals).astype(np.int64)  # integers below 2**53: exact
+            # integers below 2**53: exact
+            sums += groups.sums(residuals).astype(np.int64)
             slacks += groups.sums(shares).astype(np.int64)
         return sums, counts, slacks
 

@@ -1,8 +1,8 @@
 """The cost of a clustering as a release: from squared distances to public points.
 
-With a round's sums and counts, the sum Q of squared distances to the centroids before, or to the
-origin where sums are of records, gives the cost at the centroids that follow (docs/guarantees.md,
-"Metrics that may leave").
+With a round's sums and counts, the sum Q of squared distances to the centroids before,
+or to the origin where sums are of records, gives the cost at the centroids that follow
+(docs/guarantees.md, "Metrics that may leave").
 """
 
 import math
@@ -26,8 +26,9 @@ def squared_distances(
 ) -> int:
     """Return the sum of squared distances of records to their nearest centroids (k, d).
 
-    Of exponent q, as the records: every squared distance, cut to ``largest`` squared grid units,
-    loses its q last bits. A record counts only if its squared distance is at most ``radius2``.
+    Of exponent q, as the records: every squared distance, cut to ``largest`` squared
+    grid units, loses its q last bits. A record counts only if its squared distance is
+    at most ``radius2``.
     """
     total = 0
     with single_threaded_blas():
@@ -35,7 +36,9 @@ def squared_distances(
             _, d2 = assign(block, centroids)
             if radius2 is not None:
                 d2 = d2[d2 <= radius2]
-            whole = np.floor(np.minimum(d2, float(largest)) * 2.0**-records.fraction_bits)
+            whole = np.floor(
+                np.minimum(d2, float(largest)) * 2.0**-records.fraction_bits
+            )
             total += int(whole.astype(np.int64).sum())
     return total
 
@@ -54,25 +57,30 @@ def last_cost(
 ) -> tuple[float, float, float]:
     """Return the noisy cost after a Lloyd round, by how much it is too low, and its standard error.
 
-    In scaled units: the sum ``q`` of squared distances, and sums (k, d) of offsets from references
-    (k, d), which are the centroids before, or the origin. ``quotients`` (k, d) are sums over counts
-    (k,), where these are usable (k,), and ``after`` (k, d) the centroids on a grid of a step.
-    ``noise`` has the standard deviations of q, of a sum's coordinate, and of a count.
+    In scaled units: the sum ``q`` of squared distances, and sums (k, d) of offsets from
+    references (k, d), which are the centroids before, or the origin. ``quotients`` (k,
+    d) are sums over counts (k,), where these are usable (k,), and ``after`` (k, d) the
+    centroids on a grid of a step. ``noise`` has the standard deviations of q, of a
+    sum's coordinate, and of a count.
     """
     std_q, std_sum, std_count = noise
     moves = after - references
     squares = _squares(moves)
     # Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid.
     value = q - 2 * float(np.einsum("ij,ij->", sums, moves)) + float(counts @ squares)
-    # A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the term
-    # -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order, and likewise for the counts.
-    # Centroids that were kept, or moved into the domain, are left out.
+    # A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the
+    # term -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order, and likewise for
+    # the counts. Centroids that were kept, or moved into the domain, are left out.
     wanted = references + quotients
     whole = usable & (np.abs(wanted - after) <= step).all(axis=1)
     sizes = after.shape[1] * std_sum**2 + std_count**2 * _squares(quotients)
     bias = 2 * float((sizes[whole] / counts[whole]).sum())
     of_sums = 4 * std_sum**2 * float(squares.sum())
-    return value, bias, math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares))
+    return (
+        value,
+        bias,
+        math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares)),
+    )
 
 
 def user_scale(domain: Domain) -> tuple[float, bool]:

@@ -1,15 +1,16 @@
 """The statistics of `assignment`, `cells` and `projection` in one compiled pass over the records.
 
-Needs the extra ``fast`` (Numba). Answers are those of the NumPy path, bit for bit. A block of
-records is read, put on the grid, and ranked: scores ``(|c|^2 - w) / 2 - x . c`` in float32 order
-the centroids of a record x, and `_slack` bounds what rounding can change. A record whose two lowest
-scores are closer than that, or which lies near the edge of the radius, is decided by squared
-distances in float64, which are exact integers (docs/guarantees.md, "Fixed point, rounding,
-sampling"). So rounding decides nothing, and the time depends, slightly, on how many records are
-near ties (docs/threat-model.md).
+Needs the extra ``fast`` (Numba). Answers are those of the NumPy path, bit for bit. A
+block of records is read, put on the grid, and ranked: scores
+``(|c|^2 - w) / 2 - x . c`` in float32 order the centroids of a record x, and `_slack`
+bounds what rounding can change. A record whose two lowest scores are closer than that,
+or which lies near the edge of the radius, is decided by squared distances in float64,
+which are exact integers (docs/guarantees.md, "Fixed point, rounding, sampling"). So
+rounding decides nothing, and the time depends, slightly, on how many records are near
+ties (docs/threat-model.md).
 
-Tables of few columns are ranked by columns, four centroids at once in registers; those of many
-columns by BLAS.
+Tables of few columns are ranked by columns, four centroids at once in registers; those
+of many columns by BLAS.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,19 +28,22 @@ from flower_kmeans.threads import IntArrays, find_blas_again
 
 find_blas_again()
 
-_ROWS = 512  # of a block; known when compiling, so that inner loops become vector instructions
+# of a block; known when compiling, so that inner loops become vector instructions
+_ROWS = 512
 _NARROW = 8  # columns up to which a block is ranked by columns
 _TILE = 512  # numbers of a narrow table that are read in one loop, with repeated bounds
 _GROUP = 128  # centroids of one product
 _SMALL = 16  # so few are quicker as records times centroids: BLAS copies nothing then
 _FLOAT32_BITS = 24  # of an integer that float32 holds exactly
-_ROUND = 1.5 * 2.0**52  # adding and subtracting it rounds to the nearest integer, ties to even
+# adding and subtracting it rounds to the nearest integer, ties to even
+_ROUND = 1.5 * 2.0**52
 _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
 _LABEL_ROWS = 2**16
 _FEW = 24  # near ties of a block that are settled one by one
-# Threads share the rows, so without the GIL. NumPy's division has no branch, which would stop
-# vectorisation. So do indices that might be negative: Numba counts these from the end.
+# Threads share the rows, so without the GIL. NumPy's division has no branch, which
+# would stop vectorisation. So do indices that might be negative: Numba counts these
+# from the end.
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
@@ -50,7 +54,8 @@ Part = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
 class _Centers(NamedTuple):
     """Centroids as the ranking needs them, filled up to fours; narrow ones have 4 or 8 columns."""
 
-    matrix: Float32Array  # -c in scaled units; of few centroids of wide tables the transpose
+    # -c in scaled units; of few centroids of wide tables the transpose
+    matrix: Float32Array
     offsets: Float32Array  # (|c|^2 - w) / 2
     exact_matrix: FloatArray  # -2 c on the grid; of few centroids the transpose
     exact_offsets: FloatArray  # |c|^2 - w
@@ -74,11 +79,13 @@ class _Block(NamedTuple):
     points: NDArray[Any]  # (_ROWS, d), grid points
     flat: NDArray[Any]  # the same
     columns: NDArray[Any]  # those of narrow tables by columns, 4 or 8
-    offsets: FloatArray  # those of narrow tables from their centroids, by columns, and slacks
+    # those of narrow tables from their centroids, by columns, and slacks
+    offsets: FloatArray
     labels: LabelArray
     best: Float32Array
     second: Float32Array
-    scores: Float32Array  # (_GROUP, _ROWS); of few centroids also as rows, behind their columns
+    # (_GROUP, _ROWS); of few centroids also as rows, behind their columns
+    scores: Float32Array
     exact_points: FloatArray
     exact_best: FloatArray
     exact_second: FloatArray
@@ -109,7 +116,11 @@ def _read(records, first, m, bounds, block):
                 value = np.float64(records[row, f])
                 points[i, f] = _quantised(value, center[f], factor[f], limit[f])
         return
-    values, flat, step = records[first : first + m].reshape(m * d), block.flat, len(center)
+    values, flat, step = (
+        records[first : first + m].reshape(m * d),
+        block.flat,
+        len(center),
+    )
     for start in range(0, m * d, step):
         part, out = values[start : start + step], flat[start:]
         for i in range(len(part)):
@@ -183,7 +194,14 @@ def _rank_products(points, matrix, offsets, scores, best, second, labels):
         else:
             np.dot(matrix[start : start + m], points.T, scores[:m])
         for j in range(0, m, 4):
-            _rank(flat[j * _ROWS : (j + 4) * _ROWS], offsets, start + j, best, second, labels)
+            _rank(
+                flat[j * _ROWS : (j + 4) * _ROWS],
+                offsets,
+                start + j,
+                best,
+                second,
+                labels,
+            )
 
 
 @njit(fastmath={"contract", "reassoc"}, inline="always", **_OPTIONS)
@@ -209,7 +227,13 @@ def _label(m, block, centers):
             _rank(flat, centers.offsets, j, best, second, labels)
     else:
         _rank_products(
-            block.points, centers.matrix, centers.offsets, block.scores, best, second, labels
+            block.points,
+            centers.matrix,
+            centers.offsets,
+            block.scores,
+            best,
+            second,
+            labels,
         )
     unsure = 0
     for i in range(m):
@@ -287,7 +311,9 @@ def _add_rows(m, points, labels, sums, counts):
 
 
 @_compiled
-def _sum_rows(records, start, stop, bounds, block, centers, radius2, unit2, sums, counts):
+def _sum_rows(
+    records, start, stop, bounds, block, centers, radius2, unit2, sums, counts
+):
     """Add the rows from start to stop to sums and counts; those out of reach to the row k."""
     d, k, labels = records.shape[1], np.int32(len(centers.weights)), block.labels
     edge, half = np.float32(0.5 * radius2 * unit2), np.float32(0.5 * unit2)
@@ -334,10 +360,13 @@ def _squares(m, block, half, out):
 
 
 @_compiled
-def _cell_rows(records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts):
+def _cell_rows(
+    records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts
+):
     """Add the rows' residuals over the radii of their cells, slacks and counts, as `cells` does.
 
-    Every operation on a record is one that IEEE 754 rounds correctly, in the order of `cells`.
+    Every operation on a record is one that IEEE 754 rounds correctly, in the order of
+    `cells`.
     """
     d, labels = records.shape[1], block.labels
     squares, d2, factors = np.zeros(_ROWS), np.zeros(_ROWS), np.zeros(_ROWS)
@@ -389,9 +418,15 @@ def _moment_rows(records, start, stop, bounds, block, factor, total):
         columns[:, m:] = 0
         for a in range(d):
             for b in range(a, d):
-                left, right, products = columns[np.uintp(a)], columns[np.uintp(b)], np.int32(0)
+                left, right, products = (
+                    columns[np.uintp(a)],
+                    columns[np.uintp(b)],
+                    np.int32(0),
+                )
                 for i in range(_ROWS):
-                    products = np.int32(products + np.int32(left[i]) * np.int32(right[i]))
+                    products = np.int32(
+                        products + np.int32(left[i]) * np.int32(right[i])
+                    )
                 total[a, b] += products
 
 
@@ -411,10 +446,12 @@ def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts
             _distances2(m, block, centers, d2[done:])
 
 
-# --------------------------------------------------------------------------- called by NumPy code
+# ----------------------------------------------------------------- called by NumPy code
 
 
-def cluster_sums(records: GridRecords, centroids: IntArray, radius2: int | None) -> Part:
+def cluster_sums(
+    records: GridRecords, centroids: IntArray, radius2: int | None
+) -> Part:
     """Return what `assignment` does for ranges of rows: sums (k, d) and counts (k,), int64."""
     (k, d), bits = centroids.shape, records.fraction_bits
     centers, bounds = _centers(centroids, None, bits), _bounds(records)
@@ -425,7 +462,9 @@ def cluster_sums(records: GridRecords, centroids: IntArray, radius2: int | None)
         sums, counts = np.zeros((k, d), np.int64), np.zeros(k + 1, np.int64)
         for table, first, last in _tables(records, start, stop):
             found = np.zeros((k + 1, d))
-            _sum_rows(table, first, last, bounds, block, centers, reach, unit2, found, counts)
+            _sum_rows(
+                table, first, last, bounds, block, centers, reach, unit2, found, counts
+            )
             sums += found[:k].astype(np.int64)
         return sums, counts[:k]
 
@@ -460,7 +499,8 @@ def cell_sums(
 def second_moments(records: GridRecords, bits: int) -> Part:
     """Return what `projection` does for ranges of rows: the upper triangle of (d, d), int64.
 
-    Coordinates are at most 2**bits, of at most 10, so the products of a block add up in int32.
+    Coordinates are at most 2**bits, of at most 10, so the products of a block add up in
+    int32.
     """
     d, bounds = records.shape[1], _bounds(records)
     factor = _ranking_type(records.fraction_bits)(2.0 ** (bits - records.fraction_bits))
@@ -479,9 +519,15 @@ def vote_counts(records: GridRecords, points: FloatArray) -> Part:
     centers, bounds = _centers(points, None, records.fraction_bits), _bounds(records)
 
     def part(start: int, stop: int) -> IntArrays:
-        block, counts, none = _block(records), np.zeros(len(points), np.int64), np.empty(0)
+        block, counts, none = (
+            _block(records),
+            np.zeros(len(points), np.int64),
+            np.empty(0),
+        )
         for table, first, last in _tables(records, start, stop):
-            _label_rows(table, first, last, bounds, block, centers, block.labels, none, counts)
+            _label_rows(
+                table, first, last, bounds, block, centers, block.labels, none, counts
+            )
         return (counts,)
 
     return part
@@ -507,7 +553,9 @@ def nearest(
         yield slice(low, high), labels[:done], d2[:done]
 
 
-def _tables(records: GridRecords, start: int, stop: int) -> Iterator[tuple[NDArray[Any], int, int]]:
+def _tables(
+    records: GridRecords, start: int, stop: int
+) -> Iterator[tuple[NDArray[Any], int, int]]:
     """Yield tables with ranges of their rows, as `_bounds` expects them."""
     if records.box is not None:
         for first in range(start, stop, _MAX_ROWS):
@@ -530,7 +578,9 @@ def _bounds(records: GridRecords) -> _Bounds:
         # The factor of `Box.to_unit`: dividing would round otherwise.
         parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
     rows = _TILE // d if d <= _NARROW else 1
-    return _Bounds(*(np.full((rows, d), each, np.float64).reshape(rows * d) for each in parts))
+    return _Bounds(
+        *(np.full((rows, d), each, np.float64).reshape(rows * d) for each in parts)
+    )
 
 
 def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:
@@ -574,7 +624,10 @@ def _centers(
     if filled <= _SMALL:
         exact_matrix = exact_matrix.T.copy()
         matrix = matrix.T.copy() if d > _NARROW else matrix
-    size = np.abs(exact).max() * (unit * unit / 2) + np.abs(points).sum(axis=1).max() * unit
+    size = (
+        np.abs(exact).max() * (unit * unit / 2)
+        + np.abs(points).sum(axis=1).max() * unit
+    )
     return _Centers(
         matrix=matrix,
         offsets=offsets,
@@ -590,13 +643,13 @@ def _centers(
 def _slack(size: float, d: int) -> Float32Array:
     """Return what the two lowest scores, and a score and the radius, must differ by, float32.
 
-    With u = 2**-24 and coordinates at most 1, a score of at most d + 2 roundings is off by at most
-    ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2) u / (1 - (d + 2) u), in whatever order it
-    is added and with or without fused multiplications; half a squared norm by at most ``g d / 2``.
-    So BLAS may add in any order, but it must not multiply in less than float32, nor by Strassen's
-    algorithm.
-    Eight roundings more, of which one is that of a coordinate with 25 bits, and a factor of 1.01
-    cover the comparisons themselves. ``size`` is the largest ``|o| + sum |c_f|``.
+    With u = 2**-24 and coordinates at most 1, a score of at most d + 2 roundings is off
+    by at most ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2) u / (1 - (d + 2)
+    u), in whatever order it is added and with or without fused multiplications; half a
+    squared norm by at most ``g d / 2``. So BLAS may add in any order, but it must not
+    multiply in less than float32, nor by Strassen's algorithm. Eight roundings more, of
+    which one is that of a coordinate with 25 bits, and a factor of 1.01 cover the
+    comparisons themselves. ``size`` is the largest ``|o| + sum |c_f|``.
     """
     g = (d + 8) * 2.0**-24
     g = 1.01 * g / (1 - g)

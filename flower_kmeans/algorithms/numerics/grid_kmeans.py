@@ -1,11 +1,12 @@
 """Weighted k-means on integer points: the same integers on every processor.
 
 All numbers are integers that float64 or int64 holds exactly, in any order of additions
-(docs/guarantees.md, "Fixed point, rounding, sampling"). Products of more than 53 bits are rounded
-once, element by element, and lose their last bits before anything is added: with coordinates of at
-most B and weights that sum to W, as many as it takes for W < 2^53, W B < 2^60, and all weighted
-squared distances below 2^62. How long it takes follows from sizes alone: steps are made where
-nothing moves any more, and points without weight are carried along.
+(docs/guarantees.md, "Fixed point, rounding, sampling"). Products of more than 53 bits
+are rounded once, element by element, and lose their last bits before anything is added:
+with coordinates of at most B and weights that sum to W, as many as it takes for W <
+2^53, W B < 2^60, and all weighted squared distances below 2^62. How long it takes
+follows from sizes alone: steps are made where nothing moves any more, and points
+without weight are carried along.
 """
 
 import math
@@ -42,14 +43,15 @@ def grid_kmeans(
 ) -> GridCenters:
     """Return the best of some starts of weighted k-means by greedy k-means++.
 
-    A centre is drawn with a probability proportional to its weight times its squared distance to
-    the nearest centre before, as the best of ``2 + floor(bits(k) / 2)`` candidates; the first one
-    by its weight alone. Lloyd's steps follow. How many words are taken depends on ``n_clusters``
-    and ``n_starts`` alone.
+    A centre is drawn with a probability proportional to its weight times its squared
+    distance to the nearest centre before, as the best of ``2 + floor(bits(k) / 2)``
+    candidates; the first one by its weight alone. Lloyd's steps follow. How many words
+    are taken depends on ``n_clusters`` and ``n_starts`` alone.
 
-    Points (n, p) are integers of at most B in absolute value, with ``4 p B**2 <= 2**53``, and
-    weights (n,) at least 0: a ValueError otherwise. If all weights are 0, all points count alike.
-    Where fewer points than clusters differ, some centres are equal.
+    Points (n, p) are integers of at most B in absolute value, with
+    ``4 p B**2 <= 2**53``, and weights (n,) at least 0: a ValueError otherwise. If all
+    weights are 0, all points count alike. Where fewer points than clusters differ, some
+    centres are equal.
     """
     data = _Data(points, weights)
     n_candidates = 2 + n_clusters.bit_length() // 2
@@ -57,7 +59,9 @@ def grid_kmeans(
         found = []
         for _ in range(n_starts):
             words = random_words(source, 1 + (n_clusters - 1) * n_candidates)
-            chosen = _spread(data, words[:1], words[1:].reshape(n_clusters - 1, n_candidates))
+            chosen = _spread(
+                data, words[:1], words[1:].reshape(n_clusters - 1, n_candidates)
+            )
             found.append(_steps(data, data.points[chosen].astype(np.int64), n_steps))
     cost, centers = min(found, key=lambda one: one[0])  # of equal costs the first
     return GridCenters(centers, math.ldexp(cost, data.cut_bits))
@@ -68,8 +72,8 @@ def lloyd_steps(
 ) -> GridCenters:
     """Return centres (k, p) after Lloyd's steps on weighted points, which are as in `grid_kmeans`.
 
-    A step moves each to the mean of its points, rounded half up; one without points stays. Of
-    several nearest centres a point belongs to the first.
+    A step moves each to the mean of its points, rounded half up; one without points
+    stays. Of several nearest centres a point belongs to the first.
     """
     data = _Data(points, weights, centers)
     with single_threaded_blas():
@@ -78,7 +82,10 @@ def lloyd_steps(
 
 
 def grid_means(
-    points: IntArray | FloatArray, weights: IntArray, labels: IntArray, centers: IntArray
+    points: IntArray | FloatArray,
+    weights: IntArray,
+    labels: IntArray,
+    centers: IntArray,
 ) -> IntArray:
     """Return the means (k, p) of points by label, as a step of `lloyd_steps` does."""
     return _means(_Data(points, weights, centers), labels, centers)
@@ -91,11 +98,21 @@ class _Data:
     """Points with their weights, and how many bits of weights and masses are kept."""
 
     def __init__(
-        self, points: IntArray | FloatArray, weights: IntArray, centers: IntArray | None = None
+        self,
+        points: IntArray | FloatArray,
+        weights: IntArray,
+        centers: IntArray | None = None,
     ) -> None:
         n, p = points.shape
-        if weights.shape != (n,) or weights.dtype != np.int64 or not n or int(weights.min()) < 0:
-            raise ValueError("Expected weights (n,) of int64, at least 0, for n >= 1 points.")
+        if (
+            weights.shape != (n,)
+            or weights.dtype != np.int64
+            or not n
+            or int(weights.min()) < 0
+        ):
+            raise ValueError(
+                "Expected weights (n,) of int64, at least 0, for n >= 1 points."
+            )
         largest = max(_largest(points), 0 if centers is None else _largest(centers))
         if 4 * p * largest**2 > 2**_EXACT_BITS:
             raise ValueError(
@@ -111,8 +128,11 @@ class _Data:
         self.weights = weights >> shift
         self.weighted = self.points.astype(np.int64) * self.weights[:, None]
         self._norms = np.einsum("ij,ij->i", self.points, self.points)
-        longest = 4 * p * largest**2  # of a squared distance: for every start the same bits
-        self._shorter = max(0, (total >> shift).bit_length() + longest.bit_length() - 62)
+        # of a squared distance: for every start the same bits
+        longest = 4 * p * largest**2
+        self._shorter = max(
+            0, (total >> shift).bit_length() + longest.bit_length() - 62
+        )
         self._factors = np.ldexp(self.weights.astype(np.float64), -self._shorter)
         self.cut_bits = shift + self._shorter  # that sums of masses lack of the cost
 
@@ -129,7 +149,9 @@ class _Data:
         return found
 
 
-def _spread(data: _Data, first: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.intp]:
+def _spread(
+    data: _Data, first: NDArray[np.uint64], others: NDArray[np.uint64]
+) -> NDArray[np.intp]:
     """Return the places (k,) of points that greedy k-means++ draws; ``others`` is (k - 1, m)."""
     chosen = _draw(data.weights, first)
     nearest = data.distances(chosen)[0]
@@ -161,7 +183,9 @@ def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]
     return int(data.masses(d2).sum()), centers
 
 
-def _means(data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray) -> IntArray:
+def _means(
+    data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray
+) -> IntArray:
     """Return the means of points by label; what was there where a label has no weight."""
     k = len(centers)
     sums = Groups(labels, k).sums(data.weighted)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 LabelArray = NDArray[np.int32]
 T = TypeVar("T", np.int64, np.float64)
 
-# Columns that are added one by one: as fast as a matrix, whose SciPy takes 0.1 s to load.
+# Columns that are added one by one: as fast as a matrix, whose SciPy takes 0.1 s to
+# load.
 _FEW_COLUMNS = 3
 _SOME_COLUMNS = 8  # of at most `_SOME_NUMBERS`
 _SOME_NUMBERS = 2**13
@@ -28,10 +29,15 @@ class Groups:
         Exact for int64, and for integers in float64 whose sums stay below 2**53.
         """
         is_narrow = values.ndim == 1 or _is_narrow(values)
-        if not is_narrow and values.size >= _FEW_NUMBERS and self._n_groups <= len(values):
+        if (
+            not is_narrow
+            and values.size >= _FEW_NUMBERS
+            and self._n_groups <= len(values)
+        ):
             return np.asarray(self._choice @ values)
         sums = np.zeros((self._n_groups, *values.shape[1:]), values.dtype)
-        labels = self._labels.astype(np.intp, copy=False)  # NumPy is ten times as fast with these
+        # NumPy is ten times as fast with these
+        labels = self._labels.astype(np.intp, copy=False)
         if values.ndim == 2 and is_narrow:
             for column, numbers in zip(sums.T, values.T, strict=True):
                 np.add.at(column, labels, numbers)
@@ -42,13 +48,18 @@ class Groups:
     @cached_property
     def _choice(self) -> Any:
         """The matrix whose product with rows adds them up."""
-        # Imported here: a node starts a process for each message, and most do not need it.
+        # Imported here: a node starts a process for each message, and most do not need
+        # it.
         from scipy.sparse import csc_array
 
         # One entry per column; its rows are the labels themselves, not a copy.
         n = len(self._labels)
         # Small integers, which do not turn others into floats.
-        entries = np.ones(n, np.int8), self._labels, np.arange(n + 1, dtype=self._labels.dtype)
+        entries = (
+            np.ones(n, np.int8),
+            self._labels,
+            np.arange(n + 1, dtype=self._labels.dtype),
+        )
         return csc_array(entries, shape=(self._n_groups, n), copy=False)
 
 

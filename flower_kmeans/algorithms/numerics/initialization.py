@@ -1,7 +1,8 @@
 """Initial centroids without private data: sphere packing, and those of a server's own points.
 
-Every client of a run packs the same from public numbers: raw Philox words and comparisons of exact
-integers. Who sees the others learns about the server's points, which no privacy plan covers.
+Every client of a run packs the same from public numbers: raw Philox words and
+comparisons of exact integers. Who sees the others learns about the server's points,
+which no privacy plan covers.
 """
 
 import math
@@ -17,7 +18,8 @@ from flower_kmeans.extras import require
 from flower_kmeans.parameters import LARGEST, integer
 from flower_kmeans.threads import single_threaded_blas
 
-ATTEMPTS = 100  # random points that are tried for one centroid before the radius is given up
+# random points that are tried for one centroid before the radius is given up
+ATTEMPTS = 100
 STARTS = 10  # of k-means by k-means++, of which the best counts
 
 _BLOCK_POINTS, _BLOCK_WORDS = 64, 2**16
@@ -26,10 +28,11 @@ _BLOCK_POINTS, _BLOCK_WORDS = 64, 2**16
 def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> IntArray:
     """Return centroids (k, d) that keep away from each other and from the boundary, or raise.
 
-    Random points of the box are taken in turn, each at least ``a`` from the boundary and ``2 a``
-    from all points taken before; a radius ``a`` fails when 100 attempts find no further point. The
-    largest ``a`` that does not fail is found by bisection over the integers (FastLloyd, section
-    5.3.1, after Su et al. 2016). In a column narrower than ``2 a`` the points lie in the middle.
+    Random points of the box are taken in turn, each at least ``a`` from the boundary
+    and ``2 a`` from all points taken before; a radius ``a`` fails when 100 attempts
+    find no further point. The largest ``a`` that does not fail is found by bisection
+    over the integers (FastLloyd, section 5.3.1, after Su et al. 2016). In a column
+    narrower than ``2 a`` the points lie in the middle.
     """
     widths = np.array(grid_half_widths, dtype=np.int64)
     grid_points = math.prod(min(2 * int(width) + 1, n_clusters) for width in widths)
@@ -38,11 +41,12 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
             f"Expected n_clusters of at most the {grid_points} points of the grid. "
             f"Got {n_clusters} instead."
         )
-    # A strategy is often made beside Ray, and a fork never returns while another thread is inside
-    # a library of linear algebra that uses threads of its own.
+    # A strategy is often made beside Ray, and a fork never returns while another thread
+    # is inside a library of linear algebra that uses threads of its own.
     with single_threaded_blas():
         best = _pack(n_clusters, widths, 0, seed)
-        low, high = 0, int(widths.max()) + 1  # low works, high does not (or leaves a single point)
+        # low works, high does not (or leaves a single point)
+        low, high = 0, int(widths.max()) + 1
         while best is not None and high - low > 1:
             middle = (low + high) // 2
             points = _pack(n_clusters, widths, middle, seed)
@@ -56,7 +60,9 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
     return best.astype(np.int64)
 
 
-def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArray | None:
+def _pack(
+    n_clusters: int, widths: IntArray, radius: int, seed: int
+) -> FloatArray | None:
     """Return k points (k, d) at that radius, integers in float64, or None if a point fails."""
     margins = np.maximum(widths - radius, 0)
     source = np.random.Philox(key=seed)  # the same words serve every radius
@@ -65,7 +71,8 @@ def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArr
     n_chosen = failures = 0
     while n_chosen < n_clusters:
         block = _random_points(source, size, margins)
-        separation = max(4 * radius * radius, 1)  # distinct points even where the radius is 0
+        # distinct points even where the radius is 0
+        separation = max(4 * radius * radius, 1)
         n_chosen, failures = take_apart(block, chosen, n_chosen, separation, failures)
         if failures == ATTEMPTS:
             return None
@@ -77,15 +84,17 @@ def take_apart(
 ) -> tuple[int, int]:
     """Write points (m, d) to the ``n_chosen`` that ``chosen`` (k, d) has, in turn, if far enough.
 
-    Their squared distances, of at least ``separation``, are exact. It ends with the block, with k
-    points, or when ``ATTEMPTS`` points in turn were too near. Returned are ``n_chosen``, and the
-    failures since the last point that was chosen.
+    Their squared distances, of at least ``separation``, are exact. It ends with the
+    block, with k points, or when ``ATTEMPTS`` points in turn were too near. Returned
+    are ``n_chosen``, and the failures since the last point that was chosen.
     """
     # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
     distances = np.full(len(block), np.inf)
     if n_chosen:
         others = chosen[:n_chosen]
-        distances = (block @ (-2 * others.T) + np.einsum("ij,ij->i", others, others)).min(axis=1)
+        distances = (
+            block @ (-2 * others.T) + np.einsum("ij,ij->i", others, others)
+        ).min(axis=1)
         distances += np.einsum("ij,ij->i", block, block)
     for i, point in enumerate(block):
         if distances[i] < separation:
@@ -103,16 +112,19 @@ def take_apart(
     return n_chosen, failures
 
 
-def _random_points(source: np.random.Philox, size: int, margins: IntArray) -> FloatArray:
+def _random_points(
+    source: np.random.Philox, size: int, margins: IntArray
+) -> FloatArray:
     """Return uniform grid points (size, d) of the box, as integers in float64."""
     words = source.random_raw(size * len(margins)).reshape(size, len(margins))
     values = (2 * margins + 1).astype(np.uint64)
-    # The bias is below 2**-6 of a point's probability, and irrelevant to where a centroid starts.
+    # The bias is below 2**-6 of a point's probability, and irrelevant to where a
+    # centroid starts.
     offsets = ((words >> np.uint64(32)) * values) >> np.uint64(32)
     return offsets.astype(np.float64) - margins
 
 
-# --------------------------------------------------------------------------- in the user's units
+# ------------------------------------------------------------------ in the user's units
 
 
 def server_kmeans_plus_plus(
@@ -147,7 +159,9 @@ def server_kmeans_plus_plus(
     return np.asarray(centers, dtype=np.float64)
 
 
-def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generator) -> FloatArray:
+def server_lloyd(
+    server_data: ArrayLike, n_clusters: int, rng: np.random.Generator
+) -> FloatArray:
     """Return the centroids (k, d) of k-means on the server's points, the best of ten starts.
 
     Parameters and errors are those of `server_kmeans_plus_plus`.
@@ -156,9 +170,12 @@ def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generat
     from sklearn.cluster import KMeans
 
     points = check_server_data(server_data, n_clusters)
-    # One thread: a server's points are few, and the result is then the same in every run.
+    # One thread: a server's points are few, and the result is then the same in every
+    # run.
     with threadpool_limits(limits=1):
-        model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng)).fit(points)
+        model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng)).fit(
+            points
+        )
     return np.asarray(model.cluster_centers_, dtype=np.float64)
 
 
@@ -191,7 +208,8 @@ def public_words(key: int) -> np.random.Philox:
 
 def round_words(seed: int, round_number: int) -> np.random.Philox:
     """Return the public words of one round of a run: all that an `update` of clients may draw."""
-    # Other uses of the seed have numbers below 2^32 beside it, so their keys are others.
+    # Other uses of the seed have numbers below 2^32 beside it, so their keys are
+    # others.
     return public_words(seed + ((2**32 + round_number) << 64))
 
 

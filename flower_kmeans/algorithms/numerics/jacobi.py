@@ -1,7 +1,8 @@
 """Eigenvectors that are the same bits on every processor, unlike those of LAPACK.
 
-Jacobi's rotations in a fixed order (Golub & Van Loan, Matrix Computations, section 8.5): d/2
-disjoint pairs at once, as in a round-robin tournament, in a number of sweeps that is fixed.
+Jacobi's rotations in a fixed order (Golub & Van Loan, Matrix Computations, section
+8.5): d/2 disjoint pairs at once, as in a round-robin tournament, in a number of sweeps
+that is fixed.
 """
 
 import math
@@ -12,19 +13,22 @@ from numpy.typing import NDArray
 from flower_kmeans.data.domain import row_sums
 from flower_kmeans.data.records import FloatArray
 
-_SWEEPS = 9  # enough for 128 columns: each about squares what is left beside the diagonal
+# enough for 128 columns: each about squares what is left beside the diagonal
+_SWEEPS = 9
 _SMALL = 1e-14  # of the two diagonal entries: a rotation for less would change nothing
 
 
 def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return eigenvectors and eigenvalues (d,) of a symmetric matrix (d, d), in descending order.
 
-    The vectors are orthonormal columns. The matrix is finite, of at most 1e150 in absolute value.
+    The vectors are orthonormal columns. The matrix is finite, of at most 1e150 in
+    absolute value.
     """
     d = len(matrix)
     half = (d + 1) // 2
     work, vectors = np.zeros((2 * half, 2 * half)), np.eye(2 * half)
-    work[:d, :d] = matrix  # an odd one is paired with a column of zeros, which is never rotated
+    # an odd one is paired with a column of zeros, which is never rotated
+    work[:d, :d] = matrix
     turn = _turn(half)
     for _ in range(_SWEEPS):
         _sweep(work, vectors, turn)
@@ -37,7 +41,8 @@ def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
 def orthonormal(columns: FloatArray) -> FloatArray:
     """Return an orthonormal basis (d, p) of columns that are not dependent (Gram and Schmidt)."""
     rows = columns.T.copy()
-    for _ in range(2):  # rounding leaves parts of the vectors before, and nothing after twice
+    # rounding leaves parts of the vectors before, and nothing after twice
+    for _ in range(2):
         for i, row in enumerate(rows):
             row /= math.sqrt(float(row_sums((row * row)[None])[0]))
             later = rows[i + 1 :]

@@ -1,7 +1,8 @@
 """Random numbers of given laws that are the same bits on every processor.
 
-Generators change with NumPy, and logarithms with libraries. So all starts from raw Philox words and
-uses only what IEEE 754 rounds correctly (+ - * / sqrt floor, powers of two), element by element.
+Generators change with NumPy, and logarithms with libraries. So all starts from raw
+Philox words and uses only what IEEE 754 rounds correctly (+ - * / sqrt floor, powers of
+two), element by element.
 """
 
 import math
@@ -29,7 +30,8 @@ _ROOT_HALF = math.sqrt(0.5)  # a root is rounded correctly everywhere
 def logarithm(values: FloatArray) -> FloatArray:
     """Return natural logarithms of positive normal numbers, to about 1e-15.
 
-    With ``x = m 2^e``, ``m`` in [sqrt 1/2, sqrt 2): ``log m = 2 artanh((m - 1) / (m + 1))``.
+    With ``x = m 2^e``, ``m`` in [sqrt 1/2, sqrt 2):
+    ``log m = 2 artanh((m - 1) / (m + 1))``.
     """
     mantissa, exponent = np.frexp(values)
     low = mantissa < _ROOT_HALF
@@ -75,7 +77,8 @@ def uniforms(words: WordArray) -> FloatArray:
 def normals(words: WordArray) -> FloatArray:
     """Return a standard normal number from every word, up to steps of 2^-32 in probability."""
     squared = -2 * logarithm(uniforms(words))
-    # The lower half of a word: a sign for the cosine, and an angle within a quarter turn.
+    # The lower half of a word: a sign for the cosine, and an angle within a quarter
+    # turn.
     low = words & np.uint64(2**32 - 1)
     sine = quarter_sine(((low >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-31)
     found = np.sqrt(np.maximum(squared * (1 - sine * sine), 0.0))
@@ -87,10 +90,11 @@ def normals(words: WordArray) -> FloatArray:
 def levy_table() -> FloatArray:
     """Return 2^16 equally likely values of Mantegna's heavy-tailed law, read-only.
 
-    ``sigma_u u / |v|^(1 / beta)``, u and v independent standard normal numbers (Mantegna 1994;
-    PE-means, equation 4), by Box and Muller from points of a lattice that fill the unit square. A
-    table costs a fiftieth of drawing u and v. Its largest value is about 200: what the tail lacks
-    would have left the domain. The second half is the first with the other sign.
+    ``sigma_u u / |v|^(1 / beta)``, u and v independent standard normal numbers
+    (Mantegna 1994; PE-means, equation 4), by Box and Muller from points of a lattice
+    that fill the unit square. A table costs a fiftieth of drawing u and v. Its largest
+    value is about 200: what the tail lacks would have left the domain. The second half
+    is the first with the other sign.
     """
     n = 2**15
     points = np.arange(n, dtype=np.float64)

@@ -1,7 +1,8 @@
 """From noisy sums to centroids: public arithmetic that is the same on every processor.
 
-Only operations that IEEE 754 rounds correctly, in an order that NumPy does not choose: no BLAS, no
-transcendental functions. All is total: any integers give centroids, without errors or warnings.
+Only operations that IEEE 754 rounds correctly, in an order that NumPy does not choose:
+no BLAS, no transcendental functions. All is total: any integers give centroids, without
+errors or warnings.
 """
 
 import math
@@ -20,7 +21,8 @@ def quotients(
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Return sums (k, d) per record, zeros where counts are below ``min_count``, and where not.
 
-    Counts are in units of ``2**-fraction_bits`` records, ``min_count`` in records and positive.
+    Counts are in units of ``2**-fraction_bits`` records, ``min_count`` in records and
+    positive.
     """
     records = counts.astype(np.float64) * 2.0**-fraction_bits
     usable = records >= min_count
@@ -53,7 +55,8 @@ def scaled(integers: IntArray, exponent: int) -> FloatArray:
 def fold(points: IntArray, half_widths: IntArray) -> IntArray:
     """Reflect coordinates (k, d), at most 2**62 + 2**26, at the box's walls until they lie inside.
 
-    See docs/guarantees.md, "Lloyd family, one round". FastLloyd's formula sends 1.2 B to -0.8 B.
+    See docs/guarantees.md, "Lloyd family, one round". FastLloyd's formula sends 1.2 B
+    to -0.8 B.
     """
     period = np.maximum(4 * half_widths, 1)
     r = (points + half_widths) % period
@@ -71,7 +74,9 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
     inside = truncate(points, domain.grid_half_widths(fraction_bits))
     if isinstance(domain, Box):
         return inside
-    return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(np.int64)
+    return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(
+        np.int64
+    )
 
 
 # --------------------------------------------------------------------------- histograms
@@ -80,12 +85,13 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
 def zero_small(histogram: FloatArray, total: float) -> FloatArray:
     """Return a noisy histogram (m,) with zeros for its smallest bins, which the total can miss.
 
-    The largest bins are kept until they sum to more than the total (PE-means, Algorithm 2, lines 7
-    to 9), of equal bins the first. Noise moves many records' worth into empty bins, but little into
-    each.
+    The largest bins are kept until they sum to more than the total (PE-means, Algorithm
+    2, lines 7 to 9), of equal bins the first. Noise moves many records' worth into
+    empty bins, but little into each.
     """
     order = np.argsort(-histogram, kind="stable")
-    # Negative bins come last, so the sums rise before they fall: the first excess is what counts.
+    # Negative bins come last, so the sums rise before they fall: the first excess is
+    # what counts.
     beyond = np.cumsum(histogram[order]) > total
     largest = order[: int(beyond.argmax()) + 1] if beyond.any() else order
     kept = np.zeros_like(histogram)
@@ -98,12 +104,15 @@ def surely_counted(histogram: FloatArray, noise: float) -> float:
     return math.fsum(histogram.tolist()) - 3 * noise * math.sqrt(len(histogram))
 
 
-def expected_total(histogram: FloatArray, noise: float, planned: float, answered: float) -> float:
+def expected_total(
+    histogram: FloatArray, noise: float, planned: float, answered: float
+) -> float:
     """Return how many records the answers hold, in [0, planned], a public figure or infinite.
 
-    A part ``answered`` of the clients has that part of the planned records if all have as many;
-    those who are missing may have none, or twice as many. That figure and the noisy total, of bins
-    (m,) of standard deviation ``noise``, are weighted by their variances.
+    A part ``answered`` of the clients has that part of the planned records if all have
+    as many; those who are missing may have none, or twice as many. That figure and the
+    noisy total, of bins (m,) of standard deviation ``noise``, are weighted by their
+    variances.
     """
     likely, spread = answered * planned, (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:

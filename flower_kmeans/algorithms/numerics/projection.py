@@ -14,7 +14,8 @@ from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 MOMENTS = "moments"
-MOMENT_BITS = 10  # most of the records behind second moments: a thousandth of the domain
+# most of the records behind second moments: a thousandth of the domain
+MOMENT_BITS = 10
 
 _MAX_BITS = 25
 _BLOCK_BYTES = 2**22
@@ -24,7 +25,7 @@ _ROW_WORK = 64  # of a coordinate, in products: what reading it costs
 _FUSED_COLUMNS = 64  # of more, BLAS is quicker than the kernel
 
 
-# --------------------------------------------------------------------------- second moments
+# ----------------------------------------------------------------------- second moments
 
 
 def moment_bits(fraction_bits: int) -> int:
@@ -42,14 +43,14 @@ def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
 def second_moments(records: GridRecords) -> IntArray:
     """Return X'^T X' of the records on the coarser grid, as words (d (d + 1) / 2,).
 
-    The diagonal (d,), then the entries above it, row by row, of exponent ``2 q'``. Every coordinate
-    loses its last bits toward zero, which cannot lengthen a record.
+    The diagonal (d,), then the entries above it, row by row, of exponent ``2 q'``.
+    Every coordinate loses its last bits toward zero, which cannot lengthen a record.
     """
     d = records.shape[1]
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
-    # A product of few rows would cost less than adding it to the total. Its entries are integers of
-    # at most 4**bits a record, and exact below 2**53.
+    # A product of few rows would cost less than adding it to the total. Its entries are
+    # integers of at most 4**bits a record, and exact below 2**53.
     rows = min(max(_rows(d), min(d, _MAX_ROWS)), 2 ** (53 - 2 * bits))
 
     def part(start: int, stop: int) -> tuple[IntArray]:
@@ -70,11 +71,13 @@ def second_moments(records: GridRecords) -> IntArray:
 def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
     """Return the sensitivities of second moments, (d (d + 1) / 2,), in their grid units.
 
-    D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on the coarser
-    grid (docs/guarantees.md, "FedDP-KMeans").
+    D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on
+    the coarser grid (docs/guarantees.md, "FedDP-KMeans").
     """
     d = domain.n_features
-    bound = float(squared_bound(domain, fraction_bits, fraction_bits - moment_bits(fraction_bits)))
+    bound = float(
+        squared_bound(domain, fraction_bits, fraction_bits - moment_bits(fraction_bits))
+    )
     above = math.nextafter(bound / math.sqrt(2.0), math.inf)
     return np.concatenate([np.full(d, bound), np.full(d * (d - 1) // 2, above)])
 
@@ -106,15 +109,16 @@ def leading_directions(
     return vectors[:, last], values[last]
 
 
-# --------------------------------------------------------------------------- projections
+# -------------------------------------------------------------------------- projections
 
 
 @dataclass(frozen=True)
 class Projection:
     """The grids of a projection from d columns to a few.
 
-    A projected record is ``trunc(x V / 2**shift)``, the same alone and in any block. It is cut to
-    ``[-limit, limit]``, where squared distances are exact; an orthonormal V never reaches that.
+    A projected record is ``trunc(x V / 2**shift)``, the same alone and in any block. It
+    is cut to ``[-limit, limit]``, where squared distances are exact; an orthonormal V
+    never reaches that.
     """
 
     domain: Domain
@@ -159,14 +163,18 @@ class Projection:
     def lift(self, projected: IntArray, matrix: IntArray) -> FloatArray:
         """Return the points (k, d) of the record's grid units whose projections are given."""
         with single_threaded_blas():
-            points: FloatArray = projected.astype(np.float64) @ matrix.astype(np.float64).T
+            points: FloatArray = (
+                projected.astype(np.float64) @ matrix.astype(np.float64).T
+            )
         return points * 2.0**-self.exponent
 
 
 class ProjectedRecords(GridRecords):
     """Records seen through a projection, made block by block."""
 
-    def __init__(self, records: GridRecords, projection: Projection, matrix: IntArray) -> None:
+    def __init__(
+        self, records: GridRecords, projection: Projection, matrix: IntArray
+    ) -> None:
         self._inner = records
         self._projection = projection
         self._matrix = matrix.astype(np.float64)
@@ -177,7 +185,9 @@ class ProjectedRecords(GridRecords):
         """Numbers of records and of directions."""
         return self._inner.shape[0], self._projection.n_directions
 
-    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+    def read(
+        self, start: int, out: FloatArray, scratch: FloatArray | None = None
+    ) -> None:
         """Write projected rows ``start`` to ``start + len(out)`` into ``out``."""
         step = _rows(self._inner.shape[1])
         for first in range(0, len(out), step):
@@ -196,8 +206,8 @@ def lifted_sums(
 ) -> tuple[IntArray, IntArray]:
     """Return the sum (k, d) and the number (k,) of the records of each projected centre (k, p).
 
-    A record counts for its nearest centre only if that is at most ``margin`` times as far as the
-    second nearest.
+    A record counts for its nearest centre only if that is at most ``margin`` times as
+    far as the second nearest.
     """
     k, d = len(centers), records.shape[1]
     points, work = centers.astype(np.float64), matrix.astype(np.float64)
@@ -206,23 +216,29 @@ def lifted_sums(
         sums, counts = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
         for block in records.blocks(_rows(d + k), start, stop):
             labels = _nearest(projection.project(block, work), points, margin)
-            # Integers below 2**53, so exact; the last group is of those that count for none.
+            # Integers below 2**53, so exact; the last group is of those that count for
+            # none.
             sums += Groups(labels, k + 1).sums(block)[:k].astype(np.int64)
             counts += np.bincount(labels, minlength=k + 1)[:k]
         return sums, counts
 
     n = records.shape[0]
-    sums, counts = sum_in_parts(n, n * d * (projection.n_directions + k + _ROW_WORK), part)
+    sums, counts = sum_in_parts(
+        n, n * d * (projection.n_directions + k + _ROW_WORK), part
+    )
     return sums, counts
 
 
-def _nearest(points: FloatArray, centers: FloatArray, margin: float) -> NDArray[np.intp]:
+def _nearest(
+    points: FloatArray, centers: FloatArray, margin: float
+) -> NDArray[np.intp]:
     """Return the nearest centre of each point, the lowest of several, or k if it is ambiguous."""
     scores = points @ (-2 * centers.T)
     scores += np.einsum("ij,ij->i", centers, centers)
     labels: NDArray[np.intp] = scores.argmin(axis=1)
     if margin < 1 and len(centers) > 1:
-        # Squared distances are integers below 2**53; one product rounds, alike for every record.
+        # Squared distances are integers below 2**53; one product rounds, alike for
+        # every record.
         scores += np.einsum("ij,ij->i", points, points)[:, None]
         nearest, second = np.partition(scores, 1, axis=1)[:, :2].T
         labels[nearest > margin * margin * second] = len(centers)

@@ -1,10 +1,11 @@
 """Weights of a power diagram that give the cells of weighted points their sizes.
 
-They maximise a dual (docs/guarantees.md, "Bounds on cluster sizes"), by damped Newton steps on a
-soft minimum whose temperature falls (Kitagawa, Merigot & Thibert, Convergence of a Newton algorithm
-for semi-discrete optimal transport, 2019). Bounds are shares of all masses, feasible whatever noisy
-masses add up to. All clients of an oblivious server must agree bit for bit: integers, elementwise
-operations that IEEE 754 rounds correctly, exact sums, and a number of steps that sizes decide.
+They maximise a dual (docs/guarantees.md, "Bounds on cluster sizes"), by damped Newton
+steps on a soft minimum whose temperature falls (Kitagawa, Merigot & Thibert,
+Convergence of a Newton algorithm for semi-discrete optimal transport, 2019). Bounds are
+shares of all masses, feasible whatever noisy masses add up to. All clients of an
+oblivious server must agree bit for bit: integers, elementwise operations that IEEE 754
+rounds correctly, exact sums, and a number of steps that sizes decide.
 """
 
 import math
@@ -19,20 +20,25 @@ from flower_kmeans.data.domain import IntArray
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
-COLDEST = 2.0**-9  # last temperature, over the square of the mean distance to the nearest centre
-HOTTEST = 2.0**-3  # first temperature, over the mean squared distance to the farthest centre
+# last temperature, over the square of the mean distance to the nearest centre
+COLDEST = 2.0**-9
+# first temperature, over the mean squared distance to the farthest centre
+HOTTEST = 2.0**-3
 AIM_STEPS = 6  # how often weights and centres are found in turn, at the start
 
 _FALLS, _STEPS = 16, 3  # of the temperature, and Newton's steps at each
-_LATER_FALLS, _SKIPPED = 12, 2  # the last ones, two at once, where there are weights to start from
+# the last ones, two at once, where there are weights to start from
+_LATER_FALLS, _SKIPPED = 12, 2
 _MASS_BITS = 26  # of all masses, in sums of parts
-_EXP_BITS, _PART_BITS, _PAIR_BITS = 30, 22, 12  # of exponentials, parts, and products of parts
+# of exponentials, parts, and products of parts
+_EXP_BITS, _PART_BITS, _PAIR_BITS = 30, 22, 12
 _LOWEST = -40.0  # an exponent below counts as it
 _BLOCK = 2**15  # of costs, which a processor's cache holds
 _DAMPING, _LESS, _MORE, _LEAST = 2.0**-6, 0.125, 8.0, 2.0**-20
 _RIDGE = 2.0**-6  # of an equal size: what damping counts an empty cell as
 _LONGEST = 20.0  # step of a weight, in temperatures
-_MOST_APART, _FEWEST_PER_CENTER = 4, 50  # points, of those on which centres move at first
+# points, of those on which centres move at first
+_MOST_APART, _FEWEST_PER_CENTER = 4, 50
 _MOST_MASS = 2**52  # of all points: sums of masses are exact in float64
 _CHANGES = 0.1, 10.0  # of a point's mass, in a round
 _LEAST_SIZE = 0.02  # of a cell's size before
@@ -51,12 +57,17 @@ def aim(
 ) -> tuple[float, float]:
     """Return the bounds to aim at, as shares of all records.
 
-    Inside the bounds (0 and ``n_records`` where there is none) by one standard deviation of a
-    size's noise, in records, but no closer than that to equal sizes, which would chase noise.
+    Inside the bounds (0 and ``n_records`` where there is none) by one standard
+    deviation of a size's noise, in records, but no closer than that to equal sizes,
+    which would chase noise.
     """
     equal = n_records / n_clusters
     low = min(min_size + noise, equal - noise) if min_size > 0 else 0.0
-    high = max(max_size - noise, equal + noise) if max_size < n_records else float(n_records)
+    high = (
+        max(max_size - noise, equal + noise)
+        if max_size < n_records
+        else float(n_records)
+    )
     return max(low, 0.0) / n_records, min(high, float(n_records)) / n_records
 
 
@@ -70,11 +81,14 @@ def constrained_centers(
 ) -> ConstrainedCenters:
     """Return centres and weights after steps of k-means with bounds on the sizes of cells.
 
-    A step finds weights, and moves each centre to the mean of its cell; one whose cell is empty
-    stays. Of starts (m, k, p), the one with the least cost after these steps takes one more. Where
-    there are many points (n, p) for each centre, the other steps are on every second to fourth.
+    A step finds weights, and moves each centre to the mean of its cell; one whose cell
+    is empty stays. Of starts (m, k, p), the one with the least cost after these steps
+    takes one more. Where there are many points (n, p) for each centre, the other steps
+    are on every second to fourth.
     """
-    apart = max(1, min(_MOST_APART, len(points) // (_FEWEST_PER_CENTER * starts.shape[1])))
+    apart = max(
+        1, min(_MOST_APART, len(points) // (_FEWEST_PER_CENTER * starts.shape[1]))
+    )
     some = points[::apart], masses[::apart]
     found = [_moved(*some, centers, None, low, high, n_steps) for centers in starts]
     best = min(found, key=lambda one: one.cost)  # of equal costs the first
@@ -109,7 +123,9 @@ def cell_sizes(masses: IntArray, labels: IntArray, n_clusters: int) -> FloatArra
     return np.bincount(labels, masses, n_clusters).astype(np.float64)
 
 
-def rake(masses: IntArray, labels: IntArray, counts: FloatArray, gain: float) -> IntArray:
+def rake(
+    masses: IntArray, labels: IntArray, counts: FloatArray, gain: float
+) -> IntArray:
     """Return masses (n,), below 2^52 in all, whose cells come nearer to noisy sizes (k,).
 
     By ``gain`` of the way, in [0, 1]. A point without mass stays so.
@@ -148,18 +164,22 @@ def sizing_gain(
 
 
 def power_weights(
-    costs: FloatArray, masses: IntArray, low: float, high: float, start: IntArray | None = None
+    costs: FloatArray,
+    masses: IntArray,
+    low: float,
+    high: float,
+    start: IntArray | None = None,
 ) -> IntArray:
     """Return weights (k,) with which every cell's share of the masses lies between two bounds.
 
-    Of the weights at all temperatures those are returned whose cells, without parts, miss least
-    what they should have: ``low`` of all masses where the weight is positive, ``high`` where it is
-    negative, and a share between both where it is 0. They are at most the largest cost in absolute
-    value.
+    Of the weights at all temperatures those are returned whose cells, without parts,
+    miss least what they should have: ``low`` of all masses where the weight is
+    positive, ``high`` where it is negative, and a share between both where it is 0.
+    They are at most the largest cost in absolute value.
 
-    Costs (n, k) are as `squared_distances` returns them, masses (n,) at least 0 and below 2^62 in
-    all, where all are 0 alike; ``k low <= 1 <= k high``. With weights to ``start`` from,
-    temperatures start lower.
+    Costs (n, k) are as `squared_distances` returns them, masses (n,) at least 0 and
+    below 2^62 in all, where all are 0 alike; ``k low <= 1 <= k high``. With weights to
+    ``start`` from, temperatures start lower.
     """
     k, shares = costs.shape[1], _shares(masses)
     total, largest = int(shares.sum()), float(costs.max())
@@ -208,7 +228,8 @@ class _Place(NamedTuple):
     weights: FloatArray  # (k,)
     value: float  # over the temperature
     sizes: FloatArray  # (k,), of the cells, in shares
-    # (k, k), shares times both parts of two cells: minus second derivatives beside the diagonal
+    # (k, k), shares times both parts of two cells: minus second derivatives beside the
+    # diagonal
     pairs: FloatArray
 
 
@@ -250,7 +271,8 @@ def _temperatures(problem: _Problem) -> list[float]:
     """Return temperatures that fall by equal factors."""
     costs, shares = problem.costs, problem.shares
     total = math.fsum(shares)
-    # The last one follows distances, not their squares: of these, few points far out have most.
+    # The last one follows distances, not their squares: of these, few points far out
+    # have most.
     near = math.fsum(shares * np.sqrt(costs.min(axis=1))) / total
     far = math.fsum(shares * costs.max(axis=1)) / total
     first = max(HOTTEST * far, 0.25)
@@ -285,8 +307,12 @@ def _newton(
         scale = damping * np.maximum(np.maximum(best.sizes, wanted), ridge)
         fixed = (best.weights == 0) & (missing == 0)
         step = _solved(best.pairs, scale, missing, fixed)
-        step *= temperature * min(1.0, _LONGEST / max(float(np.abs(step).max()), _LONGEST))
-        there = _place(problem, _admitted(problem, best.weights, step, missing), temperature)
+        step *= temperature * min(
+            1.0, _LONGEST / max(float(np.abs(step).max()), _LONGEST)
+        )
+        there = _place(
+            problem, _admitted(problem, best.weights, step, missing), temperature
+        )
         if there.value > best.value:
             best, damping = there, max(damping * _LESS, _LEAST)
         else:
@@ -328,7 +354,9 @@ def _place(problem: _Problem, weights: FloatArray, temperature: float) -> _Place
         sizes += own @ np.floor(parts * 2.0**_PART_BITS + 0.5)
         rough = np.floor(parts * 2.0**_PAIR_BITS + 0.5)
         pairs += rough.T @ (own[:, None] * rough)
-    at_bounds = problem.low * np.maximum(weights, 0.0) + problem.high * np.minimum(weights, 0.0)
+    at_bounds = problem.low * np.maximum(weights, 0.0) + problem.high * np.minimum(
+        weights, 0.0
+    )
     value = math.fsum(at_bounds) / temperature - math.fsum(problem.shares * values)
     return _Place(weights, value, sizes * 2.0**-_PART_BITS, pairs * 4.0**-_PAIR_BITS)
 

@@ -24,7 +24,9 @@ def cluster(message: Message, context: Context) -> Message:
     """Return the cluster whose centroid is nearest to this client's statistic."""
     (centroids,) = message.content.array_records["centroids"].to_numpy_ndarrays()
     nearest = int(np.linalg.norm(centroids - statistic(context), axis=1).argmin())
-    return Message(RecordDict({"metrics": MetricRecord({"cluster": nearest})}), reply_to=message)
+    return Message(
+        RecordDict({"metrics": MetricRecord({"cluster": nearest})}), reply_to=message
+    )
 
 
 @app.train()
@@ -46,5 +48,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Return how many of the images that were kept aside the model recognises."""
     model = message.content.array_records["arrays"].to_numpy_ndarrays()
     _, _, images, digits = split(context)
-    metrics = MetricRecord({"right": n_right(model, images, digits), "num-examples": len(images)})
+    metrics = MetricRecord(
+        {"right": n_right(model, images, digits), "num-examples": len(images)}
+    )
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -19,9 +19,14 @@ def split(context: Context) -> tuple[Images, Labels, Images, Labels]:
 
     No image is at two clients.
     """
-    partition, n = (int(context.node_config[x]) for x in ("partition-id", "num-partitions"))
+    partition, n = (
+        int(context.node_config[x]) for x in ("partition-id", "num-partitions")
+    )
     images, digits = _shuffled(int(context.run_config["seed"]))
-    images, digits = scanned(images[partition::n], partition % N_GROUPS), digits[partition::n]
+    images, digits = (
+        scanned(images[partition::n], partition % N_GROUPS),
+        digits[partition::n],
+    )
     n_train = len(images) * 4 // 5
     return images[:n_train], digits[:n_train], images[n_train:], digits[n_train:]
 

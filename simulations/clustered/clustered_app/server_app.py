@@ -4,7 +4,14 @@ import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -102,11 +109,16 @@ class FedAvgAmong(FedAvg):
 def _totals(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     metrics = [content.metric_records["metrics"] for content in contents]
     return MetricRecord(
-        {name: sum(int(each[name]) for each in metrics) for name in ("right", "num-examples")}
+        {
+            name: sum(int(each[name]) for each in metrics)
+            for name in ("right", "num-examples")
+        }
     )
 
 
 def accuracy(totals: Collection[MetricRecord]) -> float:
     """Return the share of the images of all clients that their model recognises."""
-    right, n = (sum(int(each[name]) for each in totals) for name in ("right", "num-examples"))
+    right, n = (
+        sum(int(each[name]) for each in totals) for name in ("right", "num-examples")
+    )
     return right / n

@@ -20,5 +20,7 @@ def read_box(text: str) -> Box:
     pairs = [pair.split(":") for _, _, pair in named]
     columns = [name for name, _, _ in named] if "=" in text else None
     return Box(
-        [float(low) for low, _ in pairs], [float(high) for _, high in pairs], columns=columns
+        [float(low) for low, _ in pairs],
+        [float(high) for _, high in pairs],
+        columns=columns,
     )

@@ -3,19 +3,21 @@
 What a node has and accepts is said by its operator, in ``--node-config``:
 
 ``data``
-    The file with the node's records, such as csv or parquet, or a source.toml that says which file
-    or database it is and how it is written. A cell that is no number, or a line with too many or
-    too few cells, makes its record count as none: it neither stops a run nor shows, but the node's
-    own log has how many there were.
+    The file with the node's records, such as csv or parquet, or a source.toml that says
+    which file or database it is and how it is written. A cell that is no number, or a
+    line with too many or too few cells, makes its record count as none: it neither
+    stops a run nor shows, but the node's own log has how many there were.
 ``header``
-    For a csv file whose first line is a record: the names of its columns, ``a,b``. Otherwise left
-    out, and the first line names them, or the source.toml says so.
+    For a csv file whose first line is a record: the names of its columns, ``a,b``.
+    Otherwise left out, and the first line names them, or the source.toml says so.
 ``domain``
-    A domain.toml, the same at all nodes and at the server: it declares categories, dates and other
-    columns, and what a missing cell counts as. Otherwise left out, and all columns are numbers.
+    A domain.toml, the same at all nodes and at the server: it declares categories,
+    dates and other columns, and what a missing cell counts as. Otherwise left out, and
+    all columns are numbers.
 ``policy-file``
-    Absolute path of the operator's policy: which runs are answered, and where the node's key, the
-    roster and the ledger are. A node without one answers no private run.
+    Absolute path of the operator's policy: which runs are answered, and where the
+    node's key, the roster and the ledger are. A node without one answers no private
+    run.
 ``result``
     The npz file that the node writes its result to, for this user alone:
     ``flower-kmeans assign --centroids FILE`` takes it.
@@ -64,4 +66,5 @@ def on_result(result: ClientResult, context: Context) -> None:
     log(INFO, "Wrote the result to %s", path)
 
 
-app = kmeans_client_app(load_data, on_result=on_result)  # the operator's file is the policy
+# the operator's file is the policy
+app = kmeans_client_app(load_data, on_result=on_result)

@@ -1,9 +1,9 @@
 """The server asks for noisy sums and writes what the run was: a report, and the same as a page.
 
-Under ``trust="distributed-noise"``, the default, it sees the noisy sums, and the page shows the
-centroids. Under ``"clients-only"`` and ``"oblivious-server"`` it never sees a sum, and neither file
-has a centroid: all strategies run so but ``"feddp"``, which starts from points of the server's own
-that stay on its machine.
+Under ``trust="distributed-noise"``, the default, it sees the noisy sums, and the page
+shows the centroids. Under ``"clients-only"`` and ``"oblivious-server"`` it never sees a
+sum, and neither file has a centroid: all strategies run so but ``"feddp"``, which
+starts from points of the server's own that stay on its machine.
 """
 
 import json
@@ -82,13 +82,17 @@ def strategy_of(
         "trust": str(config["trust"]),
         "max_colluders": int(config["max-colluders"]) or None,
         "keys": str(config["keys"]),
-        "roster_file": Path(str(config["roster"])).expanduser() if config["roster"] else None,
+        "roster_file": Path(str(config["roster"])).expanduser()
+        if config["roster"]
+        else None,
         "nodes": [int(node) for node in str(config["nodes"]).split()] or None,
         "seed": int(config["seed"]),
         "on_round": on_round,
     }
     if name not in STRATEGIES:
-        raise ConfigurationError(f"Expected strategy in {list(STRATEGIES)}. Got {name!r}.")
+        raise ConfigurationError(
+            f"Expected strategy in {list(STRATEGIES)}. Got {name!r}."
+        )
     if name == "feddp":
         path = Path(str(config["server-data"])).expanduser()
         declared = domain if isinstance(domain, TableDomain) else None

@@ -17,13 +17,17 @@ def train(message: Message, context: Context) -> Message:
     server_round = message.content.config_records["config"]["server-round"]
     model, n = fit(model, context, int(str(server_round)))
     metrics = MetricRecord({"num-examples": n})
-    return Message(RecordDict({"arrays": ArrayRecord(model), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Return the accuracy of the model that came."""
-    share, n = accuracy(message.content.array_records["arrays"].to_numpy_ndarrays(), context)
+    share, n = accuracy(
+        message.content.array_records["arrays"].to_numpy_ndarrays(), context
+    )
     metrics = MetricRecord({"accuracy": share, "num-examples": n})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

@@ -18,7 +18,9 @@ def initial_model() -> list[Array]:
     return [np.zeros((64, 10)), np.zeros(10)]
 
 
-def fit(model: Sequence[Array], context: Context, server_round: int) -> tuple[list[Array], int]:
+def fit(
+    model: Sequence[Array], context: Context, server_round: int
+) -> tuple[list[Array], int]:
     """Make one pass over this client's training images.
 
     Returns
@@ -29,8 +31,13 @@ def fit(model: Sequence[Array], context: Context, server_round: int) -> tuple[li
         Number of images that it was trained with.
     """
     images, labels, _, _ = split(context)
-    rate, seed = float(context.run_config["learning-rate"]), int(context.run_config["seed"])
-    rng = np.random.default_rng([seed, server_round, int(context.node_config["partition-id"])])
+    rate, seed = (
+        float(context.run_config["learning-rate"]),
+        int(context.run_config["seed"]),
+    )
+    rng = np.random.default_rng(
+        [seed, server_round, int(context.node_config["partition-id"])]
+    )
     weights, offsets = (array.copy() for array in model)
     order = rng.permutation(len(images))
     for batch in (order[i : i + BATCH] for i in range(0, len(order), BATCH)):
@@ -44,7 +51,9 @@ def fit(model: Sequence[Array], context: Context, server_round: int) -> tuple[li
 def accuracy(model: Sequence[Array], context: Context) -> tuple[float, int]:
     """Return the share of this client's evaluation images that are recognised, and their number."""
     _, _, images, labels = split(context)
-    return float((_probabilities(model, images).argmax(axis=1) == labels).mean()), len(images)
+    return float((_probabilities(model, images).argmax(axis=1) == labels).mean()), len(
+        images
+    )
 
 
 def _probabilities(model: Sequence[Array], images: Array) -> Array:

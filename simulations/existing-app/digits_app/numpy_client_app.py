@@ -21,7 +21,9 @@ class DigitsClient(NumPyClient):
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def fit(self, parameters: Arrays, config: dict[str, Any]) -> tuple[Arrays, int, dict[str, Any]]:
+    def fit(
+        self, parameters: Arrays, config: dict[str, Any]
+    ) -> tuple[Arrays, int, dict[str, Any]]:
         """Train the model that came for one pass, and return it."""
         return *fit(parameters, self._context, int(config["server-round"])), {}
 

@@ -33,7 +33,9 @@ def server_fn(context: Context) -> ServerAppComponents:
         evaluate_metrics_aggregation_fn=on_metrics,
     )
     rounds = int(context.run_config["num-server-rounds"])
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds))
+    return ServerAppComponents(
+        strategy=strategy, config=ServerConfig(num_rounds=rounds)
+    )
 
 
 app = ServerApp(server_fn=server_fn)
@@ -46,5 +48,6 @@ def main(grid: Grid, context: Context) -> None:  # added
     """Train as before, then cluster."""  # added
     train(grid, context)  # added
     domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
+    # added
+    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)
     clustering.start(grid)  # added

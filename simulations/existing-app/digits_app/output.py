@@ -23,4 +23,6 @@ def save_model(context: Context, model: Sequence[NDArray[np.float64]]) -> None:
 
 def save_accuracies(context: Context, accuracies: Mapping[int, object]) -> None:
     """Write the clients' mean accuracy after each round to accuracy.json."""
-    (directory(context) / "accuracy.json").write_text(json.dumps(dict(accuracies)) + "\n")
+    (directory(context) / "accuracy.json").write_text(
+        json.dumps(dict(accuracies)) + "\n"
+    )

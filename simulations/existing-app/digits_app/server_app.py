@@ -25,5 +25,6 @@ def main(grid: Grid, context: Context) -> None:
     metrics = result.evaluate_metrics_clientapp
     save_accuracies(context, {t: metrics[t]["accuracy"] for t in metrics})
     domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
+    # added
+    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)
     clustering.start(grid)  # added

@@ -28,7 +28,9 @@ def reference(points, centroids, radius2=None, weights=None):
     sums = [[0] * len(centroids[0]) for _ in centroids]
     counts = [0] * len(centroids)
     for x in points:
-        distances = [sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for c in centroids]
+        distances = [
+            sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for c in centroids
+        ]
         powers = [distance - w for distance, w in zip(distances, weights, strict=True)]
         nearest = powers.index(min(powers))
         labels.append(nearest)
@@ -66,13 +68,15 @@ def problems(draw):
     coordinate = special | st.integers(-top, top)
     vector = st.lists(coordinate, min_size=d, max_size=d)
     centroids = draw(st.lists(vector, min_size=1, max_size=12))
-    for _ in range(draw(st.integers(0, 3))):  # one step beside another centroid, or equal to it
+    # one step beside another centroid, or equal to it
+    for _ in range(draw(st.integers(0, 3))):
         close = list(draw(st.sampled_from(centroids)))
         column = draw(st.integers(0, d - 1))
         close[column] = max(-top, min(top, close[column] + draw(st.integers(-1, 1))))
         centroids.append(close)
     points = draw(st.lists(vector, max_size=12))
-    for _ in range(draw(st.integers(0, 4))):  # the middle of two centroids: a tie or nearly one
+    # the middle of two centroids: a tie or nearly one
+    for _ in range(draw(st.integers(0, 4))):
         a, b = draw(st.sampled_from(centroids)), draw(st.sampled_from(centroids))
         points.append([(u + v) // 2 for u, v in zip(a, b, strict=True)])
     return q, points, centroids
@@ -93,7 +97,8 @@ def test_equals_integer_reference(problem, data):
 @pytest.mark.parametrize("k", [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 300])
 @pytest.mark.parametrize(("q", "d"), [(16, 3), (16, 40), (20, 6), (22, 100), (24, 8)])
 def test_every_size_of_group(k, q, d):
-    # (22, 100) and (24, 8) leave no room for indices beside the scores, (20, 6) for a few.
+    # (22, 100) and (24, 8) leave no room for indices beside the scores, (20, 6) for a
+    # few.
     rng = np.random.default_rng(k)
     top = 2**q
     centroids = rng.integers(-top, top, (k, d), endpoint=True)
@@ -112,7 +117,9 @@ def test_every_size_of_group(k, q, d):
 @pytest.mark.parametrize(("q", "d"), [(16, 524_288), (20, 2_048), (24, 8), (25, 2)])
 def test_largest_exact_dimension(q, d):
     check_exactness(d, q)
-    with pytest.raises(ConfigurationError, match=f"{d + 1} columns.*at most {d} columns"):
+    with pytest.raises(
+        ConfigurationError, match=f"{d + 1} columns.*at most {d} columns"
+    ):
         check_exactness(d + 1, q)
     # Opposite corners, and one step less in one column.
     corner = np.full((3, d), 2.0**q)
@@ -123,7 +130,10 @@ def test_largest_exact_dimension(q, d):
     labels, d2 = assign(corner, centroids)
     side = 2 ** (q + 1)
     expected = [(d - 1) * side**2 + (side - 1) ** 2]
-    expected += [(d - 2) * side**2 + 2 * (side - 1) ** 2, (d - 1) * side**2 + (side - 2) ** 2]
+    expected += [
+        (d - 2) * side**2 + 2 * (side - 1) ** 2,
+        (d - 1) * side**2 + (side - 2) ** 2,
+    ]
     assert labels.tolist() == [0, 0, 0]
     assert [int(v) for v in d2] == expected
     records = GridRecords.from_grid(corner, q)
@@ -176,13 +186,19 @@ def test_power_cells_equal_integer_reference(problem, data):
     if d * 2 ** (2 * q + 3) > 2**53:
         return
     most = largest_weight(d, q)
-    ties = [sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for x in points for c in centroids]
+    ties = [
+        sum((a - b) ** 2 for a, b in zip(x, c, strict=True))
+        for x in points
+        for c in centroids
+    ]
     weight = st.sampled_from([-most, -1, 0, 1, most, *ties, *(tie + 1 for tie in ties)])
     weight = (weight | st.integers(-most, most)).map(lambda w: min(w, most))
     k = len(centroids)
     weights = data.draw(st.lists(weight, min_size=k, max_size=k))
     grid = np.array(points, dtype=np.float64).reshape(-1, d)
-    got = assign(grid, np.array(centroids, dtype=np.int64), np.array(weights, dtype=np.int64))
+    got = assign(
+        grid, np.array(centroids, dtype=np.int64), np.array(weights, dtype=np.int64)
+    )
     labels, d2, _, _ = reference(points, centroids, None, weights)
     assert got[0].tolist() == labels
     assert [int(v) for v in got[1]] == d2
@@ -197,7 +213,7 @@ def test_weights_take_one_bit_of_exactness(q, d):
         check_exactness(2 * d, q, weighted=True)
 
 
-# ----------------------------------------------------------------- votes for many candidates
+# ------------------------------------------------------------ votes for many candidates
 
 
 @settings(max_examples=50, deadline=None)
@@ -220,7 +236,8 @@ def test_votes_of_many_records_for_many_candidates(q):
     rng, top = np.random.default_rng(3), 2**q
     points = rng.integers(-top, top + 1, size=(5000, 2))
     candidates = rng.integers(-top, top + 1, size=(700, 2)).astype(float)
-    candidates[500] = candidates[20]  # a tie between blocks: the first one gets the votes
+    # a tie between blocks: the first one gets the votes
+    candidates[500] = candidates[20]
     labels, _ = assign(points.astype(float), candidates.astype(np.int64))
     records = GridRecords.from_grid(points, q)
     expected = np.bincount(labels, minlength=700)

@@ -22,17 +22,20 @@ def test_small_numbers_by_hand():
     radii = np.array([10, 4])
     points = [[3, -4], [0, 20], [99, 0], [100, 8], [0, 0]]
     found = cell_sums(grid(points, 8), centers, radii, 4)
-    # (0.3, -0.4) and (0, 1) of the first cell, (-0.25, 0) and (0, 1) of the second, in 16ths.
+    # (0.3, -0.4) and (0, 1) of the first cell, (-0.25, 0) and (0, 1) of the second, in
+    # 16ths.
     np.testing.assert_array_equal(found.sums, [[4, -6 + 16], [-4, 16]])
     np.testing.assert_array_equal(found.counts, [3, 2])
-    np.testing.assert_array_equal(found.slacks, [12 + 0 + 16, 15 + 0])  # of 1/4, 1, 0; 1/16, 1
+    # of 1/4, 1, 0; 1/16, 1
+    np.testing.assert_array_equal(found.slacks, [12 + 0 + 16, 15 + 0])
 
 
 def test_weights_decide_about_cells_and_not_about_residuals():
     centers, radii = np.array([[0, 0], [100, 0]]), np.array([10, 4])
     points = [[3, -4], [99, 0], [60, 0], [50, 0]]
     found = cell_sums(grid(points, 8), centers, radii, 4, weights=np.array([2000, 0]))
-    # 60^2 - 2000 and 40^2 are equal, and the lower index has the record, with its whole offset.
+    # 60^2 - 2000 and 40^2 are equal, and the lower index has the record, with its whole
+    # offset.
     np.testing.assert_array_equal(found.counts, [3, 1])
     np.testing.assert_array_equal(found.sums, [[4 + 16 + 16, -6], [-4, 0]])
     np.testing.assert_array_equal(found.slacks, [12, 15])
@@ -41,7 +44,12 @@ def test_weights_decide_about_cells_and_not_about_residuals():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 20), st.integers(1, 2**20), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 2**20),
+    st.integers(0, 2**32 - 1),
+)
 def test_no_residual_is_longer_than_its_radius(p, q, radius, seed):
     """In integers, and whatever the radius, with its slack: nothing is rounded up."""
     rng, bits = RNG(seed), 20
@@ -57,17 +65,23 @@ def test_no_residual_is_longer_than_its_radius(p, q, radius, seed):
         share = min(length2 / radius**2, Fraction(1))
         assert 0 <= found.slacks[0] < (1 - share) * 2**q + Fraction(1, 2**20)
         assert found.slacks[0] > (1 - share) * 2**q - 1
-        if length2 <= radius**2:  # truncated toward zero after three roundings, and not shortened
+        # truncated toward zero after three roundings, and not shortened
+        if length2 <= radius**2:
             for word, x in zip(found.sums[0].tolist(), exact, strict=True):
-                assert word in {int(x * (1 + sign * Fraction(1, 2**51))) for sign in (-1, 0, 1)}
+                assert word in {
+                    int(x * (1 + sign * Fraction(1, 2**51))) for sign in (-1, 0, 1)
+                }
         else:  # as long as it may be, but for truncation and a step
             assert squared >= (2**q - p - 1) ** 2 or 2**q <= p + 1
-        weighted = cell_sums(grid([point], bits), centers, np.array([radius]), q, weighted=True)
+        weighted = cell_sums(
+            grid([point], bits), centers, np.array([radius]), q, weighted=True
+        )
         np.testing.assert_array_equal(weighted.slacks, found.slacks)
         words = [int(x) for x in (*weighted.sums[0], *weighted.slacks)]
         joint = sum(word**2 for word in words)
         assert joint <= 4**q
-        # Filled, but for a step of each word, and one that sqrt(2) times the residual may lack.
+        # Filled, but for a step of each word, and one that sqrt(2) times the residual
+        # may lack.
         assert joint >= (2**q - p - 3) ** 2 or 2**q <= p + 3
 
 

@@ -45,8 +45,19 @@ def last_round(points, before, relative, noise=(0.0, 0.0, 0.0), rng=None):
         counts = counts + noise[2] * rng.normal(size=k)
     quotients = sums / counts[:, None]
     after = references + quotients
-    found = {"q": q, "sums": sums, "counts": counts, "references": references, "after": after}
-    found |= {"quotients": quotients, "usable": np.ones(k, bool), "noise": noise, "step": 2.0**-16}
+    found = {
+        "q": q,
+        "sums": sums,
+        "counts": counts,
+        "references": references,
+        "after": after,
+    }
+    found |= {
+        "quotients": quotients,
+        "usable": np.ones(k, bool),
+        "noise": noise,
+        "step": 2.0**-16,
+    }
     return found, float(((points - after[labels]) ** 2).sum())
 
 
@@ -70,8 +81,8 @@ def test_without_noise_the_cost_is_exact(relative):
     "noise", [(3.0, 0.0, 0.0), (0.0, 4.0, 0.0), (0.0, 0.0, 8.0), (2.0, 3.0, 6.0)]
 )
 def test_the_bias_is_removed_and_the_error_is_right(relative, noise):
-    # 4,000 draws: a mean deviates by 6 standard errors with a probability of 2e-9, a variance of
-    # what is nearly normal by 16 % with 1e-11.
+    # 4,000 draws: a mean deviates by 6 standard errors with a probability of 2e-9, a
+    # variance of what is nearly normal by 16 % with 1e-11.
     points, before = mixture()
     rng, draws = RNG(11), 4_000
     runs = [last_round(points, before, relative, noise, rng) for _ in range(draws)]
@@ -80,7 +91,8 @@ def test_the_bias_is_removed_and_the_error_is_right(relative, noise):
     predicted, bias = math.sqrt(np.mean(stated**2)), biases.mean()
     tolerance = 6 * errors.std() / math.sqrt(draws)
     assert abs(errors.mean()) < tolerance + 0.02 * bias  # of second order
-    # The error is that at given moves; what the noise of the moves adds is of the bias's size.
+    # The error is that at given moves; what the noise of the moves adds is of the
+    # bias's size.
     assert 0.9 * predicted < errors.std() < 1.1 * predicted + 2 * bias
     if relative and noise == (0.0, 4.0, 0.0):  # without it the cost would be too low
         assert errors.mean() - bias < -20 * errors.std() / math.sqrt(draws)
@@ -89,7 +101,10 @@ def test_the_bias_is_removed_and_the_error_is_right(relative, noise):
 def test_clusters_that_kept_their_centroid_have_no_bias():
     points, before = mixture()
     last, _ = last_round(points, before, False, (1.0, 1.0, 1.0), RNG(1))
-    kept = {"after": np.stack([before[0], last["after"][1]]), "usable": np.array([False, True])}
+    kept = {
+        "after": np.stack([before[0], last["after"][1]]),
+        "usable": np.array([False, True]),
+    }
     expected = 2 * (3 + (last["quotients"][1] ** 2).sum()) / last["counts"][1]
     assert last_cost(**{**last, **kept})[1] == pytest.approx(expected)
     assert last_cost(**{**last, "after": last["after"] + 1.0})[1] == 0

@@ -55,7 +55,11 @@ def test_all_statistics_of_random_records(shape, bits, kind):
     if d * 4 ** (bits + 1) > 2**52:  # with weights, not exact in float64
         bits = 19
     lower = rng.normal(0, 3, d)
-    domain = Ball(4.0, lower) if kind == "ball" else Box(lower, lower + rng.uniform(1, 9, d), kind)
+    domain = (
+        Ball(4.0, lower)
+        if kind == "ball"
+        else Box(lower, lower + rng.uniform(1, 9, d), kind)
+    )
     grid = GridRecords(rng.uniform(lower - 1, lower + 10, (n, d)), domain, bits)
     limit, one = domain.grid_half_widths(bits), 2**bits
     centroids = rng.integers(-limit, limit, (k, d), endpoint=True)
@@ -71,14 +75,18 @@ def test_all_statistics_of_random_records(shape, bits, kind):
     candidates = centroids.astype(float)
     blocks = [block for block in np.array_split(candidates, 3) if len(block)]
     votes = check(lambda: vote_counts(grid, blocks, k))[0]
-    np.testing.assert_array_equal(votes, check(lambda: vote_counts(grid, [candidates], k))[0])
+    np.testing.assert_array_equal(
+        votes, check(lambda: vote_counts(grid, [candidates], k))[0]
+    )
     missing = check(lambda: vote_counts(grid, blocks, k + 2))[0]
     np.testing.assert_array_equal(missing, [*votes, 0, 0])
     assert votes.sum() == n
 
 
 @pytest.mark.default_cases("(30000, 9, 3)")
-@pytest.mark.parametrize("shape", [(9_000, 15, 64), (9_000, 40, 20), (30_000, 9, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(9_000, 15, 64), (9_000, 40, 20), (30_000, 9, 3)], ids=str
+)
 def test_threads_that_share_the_rows_do_not_share_buffers(shape, monkeypatch):
     for module in (threads, assignment):
         monkeypatch.setattr(module, "blas_threads", lambda: 3)
@@ -103,7 +111,9 @@ def test_ties_and_the_edge_of_the_radius(d):
                 counts = check(lambda r=radius2: cluster_sums(records, centroids, r))[1]
                 assert counts.sum() == (d2 <= radius2).sum()
                 assert not counts[20:].any()
-    assert not check(lambda: vote_counts(records, [centroids.astype(float)], 40))[0][20:].any()
+    assert not check(lambda: vote_counts(records, [centroids.astype(float)], 40))[0][
+        20:
+    ].any()
     check(lambda: cell_sums(records, centroids, np.full(40, 2**13), 16))
 
 
@@ -129,12 +139,18 @@ def test_near_ties_that_float32_cannot_resolve(d, gap):
 def test_some_near_ties_among_other_records(d, every):
     """Few in a block are settled one by one, and more in a second pass."""
     rng = RNG(d)
-    grid, centroids = rng.integers(-60_000, 60_000, (2_000, d)), rng.integers(-2_000, 2_000, (8, d))
+    grid, centroids = (
+        rng.integers(-60_000, 60_000, (2_000, d)),
+        rng.integers(-2_000, 2_000, (8, d)),
+    )
     centroids[1] = centroids[0] + 2 * rng.integers(-1, 2, d)
-    grid[::every] = (centroids[0] + centroids[1]) // 2  # as near to the first as to the second
+    # as near to the first as to the second
+    grid[::every] = (centroids[0] + centroids[1]) // 2
     records = GridRecords(grid * 2.0**-16, unit_box(d), 16)
     swapped = centroids[[1, 0, *range(2, 8)]]
-    found = [check(lambda c=c: cluster_sums(records, c))[1][0] for c in (centroids, swapped)]
+    found = [
+        check(lambda c=c: cluster_sums(records, c))[1][0] for c in (centroids, swapped)
+    ]
     assert min(found) >= len(grid[::every])  # the first of both has them
     check(lambda: cell_sums(records, centroids, np.full(8, 2**14), 16))
 
@@ -147,7 +163,11 @@ def test_halves_round_to_even_and_values_out_of_range_are_clipped():
     centroids = RNG(0).integers(-8_192, 8_193, (9, 4))
     for box in (unit_box(4), Box([-1, -2, 0, -1], [1, 1, 1e-6, 1], "common")):
         check(lambda b=box: cluster_sums(GridRecords(records, b, 13), centroids))
-        check(lambda b=box: cell_sums(GridRecords(records, b, 13), centroids, np.full(9, 99), 13))
+        check(
+            lambda b=box: cell_sums(
+                GridRecords(records, b, 13), centroids, np.full(9, 99), 13
+            )
+        )
 
 
 @pytest.mark.default_cases("values")
@@ -236,7 +256,9 @@ def test_the_kernel_is_loaded_once_it_pays(monkeypatch):
     assert assignment.fused_kernel(1, 2**12 + 1) is None
 
 
-@pytest.mark.parametrize("error", [ImportError("no Numba"), RuntimeError("cannot cache function")])
+@pytest.mark.parametrize(
+    "error", [ImportError("no Numba"), RuntimeError("cannot cache function")]
+)
 def test_numpy_serves_where_there_is_no_kernel(error, monkeypatch):
     """Without Numba, or without a folder where it may keep compiled code."""
 
@@ -244,11 +266,15 @@ def test_numpy_serves_where_there_is_no_kernel(error, monkeypatch):
         raise error
 
     monkeypatch.setattr("numba.njit", njit)
-    monkeypatch.delitem(sys.modules, "flower_kmeans.algorithms.numerics.fused", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "flower_kmeans.algorithms.numerics.fused", raising=False
+    )
     monkeypatch.delattr("flower_kmeans.algorithms.numerics.fused", raising=False)
     monkeypatch.setattr(assignment, "_FUSED_WORK", 0)
     load = assignment._load_fused.__wrapped__
     assert load() is None
     monkeypatch.setattr(assignment, "_load_fused", load)
     grid = GridRecords(np.eye(3), unit_box(3), 8)
-    np.testing.assert_array_equal(cluster_sums(grid, np.eye(3, dtype=int) * 256)[1], [1, 1, 1])
+    np.testing.assert_array_equal(
+        cluster_sums(grid, np.eye(3, dtype=int) * 256)[1], [1, 1, 1]
+    )

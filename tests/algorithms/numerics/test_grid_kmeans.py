@@ -22,7 +22,9 @@ def labels_of(points, centers):
     """The lowest index of the nearest centre, by Python integers."""
     found = []
     for x in points:
-        distances = [sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for c in centers]
+        distances = [
+            sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for c in centers
+        ]
         found.append((distances.index(min(distances)), min(distances)))
     return found
 
@@ -32,7 +34,11 @@ def one_step(points, weights, centers):
     labels = [label for label, _ in labels_of(points, centers)]
     moved = []
     for j, center in enumerate(centers):
-        own = [(w, x) for w, x, i in zip(weights, points, labels, strict=True) if i == j and w]
+        own = [
+            (w, x)
+            for w, x, i in zip(weights, points, labels, strict=True)
+            if i == j and w
+        ]
         m = sum(w for w, _ in own)
         sums = [sum(w * x[i] for w, x in own) for i in range(len(center))]
         moved.append([(2 * s + m) // (2 * m) for s in sums] if m else list(center))
@@ -64,24 +70,32 @@ def test_a_step_is_that_of_pythons_integers(problem):
     # What is cut off, beside the roundings of single products.
     largest = max(abs(a) for x in points + centers for a in x)
     bound = sum(counted) * 4 * len(points[0]) * largest**2
-    assert found.cost == pytest.approx(exact, rel=1e-12, abs=len(points) * bound * 2.0**-60)
+    assert found.cost == pytest.approx(
+        exact, rel=1e-12, abs=len(points) * bound * 2.0**-60
+    )
 
 
 @given(problems(), st.randoms(use_true_random=False))
-def test_steps_depend_neither_on_the_order_nor_on_who_stands_for_equal_points(problem, random):
+def test_steps_depend_neither_on_the_order_nor_on_who_stands_for_equal_points(
+    problem, random
+):
     points, weights, centers = problem
     found = lloyd_steps(*as_arrays(points, weights, centers), 5)
     order = list(range(len(points)))
     random.shuffle(order)
     halves = [
-        (points[i], w) for i in order for w in (weights[i] // 2, weights[i] - weights[i] // 2)
+        (points[i], w)
+        for i in order
+        for w in (weights[i] // 2, weights[i] - weights[i] // 2)
     ]
     again = lloyd_steps(*as_arrays(*zip(*halves, strict=True), centers), 5)
     if any(weights):
         np.testing.assert_array_equal(found.points, again.points)
 
 
-any_weight = st.sampled_from([0, 1, 2**53, 2**62, 2**63 - 1]) | st.integers(0, 2**63 - 1)
+any_weight = st.sampled_from([0, 1, 2**53, 2**62, 2**63 - 1]) | st.integers(
+    0, 2**63 - 1
+)
 
 
 @settings(max_examples=60)
@@ -89,7 +103,9 @@ any_weight = st.sampled_from([0, 1, 2**53, 2**62, 2**63 - 1]) | st.integers(0, 2
 def test_it_is_total_and_stays_within_the_points(problem, weights, k):
     points, _, _ = problem
     grid = np.array(points, dtype=np.int64)
-    found = grid_kmeans(grid, np.array(weights[: len(points)]), k, public_words(3), 2, 3)
+    found = grid_kmeans(
+        grid, np.array(weights[: len(points)]), k, public_words(3), 2, 3
+    )
     assert found.points.shape == (k, grid.shape[1])
     assert found.points.dtype == np.int64
     assert math.isfinite(found.cost)
@@ -112,7 +128,9 @@ def test_few_points_are_all_found_but_those_without_weight():
         assert sorted(found.points.tolist()) == sorted(points.tolist())
         assert found.cost == 0
     more = grid_kmeans(points, weights, 5, public_words(0))
-    assert {tuple(c) for c in more.points.tolist()} == {tuple(x) for x in points.tolist()}
+    assert {tuple(c) for c in more.points.tolist()} == {
+        tuple(x) for x in points.tolist()
+    }
     points, weights = as_arrays([[0], [1], [100]], [5, 5, 0])
     found = grid_kmeans(points, weights, 2, public_words(0))
     assert sorted(found.points.ravel().tolist()) == [0, 1]
@@ -122,9 +140,12 @@ def test_few_points_are_all_found_but_those_without_weight():
 def test_the_first_centre_is_drawn_by_weight():
     points, weights = as_arrays([[0], [1], [2]], [1, 2, 5])
     source = public_words(8)
-    drawn = [grid_kmeans(points, weights, 1, source, 1, 0).points[0, 0] for _ in range(4000)]
+    drawn = [
+        grid_kmeans(points, weights, 1, source, 1, 0).points[0, 0] for _ in range(4000)
+    ]
     shares = np.bincount(drawn, minlength=3) / 4000
-    np.testing.assert_allclose(shares, weights / 8, atol=0.05)  # six standard errors are 0.047
+    # six standard errors are 0.047
+    np.testing.assert_allclose(shares, weights / 8, atol=0.05)
 
 
 @pytest.mark.default_cases("1000-16-16")

@@ -16,7 +16,9 @@ def test_sums_are_those_of_each_group_alone(n, k, dtype, columns):
     values = rng.integers(-(2**40), 2**40, (n, *columns)).astype(dtype)
     found = Groups(labels, k).sums(values)
     expected = [values[labels == j].sum(axis=0) for j in range(k)]
-    np.testing.assert_array_equal(found, np.array(expected, dtype).reshape(found.shape), True)
+    np.testing.assert_array_equal(
+        found, np.array(expected, dtype).reshape(found.shape), True
+    )
     assert found.shape == (k, *columns)
     assert found.dtype == dtype
 

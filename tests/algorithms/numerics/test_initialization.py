@@ -26,7 +26,9 @@ def separation2(points):
 
 def packed_slowly(k, half_widths, a, seed):
     """One radius by the paper's words, in Python's integers and one point at a time."""
-    words = iter(np.random.Philox(key=seed).random_raw(100 * k * len(half_widths)).tolist())
+    words = iter(
+        np.random.Philox(key=seed).random_raw(100 * k * len(half_widths)).tolist()
+    )
     points = []
     while len(points) < k:
         for _ in range(100):
@@ -34,7 +36,9 @@ def packed_slowly(k, half_widths, a, seed):
             for half_width in half_widths:
                 limit = max(half_width - a, 0)
                 point.append(((next(words) >> 32) * (2 * limit + 1) >> 32) - limit)
-            if all(separation2([point, other]) >= max(4 * a * a, 1) for other in points):
+            if all(
+                separation2([point, other]) >= max(4 * a * a, 1) for other in points
+            ):
                 points.append(point)
                 break
         else:
@@ -52,7 +56,11 @@ def packed_slowly(k, half_widths, a, seed):
     st.integers(0, 2**64 - 1),
 )
 def test_packing_follows_the_paper(k, half_widths, seed):
-    low, high, expected = 0, max(half_widths) + 1, packed_slowly(k, half_widths, 0, seed)
+    low, high, expected = (
+        0,
+        max(half_widths) + 1,
+        packed_slowly(k, half_widths, 0, seed),
+    )
     if expected is None:
         return  # seven of seven points: refused, see below
     while high - low > 1:
@@ -79,7 +87,8 @@ def test_the_radius_is_a_good_part_of_the_best_possible_one():
 
 
 def test_points_are_the_same_everywhere():
-    # Computed once: these integers must never change, or clients of two versions would disagree.
+    # Computed once: these integers must never change, or clients of two versions would
+    # disagree.
     expected = [[28762, -15819], [-32248, 15200], [36346, 37416]]
     np.testing.assert_array_equal(sphere_packing(3, np.full(2, 2**16), 7), expected)
     assert (sphere_packing(3, np.full(2, 2**16), 8) != expected).any()
@@ -110,7 +119,9 @@ def test_impossible_packings_are_refused(k, half_widths, message):
 
 RNG = np.random.default_rng
 MEANS = np.array([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
-POINTS = np.concatenate([RNG(i).normal(mean, 0.1, (15, 2)) for i, mean in enumerate(MEANS)])
+POINTS = np.concatenate(
+    [RNG(i).normal(mean, 0.1, (15, 2)) for i, mean in enumerate(MEANS)]
+)
 OF_THE_SERVER = [server_kmeans_plus_plus, server_lloyd]
 
 
@@ -132,10 +143,16 @@ def test_server_lloyd_finds_the_best_centroids():
 def test_all_randomness_is_that_of_the_generator():
     points = RNG(1).normal(size=(50, 3))
     for start in OF_THE_SERVER:
-        first, second, *others = (start(points, 6, RNG(seed)) for seed in (4, 4, *range(5, 10)))
+        first, second, *others = (
+            start(points, 6, RNG(seed)) for seed in (4, 4, *range(5, 10))
+        )
         np.testing.assert_array_equal(first, second)
-        assert any((np.sort(first, axis=0) != np.sort(other, axis=0)).any() for other in others)
-    draws = {(s, t): public_generator(s, t).integers(2**63) for s in (0, 1) for t in (1, 2)}
+        assert any(
+            (np.sort(first, axis=0) != np.sort(other, axis=0)).any() for other in others
+        )
+    draws = {
+        (s, t): public_generator(s, t).integers(2**63) for s in (0, 1) for t in (1, 2)
+    }
     assert len(set(draws.values())) == 4
 
 
@@ -143,7 +160,12 @@ def test_all_randomness_is_that_of_the_generator():
 @pytest.mark.parametrize(
     ("points", "k", "error", "message"),
     [
-        (POINTS[:3], 4, ConfigurationError, "server_data with at least n_clusters=4.*Got 3"),
+        (
+            POINTS[:3],
+            4,
+            ConfigurationError,
+            "server_data with at least n_clusters=4.*Got 3",
+        ),
         (np.ones((9, 2)), 2, ConfigurationError, "different points. Got 1"),
         (np.empty((0, 2)), 1, ConfigurationError, "different points. Got 0"),
         ([[0.0, np.inf]], 1, ConfigurationError, "server_data must be finite"),

@@ -29,13 +29,17 @@ def test_eigenvectors_are_those_of_linear_algebra(d, make):
     vectors, values = eigenvectors(matrix)
     np.testing.assert_array_equal(matrix, before)
     size = np.abs(matrix).max()
-    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[::-1], atol=1e-11 * size)
+    np.testing.assert_allclose(
+        values, np.linalg.eigvalsh(matrix)[::-1], atol=1e-11 * size
+    )
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(d), atol=1e-12)
     np.testing.assert_allclose(vectors * values @ vectors.T, matrix, atol=1e-11 * size)
     assert (np.diff(values) <= 0).all()
 
 
-@pytest.mark.parametrize("matrix", [np.zeros((3, 3)), np.full((4, 4), 1e150), np.eye(5) * 1e-300])
+@pytest.mark.parametrize(
+    "matrix", [np.zeros((3, 3)), np.full((4, 4), 1e150), np.eye(5) * 1e-300]
+)
 def test_extreme_matrices_are_decomposed_without_warnings(matrix):
     with np.errstate(all="raise", under="ignore"):
         vectors, values = eigenvectors(matrix)

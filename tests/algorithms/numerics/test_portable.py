@@ -22,7 +22,8 @@ from flower_kmeans.algorithms.numerics.portable import (
     uniforms,
 )
 
-# A statistic of Kolmogorov and Smirnov exceeds this with a probability of 2 exp(-2 n x^2) = 1e-10.
+# A statistic of Kolmogorov and Smirnov exceeds this with a probability of 2 exp(-2 n
+# x^2) = 1e-10.
 N = 200_000
 FAR = math.sqrt(math.log(2e10) / (2 * N))
 
@@ -52,7 +53,9 @@ def test_the_scale_is_that_of_the_paper():
 def test_uniform_and_normal_numbers_have_their_laws():
     ends = uniforms(np.array([0, 2**64 - 1], dtype=np.uint64))
     assert 0 < ends[0] == 1 - ends[1] < 1e-9
-    assert np.isfinite(normals(np.array([0, 1, 2**64 - 1, 2**32 - 1], dtype=np.uint64))).all()
+    assert np.isfinite(
+        normals(np.array([0, 1, 2**64 - 1, 2**32 - 1], dtype=np.uint64))
+    ).all()
     words = random_words(public_words(1), N)
     assert stats.kstest(uniforms(words), "uniform").statistic < FAR
     assert stats.kstest(normals(words), "norm").statistic < FAR
@@ -86,7 +89,9 @@ def test_steps_have_the_law_of_the_paper():
 
 
 def digest(array):
-    return hashlib.sha256(np.ascontiguousarray(array).astype("<f8").tobytes()).hexdigest()[:16]
+    return hashlib.sha256(
+        np.ascontiguousarray(array).astype("<f8").tobytes()
+    ).hexdigest()[:16]
 
 
 def test_they_are_the_same_bits_everywhere():

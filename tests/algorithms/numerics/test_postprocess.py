@@ -41,7 +41,9 @@ def test_folding_sends_one_point_two_to_nought_point_eight():
     # The formula printed in the papers sends it to -0.8.
     points = np.array([[12, -12, 30, 31]])
     np.testing.assert_array_equal(fold(points, np.full(4, 10)), [[8, -8, -10, -9]])
-    np.testing.assert_array_equal(fold(np.array([[5, -7]]), np.array([0, 10])), [[0, -7]])
+    np.testing.assert_array_equal(
+        fold(np.array([[5, -7]]), np.array([0, 10])), [[0, -7]]
+    )
     np.testing.assert_array_equal(truncate(points, np.full(4, 10)), [[10, -10, 10, 10]])
 
 
@@ -85,7 +87,9 @@ def test_short_vectors_are_not_touched_and_long_ones_keep_their_direction():
     np.testing.assert_allclose(found, [[3, 4], [3, 4], [0, 0], [-5, 0]], rtol=1e-15)
     np.testing.assert_array_equal(found[[0, 2, 3]], vectors[[0, 2, 3]])
     each = clip_rows(vectors, np.array([1.0, 100.0, 0.5, 2.0]))
-    np.testing.assert_allclose(each, [[0.6, 0.8], [30, 40], [0, 0], [-2, 0]], rtol=1e-15)
+    np.testing.assert_allclose(
+        each, [[0.6, 0.8], [30, 40], [0, 0], [-2, 0]], rtol=1e-15
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 13, 784])
@@ -107,11 +111,15 @@ def test_rounding_is_half_up(numerator):
 
 # --------------------------------------------------------------------------- histograms
 
-bins = st.lists(st.integers(-50, 100), max_size=8).map(lambda values: np.array(values, float))
+bins = st.lists(st.integers(-50, 100), max_size=8).map(
+    lambda values: np.array(values, float)
+)
 
 
 @given(bins, st.integers(0, 300))
-def test_every_bin_is_kept_or_zero_and_as_few_are_kept_as_the_total_needs(histogram, total):
+def test_every_bin_is_kept_or_zero_and_as_few_are_kept_as_the_total_needs(
+    histogram, total
+):
     kept = zero_small(histogram, float(total))
     chosen = kept > 0
     np.testing.assert_array_equal(kept[chosen], histogram[chosen])
@@ -135,7 +143,8 @@ def test_of_equal_bins_the_first_are_kept():
 @pytest.mark.parametrize(
     ("found", "noise", "answered", "expected"),
     [
-        (5000.0, 3.0, 1.0, 1000.0),  # all answered: the public figure, whatever the noise says
+        # all answered: the public figure, whatever the noise says
+        (5000.0, 3.0, 1.0, 1000.0),
         (700.0, 0.0, 0.8, 700.0),
         (700.0, 100.0, 0.8, 750.0),  # 800 +- 100 and 700 +- 100
         (700.0, 1e9, 0.8, 800.0),
@@ -145,7 +154,9 @@ def test_of_equal_bins_the_first_are_kept():
     ],
 )
 def test_the_records_of_those_who_answered(found, noise, answered, expected):
-    assert expected_total(np.array([found]), noise, 1000.0, answered) == pytest.approx(expected)
+    assert expected_total(np.array([found]), noise, 1000.0, answered) == pytest.approx(
+        expected
+    )
 
 
 def test_totals_of_histograms():

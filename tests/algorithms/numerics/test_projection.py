@@ -44,7 +44,9 @@ def random_points(n, d, seed=0, q=Q):
 def moments_slowly(points, q):
     """The matrix, in Python's integers."""
     cut = max(0, q - MOMENT_BITS)
-    rows = [[int(x) >> cut if x >= 0 else -(-int(x) >> cut) for x in row] for row in points]
+    rows = [
+        [int(x) >> cut if x >= 0 else -(-int(x) >> cut) for x in row] for row in points
+    ]
     columns = list(zip(*rows, strict=True))
     return [[sum(map(mul, one, other)) for other in columns] for one in columns]
 
@@ -82,13 +84,19 @@ DOMAINS = {
 def test_units_of_moments_hold_and_are_attained(name, q):
     domain = DOMAINS[name]
     widths = domain.grid_half_widths(q)
-    points = np.array(list(itertools.product(*[{-w, -(w // 3), 0, w // 2, w} for w in widths])))
+    points = np.array(
+        list(itertools.product(*[{-w, -(w // 3), 0, w // 2, w} for w in widths]))
+    )
     if name == "ball":
         points = points[(points**2).sum(axis=1) <= 4**q]
     units = moment_units(domain, q)
-    norms = [np.linalg.norm(second_moments(grid(point[None], q)) / units) for point in points]
+    norms = [
+        np.linalg.norm(second_moments(grid(point[None], q)) / units) for point in points
+    ]
     assert 1 - 1e-12 <= max(norms) <= 1 + 1e-12
-    np.testing.assert_array_equal(units[:3], squared_bound(domain, q, q - moment_bits(q)))
+    np.testing.assert_array_equal(
+        units[:3], squared_bound(domain, q, q - moment_bits(q))
+    )
     np.testing.assert_allclose(units[:3], units[3:] * math.sqrt(2))
     assert (units[3:] * math.sqrt(2) >= units[:3]).all()
     assert squared_bound(domain, q) == round(domain.l2_bound(q) ** 2)
@@ -102,7 +110,9 @@ def test_leading_directions_are_those_of_the_largest_eigenvalues():
     words = np.concatenate([np.diagonal(matrix), matrix[np.triu_indices(6, 1)]])
     directions, found = leading_directions(np.rint(words).astype(np.int64), 6, 3)
     np.testing.assert_allclose(found, values[:3], rtol=1e-6)
-    np.testing.assert_allclose(np.abs((directions * vectors[:, :3]).sum(axis=0)), 1, atol=1e-6)
+    np.testing.assert_allclose(
+        np.abs((directions * vectors[:, :3]).sum(axis=0)), 1, atol=1e-6
+    )
 
 
 # ----------------------------------------------------------------- projections
@@ -155,7 +165,10 @@ def project_slowly(point, matrix, projection):
         product = sum(int(x) * v for x, v in zip(point, column, strict=True))
         size = abs(product) >> projection.shift
         found.append(
-            max(-projection.limit, min(projection.limit, int(math.copysign(size, product))))
+            max(
+                -projection.limit,
+                min(projection.limit, int(math.copysign(size, product))),
+            )
         )
     return found
 
@@ -167,7 +180,9 @@ def test_projections_are_cut_toward_zero(domain):
     matrix = projection.matrix(oblique(d, 2))
     points = random_points(20, d)
     rows = projection.project(points.astype(float), matrix.astype(float))
-    np.testing.assert_array_equal(rows, [project_slowly(p, matrix, projection) for p in points])
+    np.testing.assert_array_equal(
+        rows, [project_slowly(p, matrix, projection) for p in points]
+    )
     # Whatever a matrix holds, distances of projected points are exact.
     rows = projection.project(np.full((1, d), float(ONE)), np.full((d, 2), float(ONE)))
     assert (rows <= projection.limit).all()
@@ -186,7 +201,8 @@ def test_grids_of_projections_have_room_and_resolution(q, d, r):
     longest = math.sqrt(d) * 2**q * 2**q / 2**projection.shift
     assert longest <= projection.limit
     assert projection.exponent <= q
-    # As fine as the records, unless that leaves no room: then at least half of it is used.
+    # As fine as the records, unless that leaves no room: then at least half of it is
+    # used.
     assert projection.exponent == q or 2 * longest >= projection.limit / 2
 
 
@@ -195,7 +211,9 @@ def test_a_point_of_the_subspace_is_lifted_to_where_it_was():
     projection = Projection(box(d), Q, r)
     directions = oblique(d, r)
     matrix = projection.matrix(directions)
-    points = np.rint(0.4 * ONE * np.random.default_rng(1).uniform(-1, 1, (5, r)) @ directions.T)
+    points = np.rint(
+        0.4 * ONE * np.random.default_rng(1).uniform(-1, 1, (5, r)) @ directions.T
+    )
     projected = projection.project(points, matrix.astype(float)).astype(np.int64)
     np.testing.assert_allclose(projection.lift(projected, matrix), points, atol=8)
 
@@ -204,7 +222,9 @@ def test_a_point_of_the_subspace_is_lifted_to_where_it_was():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 5), st.sampled_from([1.0, 0.5, 1 / 3, 0.01]), st.integers(0, 2**32))
+@given(
+    st.integers(1, 5), st.sampled_from([1.0, 0.5, 1 / 3, 0.01]), st.integers(0, 2**32)
+)
 def test_the_lift_sums_records_by_their_nearest_projected_centre(k, margin, seed):
     rng = np.random.default_rng(seed)
     d, q = 4, 3
@@ -215,7 +235,9 @@ def test_the_lift_sums_records_by_their_nearest_projected_centre(k, margin, seed
     sums, counts = np.zeros((k, d), int), np.zeros(k, int)
     for point in points:
         y = project_slowly(point, matrix, projection)
-        d2 = [sum((a - int(b)) ** 2 for a, b in zip(y, c, strict=True)) for c in centers]
+        d2 = [
+            sum((a - int(b)) ** 2 for a, b in zip(y, c, strict=True)) for c in centers
+        ]
         label, ordered = d2.index(min(d2)), sorted(d2)
         if k == 1 or ordered[0] <= margin * margin * ordered[1]:
             sums[label] += point

@@ -24,13 +24,17 @@ MISSED = "cells miss their bounds, over an equal share, by"
 
 
 def cloud(n, p, seed=0, scale=0.1):
-    return np.rint(np.random.default_rng(seed).normal(0, scale, (n, p)) * GRID).astype(np.int64)
+    return np.rint(np.random.default_rng(seed).normal(0, scale, (n, p)) * GRID).astype(
+        np.int64
+    )
 
 
 def blobs(sizes, p=3, seed=0, spread=0.02):
     rng = np.random.default_rng(seed)
     centers = np.repeat(rng.uniform(-0.4, 0.4, (len(sizes), p)), sizes, axis=0)
-    return np.rint((centers + rng.normal(0, spread, centers.shape)) * GRID).astype(np.int64)
+    return np.rint((centers + rng.normal(0, spread, centers.shape)) * GRID).astype(
+        np.int64
+    )
 
 
 def shares(costs, masses, weights):
@@ -80,7 +84,7 @@ def bounds_of(kind, k):
 KINDS = ("equal", "low", "high", "both", "none")
 
 
-# --------------------------------------------------------------------------- the best weights
+# --------------------------------------------------------------------- the best weights
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +99,9 @@ def test_the_dual_reaches_the_least_cost_of_a_linear_program(kind, seed):
     best = least_cost(costs, masses, low, high)
     value = dual(costs, masses, power_weights(costs, masses, low, high), low, high)
     least, most = best * (1 - 1e-3), best * (1 + 1e-9)
-    assert_within(f"of the least cost {best} the dual reaches", value, least=least, most=most)
+    assert_within(
+        f"of the least cost {best} the dual reaches", value, least=least, most=most
+    )
 
 
 @pytest.mark.default_cases("equal", "both")
@@ -117,18 +123,27 @@ def test_sizes_and_cost_of_many_points_are_those_of_the_least_cost(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_have_the_sign_of_the_bound_that_binds(kind):
     points, k = blobs((3000, 600, 300, 80, 20), spread=0.08), 9
-    costs, masses = squared_distances(points, points[:: 4000 // k][:k]), np.full(4000, 7)
+    costs, masses = (
+        squared_distances(points, points[:: 4000 // k][:k]),
+        np.full(4000, 7),
+    )
     low, high = bounds_of(kind, k)
     weights = power_weights(costs, masses, low, high)
     found = shares(costs, masses, weights)
     if high > low:
         off = np.abs(found[weights > 0] - low).max(initial=0) * k
         assert_within(
-            "a cell with a positive weight is off the lower bound by", off, most=0.03, strict=True
+            "a cell with a positive weight is off the lower bound by",
+            off,
+            most=0.03,
+            strict=True,
         )
         off = np.abs(found[weights < 0] - high).max(initial=0) * k
         assert_within(
-            "a cell with a negative weight is off the upper bound by", off, most=0.03, strict=True
+            "a cell with a negative weight is off the upper bound by",
+            off,
+            most=0.03,
+            strict=True,
         )
     assert_within(MISSED, missed(found, low, high), most=0.03, strict=True)
     assert (kind == "none") <= (not weights.any())
@@ -154,7 +169,7 @@ def test_wide_gaps_between_clusters_are_crossed():
     assert_within("a cell has the share", found, least=0.495, most=0.505)
 
 
-# --------------------------------------------------------------------------- units and scale
+# ---------------------------------------------------------------------- units and scale
 
 
 def test_masses_count_by_their_shares_and_in_any_order():
@@ -164,9 +179,14 @@ def test_masses_count_by_their_shares_and_in_any_order():
     masses = np.where(np.arange(2000) % 3, rng.integers(0, 2**8, 2000), 0)
     found = power_weights(costs, masses << 40, 1 / k, 1 / k)
     assert_within(
-        MISSED, missed(shares(costs, masses, found), 1 / k, 1 / k), most=0.03, strict=True
+        MISSED,
+        missed(shares(costs, masses, found), 1 / k, 1 / k),
+        most=0.03,
+        strict=True,
     )
-    np.testing.assert_array_equal(found, power_weights(costs, masses << 20, 1 / k, 1 / k))
+    np.testing.assert_array_equal(
+        found, power_weights(costs, masses << 20, 1 / k, 1 / k)
+    )
     order = rng.permutation(2000)
     again = power_weights(costs[order], masses[order] << 40, 1 / k, 1 / k)
     np.testing.assert_array_equal(found, again)
@@ -178,7 +198,10 @@ HARD = {
     "one cluster": lambda: (cloud(100, 2), cloud(1, 2)),
     "all points equal": lambda: (np.full((500, 2), 99), cloud(4, 2)),
     "all points and centres equal": lambda: (np.full((500, 2), 99), np.full((4, 2), 5)),
-    "heavy equal points": lambda: (np.repeat(cloud(10, 2), 100, axis=0), cloud(4, 2, 1)),
+    "heavy equal points": lambda: (
+        np.repeat(cloud(10, 2), 100, axis=0),
+        cloud(4, 2, 1),
+    ),
     "equal centres": lambda: (cloud(1000, 2), np.repeat(cloud(2, 2, 1), 3, axis=0)),
     "fewer points than clusters": lambda: (cloud(3, 2), cloud(8, 2, 1)),
     "points on centres": lambda: (np.repeat(cloud(4, 2), 50, axis=0), cloud(4, 2)),
@@ -204,7 +227,9 @@ def test_hard_cases_have_weights_within_the_costs(name, kind, start):
 
 
 @pytest.mark.parametrize("name", ["heavy equal points", "fewer points than clusters"])
-def test_equal_points_are_not_split_and_no_cell_takes_more_than_one_place_too_many(name):
+def test_equal_points_are_not_split_and_no_cell_takes_more_than_one_place_too_many(
+    name,
+):
     points, centers = HARD[name]()
     costs, k = squared_distances(points, centers), len(centers)
     ones = np.ones(len(points), dtype=np.int64)
@@ -226,12 +251,19 @@ def test_the_start_has_cells_within_the_bounds_around_their_means():
     costs = squared_distances(points, found.points)
     labels = power_cells(costs, found.weights)
     assert_within(
-        MISSED, missed(shares(costs, masses, found.weights), low, high), most=0.02, strict=True
+        MISSED,
+        missed(shares(costs, masses, found.weights), low, high),
+        most=0.02,
+        strict=True,
     )
     means = np.stack([points[labels == j].mean(axis=0) for j in range(k)])
     off = np.abs(means - found.points) / GRID
     assert_within(
-        "a centre is off the mean of its cell by", off, most=0.01, unit="of the scale", strict=True
+        "a centre is off the mean of its cell by",
+        off,
+        most=0.01,
+        unit="of the scale",
+        strict=True,
     )
     assert found.cost == pytest.approx(2**30 * costs[np.arange(4000), labels].sum())
     assert found.points.dtype == found.weights.dtype == np.int64
@@ -241,13 +273,15 @@ def test_of_several_starts_the_least_costly_is_kept():
     points, ones = blobs((1000, 1000, 1000), spread=0.02), np.ones(3000, dtype=np.int64)
     good, bad = points[[0, 1000, 2000]], points[[0, 1, 2]] + 2**15
     for starts in ([good, bad], [bad, good]):
-        found = transport.constrained_centers(points, ones, np.stack(starts), 0.3, 0.36, 1)
+        found = transport.constrained_centers(
+            points, ones, np.stack(starts), 0.3, 0.36, 1
+        )
         alone = transport.constrained_centers(points, ones, good[None], 0.3, 0.36, 1)
         np.testing.assert_array_equal(found.points, alone.points)
         np.testing.assert_array_equal(found.weights, alone.weights)
 
 
-# --------------------------------------------------------------------------- aim, raking, gains
+# ------------------------------------------------------------------- aim, raking, gains
 
 
 def test_bounds_are_aimed_at_from_inside_and_never_closer_to_equal_sizes_than_the_noise():
@@ -256,7 +290,8 @@ def test_bounds_are_aimed_at_from_inside_and_never_closer_to_equal_sizes_than_th
     assert transport.aim(980, 10_000, 50.0, 10_000, 10) == (0.095, 1.0)
     assert transport.aim(0, 1020, 50.0, 10_000, 10) == (0.0, 0.105)
     assert transport.aim(0, 10_000, 50.0, 10_000, 10) == (0.0, 1.0)
-    assert transport.aim(1000, 1000, 20_000.0, 10_000, 10) == (0.0, 1.0)  # noise above everything
+    # noise above everything
+    assert transport.aim(1000, 1000, 20_000.0, 10_000, 10) == (0.0, 1.0)
     assert transport.aim(1, 9, 0.0, 10, 2) == (0.1, 0.9)
 
 
@@ -264,14 +299,17 @@ def test_masses_follow_counts():
     masses, labels = np.full(100, 1000), np.arange(100) % 4
     counts = np.array([50_000.0, 20_000.0, 25_000.0, 25_000.0])
     for gain in (1.0, 0.5, 0.0):
-        sizes = transport.cell_sizes(transport.rake(masses, labels, counts, gain), labels, 4)
+        sizes = transport.cell_sizes(
+            transport.rake(masses, labels, counts, gain), labels, 4
+        )
         np.testing.assert_allclose(sizes, 25_000 + gain * (counts - 25_000), atol=25)
 
 
 def test_masses_change_by_a_tenth_to_ten_times():
     masses, labels = np.array([1000, 1000, 1000, 0, 1]), np.array([0, 1, 2, 2, 1])
     found = transport.rake(masses, labels, np.array([1e12, -1e12, 1000.0, 5.0]), 1.0)
-    assert found.tolist() == [10_000, 100, 1000, 0, 1]  # cells without points have no part in it
+    # cells without points have no part in it
+    assert found.tolist() == [10_000, 100, 1000, 0, 1]
 
 
 @pytest.mark.parametrize("count", [2.0**63, -(2.0**63), 0.0])
@@ -295,7 +333,9 @@ def test_gains_are_those_of_what_exceeds_the_noise():
     gain, variance = transport.sizing_gain(np.full(4, 1.0), have, 5.0, variance)
     assert gain == pytest.approx(1 / 3)
     assert variance == pytest.approx(25 / 3)
-    assert transport.sizing_gain(np.full(4, 50.0), have, 5.0, variance)[0] == pytest.approx(0.99)
+    assert transport.sizing_gain(np.full(4, 50.0), have, 5.0, variance)[
+        0
+    ] == pytest.approx(0.99)
 
 
 # --------------------------------------------------------------------------- replay
@@ -305,14 +345,20 @@ def digest():
     """Return a digest of weights, centres and masses, over public points."""
     source, found = public_words(5), hashlib.sha256()
     # Of these the last has points of several blocks.
-    for n, p, k, kind in ((600, 4, 7, "equal"), (300, 2, 12, "low"), (900, 3, 40, "both")):
+    for n, p, k, kind in (
+        (600, 4, 7, "equal"),
+        (300, 2, 12, "low"),
+        (900, 3, 40, "both"),
+    ):
         points = np.floor(normals(random_words(source, n * p)).reshape(n, p) * 2**14)
         points = points.astype(np.int64)
         masses = (random_words(source, n) >> np.uint64(30)).astype(np.int64)
         starts, bounds = points[: 2 * k].reshape(2, k, p), bounds_of(kind, k)
         made = transport.constrained_centers(points, masses, starts, *bounds, n_steps=1)
         labels = power_cells(squared_distances(points, made.points), made.weights)
-        raked = transport.rake(masses, labels, normals(random_words(source, k)) * 2.0**40, 0.7)
+        raked = transport.rake(
+            masses, labels, normals(random_words(source, k)) * 2.0**40, 0.7
+        )
         for array in (made.points, made.weights, raked):
             found.update(np.ascontiguousarray(array, "<i8").tobytes())
         found.update(made.cost.hex().encode())
@@ -321,5 +367,7 @@ def digest():
 
 @pytest.mark.thorough
 def test_weights_are_the_same_integers_on_every_processor():
-    code = "from tests.algorithms.numerics.test_transport import digest; print(digest())"
+    code = (
+        "from tests.algorithms.numerics.test_transport import digest; print(digest())"
+    )
     assert set(outputs(code)) == {digest()}

@@ -1,10 +1,10 @@
 """Test only: the deployment's client app, which keeps what it sends and makes planned faults.
 
-One setting comes in ``--node-config`` beside the app's: ``hooks``, a directory of the test. There
-``faults.json`` lists the faults, each with the round of the request that it spoils. ``sent.jsonl``
-has one line per answered message, with all protected words or shares that it holds. The line is on
-the disk before the answer leaves, so nothing that was ever sent is missing from it. Each result is
-kept: ``result-RUN.npz``.
+One setting comes in ``--node-config`` beside the app's: ``hooks``, a directory of the
+test. There ``faults.json`` lists the faults, each with the round of the request that it
+spoils. ``sent.jsonl`` has one line per answered message, with all protected words or
+shares that it holds. The line is on the disk before the answer leaves, so nothing that
+was ever sent is missing from it. Each result is kept: ``result-RUN.npz``.
 """
 
 import base64
@@ -43,7 +43,9 @@ _LONGEST = 600.0
 def _fires(hooks: Path, number: int) -> bool:
     """Return whether a fault has not happened yet; from now on it has."""
     try:
-        os.close(os.open(hooks / f"fired-{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.close(
+            os.open(hooks / f"fired-{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        )
     except FileExistsError:
         return False
     return True
@@ -53,7 +55,9 @@ def _faults(hooks: Path, action: str, t: int) -> list[dict[str, Any]]:
     """Return the faults of a kind that are due in a round."""
     faults = json.loads((hooks / "faults.json").read_text("utf-8"))
     due = [
-        (i, fault) for i, fault in enumerate(faults) if (fault["action"], fault["t"]) == (action, t)
+        (i, fault)
+        for i, fault in enumerate(faults)
+        if (fault["action"], fault["t"]) == (action, t)
     ]
     return [fault for i, fault in due if _fires(hooks, i)]
 
@@ -78,7 +82,9 @@ def _protected(reply: Reply | None) -> bytes:
 def _keep(
     hooks: Path, message: Message, asked: float, request: Request, reply: Reply | None
 ) -> None:
-    t, attempt = (request.t, request.attempt) if isinstance(request, Located) else (0, 0)
+    t, attempt = (
+        (request.t, request.attempt) if isinstance(request, Located) else (0, 0)
+    )
     line = {
         "node": message.metadata.dst_node_id,
         "message": message.metadata.message_id,
@@ -103,7 +109,9 @@ def _keep(
 def _on_result(result: ClientResult, context: Context) -> None:
     client_app.on_result(result, context)
     hooks = Path(str(context.node_config["hooks"]))
-    shutil.copy(str(context.node_config["result"]), hooks / f"result-{context.run_id}.npz")
+    shutil.copy(
+        str(context.node_config["result"]), hooks / f"result-{context.run_id}.npz"
+    )
 
 
 class _FaultyApp(ClientApp):
@@ -128,7 +136,9 @@ class _FaultyApp(ClientApp):
         reply = kmeans_client_app(load_data, on_result=_on_result)(message, context)
         _keep(hooks, message, begun, request, decode_reply(from_content(reply.content)))
         for fault in _faults(hooks, "sleep", t):
-            time.sleep(max(0.0, message.metadata.created_at + fault["until"] - time.time()))
+            time.sleep(
+                max(0.0, message.metadata.created_at + fault["until"] - time.time())
+            )
         for _ in _faults(hooks, "hold", t):
             _hold(hooks, t)
         return reply

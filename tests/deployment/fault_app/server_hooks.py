@@ -1,8 +1,9 @@
 """Test only: the deployment's server app over a grid that sends messages again.
 
-With the setting ``replay`` 1, the questions of the first round that a node left unanswered are sent
-again to that node: in front of the next round's, and behind those of the last one. Nobody awaits
-answers to them. A ``ttl`` above 0 is theirs, in seconds; else it is the strategy's.
+With the setting ``replay`` 1, the questions of the first round that a node left
+unanswered are sent again to that node: in front of the next round's, and behind those
+of the last one. Nobody awaits answers to them. A ``ttl`` above 0 is theirs, in seconds;
+else it is the strategy's.
 """
 
 from collections.abc import Iterable
@@ -56,13 +57,19 @@ class _RepeatingGrid:
 
     def _push_again(self) -> None:
         again = self._unanswered
-        self._grid.push_messages([self._copy(one, self._ttl or one.metadata.ttl) for one in again])
+        self._grid.push_messages(
+            [self._copy(one, self._ttl or one.metadata.ttl) for one in again]
+        )
 
     @staticmethod
     def _copy(message: Message, ttl: float) -> Message:
         data = message.metadata
         return Message(
-            message.content, data.dst_node_id, data.message_type, ttl=ttl, group_id=data.group_id
+            message.content,
+            data.dst_node_id,
+            data.message_type,
+            ttl=ttl,
+            group_id=data.group_id,
         )
 
 

@@ -13,7 +13,9 @@ from flower_kmeans.algorithms.released import SizeReport
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.browser,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)"),
+    pytest.mark.skipif(
+        chromium() is None, reason="no Chromium on this machine (apt: chromium)"
+    ),
 ]
 
 
@@ -142,7 +144,9 @@ def test_paper_cuts_nothing(page, widest):
         assert each.count("@media print{") == 1
         found = measure(each.replace("@media print{", "@media all{"), width)
         assert found["scroll"] <= width
-        assert all(table["left"] >= 0 and table["right"] <= width for table in found["table"])
+        assert all(
+            table["left"] >= 0 and table["right"] <= width for table in found["table"]
+        )
         assert all(text["height"] > 6 for text in found["text"])
     assert any(table["right"] > width for table in measure(widest, width)["table"])
 
@@ -178,7 +182,8 @@ def test_the_picture_of_the_page_is_not_blank(page, tmp_path, dark):
     assert pixels.shape == (1400, 1200, 3)
     paper = pixels[0, 0]
     assert (paper.mean() < 60) == dark
-    # Something is drawn in every part of the page's height, and in more than a few colours.
+    # Something is drawn in every part of the page's height, and in more than a few
+    # colours.
     for part in np.array_split(pixels, 7):
         assert (np.abs(part - paper).sum(axis=2) > 60).mean() > 0.005
     assert len(np.unique(pixels @ [1, 256, 65536])) > 50

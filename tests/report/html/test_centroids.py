@@ -25,7 +25,9 @@ def section_of(clustering, **options):
 
 def clustering_of(centroids, counts=None, domain=None, report=None):
     centroids = np.asarray(centroids, dtype=float)
-    counts = np.ones(len(centroids)) if counts is None else np.asarray(counts, dtype=float)
+    counts = (
+        np.ones(len(centroids)) if counts is None else np.asarray(counts, dtype=float)
+    )
     d = centroids.shape[1]
     domain = domain or Box([-50.0] * d, [50.0] * d)
     return Clustering(centroids, counts, domain, report or report_of_a_run())
@@ -57,7 +59,11 @@ def test_sizes_without_noise_are_not_called_noisy():
             ["height", "weight"],
             ["bounds", "", "", "0 to 1", "0 to 2"],
         ),
-        (Ball(2.5, [1, -1]), ["column 1", "column 2"], ["within 2.5 of", "", "", "1", "-1"]),
+        (
+            Ball(2.5, [1, -1]),
+            ["column 1", "column 2"],
+            ["within 2.5 of", "", "", "1", "-1"],
+        ),
     ],
 )
 def test_columns_and_bounds_are_those_of_the_domain(domain, names, bounds):
@@ -69,17 +75,24 @@ def test_large_results_are_cut_and_it_is_said():
     centroids = np.random.default_rng(0).normal(size=(MAX_ROWS + 5, MAX_COLUMNS + 7))
     section = section_of(clustering_of(centroids, np.arange(MAX_ROWS + 5)))
     parts = tables(section)
-    assert list(parts) == [f"Centroids, part {i + 1} of {len(parts)}" for i in range(len(parts))]
+    assert list(parts) == [
+        f"Centroids, part {i + 1} of {len(parts)}" for i in range(len(parts))
+    ]
     assert {len(rows) for rows in parts.values()} == {MAX_ROWS + 2}
-    for clusters in zip(*([row[0] for row in rows] for rows in parts.values()), strict=True):
+    for clusters in zip(
+        *([row[0] for row in rows] for rows in parts.values()), strict=True
+    ):
         assert len(set(clusters)) == 1
     joined = [
-        [cell for row in rows for cell in row[1:]] for rows in zip(*parts.values(), strict=True)
+        [cell for row in rows for cell in row[1:]]
+        for rows in zip(*parts.values(), strict=True)
     ]
     assert {len(row) for row in joined} == {MAX_COLUMNS + 2}
     assert joined[0][2:] == [f"column {i + 1}" for i in range(MAX_COLUMNS)]
     values = [[float(cell) for cell in row[2:]] for row in joined[1:-1]]
-    np.testing.assert_allclose(values, centroids[:4:-1, :MAX_COLUMNS], rtol=1e-3, atol=5e-3)
+    np.testing.assert_allclose(
+        values, centroids[:4:-1, :MAX_COLUMNS], rtol=1e-3, atol=5e-3
+    )
     assert parts["Centroids, part 1 of 10"][1][0] == str(MAX_ROWS + 4)
     assert f"the {MAX_ROWS} largest of {MAX_ROWS + 5} clusters" in section.text
     assert f"the first {MAX_COLUMNS} of {MAX_COLUMNS + 7} columns" in section.text
@@ -98,11 +111,15 @@ def places_of(section):
 
 def test_one_column_is_a_strip_between_its_bounds_and_two_are_where_their_values_are():
     places = places_of(section_of(clustering_of([[-50.0], [0.0], [50.0]], [1, 4, 4])))
-    (x0, y0, r0), (x1, y1, r1), (x2, y2, r2) = (places[f"cluster {i}"] for i in range(3))
+    (x0, y0, r0), (x1, y1, r1), (x2, y2, r2) = (
+        places[f"cluster {i}"] for i in range(3)
+    )
     assert y0 == y1 == y2
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)
     assert r1 == r2 == pytest.approx(2 * r0, abs=0.02)
-    places = places_of(section_of(clustering_of([[-50.0, -50.0], [50.0, 50.0], [25.0, -25.0]])))
+    places = places_of(
+        section_of(clustering_of([[-50.0, -50.0], [50.0, 50.0], [25.0, -25.0]]))
+    )
     low, high, third = (places[f"cluster {i}"] for i in range(3))
     assert third[0] == pytest.approx(low[0] + 0.75 * (high[0] - low[0]), abs=0.02)
     assert third[1] == pytest.approx(low[1] + 0.25 * (high[1] - low[1]), abs=0.02)
@@ -179,7 +196,9 @@ def test_the_released_cost_has_its_error():
     text = section_of(
         clustering_of([[0.0, 0.0]], report=replace(report_of_a_run(), cost=cost))
     ).text
-    assert "1234.5 with a standard error of 67.8, in squares of the records' scale" in text
+    assert (
+        "1234.5 with a standard error of 67.8, in squares of the records' scale" in text
+    )
     assert "standard error" not in section_of(clustering_of([[0.0, 0.0]])).text
 
 
@@ -195,20 +214,30 @@ def test_ticks_are_few_round_and_within_the_axis(low, wide):
     ticks = axis.ticks()
     assert 1 <= len(ticks) <= 8
     assert all(low - 1e-6 * width <= tick <= low + width * (1 + 1e-6) for tick in ticks)
-    if len(ticks) > 1 and wide > 1e-3:  # below, digits are lost to the size of the values
+    # below, digits are lost to the size of the values
+    if len(ticks) > 1 and wide > 1e-3:
         step = (ticks[-1] - ticks[0]) / (len(ticks) - 1)
         digits = step / 10 ** math.floor(math.log10(step) + 1e-9)
         assert min(abs(digits - d) for d in (1, 2, 5, 10)) < 1e-3
 
 
 def test_ticks_of_a_logarithmic_axis_are_powers_of_ten_and_values_are_cut_to_an_axis():
-    assert Axis("x", 1e-4, 1.0, log=True).ticks() == pytest.approx([1e-4, 1e-3, 1e-2, 0.1, 1])
+    assert Axis("x", 1e-4, 1.0, log=True).ticks() == pytest.approx(
+        [1e-4, 1e-3, 1e-2, 0.1, 1]
+    )
     many = Axis("x", 1e-15, 1.0, log=True).ticks()
     assert len(many) <= 7
     assert many == pytest.approx([10 ** round(math.log10(tick)) for tick in many])
-    assert [Axis("x", 2.0, 4.0).share(v) for v in (1.0, 2.0, 3.0, 9.0)] == [0, 0, 0.5, 1]
+    assert [Axis("x", 2.0, 4.0).share(v) for v in (1.0, 2.0, 3.0, 9.0)] == [
+        0,
+        0,
+        0.5,
+        1,
+    ]
     logarithmic = Axis("x", 0.01, 1.0, log=True)
-    assert [logarithmic.share(v) for v in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0, 0, 0.5, 1])
+    assert [logarithmic.share(v) for v in (0.0, 0.01, 0.1, 1.0)] == pytest.approx(
+        [0, 0, 0.5, 1]
+    )
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
@@ -218,7 +247,9 @@ def test_an_axis_around_values_holds_them(values):
 
 
 def test_bars_are_as_high_as_their_numbers():
-    svg = read(FIGURES.round_chart("b", "Bars", "words", [4, 2, 4], [0, 2, 0], 3)).the("svg")
+    svg = read(FIGURES.round_chart("b", "Bars", "words", [4, 2, 4], [0, 2, 0], 3)).the(
+        "svg"
+    )
     bars = [float(bar.attributes["height"]) for bar in svg.all("rect", "a")]
     away = [float(bar.attributes["height"]) for bar in svg.all("rect", "m")]
     assert bars[0] == bars[2] == pytest.approx(2 * bars[1], abs=0.02)
@@ -229,8 +260,12 @@ def test_bars_are_as_high_as_their_numbers():
     (limit,) = svg.all("path", "limit")
     place = float(limit.attributes["d"].split(",")[1].split()[0])
     top = float(svg.all("rect", "a")[0].attributes["y"])
-    assert Frame().floor - place == pytest.approx(0.75 * (Frame().floor - top), abs=0.02)
-    assert read(FIGURES.round_chart("b", "Bars", "words", [1] * 100, [0] * 100, 1)).all("rect", "a")
+    assert Frame().floor - place == pytest.approx(
+        0.75 * (Frame().floor - top), abs=0.02
+    )
+    assert read(FIGURES.round_chart("b", "Bars", "words", [1] * 100, [0] * 100, 1)).all(
+        "rect", "a"
+    )
 
 
 def test_lines_and_their_mark_are_within_the_drawing():
@@ -251,8 +286,13 @@ def test_lines_and_their_mark_are_within_the_drawing():
 
 
 def test_dots_without_names_have_no_text():
-    dots = [Dot("", 0.5, 0.0, 3.0, "first"), Dot("2", 1.0, 0.0, 3.0, "second", "#010203")]
-    svg = read(FIGURES.scatter_chart("s", "S", "words", [Axis("x", 0, 1)], dots, True)).the("svg")
+    dots = [
+        Dot("", 0.5, 0.0, 3.0, "first"),
+        Dot("2", 1.0, 0.0, 3.0, "second", "#010203"),
+    ]
+    svg = read(
+        FIGURES.scatter_chart("s", "S", "words", [Axis("x", 0, 1)], dots, True)
+    ).the("svg")
     assert [text.text for text in svg.all("text", "dot-name")] == ["2"]
     assert [group.the("title").text for group in svg.all("g")] == ["first", "second"]
     styles = [dot.attributes.get("style") for dot in svg.all("circle")]

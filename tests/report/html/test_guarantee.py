@@ -38,9 +38,9 @@ def test_detection_is_that_of_the_best_test_between_two_gaussians(mu, alarm):
     """The likelihood ratio of N(mu, 1) and N(0, 1) grows with x: say so where x > threshold."""
     threshold = stats.norm.isf(alarm)
     found = stats.norm(loc=mu).sf(threshold)
-    assert detection(report_of(gaussian(mu), epsilon=1.0, delta=1e-6), alarm) == pytest.approx(
-        found
-    )
+    assert detection(
+        report_of(gaussian(mu), epsilon=1.0, delta=1e-6), alarm
+    ) == pytest.approx(found)
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,7 +74,10 @@ def test_the_table_holds_these_rates():
     ]
     alarms = (0.01, 0.05, 0.1)
     rates = stats.norm.cdf(stats.norm.ppf(alarms) + clustering.report.mu)
-    expected = [[f"{a:.0%}", f"{100 * r:.3g}% at most"] for a, r in zip(alarms, rates, strict=True)]
+    expected = [
+        [f"{a:.0%}", f"{100 * r:.3g}% at most"]
+        for a, r in zip(alarms, rates, strict=True)
+    ]
     assert rows[1:] == expected
 
 
@@ -83,7 +86,9 @@ def plain_words(clustering):
     return [paragraph.text for paragraph in section.all("p")]
 
 
-SHARED_WORDS = "the server, as long as it is passive, up to 1 client, and all of them together"
+SHARED_WORDS = (
+    "the server, as long as it is passive, up to 1 client, and all of them together"
+)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,10 @@ SHARED_WORDS = "the server, as long as it is passive, up to 1 client, and all of
         ("clients-only", SHARED_WORDS),
         ("oblivious-server", "The server sees masked words only, and adds the noise"),
         ("distributed-noise", SHARED_WORDS),
-        ("trusted-server", "not against the server, which saw every client's exact sums"),
+        (
+            "trusted-server",
+            "not against the server, which saw every client's exact sums",
+        ),
     ],
 )
 def test_words_are_those_of_the_trust_model_and_the_numbers(trust, words):
@@ -126,7 +134,10 @@ def first_of(clustering):
         (
             "oblivious-server",
             "The server sees masked words only, and clients must trust the server",
-            ["Against a server that breaks", "Against the server together with clients"],
+            [
+                "Against a server that breaks",
+                "Against the server together with clients",
+            ],
         ),
         (
             "distributed-noise",
@@ -153,7 +164,9 @@ def test_what_others_see_comes_first_and_then_what_is_weakest(trust, fact, cauti
     assert found[0][:2] == ("fact", "Who sees what")
     assert found[0][2].startswith(fact)
     assert {kind for kind, _, _ in found[1:]} == {"caution"}
-    for (_, about, words), expected in zip(found[1:], [*cautions, "Ledger"], strict=True):
+    for (_, about, words), expected in zip(
+        found[1:], [*cautions, "Ledger"], strict=True
+    ):
         assert about.startswith(expected)
         assert words.startswith(("No:", "In part:", "No ledger"))
 
@@ -179,7 +192,9 @@ def test_runs_without_privacy_say_so_and_nothing_else():
 
 def test_a_private_run_that_starts_from_an_exact_one_is_not_private():
     start = finished("FastLloyd", "plain")
-    clustering = simulate(strategy_of("FastLloyd", "trusted-server", initial=start), PARTITIONS)
+    clustering = simulate(
+        strategy_of("FastLloyd", "trusted-server", initial=start), PARTITIONS
+    )
     found = first_of(clustering)
     assert found[0][0] == "bad"
     assert found[0][2].startswith("NOT PRIVATE together")
@@ -191,12 +206,13 @@ def test_groups_have_the_plans_epsilons():
     text = read(html_report(clustering)).the("section", id="guarantee").text
     for size in (2, 10):
         assert (
-            f"epsilon for a group of {size} records{clustering.report.plan.group(size):.4g}" in text
+            f"epsilon for a group of {size} records{clustering.report.plan.group(size):.4g}"
+            in text
         )
     assert np.isfinite(clustering.report.plan.group(10))
 
 
-# --------------------------------------------------------------------------- who sees what
+# ------------------------------------------------------------------------ who sees what
 
 FIRST_OF_TRUST = {trust: name for name, trust in reversed(MODES)}
 
@@ -206,8 +222,8 @@ def section_of(trust):
     return read(html_report(clustering)).the("section", id="trust")
 
 
-# Drawn words, words that are not there, and what clients, server and readers have. The server's is
-# as in the README's table: no sum; noisy sums; exact sums.
+# Drawn words, words that are not there, and what clients, server and readers have. The
+# server's is as in the README's table: no sum; noisy sums; exact sums.
 PICTURES = {
     "oblivious-server": (
         "masked words|adds noise|sees masked words, and its own noise|no centroid",
@@ -244,11 +260,17 @@ def test_the_picture_is_that_of_the_trust_model(trust):
     texts = [text.text for text in svg.all("text")]
     assert {*drawn.split("|"), "5 clients hold the records"} <= set(texts)
     assert not [text for text in texts for words in missing.split("|") if words in text]
-    arrows = [e.attributes["class"] for e in svg.all("path") if "flow" in e.attributes["class"]]
+    arrows = [
+        e.attributes["class"]
+        for e in svg.all("path")
+        if "flow" in e.attributes["class"]
+    ]
     sent = "exact" if trust in ("trusted-server", "plain") else "masked"
     assert arrows[:3] == [f"flow {sent}"] * 3
     assert len(arrows) == 4
-    assert [e.attributes["class"] for e in svg.all("rect", "box")] == [f"box {b}" for b in boxes]
+    assert [e.attributes["class"] for e in svg.all("rect", "box")] == [
+        f"box {b}" for b in boxes
+    ]
 
 
 @pytest.mark.parametrize("trust", sorted(FIRST_OF_TRUST))
@@ -260,11 +282,14 @@ def test_the_table_says_what_the_report_says(trust):
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"), [("relayed", "were relayed by the server"), ("roster", "pinned by a roster")]
+    ("keys", "words"),
+    [("relayed", "were relayed by the server"), ("roster", "pinned by a roster")],
 )
 def test_keys_are_named(keys, words):
     strategy = strategy_of("FastLloyd", "oblivious-server", keys=keys, n_rounds=2)
-    section = read(html_report(simulate(strategy, PARTITIONS))).the("section", id="trust")
+    section = read(html_report(simulate(strategy, PARTITIONS))).the(
+        "section", id="trust"
+    )
     assert f"public keys {'are ' if keys == 'roster' else ''}{words}" in section.text
 
 
@@ -305,12 +330,16 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
             f"{kind} {release.cost:.4g}",
         ]
     together = f"epsilon {report.epsilon:.4g} at delta {report.delta:.3g}"
-    assert rows[-1][6] == (together if report.mu is None else f"mu {report.mu:.4g}: {together}")
+    assert rows[-1][6] == (
+        together if report.mu is None else f"mu {report.mu:.4g}: {together}"
+    )
     shares = cost_shares(plan)
     if plan.mu is None:
         assert shares == [None] * len(releases)
     else:
-        assert shares == pytest.approx([each.cost**2 / plan.mu**2 for _, each in releases])
+        assert shares == pytest.approx(
+            [each.cost**2 / plan.mu**2 for _, each in releases]
+        )
         assert math.fsum(shares) == pytest.approx(1.0)
 
 
@@ -325,20 +354,37 @@ def test_the_noise_is_given_as_added_and_as_left(trust):
     assert (left in text) == ("noise that clients added" in text) == removed
     rows = tables(root.the("section", id="rounds"))["Clients by round"]
     assert rows[0][4] == "noise"
-    assert {row[4] for row in rows[1:]} == {f"{math.sqrt(5 / (4 if removed else 3)):.4g}"}
+    assert {row[4] for row in rows[1:]} == {
+        f"{math.sqrt(5 / (4 if removed else 3)):.4g}"
+    }
 
 
 def test_epsilons_of_pure_laplace_noise_add_up_and_costs_of_mixtures_do_not():
-    plan = strategy_of("SuLloyd", "trusted-server", privacy=PrivacyBudget(2.0, 0.0)).plan
-    assert cost_shares(plan) == pytest.approx([each.cost / 2.0 for each in plan.releases])
-    mixture = strategy_of("FedDPKMeans", "trusted-server", mechanisms="laplace", n_rounds=1)
-    assert {release.mechanism for release in mixture.plan.releases} == {"gaussian", "laplace"}
-    rows = tables(read(html_report(simulate(mixture, PARTITIONS))))["Every release of the plan"]
+    plan = strategy_of(
+        "SuLloyd", "trusted-server", privacy=PrivacyBudget(2.0, 0.0)
+    ).plan
+    assert cost_shares(plan) == pytest.approx(
+        [each.cost / 2.0 for each in plan.releases]
+    )
+    mixture = strategy_of(
+        "FedDPKMeans", "trusted-server", mechanisms="laplace", n_rounds=1
+    )
+    assert {release.mechanism for release in mixture.plan.releases} == {
+        "gaussian",
+        "laplace",
+    }
+    rows = tables(read(html_report(simulate(mixture, PARTITIONS))))[
+        "Every release of the plan"
+    ]
     assert {row[-1] for row in rows[1:]} == {"-"}
 
 
 def test_without_noise_nothing_has_a_price():
-    text = read(html_report(finished("FastLloyd", "plain"))).the("section", id="releases").text
+    text = (
+        read(html_report(finished("FastLloyd", "plain")))
+        .the("section", id="releases")
+        .text
+    )
     assert "No answer had noise, so none has a price." in text
     assert "mu " not in text
     assert "no guarantee" in text
@@ -348,13 +394,18 @@ def drawn(root, style):
     """Return epsilons and deltas of a drawn line, read back from its drawing and its ticks."""
     chart = root.the("section", id="curve").all("svg")[0]
     (line,) = chart.all("polyline", style)
-    points = [[float(v) for v in p.split(",")] for p in line.attributes["points"].split()]
-    texts = [e for e in chart.all("text", "label") if e.attributes["text-anchor"] != "start"]
+    points = [
+        [float(v) for v in p.split(",")] for p in line.attributes["points"].split()
+    ]
+    texts = [
+        e for e in chart.all("text", "label") if e.attributes["text-anchor"] != "start"
+    ]
     return np.array(points), texts, chart
 
 
 @pytest.mark.parametrize(
-    ("name", "trust"), [("FastLloyd", "oblivious-server"), ("SuLloyd", "trusted-server")]
+    ("name", "trust"),
+    [("FastLloyd", "oblivious-server"), ("SuLloyd", "trusted-server")],
 )
 def test_the_curve_is_that_of_the_plan_and_the_claim_is_marked(name, trust):
     report = finished(name, trust).report
@@ -368,17 +419,23 @@ def test_the_curve_is_that_of_the_plan_and_the_claim_is_marked(name, trust):
     assert deltas[-1] == pytest.approx(low)
     assert report.plan.delta(float(epsilons[-1]) + step) <= low
     for epsilon, delta in list(zip(epsilons, deltas, strict=True))[:-1]:
-        around = [report.plan.delta(float(max(0.0, e))) for e in (epsilon - step, epsilon + step)]
+        around = [
+            report.plan.delta(float(max(0.0, e)))
+            for e in (epsilon - step, epsilon + step)
+        ]
         assert around[1] * 0.998 <= delta <= around[0] * 1.002
     assert len(epsilons) > 50
     assert np.all(np.diff(points[:, 0]) > 0)
     assert np.all(np.diff(points[:, 1]) >= 0)
     (mark,) = chart.all("circle", "at")
     x, y = float(mark.attributes["cx"]), float(mark.attributes["cy"])
-    assert (x - left) / (right - left) * reach == pytest.approx(report.epsilon, rel=1e-3)
+    assert (x - left) / (right - left) * reach == pytest.approx(
+        report.epsilon, rel=1e-3
+    )
     assert low ** ((y - top) / (floor - top)) == pytest.approx(report.delta, rel=5e-3)
     assert f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g}" in mark.text
-    assert np.abs(epsilons - report.epsilon).min() < step  # the line has a point at the claim
+    # the line has a point at the claim
+    assert np.abs(epsilons - report.epsilon).min() < step
     assert {"epsilon", "delta"} <= {text.text for text in texts}
     numbers = tables(read(html_report(finished(name, trust))))["The same as numbers"]
     expected = report.to_dict()["delta_at_epsilon"]
@@ -388,7 +445,9 @@ def test_the_curve_is_that_of_the_plan_and_the_claim_is_marked(name, trust):
 def test_a_run_that_starts_from_another_one_has_two_curves():
     start = strategy_of("FedDPKMeans", "distributed-noise", cost=False, n_rounds=0)
     first = simulate(start, PARTITIONS)
-    second = simulate(strategy_of("FastLloyd", "trusted-server", initial=first), PARTITIONS)
+    second = simulate(
+        strategy_of("FastLloyd", "trusted-server", initial=first), PARTITIONS
+    )
     root = read(html_report(second))
     own, _, _ = drawn(root, "line-1")
     both, _, _ = drawn(root, "line-2")

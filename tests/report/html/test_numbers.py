@@ -20,7 +20,13 @@ def synopsis_of(m, noise=(3.0, 3.0, 3.0)):
     """Parts in three groups; from 61 on more than a tree shows."""
     means = CORNERS[np.arange(m) % 3] + np.random.default_rng(0).normal(0, 0.05, (m, 2))
     found = ReleasedMixture(
-        np.full(m, 100.0), means, np.full((m, 2), 0.03), np.eye(2), 1e-12, np.full(m, 0.1), noise
+        np.full(m, 100.0),
+        means,
+        np.full((m, 2), 0.03),
+        np.eye(2),
+        1e-12,
+        np.full(m, 0.1),
+        noise,
     )
     return Synopsis(found, Ball(1.0, [0.0, 0.0]))
 
@@ -28,18 +34,28 @@ def synopsis_of(m, noise=(3.0, 3.0, 3.0)):
 def section_of(synopsis, k=3):
     report = finished("SynopsisKMeans", "trusted-server").report
     clustering = Clustering(
-        np.resize(CORNERS, (k, 2)), np.full(k, 9.0), synopsis.domain, report, synopsis=synopsis
+        np.resize(CORNERS, (k, 2)),
+        np.full(k, 9.0),
+        synopsis.domain,
+        report,
+        synopsis=synopsis,
     )
     return read(html_report(clustering)).the("section", id="numbers")
 
 
 def chart_of(section, name):
-    (found,) = [svg for svg in section.all("svg") if svg.all("title")[0].attributes["id"] == name]
+    (found,) = [
+        svg
+        for svg in section.all("svg")
+        if svg.all("title")[0].attributes["id"] == name
+    ]
     return found
 
 
 def points_of(line):
-    return np.array([part.split(",") for part in line.attributes["points"].split()], float)
+    return np.array(
+        [part.split(",") for part in line.attributes["points"].split()], float
+    )
 
 
 def test_a_tree_that_would_not_fit_into_memory_is_left_out():
@@ -48,7 +64,9 @@ def test_a_tree_that_would_not_fit_into_memory_is_left_out():
     with pytest.raises(ConfigurationError, match=r"2,000 parts for a tree\. Got 2,001"):
         synopsis.hierarchy()
     section = section_of(synopsis)
-    assert "tree-chart" not in str([svg.all("title")[0].attributes for svg in section.all("svg")])
+    assert "tree-chart" not in str(
+        [svg.all("title")[0].attributes for svg in section.all("svg")]
+    )
     assert "a mixture of 2001 parts" in section.text
 
 
@@ -129,9 +147,15 @@ def test_one_part_has_no_tree_and_its_one_cost():
 
 
 def test_without_noise_there_are_no_intervals():
-    page = read(html_report(simulate(strategy_of("SynopsisKMeans", "plain"), PARTITIONS)))
+    page = read(
+        html_report(simulate(strategy_of("SynopsisKMeans", "plain"), PARTITIONS))
+    )
     section = page.the("section", id="numbers")
-    assert tables(section)["Cost by number of clusters"][0] == ["clusters", "cost", "gap"]
+    assert tables(section)["Cost by number of clusters"][0] == [
+        "clusters",
+        "cost",
+        "gap",
+    ]
     assert "over the noise" not in section.text
 
 
@@ -140,7 +164,10 @@ def test_without_noise_there_are_no_intervals():
 def test_the_page_of_a_server_has_it_where_it_saw_the_sums(trust):
     strategy = strategy_of("SynopsisKMeans", trust)
     clustering = simulate(strategy, PARTITIONS)
-    for page, seen in ((html_report(clustering), True), (html_report(strategy), trust[0] == "d")):
+    for page, seen in (
+        (html_report(clustering), True),
+        (html_report(strategy), trust[0] == "d"),
+    ):
         assert ('<section id="numbers"' in page) == ('href="#numbers"' in page) == seen
     assert 'id="numbers"' not in html_report(replace(clustering, synopsis=None))
 

@@ -8,7 +8,15 @@ import pytest
 from flwr.serverapp.strategy import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from report_pages import MODES, PARTITIONS, addresses, finished, read, strategy_of, tables
+from report_pages import (
+    MODES,
+    PARTITIONS,
+    addresses,
+    finished,
+    read,
+    strategy_of,
+    tables,
+)
 
 import flower_kmeans
 from flower_kmeans import (
@@ -32,7 +40,15 @@ from flower_kmeans.simulation.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import SynopsisKMeans
 
-SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
+SECTIONS = (
+    "guarantee",
+    "trust",
+    "releases",
+    "rounds",
+    "centroids",
+    "run",
+    "statements",
+)
 
 
 @pytest.mark.default_cases("values")
@@ -65,7 +81,8 @@ def test_every_run_has_its_page(name, trust):
         scopes = [head.attributes["scope"] for head in heads]
         assert scopes == ["col"] * (len(heads) - rows + 1) + ["row"] * (rows - 1)
         aligned = [
-            [cell.attributes.get("class") for cell in row.children] for row in table.all("tr")
+            [cell.attributes.get("class") for cell in row.children]
+            for row in table.all("tr")
         ]
         assert all(row == aligned[0] for row in aligned)
     assert root.all("td", "num")
@@ -73,7 +90,10 @@ def test_every_run_has_its_page(name, trust):
     assert tuple(listed) == report.statements
     assert name in root.the("h1").text
     result, privacy = (paragraph.text for paragraph in root.the("header").all("p"))
-    assert result == f"Result: 3 clusters in {len(clustering.centroids[0])} columns, by {name}."
+    assert (
+        result
+        == f"Result: 3 clusters in {len(clustering.centroids[0])} columns, by {name}."
+    )
     cost = (
         report.is_private
         and f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} for one record, trust model"
@@ -100,15 +120,29 @@ def tile_of(tile):
 def test_no_sentence_is_longer_than_thirty_words(name, trust):
     root = read(html_report(finished(name, trust)))
     for element in root.all():
-        if element.name in ("p", "li", "td", "th", "dt", "dd", "caption", "figcaption", "desc"):
+        if element.name in (
+            "p",
+            "li",
+            "td",
+            "th",
+            "dt",
+            "dd",
+            "caption",
+            "figcaption",
+            "desc",
+        ):
             for sentence in re.split(r"(?<=[.?;])\s+", element.text):
-                words = [word for word in sentence.split() if re.search(r"[^\W\d_]{2}", word)]
+                words = [
+                    word for word in sentence.split() if re.search(r"[^\W\d_]{2}", word)
+                ]
                 assert len(words) <= 30, sentence
 
 
 def test_nothing_may_be_fetched_or_run():
     root = read(html_report(finished("FastLloyd", "oblivious-server")))
-    policy = root.the("meta", **{"http-equiv": "Content-Security-Policy"}).attributes["content"]
+    policy = root.the("meta", **{"http-equiv": "Content-Security-Policy"}).attributes[
+        "content"
+    ]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules.pop("default-src") == "'none'"
     assert rules.pop("style-src") == "'unsafe-inline'"
@@ -117,7 +151,10 @@ def test_nothing_may_be_fetched_or_run():
     assert root.the("link").attributes == {"rel": "icon", "href": "data:,"}
 
 
-HOSTILE = ("<script>alert(1)</script>", "\"' onload=x><img src=//a.example/b>\u202e\x00")
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\"' onload=x><img src=//a.example/b>\u202e\x00",
+)
 
 
 def test_hostile_names_come_out_as_text():
@@ -132,10 +169,15 @@ def test_hostile_names_come_out_as_text():
     assert addresses(root) == []
     assert not {"b", "i"} & ({e.name for e in root.all()} - {"i"})
     assert all(e.attributes.get("class", "").startswith("key") for e in root.all("i"))
-    assert not [e for e in root.all() if any(name.startswith("on") for name in e.attributes)]
+    assert not [
+        e for e in root.all() if any(name.startswith("on") for name in e.attributes)
+    ]
     assert root.the("h1").text == "</title><script>"
     shown = tables(root)["Centroids"][0][-2:]
-    assert shown == [HOSTILE[0], HOSTILE[1].replace("\u202e", "\ufffd").replace("\x00", "\ufffd")]
+    assert shown == [
+        HOSTILE[0],
+        HOSTILE[1].replace("\u202e", "\ufffd").replace("\x00", "\ufffd"),
+    ]
     assert "</dd><img src=x>" in root.the("section", id="run").text
 
 
@@ -154,13 +196,17 @@ def test_no_cell_of_a_table_is_a_formula():
         assert any(cell.startswith("-") for row in rows for cell in row)
         cells = [e.text.strip() for e in root.all() if e.name in ("td", "th")]
         number = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( to [-+]?[\d.,]+)?")
-        begun = [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\uff1d"))]
+        begun = [
+            cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\uff1d"))
+        ]
         assert all(number.fullmatch(cell) for cell in begun), begun
 
 
 def test_a_run_that_was_not_private_after_all_says_so_first():
     why = "NOT PRIVATE: bounds were read off the records."
-    root = read(html_report(finished("FastLloyd", "distributed-noise"), not_private=why))
+    root = read(
+        html_report(finished("FastLloyd", "distributed-noise"), not_private=why)
+    )
     first = root.all("li")[0]
     assert first.attributes["class"] == "bad"
     assert why in first.text
@@ -172,7 +218,7 @@ def test_a_run_that_was_not_private_after_all_says_so_first():
     assert guarantee.index(why) < would < guarantee.index("One record is protected.")
 
 
-# --------------------------------------------------------------------------- at the server
+# ------------------------------------------------------------------------ at the server
 
 
 def started(strategy, faults=(), policy=None):
@@ -201,7 +247,13 @@ def test_a_servers_page_has_what_the_server_sees():
     strategy = strategy_of("FastLloyd", "distributed-noise")
     result = started(strategy)
     with_sizes = tables(read(html_report(strategy, result)))["Centroids"]
-    assert with_sizes[0] == ["cluster", "noisy size", "fraction", "column 1", "column 2"]
+    assert with_sizes[0] == [
+        "cluster",
+        "noisy size",
+        "fraction",
+        "column 1",
+        "column 2",
+    ]
     without = tables(read(html_report(strategy)))["Centroids"]
     assert without[0] == ["cluster", "column 1", "column 2"]
     rows = {row[0]: row[3:] for row in with_sizes[1:-1]}
@@ -215,7 +267,9 @@ def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     with pytest.raises(TooFewClientsError):
         started(strategy, [Fault(client=2, round=2, kind=kind)])
     root = read(html_report(strategy))
-    assert "The run did not finish: 1 of 3 rounds" in root.the("section", id="first").text
+    assert (
+        "The run did not finish: 1 of 3 rounds" in root.the("section", id="first").text
+    )
     assert "The run did not finish." in root.the("header").all("p")[0].text
     assert "1 of 3: not finished" in root.the("header").text
     text = root.the("section", id="rounds").text
@@ -240,10 +294,17 @@ def test_a_run_that_nobody_joined_has_a_page():
 
 def test_clients_that_were_away_are_counted_and_named():
     strategy = strategy_of("FastLloyd", "oblivious-server", n_rounds=3)
-    faults = [Fault(client=3, round=1, kind="drop"), Fault(client=4, round=3, kind="crash")]
+    faults = [
+        Fault(client=3, round=1, kind="drop"),
+        Fault(client=4, round=3, kind="crash"),
+    ]
     root = read(html_report(simulate(strategy, PARTITIONS, faults=faults)))
     rows = tables(root)["Clients by round"]
-    assert [row[1:4] for row in rows[1:]] == [["5", "4", "1"], ["5", "5", "0"], ["5", "4", "1"]]
+    assert [row[1:4] for row in rows[1:]] == [
+        ["5", "4", "1"],
+        ["5", "5", "0"],
+        ["5", "4", "1"],
+    ]
     named = [(row[0], row[1], row[-1]) for row in tables(root)["Irregular replies"]]
     assert ("round 1", "3", "yes") in named
     assert ("round 3", "4", "yes") in named
@@ -264,29 +325,53 @@ def test_only_runs_have_pages():
     with pytest.raises(RunError, match="before the run has started"):
         html_report(strategy_of("FastLloyd", "trusted-server"))
     clustering = finished("FastLloyd", "trusted-server")
-    bare = flower_kmeans.Clustering(np.ones((1, 2)), np.ones(1), Box([0, 0], [1, 1]), None)
+    bare = flower_kmeans.Clustering(
+        np.ones((1, 2)), np.ones(1), Box([0, 0], [1, 1]), None
+    )
     strategy = strategy_of("FastLloyd", "trusted-server")
     started(strategy)
     for run, result, columns, error, message in (
-        ({"report": 1}, None, None, ConfigurationTypeError, "Expected run as a Clustering"),
+        (
+            {"report": 1},
+            None,
+            None,
+            ConfigurationTypeError,
+            "Expected run as a Clustering",
+        ),
         (bare, None, None, ConfigurationTypeError, "as a Report"),
         (clustering, None, ["a", "b", "c"], ConfigurationError, "columns as 2 names"),
         (clustering, None, "ab", ConfigurationError, "columns as 2 names"),
-        (strategy, 3, None, ConfigurationTypeError, "Expected result as what start returned"),
-        (strategy, {"centroids": np.ones((2, 2))}, None, ConfigurationError, r"shape \(3, 2\)"),
+        (
+            strategy,
+            3,
+            None,
+            ConfigurationTypeError,
+            "Expected result as what start returned",
+        ),
+        (
+            strategy,
+            {"centroids": np.ones((2, 2))},
+            None,
+            ConfigurationError,
+            r"shape \(3, 2\)",
+        ),
     ):
         with pytest.raises(error, match=message):
             html_report(run, result, columns=columns)
 
 
 def test_a_page_is_written_as_it_is(tmp_path):
-    page = html_report(finished("FastLloyd", "trusted-server"), columns=["Größe", "重さ"])
+    page = html_report(
+        finished("FastLloyd", "trusted-server"), columns=["Größe", "重さ"]
+    )
     assert write_page(tmp_path, page) == ["report.html"]
     assert (tmp_path / "report.html").read_bytes().decode("utf-8") == page
     assert "重さ" in page
 
 
-TEXT = st.lists(st.sampled_from(["<", ">", "&amp;", '"', "'"]) | st.text(max_size=3)).map("".join)
+TEXT = st.lists(
+    st.sampled_from(["<", ">", "&amp;", '"', "'"]) | st.text(max_size=3)
+).map("".join)
 
 
 @given(TEXT, TEXT)
@@ -294,7 +379,10 @@ def test_any_text_comes_back_from_an_element_and_from_an_attribute(text, value):
     """Characters that do not print are replaced, such as those that turn the direction."""
     template = TEMPLATES.from_string('<p title="{{ value }}">{{ text }}</p>')
     element = read(template.render(text=text, value=value)).the("p")
-    shown = ["".join(c if c.isprintable() else "\ufffd" for c in each) for each in (text, value)]
+    shown = [
+        "".join(c if c.isprintable() else "\ufffd" for c in each)
+        for each in (text, value)
+    ]
     assert [element.text, element.attributes["title"]] == shown
 
 

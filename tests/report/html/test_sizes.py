@@ -37,7 +37,9 @@ def rows_of(svg):
     rows = []
     for group in svg.all("g", "span"):
         reach = group.all("path", "reach")[0].attributes["d"]
-        ends = [float(part.split(",")[0]) for part in reach.removeprefix("M").split("H")]
+        ends = [
+            float(part.split(",")[0]) for part in reach.removeprefix("M").split("H")
+        ]
         kind = group.attributes["class"].removeprefix("span ")
         (mark,) = group.all(class_="mark")
         rows.append((group.all("text")[0].text, kind, mark.name, *ends))
@@ -50,7 +52,10 @@ def test_a_servers_page_has_them_where_it_saw_the_sums(trust):
     strategy = strategy_of("SynopsisKMeans", trust, min_size=80, max_size=120)
     clustering = simulate(strategy, PARTITIONS)
     pages = [read(html_report(clustering)), read(html_report(strategy))]
-    shown = [[s for s in page.all("section") if s.attributes["id"] == "sizes"] for page in pages]
+    shown = [
+        [s for s in page.all("section") if s.attributes["id"] == "sizes"]
+        for page in pages
+    ]
     ((own,), _) = shown
     sizes = [row[1] for row in tables(own)["Sizes and intervals"][1:]]
     assert sizes == [f"{size:,.0f}" for size in sorted(clustering.sizes, reverse=True)]
@@ -74,7 +79,10 @@ def test_every_cluster_has_its_size_its_interval_and_whether_its_bounds_were_kep
     assert "at least 70 and at most 130 records" in text
     assert "Of 3 clusters: 1 kept, 2 missed." in text
     assert "standard deviation of 10 records" in text
-    assert "With probability 95% the true sizes of all clusters lie in their intervals" in text
+    assert (
+        "With probability 95% the true sizes of all clusters lie in their intervals"
+        in text
+    )
     assert f"reach {MARGIN:.0f} records to both sides" in text
     assert "Exact sizes cannot be promised" in text
     assert "not always that of the nearest centroid" in text
@@ -91,12 +99,18 @@ def test_bars_lie_where_their_intervals_are_and_marks_differ_in_shape():
         ("2", "kept", "circle"),
         ("0", "missed", "path"),
     ]
-    low, high = (float(line.attributes["d"][1:].split(",")[0]) for line in svg.all("path", "limit"))
+    low, high = (
+        float(line.attributes["d"][1:].split(",")[0])
+        for line in svg.all("path", "limit")
+    )
     scale = (high - low) / 60  # units of the drawing in one record
     for (_, _, _, left, right), size in zip(rows, (126.0, 100.0, 40.0), strict=True):
         assert left == pytest.approx(low + scale * (size - MARGIN - 70), abs=0.05)
         assert right == pytest.approx(low + scale * (size + MARGIN - 70), abs=0.05)
-    assert [text.text for text in svg.all("text", "bound")] == ["at least 70", "at most 130"]
+    assert [text.text for text in svg.all("text", "bound")] == [
+        "at least 70",
+        "at most 130",
+    ]
     assert "cluster 2: 76 to 124 records, kept" in svg.text
     between = svg.all("rect", "between")[0].attributes
     assert float(between["x"]) == pytest.approx(low, abs=0.02)
@@ -130,7 +144,9 @@ def test_bounds_that_no_interval_fits_between_are_named(noise, bounds, is_too_cl
     assert ("closer together than an interval is wide" in section.text) == is_too_close
     assert ("these are exact sizes" in section.text) == (not noise)
     assert ("Of 3 clusters: 3 kept." in section.text) == (not is_too_close)
-    assert tables(section)["Sizes and intervals"][0][1] == ("noisy size" if noise else "size")
+    assert tables(section)["Sizes and intervals"][0][1] == (
+        "noisy size" if noise else "size"
+    )
 
 
 @pytest.mark.parametrize("k", [1, 100])
@@ -138,7 +154,9 @@ def test_few_and_many_clusters_have_rows_that_do_not_touch(k):
     section = section_of(np.linspace(-20.0, 300.0, k).tolist(), 10.0, 50, 150)
     (svg,) = section.all("svg")
     *_, width, height = (float(value) for value in svg.attributes["viewbox"].split())
-    tops = [float(group.all("text")[0].attributes["y"]) for group in svg.all("g", "span")]
+    tops = [
+        float(group.all("text")[0].attributes["y"]) for group in svg.all("g", "span")
+    ]
     assert len(tops) == k
     assert all(after - before >= 10 for before, after in itertools.pairwise(tops))
     assert max(tops) < height
