@@ -63,8 +63,11 @@ _SMALLEST_DISTANCE = 1e-140
 _LARGEST_DISTANCE = 1e150
 
 
-class PrivateKMeans(  # type: ignore[misc]
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
+class PrivateKMeans(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    ClusterMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
 ):
     """k-means under differential privacy, for one holder of all records.
 
