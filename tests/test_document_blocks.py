@@ -205,14 +205,12 @@ def test_blocks_run(page, ran):
 
 def test_the_readmes_app_and_server_make_a_run(ran):
     readme, _ = ran("README.md")
-    for client_app in (readme["app"], readme["wrapped_app"]):
-        readme["results"].clear()
-        with task_identity():
-            readme["main"](InProcessGrid(client_app, 10), None)
-        assert [result.centroids.shape for result in readme["results"]] == [
-            (15, 2)
-        ] * 10
-        assert len({result.centroids.tobytes() for result in readme["results"]}) == 1
+    readme["results"].clear()
+    with task_identity():
+        readme["main"](InProcessGrid(readme["app"], 3), None)
+    shapes = [result.centroids.shape for result in readme["results"]]
+    assert shapes == [(3, 3)] * 3
+    assert len({result.centroids.tobytes() for result in readme["results"]}) == 1
 
 
 def test_the_result_of_own_data_is_near_the_one_on_the_page(ran):

@@ -172,7 +172,9 @@ def build(strategy, trust=None, **options):
 
 
 def test_strategies_are_as_in_the_table():
-    rows = {code_spans(name)[0]: row for name, *row in table("README.md", "strategy")}
+    rows = {
+        code_spans(name)[0]: row for name, *row in table("docs/choosing.md", "strategy")
+    }
     classes = {cls.__name__: cls for cls in BY_NAME.values()}
     assert rows.keys() == classes.keys()
     for name, (_, noise, cell) in rows.items():
@@ -183,9 +185,9 @@ def test_strategies_are_as_in_the_table():
         }
         mechanisms = {release.mechanism for release in strategy.plan.releases}
         assert mechanisms == (set() if noise == "none" else {noise.lower()})
-    assert {code_spans(row[0])[0] for row in table("README.md", "trust")} == set(
-        TRUST_MODELS
-    )
+    assert {
+        code_spans(row[0])[0] for row in table("docs/how-a-run-works.md", "trust")
+    } == set(TRUST_MODELS)
     horizontal = [cls for cls in classes.values() if cls is not VerticalKMeans]
     assert not any(build(strategy, "plain").plan.is_private for strategy in horizontal)
 
@@ -342,7 +344,7 @@ def run_counted(strategy):
 def test_round_trips_are_as_documented(trust):
     documented = [
         {code_spans(row[0])[0]: row[-1] for row in table(page, "trust")}[trust]
-        for page in ("docs/protocol.md", "README.md")
+        for page in ("docs/protocol.md", "docs/how-a-run-works.md")
     ]
     if trust == "vertical":  # tests/strategies/test_vertical.py counts them
         strategy = build(VerticalKMeans)
