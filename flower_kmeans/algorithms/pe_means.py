@@ -68,13 +68,18 @@ from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import AUTO, LARGEST, integer, is_auto, reals, whole
 from flower_kmeans.privacy.plan import Release
 
-DIRECTIONS = 16  # columns to which HDPE-means projects (PE-means, Section IV-D)
-# default cap: where it binds, more candidates rarely help and cost time
-MAX_CANDIDATES = 2**13
-# radius of projected candidates, in radii of the domain: a projection lengthens some
-SPREAD = 1.5
+DIRECTIONS = 16
+"""Columns to which HDPE-means projects (PE-means, Section IV-D)."""
 
-VOTES, LIFT_SUMS, LIFT_COUNTS = "votes", "lift-sums", "lift-counts"
+MAX_CANDIDATES = 2**13
+"""Default cap: where it binds, more candidates rarely help and cost time."""
+
+SPREAD = 1.5
+"""Radius of projected candidates, in radii of the domain: a projection lengthens some."""
+
+VOTES = "votes"
+LIFT_SUMS = "lift-sums"
+LIFT_COUNTS = "lift-counts"
 
 WARNINGS = (
     "The population was capped by max_candidates.",
@@ -87,8 +92,10 @@ WARNINGS = (
 CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(WARNINGS))
 
 _STEPS = 12  # of k-means, for each start
-_CHOSEN_WORK, _CHOSEN_PER_CLUSTER = 2**14, 6
-_PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
+# Candidates that centres are selected from: these over k, and at least so many times k.
+_CHOSEN_WORK = 2**14
+_CHOSEN_PER_CLUSTER = 6
+_PROJECTION = 2 << 64  # added to the seed, for the key of the projection
 
 
 @register
@@ -177,20 +184,29 @@ class PEMeansAlgorithm(Algorithm):
         that a population that was halved leaves words of noise alone. The last round of
         HDPE-means: sums (k, d) and counts (k,).
         """
-        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        k = self.n_clusters
+        d = self.domain.n_features
+        q = self.fraction_bits
         if round_number > self.n_vote_rounds:
-            return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
-        size = self.n_start if round_number == 1 else k * (self.most_variations + 1)
-        return (Block(COUNTS, (size,), q),)
+            sums = Block(SUMS, (k, d), q)
+            counts = Block(COUNTS, (k,), q)
+            return (sums, counts)
+        most = self._population_size(round_number, self.most_variations)
+        return (Block(COUNTS, (most,), q),)
+
+    def _population_size(self, round_number: int, n_variations: int) -> int:
+        """Return the number of candidates of a round of votes."""
+        if round_number == 1:
+            return self.n_start
+        return self.n_clusters * (n_variations + 1)
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases: all of the same noise, in units of what a record changes."""
+        """Return a round's releases: all of the same noise, in units of a record's change."""
         if round_number <= self.n_vote_rounds:
             return (Release(VOTES, "gaussian", "l2", 1.0, (COUNTS,)),)
-        return (
-            Release(LIFT_SUMS, "gaussian", "l2", 1.0, (SUMS,)),
-            Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,)),
-        )
+        sums = Release(LIFT_SUMS, "gaussian", "l2", 1.0, (SUMS,))
+        counts = Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,))
+        return (sums, counts)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""
@@ -199,7 +215,7 @@ class PEMeansAlgorithm(Algorithm):
     # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the state before round 1, which needs nothing but the seed."""
+        """Return the state before round 1, which needs only the seed."""
         flags = np.zeros(len(WARNINGS), dtype=np.int64)
         wanted = self.n_clusters * (self.n_variations + 1)
         flags[CAPPED] = wanted > self.max_candidates
@@ -216,9 +232,9 @@ class PEMeansAlgorithm(Algorithm):
         if query.round > 1:
             # squares below 2**53: exact
             centers = query.arrays["centers"].astype(np.float64)
-            if (
-                np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)
-            ).any():
+            squares = np.einsum("ij,ij->i", centers, centers)
+            most = float(self.space.radius**2)
+            if (squares > most).any():
                 raise MessageError(UNUSABLE)
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
@@ -231,38 +247,30 @@ class PEMeansAlgorithm(Algorithm):
         if round_number == 1:
             return {}
         limit = np.array(self.space.half_widths, dtype=np.int64)
-        centers = {"centers": ((self.n_clusters, len(limit)), -limit, limit)}
-        if round_number > self.n_vote_rounds:
-            return centers
-        return {
-            **centers,
-            "variations": ((1,), 1, self.most_variations),
-            "seed": ((2,), -(2**63), 2**63 - 1),
-        }
+        shape = self.n_clusters, len(limit)
+        ranges: dict[str, Range] = {"centers": (shape, -limit, limit)}
+        if round_number <= self.n_vote_rounds:
+            ranges["variations"] = ((1,), 1, self.most_variations)
+            ranges["seed"] = ((2,), -(2**63), 2**63 - 1)
+        return ranges
 
     def _population(self, query: Query) -> Iterator[FloatArray]:
         """Yield the candidates of a round in blocks (m, p), integers in float64."""
-        arrays = query.arrays
         if query.round == 1:
-            return iter([packed(self.n_start, self.space, self.seed)])
-        low, high = (int(word) % 2**64 for word in arrays["seed"])
+            first = packed(self.n_start, self.space, self.seed)
+            return iter([first])
+        low, high = (int(word) % 2**64 for word in query.arrays["seed"])
         key = low | high << 64
-        return variations(
-            arrays["centers"], int(arrays["variations"][0]), key, self.space
-        )
-
-    def _n_candidates(self, query: Query) -> int:
-        if query.round == 1:
-            return self.n_start
-        return self.n_clusters * (int(query.arrays["variations"][0]) + 1)
+        n_variations = int(query.arrays["variations"][0])
+        return variations(query.arrays["centers"], n_variations, key, self.space)
 
     # ------------------------------------------------------------------ answers
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return how many of the client's records are nearest to each candidate."""
-        votes = vote_counts(
-            self._seen(records), self._population(query), self.words(query.round)
-        )
+        """Return the number of the client's records that are nearest to each candidate."""
+        seen = self._seen(records)
+        n_words = self.words(query.round)
+        votes = vote_counts(seen, self._population(query), n_words)
         return Statistic({COUNTS: votes << self.fraction_bits})
 
     def _seen(self, records: GridRecords) -> GridRecords:
@@ -275,48 +283,62 @@ class PEMeansAlgorithm(Algorithm):
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
-        number, flags = state.round + 1, state.arrays["flags"].copy()
+        flags = state.arrays["flags"].copy()
         arrays = self._select(self.query(state), state, answer, flags)
-        return State(number, {**state.arrays, **arrays, "flags": flags})
+        return State(state.round + 1, {**state.arrays, **arrays, "flags": flags})
 
     def _select(
         self, query: Query, state: State, answer: Statistic, flags: IntArray
     ) -> dict[str, IntArray]:
-        """Return selected centres, and from what the next population is made."""
-        size, q = self._n_candidates(query), self.fraction_bits
+        """Return selected centres, and variations and seed of the next population."""
         source = round_words(self.seed, query.round)
         # Signed, since arrays of a query are of int64 alone.
         seed = random_words(source, 2).view(np.int64)
+        n_variations = int(state.arrays["variations"][0])
+        size = self._population_size(query.round, n_variations)
+        noise = self.noise_of(query.round)[COUNTS] * 2.0**-self.fraction_bits
         votes = answer.blocks[COUNTS].copy()
         votes[size:] = 0  # of candidates that were halved away
-        noise = self.noise_of(query.round)[COUNTS] * 2.0**-q
-        planned = math.inf if self.n_records is None else float(self.n_records)
-        # by bin, where only some have noise
-        of_sum = noise * math.sqrt(size / len(votes))
-        total = expected_total(scaled(votes, q), of_sum, planned, answer.answered)
-        kept = zero_small(scaled(votes, q), total)
-        whole = query.arrays
-        # as if nothing was ever halved: the same candidates, then others
-        if query.round > 1:
-            whole = {**whole, "variations": np.array([self.most_variations])}
+
+        kept = self._kept_votes(votes, size, noise, answer.answered)
         votes = np.where(kept > 0, votes, 0)
-        arrays = self._centers(Query(query.round, whole), votes, flags, source)
-        n_variations = int(state.arrays["variations"][0])
+        arrays = self._centers(self._as_if_whole(query), votes, flags, source)
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all
         # candidates (docs/guarantees.md, "PE-means").
-        weak = math.fsum((kept * kept).tolist()) < size * noise * noise
+        signal = math.fsum((kept * kept).tolist())
+        weak = signal < size * noise * noise
         if weak and n_variations > 1:
-            n_variations, flags[HALVED] = n_variations // 2, True
-        return {
-            **arrays,
-            "variations": np.array([n_variations], dtype=np.int64),
-            "seed": seed,
-        }
+            n_variations = n_variations // 2
+            flags[HALVED] = True
+        arrays["variations"] = np.array([n_variations], dtype=np.int64)
+        arrays["seed"] = seed
+        return arrays
+
+    def _kept_votes(
+        self, votes: IntArray, size: int, noise: float, answered: float
+    ) -> FloatArray:
+        """Return the votes that are kept, in records; 0 for the smallest (Algorithm 2).
+
+        Of these words only the first ``size`` have noise, of the standard deviation
+        ``noise`` in records.
+        """
+        planned = math.inf if self.n_records is None else float(self.n_records)
+        counts = scaled(votes, self.fraction_bits)
+        of_word = noise * math.sqrt(size / len(votes))
+        total = expected_total(counts, of_word, planned, answered)
+        return zero_small(counts, total)
+
+    def _as_if_whole(self, query: Query) -> Query:
+        """Return the query as if nothing was ever halved: the same candidates, then others."""
+        if query.round == 1:
+            return query
+        most = np.array([self.most_variations])
+        return Query(query.round, {**query.arrays, "variations": most})
 
     def _centers(
         self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
-        """Return selected centres (k, p) and how many votes are nearest to each.
+        """Return selected centres (k, p) and the number of votes that are nearest to each.
 
         Always of `most_chosen` candidates: the steps are the same for all sums.
         """
@@ -324,25 +346,30 @@ class PEMeansAlgorithm(Algorithm):
         order = np.argsort(-votes, kind="stable")
         chosen = np.sort(order[: self.most_chosen(query.round)])
         points = gather(self._population(query), chosen)
-        weights, n_voted = votes[chosen], int(np.count_nonzero(votes))
-        found = grid_kmeans(points, weights, k, source, n_steps=_STEPS).points.astype(
-            np.float64
-        )
+        weights = votes[chosen]
+        found = grid_kmeans(points, weights, k, source, n_steps=_STEPS)
+        selected = self.space.cut(found.points.astype(np.float64))
+
         # The first candidates are the centroids before, or the most spread of all.
-        first = points[np.searchsorted(chosen, np.sort(order[:k]))]
+        places = np.searchsorted(chosen, np.sort(order[:k]))
+        first = points[places]
+        n_voted = int(np.count_nonzero(votes))
         if n_voted < k:
             flags[FEW if n_voted else NO_VOTES] = True
-        centers = np.where(n_voted < k, first, self.space.cut(found)).astype(np.int64)
+        centers = np.where(n_voted < k, first, selected).astype(np.int64)
+        nearest = Centers(centers).nearest(points)
         counts = np.zeros(k, dtype=np.int64)
-        np.add.at(counts, Centers(centers).nearest(points), weights)
+        np.add.at(counts, nearest, weights)
         return {"centers": centers, "counts": counts}
 
     def most_chosen(self, round_number: int) -> int:
-        """Return how many candidates a round's centres are selected from; all without noise."""
-        size, k = self.words(round_number), self.n_clusters
+        """Return the number of candidates that centres are selected from; all without noise."""
+        k = self.n_clusters
+        size = self.words(round_number)
         if not self.budget.is_private:
             return size
-        return min(size, max(_CHOSEN_WORK // k, _CHOSEN_PER_CLUSTER * k))
+        most = max(_CHOSEN_WORK // k, _CHOSEN_PER_CLUSTER * k)
+        return min(size, most)
 
     # ------------------------------------------------------------------ results
 
@@ -351,22 +378,25 @@ class PEMeansAlgorithm(Algorithm):
         name = "centroids" if self.projects else "centers"
         if name not in state.arrays:
             return None
-        return self.domain.from_unit(scaled(state.arrays[name], self.fraction_bits))
+        found = scaled(state.arrays[name], self.fraction_bits)
+        return self.domain.from_unit(found)
 
-    # ----------------------------------------------------------- what follows from them
+    # ------------------------------------------------------------------ derived sizes
 
     @property
     def most_variations(self) -> int:
-        """Variations of a centroid in a round, at most: as many as the cap leaves room for."""
+        """Most variations of a centroid in a round: the cap limits them."""
         return min(self.n_variations, self.max_candidates // self.n_clusters - 1)
 
     @property
     def n_start(self) -> int:
         """Candidates of the first round, fewer in many columns: packing compares all pairs."""
-        room = min(
-            self.max_candidates, math.isqrt(MAX_PACKING // len(self.space.half_widths))
-        )
-        return max(min(self.n_clusters * self.n_variations, room), self.n_clusters)
+        k = self.n_clusters
+        p = len(self.space.half_widths)
+        packable = math.isqrt(MAX_PACKING // p)
+        most = min(self.max_candidates, packable)
+        wanted = min(k * self.n_variations, most)
+        return max(wanted, k)
 
     @cached_property
     def projection(self) -> Projection:
@@ -380,18 +410,20 @@ class PEMeansAlgorithm(Algorithm):
     @cached_property
     def space(self) -> Space:
         """Where candidates lie: the domain, a box as a part of its enclosing ball."""
-        bound = self.domain.l2_bound(self.fraction_bits)
+        q = self.fraction_bits
+        bound = self.domain.l2_bound(q)
         if not self.projects:
-            widths = self.domain.grid_half_widths(self.fraction_bits).tolist()
+            widths = self.domain.grid_half_widths(q).tolist()
             return Space(math.floor(bound), tuple(widths))
         limit = self.projection.limit
-        radius = bound * SPREAD * 2.0 ** (self.projection.exponent - self.fraction_bits)
-        return Space(min(limit, math.floor(radius)), (limit,) * DIRECTIONS)
+        shift = self.projection.exponent - q
+        radius = math.floor(bound * SPREAD * 2.0**shift)
+        return Space(min(limit, radius), (limit,) * DIRECTIONS)
 
     # ------------------------------------------------------------------ details
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return by how much one record changes each block, in grid units."""
+        """Return the largest change of each block by one record, in grid units."""
         bound: float = self.domain.l2_bound(self.fraction_bits)
         return {SUMS: bound, COUNTS: float(2**self.fraction_bits)}
 
@@ -416,7 +448,7 @@ class PEMeansAlgorithm(Algorithm):
         return min(MAX_ROUNDS, max(1, rounds - 2 * self.projects))
 
     def _check_size(self) -> None:
-        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
+        """Refuse sizes of hours and gigabytes: a run document sets the work of a client."""
         k, d = self.n_clusters, self.domain.n_features
         if k * (d + 1) > MAX_WORDS:
             raise ConfigurationError(
@@ -456,10 +488,10 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def matrix(self) -> IntArray:
         """The projection (d, 16) on the grid: normal numbers of variance 1 / 16."""
         shape = self.domain.n_features, DIRECTIONS
-        words = random_words(public_words(self.seed + _PROJECTION), math.prod(shape))
-        return self.projection.matrix(
-            normals(words).reshape(shape) / math.sqrt(DIRECTIONS)
-        )
+        source = public_words(self.seed + _PROJECTION)
+        words = random_words(source, math.prod(shape))
+        directions = normals(words).reshape(shape) / math.sqrt(DIRECTIONS)
+        return self.projection.matrix(directions)
 
     def _seen(self, records: GridRecords) -> GridRecords:
         return ProjectedRecords(records, self.projection, self.matrix)
@@ -473,12 +505,13 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return what votes keep to, and in the last round sums and counts of records."""
+        """Return the limits of votes, and in the last round of sums and counts of records."""
         if state.round < self.n_vote_rounds:
             return super().meaning(state, answer)
         q = self.fraction_bits
+        length = self.domain.l2_bound(q)
         widths = self.domain.grid_half_widths(q)
-        return Meaning(sums=SUMS, length=self.domain.l2_bound(q), widths=widths)
+        return Meaning(sums=SUMS, length=length, widths=widths)
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
@@ -486,23 +519,25 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         """Return the state after a round's noisy sum. ``rng`` is not used."""
         if state.round < self.n_vote_rounds:
             return super().update(state, answer)
-        flags, noise = state.arrays["flags"].copy(), self.noise_of(self.n_rounds)
-        counts, q = answer.blocks[COUNTS], self.fraction_bits
+        d = self.domain.n_features
+        q = self.fraction_bits
+        flags = state.arrays["flags"].copy()
+        noise = self.noise_of(self.n_rounds)
+        counts = answer.blocks[COUNTS]
         # With fewer records, the noise of a mean would be longer than the domain's
         # radius.
-        longest = (
-            noise[SUMS] * math.sqrt(self.domain.n_features) / self.domain.l2_bound(q)
-        )
+        longest = noise[SUMS] * math.sqrt(d) / self.domain.l2_bound(q)
         least = max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-q)
         means, usable = quotients(answer.blocks[SUMS], counts, q, least)
         flags[NOT_LIFTED] = not usable.all()
+
         # A transposed projection lengthens by d / 16 on average.
         back = self.projection.lift(state.arrays["centers"], self.matrix)
-        back *= DIRECTIONS / self.domain.n_features
-        centroids = to_grid(np.where(usable[:, None], means, back))
-        inside = into_domain(centroids, self.domain, q)
-        arrays = {"centroids": inside, "counts": counts.copy()}
-        return State(self.n_rounds, {**state.arrays, **arrays, "flags": flags})
+        back *= DIRECTIONS / d
+        lifted = np.where(usable[:, None], means, back)
+        centroids = into_domain(to_grid(lifted), self.domain, q)
+        changed = {"centroids": centroids, "counts": counts.copy(), "flags": flags}
+        return State(self.n_rounds, {**state.arrays, **changed})
 
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,); ``None`` before the last round."""

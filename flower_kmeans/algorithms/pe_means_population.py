@@ -34,8 +34,11 @@ from flower_kmeans.threads import single_threaded_blas
 
 GAMMA = 0.01  # scale of a variation, in radii of the domain (PE-means, Section III-C)
 
-_START = 1 << 64  # keys of the first population: beside a seed, what it is for
-_BLOCK_NUMBERS, _FEWEST_ROWS, _MOST_ROWS = 2**18, 256, 4_096
+_START = 1 << 64  # added to a seed, for the key of the first population
+# Of a block of candidates: numbers, and the fewest and most rows.
+_BLOCK_NUMBERS = 2**18
+_FEWEST_ROWS = 256
+_MOST_ROWS = 4_096
 _DRAWN = 64  # points at once, of which the first ones are taken
 
 
@@ -50,7 +53,8 @@ class Space:
         """Move points (m, p) into the ball, then into the box, and truncate them to the grid."""
         # The factor covers the roundings of the correction, so no norm exceeds the
         # radius.
-        inside = np.trunc(clip_rows(points, self.radius * (1 - 2.0**-40)))
+        radius = self.radius * (1 - 2.0**-40)
+        inside = np.trunc(clip_rows(points, radius))
         limit = np.array(self.half_widths, dtype=np.float64)
         return np.clip(inside, -limit, limit, out=inside)
 
@@ -69,24 +73,30 @@ def variations(
     yield points
     source = public_words(key)
     # A word makes four numbers, so blocks of a multiple of four rows take whole words.
-    rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)) // 4 * 4
+    rows = max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)
+    rows = min(_MOST_ROWS, rows) // 4 * 4
     total = k * n_variations
     for start in range(0, total, rows):
-        size = min(rows, total - start)
-        words = random_words(source, -(-size * p // 4))
-        steps = levy_steps(words)[: size * p].reshape(size, p)
+        stop = min(start + rows, total)
+        n_numbers = (stop - start) * p
+        n_words = -(-n_numbers // 4)
+        words = random_words(source, n_words)
+        steps = levy_steps(words)[:n_numbers].reshape(-1, p)
         steps *= GAMMA * space.radius
-        steps += points[np.arange(start, start + size) % k]
+        steps += points[np.arange(start, stop) % k]
         yield space.cut(steps)
 
 
 def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray:
     """Return the candidates (len(wanted), p) of ascending indices out of a population's blocks."""
-    found, first = [], 0
+    found = []
+    first = 0
     for block in blocks:
-        low, high = np.searchsorted(wanted, (first, first + len(block)))
-        found.append(block[wanted[low:high] - first])
-        first += len(block)
+        behind = first + len(block)
+        low, high = np.searchsorted(wanted, (first, behind))
+        places = wanted[low:high] - first
+        found.append(block[places])
+        first = behind
     return np.concatenate(found)
 
 
@@ -102,7 +112,9 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
     """
     source = public_words(seed + _START)
     chosen = np.empty((n_points, len(space.half_widths)))
-    margin, n_chosen, failures = space.radius // 2, 0, 0
+    margin = space.radius // 2
+    n_chosen = 0
+    failures = 0
     with single_threaded_blas():
         while n_chosen < n_points:
             drawn = _ball_points(source, space, space.radius - margin)
@@ -111,7 +123,8 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
                 drawn, chosen, n_chosen, separation, failures
             )
             if failures == ATTEMPTS:
-                margin, failures = margin // 2, 0
+                margin = margin // 2
+                failures = 0
     points = space.cut(chosen)
     points.setflags(write=False)  # it is kept, and all clients of a process share it
     return points
@@ -120,8 +133,12 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
 def _ball_points(source: np.random.Philox, space: Space, radius: int) -> FloatArray:
     """Return uniform points (64, p) of a ball: a normal direction, and a root of a uniform."""
     p = len(space.half_widths)
-    words = random_words(source, _DRAWN * (p + 1)).reshape(_DRAWN, p + 1)
-    direction = normals(words[:, :p])
-    norms = np.sqrt(row_sums(direction * direction))
-    lengths = exponential(logarithm(uniforms(words[:, p])) * (1 / p)) * radius
-    return np.trunc(direction * (lengths / np.maximum(norms, 1e-9))[:, None])
+    shape = _DRAWN, p + 1
+    words = random_words(source, _DRAWN * (p + 1)).reshape(shape)
+    directions = normals(words[:, :p])
+    norms = np.sqrt(row_sums(directions * directions))
+    norms = np.maximum(norms, 1e-9)
+    logarithms = logarithm(uniforms(words[:, p]))
+    lengths = exponential(logarithms * (1 / p)) * radius
+    factors = lengths / norms
+    return np.trunc(directions * factors[:, None])

@@ -1,4 +1,4 @@
-"""Which released sums no records explain: a wrong ``n_records``, a false answer, or noise alone.
+"""Released sums that no records explain: a wrong ``n_records``, a false answer, or noise.
 
 Pure functions of public parameters and released values, so nothing here costs privacy.
 A false answer cannot be prevented, since nobody sees single answers; a large one can be
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Ball
+from flower_kmeans.privacy.plan import Release
 
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm, State, Statistic
@@ -29,21 +30,24 @@ BoolArray = NDArray[np.bool_]
 
 FALSE_ALARMS = 1e-4
 """Most runs whose noise alone raises an alarm: a union bound over all tests of a run."""
+
 FACTOR = 3.0
-"""Totals of more than so many times ``n_records`` raise an alarm, and of less than one so-manieth.
-"""
+"""Largest ratio of a total to ``n_records``, or of ``n_records`` to a total, without an alarm."""
+
 LIGHT = 2.0
-"""A size of fewer standard deviations of its noise is noted."""
+"""Least size without a note, in standard deviations of its noise."""
+
 MARGIN = 0.1
-"""A mean that is farther outside the bounds, in parts of the half width, is noted."""
+"""Largest distance of a mean from the bounds without a note, in half widths."""
 
 _ROUNDING = 1e-9  # relative: exact sums are compared in float64
 _SHOWN = 10  # rounds that a sentence names
 _KEPT_OF_A_KIND = 3
+_N_FIELDS = 6  # of a finding
 
 
 class Kind(IntEnum):
-    """What is wrong with released values. Alarms come first, then notes."""
+    """The kinds of wrong released values. Alarms come first, then notes."""
 
     TOO_MANY = 0
     TOO_FEW = 1
@@ -66,33 +70,36 @@ class Finding(NamedTuple):
 
     kind: Kind
     round: int
-    number: int  # of the values that it does not hold for
-    place: int  # of the worst of them, from 0
-    value: float  # the worst of them: records, or else how many times its limit it is
-    # standard deviation of that value's noise, in records; 0 where not shown
+    number: int
+    """Of the values that it does not hold for."""
+    place: int
+    """Of the worst of them, from 0."""
+    value: float
+    """The worst of them: in records, or else in multiples of its limit."""
     deviation: float
+    """Standard deviation of that value's noise, in records; 0 where not shown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Meaning:
-    """What the exact sums of a round keep to, whatever the records are; in grid units.
+    """The limits that exact sums of a round keep to for any records; in grid units.
 
     The defaults are those of sums and counts of records, each of which counts in one
     place.
     """
 
     counts: str | None = "counts"
-    """The block of how many records each place has, if there is one."""
+    """The block of the numbers of records by place, if there is one."""
     are_records: bool = True
-    """Whether these are numbers of records, not of clients."""
+    """Whether counts are numbers of records, not of clients."""
     all_count: bool = True
     """Whether every record counts somewhere, however far away it is."""
     times: float = 1.0
-    """In how many places a record may count."""
+    """Number of places in which a record may count."""
     are_clusters: bool = True
     """Whether places are the clusters of the result, not cells or candidates."""
     public_size: int | None = None
-    """How many records each place has, where that is public and no counts are released."""
+    """Number of records of each place, where it is public and no counts are released."""
     sums: str | None = None
     """The block of sums by place, if there is one."""
     length: float = math.inf
@@ -124,13 +131,14 @@ def findings_of(
     answer: "Statistic",
     noise_factor: float = 1.0,
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with a round's noisy sum, from released values alone.
+    """Return the findings about a round's noisy sum, from released values alone.
 
     At most one finding of each kind, the worst. ``before`` is the state before the sum.
     ``noise_factor`` is by how much the noise's standard deviation exceeds the plan's.
     """
     by_kind: dict[Kind, Finding] = {}
-    for finding in _Round(algorithm, before, answer, noise_factor).findings():
+    tests = _Round(algorithm, before, answer, noise_factor)
+    for finding in tests.findings():
         kept = by_kind.setdefault(finding.kind, finding)
         if abs(finding.value) > abs(kept.value):
             by_kind[finding.kind] = finding
@@ -138,7 +146,7 @@ def findings_of(
 
 
 class _Round:
-    """The noisy sum of one round beside what it should keep to."""
+    """The noisy sum of one round beside the limits that it should keep to."""
 
     def __init__(
         self,
@@ -166,16 +174,29 @@ class _Round:
         # whole.
         n_tests = 2 * n_words + 4 * self._n_places + 8
         self.chance = FALSE_ALARMS / algorithm.n_rounds / n_tests
-        has_laplace = any(release.mechanism == "laplace" for release in self.releases)
-        self.reach = deviations(self.chance, has_laplace)
+        mechanisms = {release.mechanism for release in self.releases}
+        self.is_gaussian = mechanisms <= {"gaussian"}
+        self.reach = deviations(self.chance, "laplace" in mechanisms)
 
     @property
     def _n_places(self) -> int:
         name = self.meaning.counts or self.meaning.sums
-        return 1 if name is None else len(self.blocks[name])
+        if name is None:
+            return 1
+        return len(self.blocks[name])
+
+    @property
+    def _has_known_total(self) -> bool:
+        """Whether ``n_records`` bounds the total: clipped clients are another number."""
+        return self.algorithm.n_records is not None and self.algorithm.clip is None
+
+    @property
+    def _planned(self) -> int:
+        """The planned number of records, or 1: totals are compared with it."""
+        return self.algorithm.n_records or 1
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong. All tests are made for all values."""
+        """Yield the findings. All tests are made for all values."""
         if self.meaning.counts is not None:
             yield from self._of_total()
         yield from self._of_signs()
@@ -195,12 +216,11 @@ class _Round:
     @property
     def _counts(self) -> tuple[FloatArray, float]:
         """The records of each place, and the standard deviation of their noise."""
-        meaning = self.meaning
-        if meaning.counts is not None:
-            return self.blocks[meaning.counts] / self.one, self.noise[
-                meaning.counts
-            ] / self.one
-        size = float(meaning.public_size or 0)
+        name = self.meaning.counts
+        if name is not None:
+            counts = self.blocks[name] / self.one
+            return counts, self.noise[name] / self.one
+        size = float(self.meaning.public_size or 0)
         return np.full(self._n_places, size), 0.0
 
     def _of_total(self) -> Iterator[Finding]:
@@ -208,7 +228,8 @@ class _Round:
         if planned is None or not self.meaning.are_records:
             return
         counts, noise = self._counts
-        total, std = math.fsum(counts), noise * math.sqrt(len(counts))
+        total = math.fsum(counts)
+        std = noise * math.sqrt(len(counts))
         most = FACTOR * planned * self.meaning.times
         if total - most > self.reach * std:
             yield Finding(Kind.TOO_MANY, self.number, 1, 0, total, std)
@@ -230,35 +251,37 @@ class _Round:
 
     @property
     def _bounds_hold(self) -> bool:
-        """Whether no sum exceeds what its count allows: not where the two are clipped apart."""
-        return (
-            self.algorithm.clip is None
-            or self.algorithm.has_joint_clipping
-            or (len(self.releases) == 1)
-        )
+        """Whether a count bounds its sum: not where the two are clipped apart."""
+        if self.algorithm.clip is None or self.algorithm.has_joint_clipping:
+            return True
+        return len(self.releases) == 1
 
     def _of_sums(self) -> Iterator[Finding]:
         """Yield places whose sum is larger than records within the bounds make it."""
         name = self.meaning.sums
         if name is None or not self._bounds_hold:
             return
-        sums, noise = self.blocks[name], self.noise[name]
+        sums = self.blocks[name]
+        noise = self.noise[name]
+        d = sums.shape[1]
         counts, count_noise = self._counts
         counts = np.maximum(counts, 0.0) + self.meaning.tolerance
         length = self.meaning.length
-        widths = np.full(sums.shape[1], length)
+        widths = np.full(d, length)
         if self.meaning.widths is not None:
             widths = np.minimum(self.meaning.widths.astype(np.float64), length)
+
+        sizes = np.abs(sums)
         most = counts[:, None] * widths
         std = np.hypot(noise, widths * count_noise)
-        wrong = np.abs(sums) - most > self.reach * std + _ROUNDING * most
-        ratios = np.abs(sums) / np.maximum(most, np.maximum(std, 1.0))
+        wrong = sizes - most > self.reach * std + _ROUNDING * most
         found = wrong.any(axis=1)
-        worst = ratios.max(axis=1)
+        scales = np.maximum(most, np.maximum(std, 1.0))
+        worst = (sizes / scales).max(axis=1)
         # Of a Laplace vector's length only the coordinates are tested.
-        if all(release.mechanism == "gaussian" for release in self.releases):
+        if self.is_gaussian:
             lengths = _lengths(sums)
-            room = noise * math.sqrt(sums.shape[1])
+            room = noise * math.sqrt(d)
             room += self.reach * math.hypot(noise, length * count_noise)
             found |= lengths - counts * length > room + _ROUNDING * counts * length
         yield from self._found(Kind.TOO_LONG, found, worst, -worst)
@@ -268,78 +291,87 @@ class _Round:
         for name in self.meaning.shares:
             if not self._bounds_hold:
                 return
-            values, noise = self.blocks[name] / self.one, self.noise[name] / self.one
+            values = self.blocks[name] / self.one
+            noise = self.noise[name] / self.one
             counts, count_noise = self._counts
-            wrong = -values > self.reach * noise
             std = math.hypot(noise, count_noise)
             most = np.maximum(counts, 0.0)
+            wrong = -values > self.reach * noise
             wrong |= values - most > self.reach * std + _ROUNDING * most
-            ratios = np.abs(values) / np.maximum(most, max(std, 1.0))
+            scales = np.maximum(most, max(std, 1.0))
+            ratios = np.abs(values) / scales
             yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
 
     def _of_totals(self) -> Iterator[Finding]:
-        """Yield single sums below 0, or above what the records there are can add."""
-        for name, most in (self.meaning.totals or {}).items():
-            planned = self.algorithm.n_records
-            value, noise = self.blocks[name], self.noise[name]
-            wrong = -value > self.reach * noise
-            if planned is not None and self.algorithm.clip is None:
-                wrong |= value - FACTOR * planned * most > self.reach * noise
-            ratios = np.abs(value) / max((planned or 1) * most, noise, 1.0)
+        """Yield single sums below 0, or above the most that all records can add."""
+        totals = self.meaning.totals or {}
+        for name, most in totals.items():
+            value = self.blocks[name]
+            noise = self.noise[name]
+            room = self.reach * noise
+            wrong = -value > room
+            if self._has_known_total:
+                wrong |= value - FACTOR * self._planned * most > room
+            scale = max(self._planned * most, noise, 1.0)
+            ratios = np.abs(value) / scale
             yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
 
     def _of_moments(self, words: FloatArray) -> Iterator[Finding]:
         """Yield second moments of no records: squares below 0, products above their squares."""
         d = self.algorithm.domain.n_features
         noise = self.noise[self.meaning.moments or ""]
-        squares, products = words[:d], words[d:]
-        planned = self.algorithm.n_records
-        scale = max((planned or 1) * self.meaning.trace, noise, 1.0)
+        squares = words[:d]
+        products = words[d:]
         wrong = -squares > self.reach * noise
         rows, columns = np.triu_indices(d, 1)
         # 2 |x y| <= x^2 + y^2; the noise of a product has half of the variance of a
         # square's.
         pairs = squares[rows] + squares[columns]
         std = noise * math.sqrt(2.0 + 4.0 * 0.5)
-        wide = 2 * np.abs(products) - pairs > self.reach * std + _ROUNDING * np.abs(
-            pairs
-        )
+        room = self.reach * std + _ROUNDING * np.abs(pairs)
+        wide = 2 * np.abs(products) - pairs > room
         found = np.concatenate([wrong, wide])
-        if planned is not None and self.algorithm.clip is None:
-            excess = math.fsum(squares) - FACTOR * planned * self.meaning.trace
+        if self._has_known_total:
+            excess = math.fsum(squares) - FACTOR * self._planned * self.meaning.trace
             found[0] |= excess > self.reach * noise * math.sqrt(d)
+        scale = max(self._planned * self.meaning.trace, noise, 1.0)
         ratios = np.abs(words) / scale
         yield from self._found(Kind.SQUARES, found, ratios, -ratios)
 
     def _of_clients(self) -> Iterator[Finding]:
         """Yield releases that are longer than as many clipped answers can make them."""
-        n_answers = self.answer.n_answers or self.algorithm.n_clients or 1
-        vector = self.algorithm.flatten(self.answer, self.number).astype(np.float64)
-        sensitivities = self.algorithm.sensitivities(self.number)
-        for release, words in self.algorithm.release_words(self.number):
+        algorithm = self.algorithm
+        n_answers = self.answer.n_answers or algorithm.n_clients or 1
+        vector = algorithm.flatten(self.answer, self.number).astype(np.float64)
+        sensitivities = algorithm.sensitivities(self.number)
+        for release, words in algorithm.release_words(self.number):
             if release.norm == "linf":
-                # its parts have bounds of their own, and clients are never clipped so
+                # its parts have own bounds, and clients are never clipped so
                 continue
             units = sensitivities[words]
             used = units > 0
             values = vector[words][used] / units[used]
-            name = release.blocks[0]
-            unit = self.algorithm.block_sensitivities(self.number)[name]
-            scale = self.noise[name] / (unit * self.algorithm.clip_of(release))
-            n = len(values)
-            if release.mechanism == "laplace":
-                scale /= math.sqrt(2.0)
-                length = math.fsum(np.abs(values))
-                log = -math.log(self.chance)
-                room = scale * (n + math.sqrt(2 * n * log) + log)
-            else:
-                length = float(_lengths(values[None])[0])
-                room = scale * (math.sqrt(n) + self.reach)
-            ratio = length / max(n_answers, room)
+            length, room = self._length_of(release, values)
+            ratios = np.array([length / max(n_answers, room)])
             wrong = np.array([length - n_answers > room + _ROUNDING * n_answers])
-            yield from self._found(
-                Kind.UNCLIPPED, wrong, np.array([ratio]), np.array([-ratio])
-            )
+            yield from self._found(Kind.UNCLIPPED, wrong, ratios, -ratios)
+
+    def _length_of(self, release: Release, values: FloatArray) -> tuple[float, float]:
+        """Return the length of a release in its norm, and the length that noise explains.
+
+        ``values`` (n,) are in units of a clipped answer, and so are both lengths.
+        """
+        name = release.blocks[0]
+        unit = self.algorithm.block_sensitivities(self.number)[name]
+        scale = self.noise[name] / (unit * self.algorithm.clip_of(release))
+        n = len(values)
+        if release.mechanism == "laplace":
+            scale /= math.sqrt(2.0)
+            length = math.fsum(np.abs(values))
+            log = -math.log(self.chance)
+            return length, scale * (n + math.sqrt(2 * n * log) + log)
+        length = float(_lengths(values[None])[0])
+        return length, scale * (math.sqrt(n) + self.reach)
 
     # ------------------------------------------------------------------ the result
 
@@ -349,27 +381,32 @@ class _Round:
             return
         counts, std = self._counts
         if std > 0:
-            yield from self._found(
-                Kind.LIGHT, counts < LIGHT * std, counts, counts, std
-            )
-        name = self.meaning.sums
-        if name is None:
-            return
+            is_light = counts < LIGHT * std
+            yield from self._found(Kind.LIGHT, is_light, counts, counts, std)
+        if self.meaning.sums is not None:
+            yield from self._of_means(self.blocks[self.meaning.sums], counts)
+
+    def _of_means(self, sums: FloatArray, counts: FloatArray) -> Iterator[Finding]:
+        """Yield clusters whose mean lies outside of the bounds."""
+        meaning = self.meaning
         usable = counts >= 1.0
-        means = self.blocks[name] * self.meaning.unit / np.maximum(counts, 1.0)[:, None]
+        sizes = np.maximum(counts, 1.0)
+        means = sums * meaning.unit / sizes[:, None]
         # Noise moves a mean that lies on the boundary beyond it, as a category's share
         # of all.
         far = 1.0 + MARGIN
         beyond = np.zeros(len(counts), dtype=bool)
-        if self.meaning.offsets:
-            beyond = _lengths(means) > self.meaning.length * self.meaning.unit * far
+        if meaning.offsets:
+            longest = meaning.length * meaning.unit
+            beyond = _lengths(means) > longest * far
             means = means + self.before.arrays["centroids"]
         domain = self.algorithm.domain
         if isinstance(domain, Ball):
             beyond |= _lengths(means) > self.one * far
         else:
             widths = domain.grid_half_widths(self.algorithm.fraction_bits)
-            beyond |= (np.abs(means) > widths * far).any(axis=1)
+            is_outside = np.abs(means) > widths * far
+            beyond |= is_outside.any(axis=1)
         excess = np.abs(means).max(axis=1) / self.one
         yield from self._found(Kind.OUTSIDE, usable & beyond, excess, -excess)
 
@@ -385,10 +422,10 @@ class _Round:
         # Found in any case: a server that sees no sum may measure how long a client
         # takes.
         number = int(np.count_nonzero(wrong))
-        place = int(np.argmin(np.where(wrong, order, np.inf)))
-        finding = Finding(
-            kind, self.number, number, place, float(values[place]), deviation
-        )
+        order = np.where(wrong, order, np.inf)
+        place = int(np.argmin(order))
+        value = float(values[place])
+        finding = Finding(kind, self.number, number, place, value, deviation)
         if number:
             yield finding
 
@@ -406,9 +443,11 @@ def deviations(chance: float, is_laplace: bool = False) -> float:
 
 def _lengths(rows: FloatArray) -> FloatArray:
     """Return the l2 norm of each row, whose squares may not overflow."""
-    scale = np.maximum(np.abs(rows).max(axis=1, initial=0.0), 1.0)
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scale = np.maximum(largest, 1.0)
     scaled = rows / scale[:, None]
-    found: FloatArray = scale * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    squares = np.einsum("ij,ij->i", scaled, scaled)
+    found: FloatArray = scale * np.sqrt(squares)
     return found
 
 
@@ -428,68 +467,70 @@ _DOUBT = (
     "before you know."
 )
 
+_SENTENCES = {
+    Kind.TOO_MANY: (
+        "WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} records, "
+        "more than {factor:g} times n_records={planned} and than noise explains. Either "
+        "n_records is wrong, or a client sent false numbers: do not use the result before you "
+        "know."
+    ),
+    Kind.TOO_FEW: (
+        "WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} records, "
+        "less than a third of n_records={planned} among the clients that answered, and less "
+        "than noise explains. Either n_records is wrong, or clients that did not answer hold "
+        "most records, or clients could not read theirs (run `flower-kmeans check` at each), "
+        "or a client sent false numbers."
+    ),
+    Kind.NEGATIVE: (
+        "WARNING: a noisy count of {where} is {least.value:,.0f}, further below 0 than its "
+        "noise of standard deviation {least.deviation:,.3g} explains. A client sent false "
+        "numbers: do not use the result."
+    ),
+    Kind.TOO_LONG: (
+        "WARNING: noisy sums of {where} are {most.value:,.3g} times the most that the counted "
+        "records can add within the bounds, beyond the noise. " + _DOUBT
+    ),
+    Kind.SQUARES: (
+        "WARNING: noisy sums of squares of {where} are those of no records within the bounds, "
+        "beyond the noise. " + _DOUBT
+    ),
+    Kind.UNCLIPPED: (
+        "WARNING: noisy sums of {where} are {most.value:,.3g} times the most that all clipped "
+        "clients can add together, beyond the noise. A client sent false numbers: do not use "
+        "the result."
+    ),
+    Kind.FEW_NEAR: (
+        "The noisy counts of {where} add up to as few as {least.value:,.0f} records, less "
+        "than a third of n_records={planned} among the clients that answered. Here only "
+        "records near a centroid count: allow a larger radius, and check n_records."
+    ),
+    Kind.LIGHT: (
+        "The noisy sizes of {least.number} of {k} clusters are below {light:g} standard "
+        "deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
+        "of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
+        "a larger epsilon or more records."
+    ),
+    Kind.OUTSIDE: (
+        "The noisy means of {most.number} of {k} clusters, as of cluster {most.place}, lay more "
+        "than {margin:.0%} of a half width outside the bounds or farther away than any record "
+        "that counts. Their centroids are noise for the most part: take fewer clusters, a larger "
+        "epsilon or more records."
+    ),
+}
+
 
 def _words(algorithm: "Algorithm", kind: Kind, found: Sequence[Finding]) -> str:
-    where = _rounds([finding.round for finding in found])
-    most = max(found, key=lambda finding: abs(finding.value))
-    least = min(found, key=lambda finding: finding.value)
+    """Return the sentences about the findings of one kind."""
     planned = "unknown" if algorithm.n_records is None else f"{algorithm.n_records:,}"
-    if kind == Kind.TOO_MANY:
-        return (
-            f"WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} records, "
-            f"more than {FACTOR:g} times n_records={planned} and than noise explains. Either "
-            "n_records is wrong, or a client sent false numbers: do not use the result before you "
-            "know."
-        )
-    if kind == Kind.TOO_FEW:
-        return (
-            f"WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} records, "
-            f"less than a third of n_records={planned} among the clients that answered, and less "
-            "than noise explains. Either n_records is wrong, or clients that did not answer hold "
-            "most records, or clients could not read theirs (run `flower-kmeans check` at each), "
-            "or a client sent false numbers."
-        )
-    if kind == Kind.NEGATIVE:
-        return (
-            f"WARNING: a noisy count of {where} is {least.value:,.0f}, further below 0 than its "
-            f"noise of standard deviation {least.deviation:,.3g} explains. A client sent false "
-            "numbers: do not use the result."
-        )
-    if kind == Kind.TOO_LONG:
-        return (
-            f"WARNING: noisy sums of {where} are {most.value:,.3g} times the most that the counted "
-            f"records can add within the bounds, beyond the noise. {_DOUBT}"
-        )
-    if kind == Kind.SQUARES:
-        return (
-            f"WARNING: noisy sums of squares of {where} are those of no records within the bounds, "
-            f"beyond the noise. {_DOUBT}"
-        )
-    if kind == Kind.UNCLIPPED:
-        return (
-            f"WARNING: noisy sums of {where} are {most.value:,.3g} times the most that all clipped "
-            "clients can add together, beyond the noise. A client sent false numbers: do not use "
-            "the result."
-        )
-    if kind == Kind.FEW_NEAR:
-        return (
-            f"The noisy counts of {where} add up to as few as {least.value:,.0f} records, less "
-            f"than a third of n_records={planned} among the clients that answered. Here only "
-            "records near a centroid count: allow a larger radius, and check n_records."
-        )
-    number, k = most.number, algorithm.n_clusters
-    if kind == Kind.LIGHT:
-        return (
-            f"The noisy sizes of {least.number} of {k} clusters are below {LIGHT:g} standard "
-            f"deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
-            f"of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
-            "a larger epsilon or more records."
-        )
-    return (
-        f"The noisy means of {number} of {k} clusters, as of cluster {most.place}, lay more than "
-        f"{MARGIN:.0%} of a half width outside the bounds or farther away than any record that "
-        "counts. Their centroids are noise for the most part: take fewer clusters, a larger "
-        "epsilon or more records."
+    return _SENTENCES[kind].format(
+        where=_rounds([finding.round for finding in found]),
+        most=max(found, key=lambda finding: abs(finding.value)),
+        least=min(found, key=lambda finding: finding.value),
+        planned=planned,
+        k=algorithm.n_clusters,
+        factor=FACTOR,
+        light=LIGHT,
+        margin=MARGIN,
     )
 
 
@@ -508,7 +549,8 @@ def _rounds(numbers: Sequence[int]) -> str:
 
 def to_array(findings: Iterable[Finding]) -> FloatArray:
     """Return findings as rows (m, 6), for a state or a message."""
-    return np.array([tuple(map(float, each)) for each in findings]).reshape(-1, 6)
+    rows = [tuple(map(float, each)) for each in findings]
+    return np.array(rows).reshape(-1, _N_FIELDS)
 
 
 def condensed(rows: FloatArray) -> FloatArray:
@@ -522,15 +564,15 @@ def condensed(rows: FloatArray) -> FloatArray:
     for kind in Kind:
         of_kind = rows[rows[:, 0] == kind]
         if len(of_kind):
-            places = {
-                int(np.argmin(of_kind[:, 1])),
-                int(np.argmax(np.abs(of_kind[:, 4]))),
-                int(np.argmin(of_kind[:, 4])),
-            }
-            kept.append(of_kind[sorted(places)])
-    found = np.concatenate([np.zeros((0, 6)), *kept])
-    most = _KEPT_OF_A_KIND * len(Kind)
-    return np.concatenate([found, np.zeros((most - len(found), 6))])
+            rounds = of_kind[:, 1]
+            values = of_kind[:, 4]
+            first = int(np.argmin(rounds))
+            largest = int(np.argmax(np.abs(values)))
+            least = int(np.argmin(values))
+            kept.append(of_kind[sorted({first, largest, least})])
+    none = np.zeros((0, _N_FIELDS))
+    found = np.concatenate([none, *kept])
+    return _filled_up(found, _KEPT_OF_A_KIND * len(Kind))
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
@@ -538,7 +580,13 @@ def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
     # In a round one of the total, and signs and lengths; at the end also sizes and
     # means.
     most = 3 * n_rounds + 2
-    return np.concatenate([rows, np.zeros((most - len(rows), 6))])
+    return _filled_up(rows, most)
+
+
+def _filled_up(rows: FloatArray, n_rows: int) -> FloatArray:
+    """Return rows of findings, and zeros behind them up to a number of rows."""
+    zeros = np.zeros((n_rows - len(rows), _N_FIELDS))
+    return np.concatenate([rows, zeros])
 
 
 def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding, ...]:
@@ -546,23 +594,31 @@ def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding,
 
     ``n_words`` is the most that a round of the run has.
     """
-    if array.dtype != np.float64 or array.ndim != 2 or array.shape[1] != 6:
+    is_table = array.dtype == np.float64 and array.ndim == 2
+    if not is_table or array.shape[1] != _N_FIELDS:
         raise ValueError("Expected findings as rows of six numbers.")
-    if len(array) > len(Kind) * n_rounds or not np.isfinite(array).all():
+    most = len(Kind) * n_rounds
+    if len(array) > most or not np.isfinite(array).all():
         raise ValueError("Expected finite findings, not more than tests.")
-    whole, values = array[:, :4], array[:, 4:]
+    whole = array[:, :4]
+    deviations_of_values = array[:, 5]
     low = np.array([0, 1, 1, 0])
     high = np.array([len(Kind) - 1, n_rounds, n_words, n_words - 1])
-    is_right = (
-        (whole == np.rint(whole)).all()
-        and (low <= whole).all()
-        and (whole <= high).all()
-    )
-    if not is_right or (values[:, 1] < 0).any():
+    is_whole = (whole == np.rint(whole)).all()
+    is_in_range = (low <= whole).all() and (whole <= high).all()
+    if not (is_whole and is_in_range) or (deviations_of_values < 0).any():
         raise ValueError("Expected findings of the rounds and words of the run.")
-    return tuple(
-        Finding(
-            Kind(int(kind)), int(t), int(number), int(place), float(value), float(std)
-        )
-        for kind, t, number, place, value, std in array.tolist()
+    return tuple(_finding_of(row) for row in array.tolist())
+
+
+def _finding_of(row: Sequence[float]) -> Finding:
+    """Return the finding of a row of six numbers."""
+    kind, round_number, number, place, value, deviation = row
+    return Finding(
+        kind=Kind(int(kind)),
+        round=int(round_number),
+        number=int(number),
+        place=int(place),
+        value=float(value),
+        deviation=float(deviation),
     )

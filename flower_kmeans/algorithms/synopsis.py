@@ -14,109 +14,74 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms import synopsis_choice as choice
-from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
     FloatArray,
-    IntArray,
     Query,
     State,
 )
-from flower_kmeans.algorithms.numerics import postprocess, transport
 from flower_kmeans.algorithms.numerics import projection as projections
-from flower_kmeans.algorithms.numerics.assignment import check_exactness, largest_weight
-from flower_kmeans.algorithms.numerics.cells import cell_sums
-from flower_kmeans.algorithms.numerics.cost import squared_distances
-from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
-from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
-from flower_kmeans.algorithms.numerics.portable import logarithm, normals
-from flower_kmeans.algorithms.numerics.postprocess import (
-    clip_rows,
-    into_domain,
-    scaled,
-    to_grid,
-)
-from flower_kmeans.algorithms.numerics.projection import (
-    MOMENTS,
-    ProjectedRecords,
-    Projection,
-)
+from flower_kmeans.algorithms.numerics.assignment import check_exactness
+from flower_kmeans.algorithms.numerics.postprocess import scaled
+from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
+from flower_kmeans.algorithms.synopsis_cells import CellsStage
+from flower_kmeans.algorithms.synopsis_constants import (
+    ANY_CLUSTERS,
+    BLIND_DIRECTIONS,
+    CELL_COUNT,
+    CLEAR_MOMENTS,
+    COUNT_DIRECTIONS,
+    COUNT_POWER,
+    FEW_COLUMNS,
+    FEWEST_CELLS,
+    FIRST,
+    GROWTH,
+    LEAST_SYNOPSIS,
+    MOMENT_SHARE,
+    MOST_BOUNDED,
+    MOST_CELLS,
+    MOST_CHOSEN,
+    MOST_COLUMNS,
+    MOST_DIRECTIONS,
+    MOST_SYNOPSIS,
+    REFINEMENT_COUNTS,
+    REFINEMENTS,
+    SECOND_ROUND,
+    SIZING,
+    SIZING_ROUNDS,
+    SMALLEST,
+    THIRD_ROUND,
+)
+from flower_kmeans.algorithms.synopsis_mixture import Parts
+from flower_kmeans.algorithms.synopsis_moments import MomentsStage
+from flower_kmeans.algorithms.synopsis_refinement import RefinementStage
+from flower_kmeans.algorithms.synopsis_sizes import PowerCells, SizingStage
+from flower_kmeans.algorithms.synopsis_start import Start
+from flower_kmeans.algorithms.synopsis_state import (
+    NORMS,
+    SLACKS,
+    WARNINGS,
+    Directions,
+    NoisySum,
+    Setting,
+    Stage,
+)
 from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.data.domain import GridRecords, row_sums
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.parameters import AUTO, DERIVED, FLAG, LARGEST, Kind, is_auto, whole
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
-from flower_kmeans.threads import single_threaded_blas
-
-Arrays = dict[str, IntArray]
-
-NORMS, SLACKS = "norms", "slacks"
-FIRST = 1  # the round of the second moments
-
-# Shares of mu^2. Shares of sizing rounds come first; the others keep their proportions.
-MOMENT_SHARE = 0.08
-# the most in at most so many columns
-MOST_SYNOPSIS, LEAST_SYNOPSIS, FEW_COLUMNS = 0.55, 0.30, 8
-GROWTH = 1.5  # share of a synopsis round over that of the round before
-# of a round's counts, over the share that is best for a single mean
-REFINEMENT_COUNTS = 0.4
-SIZING_ROUNDS, SIZING = 4, 0.10
-
-REFINEMENTS = 4  # moves are weighed by their noise, so more rounds lose little
-FEWEST_CELLS, MOST_CELLS = 2, 5  # of a synopsis round, in clusters
-# records that a cell should have, in standard deviations of its count's noise
-CELL_COUNT = 1.0
-# noise of the largest eigenvalue, in radii squared, that moments may have
-CLEAR_MOMENTS = 0.35
-# for second moments: eigenvectors of more take seconds at every client
-MOST_COLUMNS = 128
-# of the synopsis, with second moments and without
-MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16
-ANY_CLUSTERS = 1, 20  # from which a run chooses that is not told a number
-# clusters where the run chooses: an update that compares more takes minutes
-MOST_CHOSEN = 100
-# clusters with bounds on sizes: an update that finds weights takes minutes then
-MOST_BOUNDED = 256
-
-# of the synopsis' radius, and of the first mean square
-RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
-# of `absent`: deviations expected, and what is left
-ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25
-# of centroids for other reasons than noise, in variances; per round
-DRIFT, DRIFT_DECAY = 0.3, 0.7
-LEAST_NOISE = 1e-3  # of a size, in records, where noise of 0 would be divided by
-# fractional bits of reals in a state: lengths and variances in units of D
-REAL_BITS = 52
 
 _MOST_SYNOPSES, _MOST_REFINEMENTS, _MOST_SIZINGS = 8, 32, 32  # in a run document
 _SIGNAL_TOLERANCE = 1e-6  # calibration differs between processors by far less
-_MOVE_BITS = 24  # of a move, where it is projected
-
-WARNINGS = (
-    "The noise is too large for second moments of so many columns: the synopsis took random "
-    "directions.",
-    "The noisy second moments do not exceed their noise in any direction: the synopsis took "
-    "arbitrary ones.",
-    "In a round of the synopsis no cell had more noisy records than its noise: only the largest "
-    "was kept.",
-    "Fewer cells than clusters had more noisy records than their noise: some centroids started "
-    "from points of the model.",
-    "Some clusters had a noisy count within its noise in a refinement round: their centroids moved "
-    "less than their records would have moved them.",
-    "Clients did not answer in a round, and with them most records of a cell or cluster were "
-    "missing: it was kept as the round before had left it.",
-)
-BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(WARNINGS))
 
 
 # ------------------------------------------------------------------------- the schedule
@@ -175,30 +140,26 @@ class Schedule:
         n_sizings: int = 0,
         n_refinements: int = REFINEMENTS,
     ) -> Self:
-        """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise."""
-        k, d = n_clusters, n_features
-        root = math.sqrt(d)
+        """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise.
+
+        See docs/guarantees.md, "SynopsisKMeans", "Decided in advance".
+        """
+        d = n_features
         strength = signal * math.sqrt(_left(n_sizings))
-        # c of docs/guarantees.md, "SynopsisKMeans".
-        counts = strength / (k * math.sqrt(root))
-        clear = math.sqrt(2 * d) < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * strength
-        moments = clear and d <= MOST_COLUMNS
-        n_directions = min(d, MOST_DIRECTIONS if moments else BLIND_DIRECTIONS)
-        count_share = 1 / (1 + (n_directions / 4) ** 0.2)
-        wanted = (
-            strength * math.sqrt(part * count_share) / CELL_COUNT
-            for part in _synopsis_shares(
-                1 + (counts > 6) + (counts > 14), d, n_refinements
-            )
-        )
-        cells = tuple(
-            int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted
-        )
+        moments = d <= MOST_COLUMNS and _has_clear_moments(strength, d)
+        most_directions = MOST_DIRECTIONS if moments else BLIND_DIRECTIONS
+        n_directions = min(d, most_directions)
+        count_share = 1 / (1 + (n_directions / COUNT_DIRECTIONS) ** COUNT_POWER)
+        n_synopses = _synopsis_rounds(strength, n_clusters, d)
+        shares = _synopsis_shares(n_synopses, d, n_refinements)
         return cls(
             signal=signal,
             moments=moments,
             n_directions=n_directions,
-            cells=cells,
+            cells=tuple(
+                _cells_of_round(strength, share * count_share, n_clusters)
+                for share in shares
+            ),
             n_refinements=n_refinements,
             count_share=count_share,
             n_sizings=n_sizings,
@@ -262,21 +223,16 @@ class Schedule:
 
     def releases(self, round_number: int, n_features: int) -> tuple[Release, ...]:
         """Return a round's releases, with the noise that they have at mu = 1."""
-
-        def release(name: str, blocks: tuple[str, ...], share: float) -> Release:
-            return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
-
-        share, parts = (
-            self.share(round_number, n_features),
-            self.parts(round_number, n_features),
-        )
+        share = self.share(round_number, n_features)
+        parts = self.parts(round_number, n_features)
         if self.is_synopsis(round_number):
-            return (release("synopsis", tuple(parts), share),)
+            return (_release("synopsis", tuple(parts), share),)
         if self.is_sizing(round_number):
-            return (release("sizes", tuple(parts), share),)
+            return (_release("sizes", tuple(parts), share),)
         prefix = "" if round_number == FIRST else "refinement-"
         return tuple(
-            release(prefix + name, (name,), share * parts[name]) for name in parts
+            _release(prefix + name, (name,), share * part)
+            for name, part in parts.items()
         )
 
     @classmethod
@@ -292,6 +248,27 @@ def _left(n_sizings: int) -> float:
     return 1 - SIZING if n_sizings else 1.0
 
 
+def _has_clear_moments(strength: float, n_features: int) -> bool:
+    """Return whether noise leaves second moments clear, at the signal S of all rounds."""
+    noise = math.sqrt(2 * n_features)
+    return noise < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * strength
+
+
+def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
+    """Return the number of synopsis rounds, by c = S / (k d^1/4)."""
+    fourth_root = math.sqrt(math.sqrt(n_features))
+    c = strength / (n_clusters * fourth_root)
+    return 1 + (c > SECOND_ROUND) + (c > THIRD_ROUND)
+
+
+def _cells_of_round(strength: float, count_share: float, n_clusters: int) -> int:
+    """Return M of a synopsis round whose counts have a share of mu^2."""
+    wanted = strength * math.sqrt(count_share) / CELL_COUNT
+    fewest = FEWEST_CELLS * n_clusters
+    most = MOST_CELLS * n_clusters
+    return int(min(max(wanted, fewest), most))
+
+
 def _synopsis_share(n_features: int, n_refinements: int) -> float:
     """Return the share of mu^2 of all synopsis rounds: less in many columns, or all there is."""
     if not n_refinements:
@@ -305,8 +282,14 @@ def _synopsis_shares(
 ) -> tuple[float, ...]:
     """Return the share of mu^2 of each synopsis round."""
     weights = [GROWTH**t for t in range(n_rounds)]
+    total = sum(weights)
     share = _synopsis_share(n_features, n_refinements)
-    return tuple(share * weight / sum(weights) for weight in weights)
+    return tuple(share * weight / total for weight in weights)
+
+
+def _release(name: str, blocks: tuple[str, ...], share: float) -> Release:
+    """Return a Gaussian release with a share of mu^2, with its noise at mu = 1."""
+    return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
 
 
 # ------------------------------------------------------------------------ the algorithm
@@ -545,61 +528,87 @@ class SynopsisAlgorithm(base.Algorithm):
         """Planned standard deviation of a released size, in records."""
         return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
 
+    # ------------------------------------------------------------------ the stages
+
+    def _stage(self, round_number: int) -> Stage:
+        """Return the stage of a round, in the order of docs/guarantees.md."""
+        schedule = self.schedule
+        last = schedule.last_synopsis
+        if round_number == FIRST:
+            n_cells = schedule.n_cells(FIRST + 1)
+            return MomentsStage(self._setting, schedule.moments, n_cells)
+        if schedule.is_synopsis(round_number):
+            is_last = round_number == last
+            return CellsStage(
+                self._setting,
+                round_number=round_number,
+                n_cells=schedule.n_cells(round_number),
+                fractions=schedule.parts(round_number, self.domain.n_features),
+                n_next=None if is_last else schedule.n_cells(round_number + 1),
+                start=Start(self._setting, self.min_clusters, self._power_cells),
+            )
+        if schedule.is_sizing(round_number):
+            is_last = round_number == self.n_rounds
+            power_cells = None if is_last else self._power_cells
+            return SizingStage(self._setting, power_cells)
+        return RefinementStage(
+            self._setting,
+            place=round_number - last,
+            # With own clips, counts of the first round are of another size than those
+            # of the synopsis.
+            follows_counts=round_number > last + 1 or not self.clips,
+            power_cells=self._power_cells,
+        )
+
+    @cached_property
+    def _setting(self) -> Setting:
+        """The public figures that all stages share."""
+        n_records = math.inf if self.n_records is None else float(self.n_records)
+        return Setting(
+            domain=self.domain,
+            fraction_bits=self.fraction_bits,
+            n_clusters=self.n_clusters,
+            n_directions=self.schedule.n_directions,
+            strength=self.schedule.strength,
+            n_records=n_records,
+            seed=self.seed,
+        )
+
+    @cached_property
+    def _power_cells(self) -> PowerCells | None:
+        """The power cells of the points, with bounds on sizes."""
+        if not self.bounded:
+            return None
+        least = self.min_size or 0
+        most = self.max_size
+        if most is None:
+            # They require it.
+            most = cast(int, self.n_records)
+        return PowerCells(
+            self._setting,
+            bounds=(least, most),
+            size_noise=self.size_noise,
+            last_round=self.n_rounds,
+        )
+
+    @property
+    def projection(self) -> Projection:
+        """The grids of the synopsis."""
+        return self._setting.projection
+
     # ------------------------------------------------------------------ the plan
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
-        """Return the blocks of a round; sums and slacks of the synopsis are in radii of the cell.
-
-        Of second moments: the diagonal, then the entries above it.
-        """
-        d, q = self.domain.n_features, self.fraction_bits
-        if round_number == FIRST:
-            if self.schedule.moments:
-                return (
-                    Block(MOMENTS, (d * (d + 1) // 2,), 2 * projections.moment_bits(q)),
-                )
-            return (Block(NORMS, (1,), q),)
-        if self.schedule.is_synopsis(round_number):
-            m, p = self.schedule.n_cells(round_number), self.schedule.n_directions
-            return (
-                Block(SUMS, (m, p), q),
-                Block(COUNTS, (m,), q),
-                Block(SLACKS, (m,), q),
-            )
-        counts = Block(COUNTS, (self.n_clusters,), q)
-        if self.schedule.is_sizing(round_number):
-            return (counts,)
-        return (Block(SUMS, (self.n_clusters, d), q), counts)
+        """Return the blocks of a round, as its stage has them."""
+        return self._stage(round_number).layout()
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases with noise multipliers relative to those of other rounds."""
         return self.schedule.releases(round_number, self.domain.n_features)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return the unit of every block; of second moments, that of the diagonal.
-
-        In a synopsis round a block's unit is 1 over the root of its part of the round's
-        mu^2, so that a record changes all blocks together by 1 at most.
-        """
-        q, one = self.fraction_bits, float(2**self.fraction_bits)
-        if round_number == FIRST:
-            if self.schedule.moments:
-                return {
-                    MOMENTS: float(
-                        projections.squared_bound(
-                            self.domain, q, q - projections.moment_bits(q)
-                        )
-                    )
-                }
-            return {NORMS: float(projections.squared_bound(self.domain, q) >> q)}
-        parts = self.schedule.parts(round_number, self.domain.n_features)
-        if not self.schedule.is_synopsis(round_number):
-            return dict.fromkeys(parts, one)
-        # Root and quotient are rounded, and the unit is made larger by more than they
-        # can lack.
-        return {
-            name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()
-        }
+        """Return the unit of every block; of second moments, that of the diagonal."""
+        return self._stage(round_number).sensitivities()
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivities to one record: those of second moments differ by word."""
@@ -620,97 +629,33 @@ class SynopsisAlgorithm(base.Algorithm):
         if not self.budget.is_private:
             return dict.fromkeys(sensitivities, 0.0)
         # `_planned_signal`, solved for mu.
-        mu = self.schedule.signal * (self.clip or 1.0) / cast(int, self.n_records)
-        return {
-            name: release.noise_multiplier
-            / mu
-            * self.clip_of(release)
-            * sensitivities[name]
-            for release in self.releases(round_number)
-            for name in release.blocks
-        }
+        n_records = cast(int, self.n_records)
+        mu = self.schedule.signal * (self.clip or 1.0) / n_records
+        found = {}
+        for release in self.releases(round_number):
+            scale = release.noise_multiplier / mu * self.clip_of(release)
+            for name in release.blocks:
+                found[name] = scale * sensitivities[name]
+        return found
 
-    # ------------------------------------------------------------------ queries
+    # ------------------------------------------------------------------ the rounds
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the empty initial state. ``rng`` is not used."""
-        return State(0, {"flags": np.zeros(len(WARNINGS), dtype=np.int64)})
+        flags = np.zeros(len(WARNINGS), dtype=np.int64)
+        return State(0, {"flags": flags})
 
     def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
         """Return the ranges of a round's query; round 1 asks about nothing."""
-        d, p, q = self.domain.n_features, self.schedule.n_directions, self.fraction_bits
-        if round_number == FIRST:
-            return {}
-        if self.schedule.is_synopsis(round_number):
-            m, limit = self.schedule.n_cells(round_number), self.projection.limit
-            return {
-                "projection": ((d, p), -(2**q), 2**q),
-                "cells": ((m, p), -limit, limit),
-                "radii": ((m,), 1, limit),
-            }
-        widths = self.domain.grid_half_widths(q)
-        ranges: dict[str, base.Range] = {
-            "centroids": ((self.n_clusters, d), -widths, widths)
-        }
-        if self.bounded:
-            most = largest_weight(d, q)
-            ranges["weights"] = ((self.n_clusters,), -most, most)
-        if not self.schedule.is_sizing(round_number):
-            ranges["radius"] = (
-                (1,),
-                1,
-                math.isqrt(projections.squared_bound(self.domain, q)),
-            )
-        return ranges
+        return self._stage(round_number).ranges()
 
     def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
         """Return the client's answer to the round's query."""
-        arrays, number, q = query.arrays, query.round, self.fraction_bits
-        if number == FIRST:
-            if self.schedule.moments:
-                return base.Statistic({MOMENTS: projections.second_moments(records)})
-            origin = np.zeros((1, self.domain.n_features), dtype=np.int64)
-            norms = squared_distances(
-                records, origin, projections.squared_bound(self.domain, q)
-            )
-            return base.Statistic({NORMS: np.array([norms], dtype=np.int64)})
-        if self.schedule.is_synopsis(number):
-            projected = ProjectedRecords(records, self.projection, arrays["projection"])
-            sums, counts, slacks = cell_sums(
-                projected, arrays["cells"], arrays["radii"], q
-            )
-            return base.Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
-        weights, sizing = arrays.get("weights"), self.schedule.is_sizing(number)
-        # No count depends on a radius.
-        radii = np.full(self.n_clusters, 1 if sizing else arrays["radius"][0])
-        sums, counts, _ = cell_sums(
-            records, arrays["centroids"], radii, q, weights=weights
-        )
-        return base.Statistic(
-            {COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q}
-        )
+        return self._stage(query.round).statistic(query.arrays, records)
 
     def meaning(self, state: State, answer: base.Statistic) -> Meaning:
-        """Return what moments, and sums, counts and slacks of cells or clusters keep to."""
-        number, one = state.round + 1, 2.0**self.fraction_bits
-        if number == FIRST:
-            most = self.block_sensitivities(number)
-            if self.schedule.moments:
-                return Meaning(
-                    counts=None,
-                    moments=MOMENTS,
-                    trace=most[MOMENTS],
-                    are_clusters=False,
-                )
-            return Meaning(counts=None, totals=most, are_clusters=False)
-        if self.schedule.is_synopsis(number):
-            return Meaning(sums=SUMS, length=one, shares=(SLACKS,), are_clusters=False)
-        if self.schedule.is_sizing(number):
-            return Meaning()
-        unit = float(state.arrays["radius"][0]) / one
-        return Meaning(sums=SUMS, length=one, unit=unit, offsets=True)
-
-    # ------------------------------------------------------------------ updates
+        """Return the limits that exact sums of the round keep to."""
+        return self._stage(state.round + 1).meaning(state.arrays)
 
     def update(
         self,
@@ -719,319 +664,17 @@ class SynopsisAlgorithm(base.Algorithm):
         rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
-        number, flags = state.round + 1, state.arrays["flags"].copy()
-        if number == FIRST:
-            after = self._after_moments
-        elif self.schedule.is_synopsis(number):
-            after = self._after_synopsis
-        elif self.schedule.is_sizing(number):
-            after = self._after_sizing
-        else:
-            after = self._after_refinement
-        arrays = after(state, answer, flags)
-        return State(number, {**state.arrays, **arrays, "flags": flags})
-
-    def _after_moments(
-        self, state: State, answer: base.Statistic, flags: IntArray
-    ) -> Arrays:
-        d, p, noise = (
-            self.domain.n_features,
-            self.schedule.n_directions,
-            self.noise_of(FIRST),
+        number = state.round + 1
+        before = state.arrays
+        flags = before["flags"].copy()
+        found = NoisySum(
+            blocks=answer.blocks,
+            deviations=self.noise_of(number),
+            exponent=self.fraction_bits,
+            answered=answer.answered,
         )
-        source = round_words(self.seed, FIRST)
-        side = self._longest * 2.0**-self.fraction_bits
-        norm2, n_records = side * side, self._planned * answer.answered
-        directions = np.eye(d)
-        if self.schedule.moments:
-            scale = 4.0 ** -projections.moment_bits(self.fraction_bits) / norm2
-            moments = projections.symmetric(answer.blocks[MOMENTS], d) * scale
-            total, std = math.fsum(np.diagonal(moments)), noise[MOMENTS] * scale
-        else:
-            scale = 2.0**-self.fraction_bits / norm2
-            total, std = float(answer.blocks[NORMS][0]) * scale, noise[NORMS] * scale
-        # Without a public figure, all that is known is how the directions compare.
-        n = n_records if n_records < math.inf else max(total / 0.25, 1.0)
-        if self.schedule.moments:
-            norm = model.mean_norm(total / n, std * math.sqrt(d) / n)
-            directions, values = eigenvectors(moments / n)
-            variances, n_clear = model.spectrum(
-                values, math.sqrt(2 * d) * std / n, norm
-            )
-            # With p = d any directions will do: they span all columns.
-            flags[NO_SIGNAL] = n_clear == 0 and p < d
-        else:
-            variances = np.full(d, model.mean_norm(total / n, std / n) / d)
-            flags[BLIND] = p < d
-            if p < d:
-                directions = orthonormal(
-                    normals(random_words(source, d * p)).reshape(d, p)
-                )
-        return {
-            "projection": self.projection.matrix(directions[:, :p]),
-            "prior": _stored(variances[:p]),
-            "rest": _stored(math.fsum(variances[p:])),
-            **self._cells(FIRST + 1, model.prior(variances[:p]), source),
-        }
-
-    def _cells(
-        self,
-        number: int,
-        mixture: model.Mixture,
-        source: np.random.Philox,
-        unseen: model.Mixture | None = None,
-    ) -> Arrays:
-        """Return the cells of a round."""
-        n_cells, step = self.schedule.n_cells(number), self._projected_step
-        cells = model.partition(mixture, n_cells, self._factor, step, source, unseen)
-        return {
-            "cells": cells.centers,
-            "radii": cells.radii,
-            "variances": _stored(cells.variances),
-            "spread": _stored(cells.spread),
-            "expected": to_grid(cells.expected * 2.0**self.fraction_bits),
-        }
-
-    def _after_synopsis(
-        self, state: State, answer: base.Statistic, flags: IntArray
-    ) -> Arrays:
-        number, before = state.round + 1, state.arrays
-        q, names, noises = (
-            self.fraction_bits,
-            (SUMS, COUNTS, SLACKS),
-            self.noise_of(number),
-        )
-        source = round_words(self.seed, number)
-        variances, spread = (
-            _real(before["variances"]),
-            float(_real(before["spread"])[0]),
-        )
-        expected = scaled(before["expected"], q)
-        cells = model.Partition(
-            before["cells"], before["radii"], variances, spread, expected
-        )
-        released = model.Released(*(scaled(answer.blocks[name], q) for name in names))
-        noise = model.Noise(*(noises[name] * 2.0**-q for name in names))
-        counts = released.counts, noise.counts
-        total = postprocess.expected_total(*counts, self._planned, answer.answered)
-        # The public figure for N may be too small.
-        total = max(total, postprocess.surely_counted(*counts))
-        comparable = number > FIRST + 1  # before, nothing was counted
-        missing = _held(answer, flags, expected, *counts, comparable)
-        step = self._projected_step
-        mixture, stood_out = model.learned(cells, released, noise, step, total, missing)
-        flags[NO_CELL] |= not stood_out
-        if number < self.schedule.last_synopsis:
-            # Records of clients that did not answer may lie where no others do.
-            unseen = None
-            if answer.answered < 1 and not comparable:
-                share = (1 - answer.answered) * math.fsum(mixture.weights)
-                unseen = model.prior(_real(before["prior"]))
-                unseen = unseen._replace(weights=share * unseen.weights)
-            return self._cells(number + 1, mixture, source, unseen)
-        k, sized = self.n_clusters, model.in_state(mixture)
-        if self.bounded:
-            sized["masses"] = model.equal_masses(k)
-            points = model.drawn_points(sized, k, self._words_of_points)
-            found, weights = model.select_within(mixture, points, k, self._aim, source)
-        elif self.min_clusters is not None:
-            radii = before["radii"] * step
-            chosen, found = self._chosen(
-                mixture, radii, noise, float(_real(before["rest"])[0])
-            )
-            sized["chosen"] = np.array([chosen], dtype=np.int64)
-        else:
-            found = model.select(mixture, k, source)
-        flags[FEW] = found.few
-        lifted = self.projection.lift(
-            to_grid(found.centers / step), before["projection"]
-        )
-        centroids = into_domain(to_grid(lifted), self.domain, q)
-        if self.bounded:
-            # Weights of the selection are where `_weights` starts.
-            unit = self._longest * 2.0**-model.MODEL_BITS
-            sized["weights"] = self._in_range(weights * (unit * unit))
-            sized["size_variance"] = _stored(1.0)
-            sized["weights"] = self._weights(
-                {**before, **sized, "centroids": centroids}
-            )
-        d, p = self.domain.n_features, self.schedule.n_directions
-        rest = float(_real(before["rest"])[0])
-        first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
-        # The last entry stands for every direction that the projection leaves out.
-        within = np.append(found.within, beside)
-        doubts = np.hstack([found.doubts, np.full((len(centroids), 1), beside)])
-        return {
-            **sized,
-            "centroids": centroids,
-            "counts": to_grid(found.counts * 2.0**q),
-            "moves": np.zeros_like(centroids),
-            "within": _stored(within),
-            "doubts": _stored(doubts + DRIFT * within),
-            "first": _stored(first),
-            "mean_square": _stored(RADIUS_FACTOR * RADIUS_FACTOR * first),
-            "radius": self._radius(first),
-        }
-
-    def _chosen(
-        self, mixture: model.Mixture, radii: FloatArray, noise: model.Noise, rest: float
-    ) -> tuple[int, model.Selection]:
-        """Return the number of clusters that costs suggest, and its centres: the first rows."""
-        numbers = range(self.fewest_clusters, self.n_clusters + 1)
-        n_beside = self.domain.n_features - self.schedule.n_directions
-        beside = rest / max(n_beside, 1)
-        found = choice.selections(mixture, numbers, self.seed)
-        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
-        most = choice.most_suggested(mixture.weights, noise.counts)
-        chosen = choice.suggested(numbers, costs, most)
-        return chosen, choice.padded(found, chosen - self.fewest_clusters)
-
-    def _after_refinement(
-        self, state: State, answer: base.Statistic, flags: IntArray
-    ) -> Arrays:
-        number, before = state.round + 1, state.arrays
-        q, noises, last = (
-            self.fraction_bits,
-            self.noise_of(number),
-            self.schedule.last_synopsis,
-        )
-        sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
-        sizes_before, doubts_before = (
-            scaled(before["counts"], q),
-            _real(before["doubts"]),
-        )
-        count_noise = noises[COUNTS] * 2.0**-q
-        flags[LIGHT] |= (counts < count_noise).any()
-        radius = float(before["radius"][0]) / self._longest
-        sizes = np.maximum(counts, max(count_noise, base.MIN_COUNT))
-        moves = clip_rows(radius * sums / sizes[:, None], radius)
-        errors = radius * noises[SUMS] * 2.0**-q / sizes
-        moves, doubts = weighed(
-            moves, doubts_before, errors * errors, before["projection"], q
-        )
-        moves = continued(moves, _real(before["moves"]))
-        # With own clips, counts of the first round are of another size than those of
-        # the synopsis.
-        comparable = number > last + 1 or not self.clips
-        missing = _held(answer, flags, sizes_before, counts, count_noise, comparable)
-        moves[missing], doubts[missing] = 0.0, doubts_before[missing]
-        counts = np.where(missing, sizes_before, counts)
-        sizes = np.where(missing, sizes_before, sizes)
-        # A centroid that moves by s comes nearer to each of its records by |s|^2 on
-        # average.
-        saved = math.fsum(sizes * row_sums(moves * moves))
-        planned = self._planned if self.n_records else 0.0
-        mean_square = float(_real(before["mean_square"])[0])
-        mean_square -= saved / max(math.fsum(sizes), planned)
-        mean_square = max(LEAST_RADIUS2 * float(_real(before["first"])[0]), mean_square)
-        drift = DRIFT * math.prod([DRIFT_DECAY] * (number - last))
-        wanted = clip_rows(before["centroids"] / self._longest + moves, 1.0)
-        centroids = into_domain(to_grid(wanted * self._longest), self.domain, q)
-        sized = {}
-        if self.bounded:
-            noise = max(count_noise / answer.answered, LEAST_NOISE)
-            have, labels = self._sizes_of_points(before)
-            reached = np.where(missing, have, counts / answer.answered)
-            gain = transport.refinement_gain(reached, have, noise)
-            sized = self._raked(
-                {**before, "centroids": centroids}, labels, reached, gain
-            )
-        return {
-            **sized,
-            "centroids": centroids,
-            "counts": to_grid(counts * 2.0**q),
-            "moves": _stored(moves),
-            "doubts": _stored(doubts + drift * _real(before["within"])),
-            "mean_square": _stored(mean_square),
-            "radius": self._radius(mean_square),
-        }
-
-    def _after_sizing(
-        self, state: State, answer: base.Statistic, flags: IntArray
-    ) -> Arrays:
-        """Return what counts alone change: masses and weights, but not after the last round."""
-        number, before = state.round + 1, state.arrays
-        q, measured = self.fraction_bits, answer.blocks[COUNTS]
-        if number == self.n_rounds:
-            return {"counts": measured.copy()}
-        counts = scaled(measured, q)
-        missing = _held(
-            answer, flags, scaled(before["counts"], q), counts, self.size_noise
-        )
-        noise = max(self.size_noise / answer.answered, LEAST_NOISE)
-        have, labels = self._sizes_of_points(before)
-        reached = np.where(missing, have, counts / answer.answered)
-        variance = float(_real(before["size_variance"])[0]) * noise * noise
-        gain, variance = transport.sizing_gain(reached, have, noise, variance)
-        return {
-            "counts": np.where(missing, before["counts"], measured),
-            **self._raked(before, labels, reached, gain),
-            "size_variance": _stored(variance / (noise * noise)),
-        }
-
-    # ------------------------------------------------------------- sizes of power cells
-
-    def _weights(self, arrays: Mapping[str, IntArray]) -> IntArray:
-        """Return weights with which the points' cells lie within the bounds."""
-        costs, before = self._distances(arrays), arrays["weights"]
-        return self._in_range(
-            transport.power_weights(costs, arrays["masses"], *self._aim, before)
-        )
-
-    def _sizes_of_points(
-        self, arrays: Mapping[str, IntArray]
-    ) -> tuple[FloatArray, IntArray]:
-        """Return how many records the points of each cell stand for, and the points' cells."""
-        labels = transport.power_cells(self._distances(arrays), arrays["weights"])
-        sizes = transport.cell_sizes(arrays["masses"], labels, self.n_clusters)
-        return sizes / self._per_record, labels
-
-    def _raked(
-        self,
-        arrays: Mapping[str, IntArray],
-        labels: IntArray,
-        counts: FloatArray,
-        gain: float,
-    ) -> Arrays:
-        """Return masses after noisy counts, and weights for them."""
-        masses = transport.rake(
-            arrays["masses"], labels, counts * self._per_record, gain
-        )
-        return {
-            "masses": masses,
-            "weights": self._weights({**arrays, "masses": masses}),
-        }
-
-    def _distances(self, arrays: Mapping[str, IntArray]) -> FloatArray:
-        """Return squared distances of all points to the centroids, in squared grid units."""
-        points = model.drawn_points(arrays, self.n_clusters, self._words_of_points)
-        on_grid = to_grid(scaled(points, model.MODEL_BITS) / self._projected_step)
-        return distances(
-            on_grid, arrays["centroids"], self.projection, arrays["projection"]
-        )
-
-    def _in_range(self, weights: NDArray[Any]) -> IntArray:
-        """Return weights as integers that a query may hold."""
-        most = largest_weight(self.domain.n_features, self.fraction_bits)
-        return np.clip(to_grid(weights.astype(np.float64)), -most, most)
-
-    @property
-    def _per_record(self) -> float:
-        """The mass of a record."""
-        return 2.0**model.MASS_BITS / self._planned
-
-    @property
-    def _aim(self) -> tuple[float, float]:
-        n_records = int(self._planned)
-        high = n_records if self.max_size is None else self.max_size
-        return transport.aim(
-            self.min_size or 0, high, self.size_noise, n_records, self.n_clusters
-        )
-
-    @property
-    def _words_of_points(self) -> np.random.Philox:
-        """The words of the last round, which needs no others."""
-        return round_words(self.seed, self.n_rounds)
+        changed = self._stage(number).after(before, found, flags)
+        return State(number, {**before, **changed, "flags": flags})
 
     # ------------------------------------------------------------------ results
 
@@ -1058,7 +701,8 @@ class SynopsisAlgorithm(base.Algorithm):
 
     def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
         """Return the last round's noisy sizes beside the bounds; ``None`` before, or without."""
-        counts, bounds = self.counts(state), self.size_bounds
+        counts = self.counts(state)
+        bounds = self.size_bounds
         if bounds is None or state.round < self.n_rounds or counts is None:
             return None
         return SizeReport(
@@ -1068,10 +712,11 @@ class SynopsisAlgorithm(base.Algorithm):
     @property
     def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]]:
         """Most parts, directions, and the planned noise of a cell: count, sum and slack."""
-        last, unit = self.schedule.last_synopsis, 2.0**-self.fraction_bits
-        noises = self.noise_of(last)
-        noise = noises[COUNTS] * unit, noises[SUMS] * unit, noises[SLACKS] * unit
-        return self.schedule.n_cells(last), self.schedule.n_directions, noise
+        last = self.schedule.last_synopsis
+        unit = 2.0**-self.fraction_bits
+        noise = self.noise_of(last)
+        of_cell = noise[COUNTS] * unit, noise[SUMS] * unit, noise[SLACKS] * unit
+        return self.schedule.n_cells(last), self.schedule.n_directions, of_cell
 
     def mixture(
         self, state: State, noise_factor: float = 1.0
@@ -1079,156 +724,25 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return the mixture of the last synopsis round; ``None`` before it."""
         if "parts" not in state.arrays:
             return None
-        arrays, q = state.arrays, self.fraction_bits
-        found, longest = model.from_state(arrays), self._longest * 2.0**-q
-        there, (d, p) = found.weights > 0, arrays["projection"].shape
-        rest = float(_real(arrays["rest"])[0]) / max(d - p, 1)
-        count, total, slack = (noise * noise_factor for noise in self.mixture_shape[-1])
+        setting = self._setting
+        found = Parts.read(state.arrays).mixture()
+        directions = Directions.read(state.arrays)
         # The nearest orthonormal columns: those of the state are on a grid.
-        left, _, right = np.linalg.svd(
-            scaled(arrays["projection"], q), full_matrices=False
-        )
+        columns = scaled(directions.projection, self.fraction_bits)
+        left, _, right = np.linalg.svd(columns, full_matrices=False)
+
+        longest = setting.longest * setting.unit
+        there = found.weights > 0
+        scales = np.maximum(found.scales[there], math.sqrt(SMALLEST))
+        rest = max(directions.beside(setting.n_beside), SMALLEST)
+        radii = state.arrays["radii"][there]
+        _, _, (count, total, slack) = self.mixture_shape
         return ReleasedMixture(
             weights=found.weights[there],
             means=found.means[there] * longest,
-            scales=np.maximum(found.scales[there], math.sqrt(model.SMALLEST)) * longest,
+            scales=scales * longest,
             directions=left @ right,
-            rest=max(rest, model.SMALLEST) * longest * longest,
-            radii=arrays["radii"][there] * (self._projected_step * longest),
-            noise=(count, total, slack),
+            rest=rest * longest * longest,
+            radii=radii * (setting.step * longest),
+            noise=(count * noise_factor, total * noise_factor, slack * noise_factor),
         )
-
-    # ------------------------------------------------------------------ details
-
-    @cached_property
-    def projection(self) -> Projection:
-        """The grids of the synopsis."""
-        return Projection(self.domain, self.fraction_bits, self.schedule.n_directions)
-
-    @property
-    def _factor(self) -> float:
-        """A radius over the root mean square of what it is to cut: larger with less noise."""
-        k, d = self.n_clusters, self.domain.n_features
-        # Finite without noise too, where the strength is not.
-        signal = min(max(self.schedule.strength / (k * math.sqrt(d)), 0.1), 1e6)
-        return min(2.6, max(1.0, 0.7 + 0.3 * float(logarithm(np.array(signal)))))
-
-    @property
-    def _planned(self) -> float:
-        return math.inf if self.n_records is None else float(self.n_records)
-
-    @property
-    def _longest(self) -> float:
-        """D, the largest norm of a record, in grid units."""
-        return self.domain.l2_bound(self.fraction_bits)
-
-    @property
-    def _projected_step(self) -> float:
-        """A step of the projection's grid over D."""
-        return 2.0 ** (self.fraction_bits - self.projection.exponent) / self._longest
-
-    def _radius(self, mean_square: float) -> IntArray:
-        """Return a refinement round's radius, (1,), for a mean squared residual, on the grid."""
-        radius = (
-            min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square))
-            * self._longest
-        )
-        longest = math.isqrt(projections.squared_bound(self.domain, self.fraction_bits))
-        return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)
-
-
-def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
-    """Return which cells (m,) lack more records than noise of a standard deviation explains."""
-    clear = expected > ABSENT_NOISE * max(noise, base.MIN_COUNT)
-    return np.asarray(clear & (counts < ABSENT_SHARE * expected))
-
-
-def _held(
-    answer: base.Statistic,
-    flags: IntArray,
-    expected: FloatArray,
-    counts: FloatArray,
-    noise: float,
-    comparable: bool = True,
-) -> NDArray[np.bool_]:
-    """Return which cells stay as they were, as clients did not answer, and flag that some do."""
-    if answer.answered == 1 or not comparable:
-        return np.zeros(len(counts), dtype=bool)
-    missing = absent(expected, counts, noise)
-    flags[HELD] |= missing.any()
-    return missing
-
-
-def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
-    """Return ``moves + max(0, cos) before``, (k, d): what both moves have in common goes on."""
-    # Clipping and noise keep moves short: a centroid far from its records needs many
-    # rounds, all in one direction. Noise has none.
-    products = row_sums(moves * before)
-    lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))
-    alike = np.maximum(products, 0.0) / np.maximum(
-        lengths, model.SMALLEST * model.SMALLEST
-    )
-    return np.asarray(moves + alike[:, None] * before)
-
-
-def weighed(
-    moves: FloatArray,
-    doubts: FloatArray,
-    errors: FloatArray,
-    directions: IntArray,
-    bits: int,
-) -> tuple[FloatArray, FloatArray]:
-    """Return noisy moves (k, d), less where noise explains them, and the doubt (k, p + 1) left.
-
-    A step of Kalman's filter, by direction: a move of variance P with noise of variance
-    R is multiplied by P / (P + R), and leaves P R / (P + R). Doubts are expected
-    squares of the true moves, of length 1 at most, by direction; the last for every
-    direction beside them. Errors (k,) are variances of the noise, and directions (d, p)
-    orthonormal integers of exponent ``bits``.
-    """
-    gains = doubts / (doubts + errors[:, None] + model.SMALLEST * model.SMALLEST)
-    others = gains[:, -1:]
-    along = _product(moves, directions, bits)
-    kept = others * moves + _product(
-        (gains[:, :-1] - others) * along, directions.T, bits
-    )
-    return np.asarray(kept), np.asarray((1 - gains) * doubts)
-
-
-def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
-    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows."""
-    # By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a
-    # rounding of the columns, so the product of integers is exact in any order.
-    integers = to_grid(vectors * 2.0**_MOVE_BITS).astype(np.float64)
-    with single_threaded_blas():
-        found: FloatArray = integers @ matrix.astype(np.float64)
-    return found * 2.0 ** -(_MOVE_BITS + bits)
-
-
-def distances(
-    points: IntArray, centroids: IntArray, projection: Projection, matrix: IntArray
-) -> FloatArray:
-    """Return squared distances (n, k) of projected points (n, p) to centroids (k, d).
-
-    Points are on the projection's grid and centroids on that of the records; distances
-    are integers of at most 2^53, in squared units of the latter. A point has no part
-    beside the directions, and a centroid c may have: ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
-    """
-    factor = 4.0 ** (projection.fraction_bits - projection.exponent)
-    with single_threaded_blas():
-        whole = centroids.astype(np.float64)
-        along = projection.project(whole, matrix.astype(np.float64))
-        beside = np.einsum("ij,ij->i", whole, whole)
-        beside -= np.einsum("ij,ij->i", along, along) * factor
-    found = transport.squared_distances(points, along.astype(np.int64)) * factor
-    found += np.maximum(beside, 0.0)  # the projection is rounded
-    return np.minimum(found, 2.0**53)
-
-
-def _stored(values: FloatArray | float) -> IntArray:
-    """Return reals as integers of a state; a single one as (1,)."""
-    return to_grid(np.atleast_1d(values) * 2.0**REAL_BITS)
-
-
-def _real(integers: IntArray) -> FloatArray:
-    return scaled(integers, REAL_BITS)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
+from flower_kmeans.algorithms.synopsis_constants import MODEL_BITS
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays, domain_of
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -454,4 +455,4 @@ def _checked_seed(seed: int) -> int:
 
 def _longest(domain: Domain) -> float:
     """Return the largest norm of a record, in units of the scaled domain."""
-    return domain.l2_bound(model.MODEL_BITS) * 2.0**-model.MODEL_BITS
+    return domain.l2_bound(MODEL_BITS) * 2.0**-MODEL_BITS

@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import State, SynopsisAlgorithm, synopsis
-from flower_kmeans.algorithms.synopsis import WARNINGS, absent, continued, weighed
+from flower_kmeans.algorithms import State, SynopsisAlgorithm
+from flower_kmeans.algorithms.synopsis_absence import absent
+from flower_kmeans.algorithms.synopsis_constants import REAL_BITS
+from flower_kmeans.algorithms.synopsis_refinement import continued, weighed
+from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -44,7 +47,7 @@ def test_the_seed_decides_what_is_drawn():
 
 
 def real(state, key):
-    return state.arrays[key] * 2.0**-synopsis.REAL_BITS
+    return state.arrays[key] * 2.0**-REAL_BITS
 
 
 def after(algorithm, t, blocks, arrays=None, answered=1.0):
@@ -58,9 +61,7 @@ def after(algorithm, t, blocks, arrays=None, answered=1.0):
         values = np.asarray(array)
         if values.dtype == np.float64:
             bits = (
-                algorithm.fraction_bits
-                if key in ("counts", "expected")
-                else synopsis.REAL_BITS
+                algorithm.fraction_bits if key in ("counts", "expected") else REAL_BITS
             )
             values = np.rint(values * 2.0**bits).astype(np.int64)
         before[key] = values
@@ -108,7 +109,7 @@ def test_variances_are_in_squares_of_the_longest_record(n_records, moments):
     shares = np.array([7, 3, 2]) / 12 if moments else np.ones(3) / 3
     found = np.append(real(state, "prior"), real(state, "rest"))
     np.testing.assert_allclose(found[:3], total * shares, rtol=1e-3)
-    assert algorithm.warnings(state) == (() if moments else note(synopsis.BLIND))
+    assert algorithm.warnings(state) == (() if moments else note(Note.BLIND))
 
 
 def note(*places):
@@ -123,8 +124,8 @@ def test_the_notes_state_what_second_moments_lack():
     clear = np.zeros(algorithm.words(1))
     clear[:70] = 100.0
     for value, expected in (
-        (100.0, note(synopsis.NO_SIGNAL)),
-        (1.09 * edge, note(synopsis.NO_SIGNAL)),
+        (100.0, note(Note.NO_SIGNAL)),
+        (1.09 * edge, note(Note.NO_SIGNAL)),
         (1.11 * edge, ()),
     ):
         clear[0] = value
@@ -132,7 +133,7 @@ def test_the_notes_state_what_second_moments_lack():
     few = build(wide, 2, n_records=100)
     assert few.schedule.n_directions == 16
     state = after(few, 1, {"norms": [30.0]})
-    assert few.warnings(state) == note(synopsis.BLIND)
+    assert few.warnings(state) == note(Note.BLIND)
     matrix = state.arrays["projection"] / 2**16
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(16), atol=1e-3)
     # Where directions are all columns, there is nothing to choose, with second moments
@@ -155,8 +156,8 @@ def test_the_notes_state_cells_that_are_nothing_but_noise():
         algorithm.noise_of(2)["counts"] / 2**16,
     )
     for three, others, expected in (
-        (-1, -1, note(synopsis.NO_CELL, synopsis.FEW)),
-        (1.01, 0.99, note(synopsis.FEW)),
+        (-1, -1, note(Note.NO_CELL, Note.FEW)),
+        (1.01, 0.99, note(Note.FEW)),
         (1.01, 1.01, ()),
     ):
         counts[:3], counts[3:6] = three * noise, others * noise
@@ -198,12 +199,12 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     left = 0.0162 - (1000 * 0.003125 + 2000 / 64) / 5000
     assert real(state, "mean_square")[0] == pytest.approx(left)
     assert state.arrays["radius"][0] == int(
-        0.9 * algorithm._factor * np.sqrt(left) * 2**16
+        0.9 * algorithm._setting.factor * np.sqrt(left) * 2**16
     )
     # Few records cannot move a centroid as far as they would have it.
     algorithm, state = refined({"sums": [[1.0, 0], [0, 0]], "counts": [-5.0, 2000.0]})
     noise = algorithm.noise_of(algorithm.n_rounds)["counts"] / 2**16
-    assert algorithm.warnings(state) == note(synopsis.LIGHT)
+    assert algorithm.warnings(state) == note(Note.LIGHT)
     moved = [0.25 + 1 / 8 / noise, 0.0]
     np.testing.assert_allclose(
         state.arrays["centroids"][0] / 2**16, moved, atol=2.0**-15
@@ -291,7 +292,7 @@ def test_a_cell_whose_clients_did_not_answer_stays_as_it_was(answered, number, h
     found = sorted(state.arrays["centroids"][:, 0] / 2**16)
     assert found[0] == pytest.approx(0.0, abs=0.2)
     assert (found[1] == pytest.approx(0.5, abs=1e-3)) == held
-    assert (WARNINGS[synopsis.HELD] in algorithm.warnings(state)) == held
+    assert (WARNINGS[Note.HELD] in algorithm.warnings(state)) == held
     if held:
         assert sorted(algorithm.counts(state)) == [500.0, 500.0]
 
@@ -330,7 +331,7 @@ def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
         part.arrays["centroids"][1], whole.arrays["centroids"][1]
     )
     np.testing.assert_array_equal(algorithm.counts(part), [1000, 2000])
-    assert algorithm.warnings(part) == note(synopsis.HELD)
+    assert algorithm.warnings(part) == note(Note.HELD)
     # Its records saved nothing; those of the other came nearer by (1/8 100/2000)^2 in
     # both columns.
     saved = 2000 * 2 * (100 / 2000 / 8) ** 2
@@ -350,7 +351,7 @@ def test_with_own_clips_nothing_is_held_in_the_first_refinement(clips):
     blocks = {"sums": np.full((2, 2), 100.0), "counts": [9e3, 9e3]}
     for t, held in ((first, clips is None), (first + 1, True)):
         state = after(algorithm, t, blocks, before, 0.9)
-        assert (WARNINGS[synopsis.HELD] in algorithm.warnings(state)) == held
+        assert (WARNINGS[Note.HELD] in algorithm.warnings(state)) == held
 
 
 def test_absent_are_cells_with_far_fewer_records_than_noise_explains():
@@ -442,4 +443,4 @@ def test_few_records_of_many_columns_make_a_run():
     records = RNG(0).normal(size=(40, 784))
     state = run_of(algorithm, [records], Stream.from_key(bytes(32)))
     assert np.isfinite(algorithm.centroids(state)).all()
-    assert WARNINGS[synopsis.BLIND] in algorithm.warnings(state)
+    assert WARNINGS[Note.BLIND] in algorithm.warnings(state)

@@ -10,7 +10,8 @@ import pytest
 from flower_kmeans.algorithms import State, SynopsisAlgorithm
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.projection import Projection
-from flower_kmeans.algorithms.synopsis import HELD, WARNINGS, distances
+from flower_kmeans.algorithms.synopsis_sizes import distances
+from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
@@ -198,7 +199,7 @@ def test_a_cluster_whose_clients_did_not_answer_keeps_its_masses():
     state = run_of(algorithm, parts, answering={last - 2: [1, 2], last - 1: [1, 2]})
     full = run_of(algorithm, parts)
     assert algorithm.warnings(full) == ()
-    assert algorithm.warnings(state) == (WARNINGS[HELD],)
+    assert algorithm.warnings(state) == (WARNINGS[Note.HELD],)
     np.testing.assert_allclose(
         sizes_of(algorithm, state, np.concatenate(parts)), algorithm.counts(full)
     )

@@ -10,8 +10,10 @@ from scipy.stats import multivariate_normal
 
 from flower_kmeans import Ball, Box, PrivacyBudget, TableDomain, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
-from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import ReleasedMixture
+from flower_kmeans.algorithms.synopsis_cells import Released, learned
+from flower_kmeans.algorithms.synopsis_mixture import Noise
+from flower_kmeans.algorithms.synopsis_state import Cells
 from flower_kmeans.data.table_domain import Number
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -200,14 +202,14 @@ def test_costs_are_those_of_the_mixtures_records():
 
 def test_standard_errors_are_those_of_the_noise():
     """Of costs that many noisy answers of the same cells give; 2/3 and 3/2 are refused."""
-    cells = model.Partition(
+    cells = Cells(
         np.array([[-300, 0], [200, 300], [400, -100], [-100, -400]]),
         np.array([200, 150, 250, 200]),
         np.full((4, 2), 0.004),
         0.008,
         np.zeros(4),
     )
-    step, noise = 2.0**-10, model.Noise(4.0, 6.0, 5.0)
+    step, noise = 2.0**-10, Noise(4.0, 6.0, 5.0)
     sums, counts, slacks = (
         np.zeros((4, 2)),
         np.array([900.0, 700, 800, 600]),
@@ -217,12 +219,12 @@ def test_standard_errors_are_those_of_the_noise():
     slacks[:] = counts * (1 - squares)
     rng, costs, errors = RNG(4), [], []
     for _ in range(120):
-        answer = model.Released(
+        answer = Released(
             sums + rng.normal(0, noise.sums, (4, 2)),
             counts + rng.normal(0, noise.counts, 4),
             slacks + rng.normal(0, noise.slacks, 4),
         )
-        found, _ = model.learned(cells, answer, noise, step, np.inf)
+        found, _ = learned(cells, answer, noise, step, np.inf)
         mixture = ReleasedMixture(
             found.weights, found.means, found.scales, np.eye(2), 1e-12, cells.radii * step,
             (noise.counts, noise.sums, noise.slacks),

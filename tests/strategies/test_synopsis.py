@@ -13,7 +13,7 @@ from harness import run_recorded, stock_start, without_noise
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.algorithms.synopsis import HELD, WARNINGS
+from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -100,7 +100,7 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     assert_within("centroids are off the means by", off, most=0.2, strict=True)
     np.testing.assert_allclose(sorted(found.counts), [400] * 3, atol=10)
     first, *others = outcome.strategy.report.warnings
-    assert first == WARNINGS[HELD]
+    assert first == WARNINGS[Note.HELD]
     # Five of six clients answered, and had none of the records that were planned.
     assert ["add up to as few as 0 records" in words for words in others] == [True] * (
         alone is not None

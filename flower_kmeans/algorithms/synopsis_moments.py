@@ -1,0 +1,221 @@
+"""Round 1 of SynopsisKMeans: second moments, and the directions of the synopsis.
+
+See docs/guarantees.md, "SynopsisKMeans", "Second moments". Where their noise would be
+too large, the round asks for the sum of squared norms alone, and directions are random.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Range, Statistic
+from flower_kmeans.algorithms.numerics import projection as projections
+from flower_kmeans.algorithms.numerics.cost import squared_distances
+from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
+from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
+from flower_kmeans.algorithms.numerics.portable import normals
+from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.synopsis_cells import partition
+from flower_kmeans.algorithms.synopsis_constants import (
+    CLEAR,
+    FIRST,
+    LEAST_NORM,
+    LEAST_REST,
+    LEAST_VARIANCE,
+    MOST_NORM_NOISE,
+    NOISE_NORM,
+    PRIOR_NORM,
+    PRIOR_SPREAD,
+)
+from flower_kmeans.algorithms.synopsis_mixture import prior
+from flower_kmeans.algorithms.synopsis_state import (
+    NORMS,
+    Arrays,
+    Directions,
+    NoisySum,
+    Note,
+    Setting,
+    StateArrays,
+)
+from flower_kmeans.data.domain import GridRecords
+
+
+@dataclass(frozen=True, eq=False)
+class MomentsStage:
+    """The round of second moments, or of squared norms alone."""
+
+    setting: Setting
+    takes_moments: bool
+    n_next: int
+    """Number of cells of the round after it."""
+
+    def layout(self) -> tuple[Block, ...]:
+        """Return the block: the diagonal of second moments, then the entries above it."""
+        d = self.setting.n_features
+        if not self.takes_moments:
+            return (Block(NORMS, (1,), self.setting.fraction_bits),)
+        n_entries = d * (d + 1) // 2
+        return (Block(MOMENTS, (n_entries,), 2 * self._moment_bits),)
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return D^2, the unit of squared norms, and of the diagonal of second moments."""
+        domain = self.setting.domain
+        q = self.setting.fraction_bits
+        if not self.takes_moments:
+            return {NORMS: float(projections.squared_bound(domain, q) >> q)}
+        dropped = q - self._moment_bits
+        return {MOMENTS: float(projections.squared_bound(domain, q, dropped))}
+
+    def ranges(self) -> dict[str, Range]:
+        """Return no ranges: the round asks about nothing."""
+        return {}
+
+    def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
+        """Return second moments of the records, or the sum of their squared norms."""
+        if self.takes_moments:
+            return Statistic({MOMENTS: projections.second_moments(records)})
+        setting = self.setting
+        origin = np.zeros((1, setting.n_features), dtype=np.int64)
+        bound = projections.squared_bound(setting.domain, setting.fraction_bits)
+        total = squared_distances(records, origin, bound)
+        norms = np.array([total], dtype=np.int64)
+        return Statistic({NORMS: norms})
+
+    def meaning(self, before: StateArrays) -> Meaning:
+        """Return the limits of squares of records."""
+        most = self.sensitivities()
+        if not self.takes_moments:
+            return Meaning(counts=None, totals=most, are_clusters=False)
+        return Meaning(
+            counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
+        )
+
+    def after(
+        self,
+        before: StateArrays,
+        found: NoisySum,
+        flags: IntArray,
+    ) -> Arrays:
+        """Return the directions and the first cells (as `Stage.after`)."""
+        source = round_words(self.setting.seed, FIRST)
+        if self.takes_moments:
+            directions = self._clear_directions(found, flags)
+        else:
+            directions = self._random_directions(found, flags, source)
+        first_model = prior(directions.variances)
+        cells = partition(
+            first_model, self.n_next, self.setting.factor, self.setting.step, source
+        )
+        return {
+            **directions.to_arrays(),
+            **cells.to_arrays(self.setting.fraction_bits),
+        }
+
+    def _clear_directions(self, found: NoisySum, flags: IntArray) -> Directions:
+        """Return the leading eigenvectors of noisy second moments, with their variances.
+
+        Noted is that no direction stands out of the noise.
+        """
+        d = self.setting.n_features
+        scale = 4.0**-self._moment_bits / self._squared_norm
+        # In D^2, and the standard deviation of an entry of the diagonal.
+        moments = projections.symmetric(found.blocks[MOMENTS], d) * scale
+        noise = found.deviations[MOMENTS] * scale
+
+        total = math.fsum(np.diagonal(moments))
+        n = self._n_records(total, found.answered)
+        of_total = noise * math.sqrt(d)
+        norm = mean_norm(total / n, of_total / n)
+        vectors, values = eigenvectors(moments / n)
+        edge = math.sqrt(2 * d) * noise / n
+        variances, n_clear = spectrum(values, edge, norm)
+        # With p = d any directions will do: they span all columns.
+        flags[Note.NO_SIGNAL] = n_clear == 0 and self.setting.n_beside > 0
+        return self._directions(vectors, variances)
+
+    def _random_directions(
+        self, found: NoisySum, flags: IntArray, source: np.random.Philox
+    ) -> Directions:
+        """Return random directions, or the columns if p = d, of one variance each.
+
+        Noted is that directions are random.
+        """
+        d = self.setting.n_features
+        p = self.setting.n_directions
+        scale = self.setting.unit / self._squared_norm
+        # In D^2, and its standard deviation.
+        total = float(found.blocks[NORMS][0]) * scale
+        noise = found.deviations[NORMS] * scale
+
+        n = self._n_records(total, found.answered)
+        norm = mean_norm(total / n, noise / n)
+        variances = np.full(d, norm / d)
+        vectors = np.eye(d)
+        if p < d:
+            flags[Note.BLIND] = True
+            words = random_words(source, d * p)
+            vectors = orthonormal(normals(words).reshape(d, p))
+        return self._directions(vectors, variances)
+
+    def _directions(self, vectors: FloatArray, variances: FloatArray) -> Directions:
+        """Return the first p vectors, as columns, beside the variances (d,) of all."""
+        p = self.setting.n_directions
+        matrix = self.setting.projection.matrix(vectors[:, :p])
+        rest = math.fsum(variances[p:])
+        return Directions(matrix, variances[:p], rest)
+
+    def _n_records(self, total: float, answered: float) -> float:
+        """Return how many records have a total of squared norms, in D^2."""
+        n_records = self.setting.n_records * answered
+        if n_records < math.inf:
+            return n_records
+        # Without a public figure, only the directions can be compared: the mean square
+        # is taken to be the likely one.
+        return max(total / PRIOR_NORM, 1.0)
+
+    @property
+    def _moment_bits(self) -> int:
+        """Fractional bits of the grid of second moments."""
+        return projections.moment_bits(self.setting.fraction_bits)
+
+    @property
+    def _squared_norm(self) -> float:
+        """D^2, in squared units of the scaled domain."""
+        side = self.setting.longest * self.setting.unit
+        return side * side
+
+
+def mean_norm(found: float, error: float) -> float:
+    """Return the mean squared norm of the records, between a noisy and the likely one.
+
+    ``error`` is the standard deviation of the noise of ``found``.
+    """
+    variance = error * error
+    doubt = variance / (variance + PRIOR_SPREAD * PRIOR_SPREAD)
+    norm = doubt * PRIOR_NORM + (1 - doubt) * found
+    least = NOISE_NORM * min(error, MOST_NORM_NOISE)
+    return min(1.0, max(norm, LEAST_NORM, least))
+
+
+def spectrum(values: FloatArray, edge: float, norm: float) -> tuple[FloatArray, int]:
+    """Return the variances (d,) along all directions, and how many stand out of the noise.
+
+    From an eigenvalue above the noise's edge, what the noise added is subtracted
+    (``(v + sqrt(v^2 - edge^2)) / 2``); the other directions share what is left of the
+    norm. ``edge`` is the largest eigenvalue of noise alone, about ``sqrt(2 d)``
+    standard deviations of its diagonal (Wigner's semicircle).
+    """
+    clear = values > CLEAR * edge
+    # Noise moves an eigenvalue t to v = t + edge^2 / (4 t); this is the inverse.
+    squares = np.maximum(values * values - edge * edge, 0.0)
+    without_noise = (values + np.sqrt(squares)) / 2
+    variances = np.where(clear, without_noise, 0.0)
+    n_clear = int(np.count_nonzero(clear))
+    n_others = len(values) - n_clear
+    if n_others:
+        rest = norm - math.fsum(variances)
+        rest = max(rest, LEAST_REST * norm)
+        variances[~clear] = rest / n_others
+    return np.maximum(variances, LEAST_VARIANCE), n_clear

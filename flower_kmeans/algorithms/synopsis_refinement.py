@@ -1,0 +1,278 @@
+"""Refinement rounds of SynopsisKMeans: Lloyd steps that are weighed by their noise.
+
+See docs/guarantees.md, "SynopsisKMeans", "Refinement". In all columns; with bounds on
+sizes by power cell.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MIN_COUNT,
+    SUMS,
+    Block,
+    FloatArray,
+    IntArray,
+    Range,
+    Statistic,
+)
+from flower_kmeans.algorithms.numerics import transport
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    into_domain,
+    to_grid,
+)
+from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.synopsis_absence import BoolArray, held
+from flower_kmeans.algorithms.synopsis_constants import (
+    DRIFT,
+    DRIFT_DECAY,
+    LEAST_RADIUS2,
+    MOVE_BITS,
+    SMALLEST,
+)
+from flower_kmeans.algorithms.synopsis_mixture import Parts
+from flower_kmeans.algorithms.synopsis_sizes import (
+    PowerCells,
+    Sizes,
+    least_noise,
+    power_diagram_ranges,
+    records_reached,
+)
+from flower_kmeans.algorithms.synopsis_state import (
+    Arrays,
+    Clusters,
+    NoisySum,
+    Note,
+    Setting,
+    Spread,
+    StateArrays,
+)
+from flower_kmeans.data.domain import GridRecords, row_sums
+from flower_kmeans.threads import single_threaded_blas
+
+
+@dataclass(frozen=True, eq=False)
+class RefinementStage:
+    """A refinement round."""
+
+    setting: Setting
+    place: int
+    """Among the refinement rounds, from 1."""
+    follows_counts: bool
+    """Whether counts of the round before are of the same clip."""
+    power_cells: PowerCells | None
+    """With bounds on sizes."""
+
+    def layout(self) -> tuple[Block, ...]:
+        """Return sums of residuals in radii, and counts, by cluster."""
+        k = self.setting.n_clusters
+        d = self.setting.n_features
+        q = self.setting.fraction_bits
+        return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return one record for each block: residuals are no longer than 1."""
+        one = float(2**self.setting.fraction_bits)
+        return {SUMS: one, COUNTS: one}
+
+    def ranges(self) -> dict[str, Range]:
+        """Return the ranges of centroids, weights and the radius."""
+        has_weights = self.power_cells is not None
+        ranges = power_diagram_ranges(self.setting, has_weights)
+        ranges["radius"] = ((1,), 1, self.setting.largest_radius)
+        return ranges
+
+    def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
+        """Return residuals and counts of the records by cluster."""
+        q = self.setting.fraction_bits
+        radii = np.full(self.setting.n_clusters, query["radius"][0])
+        weights = query.get("weights")
+        sums, counts, _ = cell_sums(
+            records, query["centroids"], radii, q, weights=weights
+        )
+        return Statistic({SUMS: sums, COUNTS: counts << q})
+
+    def meaning(self, before: StateArrays) -> Meaning:
+        """Return the limits of residuals that are no longer than the radius."""
+        one = 2.0**self.setting.fraction_bits
+        unit = float(before["radius"][0]) / one
+        return Meaning(sums=SUMS, length=one, unit=unit, offsets=True)
+
+    def after(
+        self,
+        before: StateArrays,
+        found: NoisySum,
+        flags: IntArray,
+    ) -> Arrays:
+        """Return the moved clusters, and with bounds their weights (as `Stage.after`).
+
+        Noted is that counts are within their noise, or that clusters were held.
+        """
+        q = self.setting.fraction_bits
+        clusters = Clusters.read(before, q)
+        spread = Spread.read(before)
+        counts = found.values(COUNTS)
+        noise = found.noise(COUNTS)
+        flags[Note.LIGHT] |= (counts < noise).any()
+        missing = held(found, flags, clusters.counts, comparable=self.follows_counts)
+
+        least = max(noise, MIN_COUNT)
+        sizes = np.maximum(counts, least)
+        moves, doubts = self._moves(clusters, found, sizes, before["projection"])
+        moves[missing] = 0.0
+        doubts[missing] = clusters.doubts[missing]
+        counts = np.where(missing, clusters.counts, counts)
+        sizes = np.where(missing, clusters.counts, sizes)
+        mean_square = self._mean_square(clusters, spread, sizes, moves)
+        moved = Clusters(
+            centroids=self._moved(clusters.centroids, moves),
+            counts=counts,
+            moves=moves,
+            doubts=doubts + self._drift * spread.within,
+            mean_square=mean_square,
+            radius=self.setting.radius(mean_square),
+        )
+        sized = self._sized(before, found, moved, missing)
+        return {**sized, **moved.to_arrays(q)}
+
+    def _moves(
+        self,
+        clusters: Clusters,
+        found: NoisySum,
+        sizes: FloatArray,
+        projection: IntArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the moves (k, d) of centroids, in D, and the doubts (k, p + 1) that are left.
+
+        Mean residuals, no longer than the radius, weighed by their noise; to these the
+        moves of the round before are added as far as they point the same way.
+        """
+        q = self.setting.fraction_bits
+        radius = clusters.radius / self.setting.longest
+        sums = found.values(SUMS)
+        means = clip_rows(radius * sums / sizes[:, None], radius)
+        deviations = radius * found.noise(SUMS) / sizes
+        errors = deviations * deviations
+        moves, doubts = weighed(means, clusters.doubts, errors, projection, q)
+        return continued(moves, clusters.moves), doubts
+
+    def _mean_square(
+        self,
+        clusters: Clusters,
+        spread: Spread,
+        sizes: FloatArray,
+        moves: FloatArray,
+    ) -> float:
+        """Return the mean squared distance of the records after the moves, in D^2.
+
+        A centroid that moves by s comes nearer to each of its records by ``|s|^2`` on
+        average. The mean is that of the planned records, or of more that were counted.
+        """
+        squares = row_sums(moves * moves)
+        saved = math.fsum(sizes * squares)
+        n_records = math.fsum(sizes)
+        if self.setting.n_records < math.inf:
+            n_records = max(n_records, self.setting.n_records)
+        left = clusters.mean_square - saved / n_records
+        return max(LEAST_RADIUS2 * spread.first, left)
+
+    def _moved(self, centroids: IntArray, moves: FloatArray) -> IntArray:
+        """Return the centroids (k, d) after their moves, within the domain."""
+        setting = self.setting
+        wanted = clip_rows(centroids / setting.longest + moves, 1.0)
+        on_grid = to_grid(wanted * setting.longest)
+        return into_domain(on_grid, setting.domain, setting.fraction_bits)
+
+    @property
+    def _drift(self) -> float:
+        """Variance that a centroid gains for other reasons than noise, over its records'."""
+        return DRIFT * math.prod([DRIFT_DECAY] * self.place)
+
+    def _sized(
+        self,
+        before: StateArrays,
+        found: NoisySum,
+        moved: Clusters,
+        missing: BoolArray,
+    ) -> Arrays:
+        """Return masses after noisy counts, and weights for the moved centroids.
+
+        Nothing without bounds on sizes ("Bounds on cluster sizes").
+        """
+        power = self.power_cells
+        if power is None:
+            return {}
+        parts = Parts.read(before)
+        sizes = Sizes.read(before)
+        projection = before["projection"]
+        costs = power.costs(parts, before["centroids"], projection)
+        cells = power.cells(costs, sizes)
+        reached = records_reached(cells, moved.counts, missing, found.answered)
+        gain = transport.refinement_gain(reached, cells.sizes, least_noise(found))
+
+        masses = power.raked(sizes, cells.labels, reached, gain)
+        costs = power.costs(parts, moved.centroids, projection)
+        weights = power.weights(costs, masses, sizes.weights)
+        return {"masses": masses, "weights": weights}
+
+
+def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
+    """Return ``moves + max(0, cos) before``, (k, d): common directions go on."""
+    # Clipping and noise keep moves short: a centroid far from its records needs many
+    # rounds, all in one direction. Noise has none.
+    products = np.maximum(row_sums(moves * before), 0.0)
+    lengths = np.sqrt(row_sums(moves * moves))
+    lengths_before = np.sqrt(row_sums(before * before))
+    both = lengths * lengths_before
+    cosines = products / np.maximum(both, SMALLEST * SMALLEST)
+    return np.asarray(moves + cosines[:, None] * before)
+
+
+def weighed(
+    moves: FloatArray,
+    doubts: FloatArray,
+    errors: FloatArray,
+    directions: IntArray,
+    bits: int,
+) -> tuple[FloatArray, FloatArray]:
+    """Return noisy moves (k, d), less where noise explains them, and the doubt (k, p + 1) left.
+
+    A step of Kalman's filter, by direction: a move of variance P with noise of variance
+    R is multiplied by P / (P + R), and leaves P R / (P + R).
+
+    Parameters
+    ----------
+    moves : array of float64, (k, d)
+        In D, no longer than 1.
+    doubts : array of float64, (k, p + 1)
+        Expected squares of the true moves: P, by direction, and in every direction
+        beside them.
+    errors : array of float64, (k,)
+        Variances of the noise: R, in every direction.
+    directions : array of int64, (d, p)
+        Orthonormal columns, of exponent ``bits``.
+    bits : int
+        Exponent of the directions.
+    """
+    gains = doubts / (doubts + errors[:, None] + SMALLEST * SMALLEST)
+    of_others = gains[:, -1:]
+    along = _product(moves, directions, bits)
+    beyond = (gains[:, :-1] - of_others) * along
+    kept = of_others * moves + _product(beyond, directions.T, bits)
+    left = (1 - gains) * doubts
+    return np.asarray(kept), np.asarray(left)
+
+
+def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
+    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows."""
+    # By Cauchy and Schwarz no partial sum exceeds 2**(MOVE_BITS + bits) by more than a
+    # rounding of the columns, so the product of integers is exact in any order.
+    integers = to_grid(vectors * 2.0**MOVE_BITS).astype(np.float64)
+    with single_threaded_blas():
+        found: FloatArray = integers @ matrix.astype(np.float64)
+    return found * 2.0 ** -(MOVE_BITS + bits)

@@ -1,0 +1,273 @@
+"""Centroids of a mixture: weighted k-means, with bounds on the sizes of clusters or without.
+
+See docs/guarantees.md, "SynopsisKMeans", "Selection", and "Bounds on cluster sizes",
+"Starts". Post-processing, in units of D, the same on every processor
+(`synopsis_mixture`).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import FloatArray, IntArray
+from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans, lloyd_steps
+from flower_kmeans.algorithms.numerics.initialization import random_words
+from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
+from flower_kmeans.algorithms.numerics.transport import (
+    constrained_centers,
+    power_cells,
+    squared_distances,
+)
+from flower_kmeans.algorithms.synopsis_constants import (
+    DOUBT_BITS,
+    FEWEST_STARTS,
+    FREE_STARTS,
+    MODEL_BITS,
+    MOST_PAIRS_PER_CELL,
+    MOST_STARTS,
+    POLISH_PAIRS,
+    POLISH_STEPS,
+    SELECT_STEPS,
+    SHARE_BITS,
+    SMALLEST,
+    START_STEPS,
+    START_WORK,
+    STARTS,
+)
+from flower_kmeans.algorithms.synopsis_mixture import (
+    Mixture,
+    drawn_normals,
+    equal_masses,
+    integer_weights,
+    nearest,
+    on_grid,
+)
+from flower_kmeans.data.domain import row_sums
+
+
+class Selection(NamedTuple):
+    """Centroids of a mixture.
+
+    Attributes
+    ----------
+    centers : array of float64, (k, p)
+        In units of D.
+    counts : array of float64, (k,)
+        Of the records that are nearest to each.
+    within : array of float64, (p,)
+        Variance of the mixture's records around them, by direction.
+    doubts : array of float64, (k, p)
+        Variances that noise has left in the centroids.
+    few : bool
+        Whether the mixture had fewer parts than there are centroids.
+    """
+
+    centers: FloatArray
+    counts: FloatArray
+    within: FloatArray
+    doubts: FloatArray
+    few: bool
+
+
+# ----------------------------------------------------------------- without bounds
+
+
+def select(
+    mixture: Mixture,
+    n_clusters: int,
+    source: np.random.Philox,
+    n_starts: int | None = None,
+) -> Selection:
+    """Return the centres of weighted k-means on a mixture.
+
+    The best of many starts, or of ``n_starts``, on the means alone; Lloyd's algorithm
+    on points of the mixture goes on from there. If there are too few means, points of
+    the mixture are drawn as well.
+    """
+    parts = np.flatnonzero(mixture.weights > 0)
+    few = len(parts) < n_clusters
+    if n_starts is None:
+        n_starts = _affordable_starts(len(mixture.weights), n_clusters)
+    means = on_grid(mixture.means)
+    weights = integer_weights(mixture.weights)
+    found = grid_kmeans(means, weights, n_clusters, source, n_starts, SELECT_STEPS)
+    polished = _polished(mixture, parts, found.points, source)
+    # Drawn in any case: steps must not depend on released sums.
+    filled = _filled_up(mixture, parts, n_clusters, source)
+    centers = np.where(few, filled, polished)
+    return _selection(mixture, centers, few)
+
+
+def _affordable_starts(n_parts: int, n_clusters: int) -> int:
+    """Return the number of starts, of which each step computes m k distances."""
+    n_distances = n_parts * n_clusters
+    affordable = START_WORK // n_distances
+    return max(FEWEST_STARTS, min(MOST_STARTS, affordable))
+
+
+def _polished(
+    mixture: Mixture, parts: IntArray, centers: IntArray, source: np.random.Philox
+) -> IntArray:
+    """Return centres (k, p) after Lloyd steps on points of a mixture.
+
+    ``parts`` are the places of weights above 0.
+    """
+    m, p = mixture.means.shape
+    n_pairs = min(MOST_PAIRS_PER_CELL * m, POLISH_PAIRS)
+    n_pairs = max(m, n_pairs)
+    chosen = _in_turn(parts, n_pairs)
+    # Two points on either side of the mean: drawing moves no mean of whole parts.
+    noise = drawn_normals((n_pairs, p), source)
+    means = mixture.means[chosen]
+    offsets = mixture.scales[chosen] * noise
+    points = np.vstack([means + offsets, means - offsets])
+
+    n_of_part = np.bincount(chosen, minlength=m)
+    shares = integer_weights(mixture.weights) << SHARE_BITS
+    each = shares // np.maximum(n_of_part, 1)
+    weights = np.tile(each[chosen], 2)
+    return lloyd_steps(on_grid(points), weights, centers, POLISH_STEPS).points
+
+
+def _filled_up(
+    mixture: Mixture, parts: IntArray, n_clusters: int, source: np.random.Philox
+) -> IntArray:
+    """Return the means of all parts as centres, and points of them up to k centres (k, p)."""
+    chosen = _in_turn(parts, n_clusters)
+    p = mixture.means.shape[1]
+    noise = drawn_normals((n_clusters, p), source)
+    is_beyond = np.arange(n_clusters) >= len(parts)
+    noise *= is_beyond[:, None]
+    return on_grid(mixture.means[chosen] + mixture.scales[chosen] * noise)
+
+
+def _in_turn(parts: IntArray, size: int) -> IntArray:
+    """Return places (size,) of parts, each in its turn."""
+    turns = np.arange(size) % len(parts)
+    return parts[turns]
+
+
+def _selection(mixture: Mixture, centers: IntArray, few: bool) -> Selection:
+    """Return the selection of centres (k, p), each of the parts whose means are nearest."""
+    weights = mixture.weights
+    points = on_grid(mixture.means)
+    labels = nearest(points, centers)
+    residuals = scaled(points - centers[labels], MODEL_BITS)
+    squares = residuals * residuals + mixture.scales * mixture.scales
+    totals = row_sums((weights[:, None] * squares).T.copy())
+
+    n_parts = np.bincount(labels, minlength=len(centers))
+    ends = np.cumsum(n_parts)[:-1]
+    by_label = np.argsort(labels, kind="stable")
+    groups = np.split(weights[by_label], ends)
+    counts = np.array([math.fsum(group) for group in groups])
+    return Selection(
+        centers=scaled(centers, MODEL_BITS),
+        counts=counts,
+        within=totals / math.fsum(weights),
+        doubts=_doubts(mixture, labels, counts),
+        few=few,
+    )
+
+
+# -------------------------------------------------------------------- with bounds
+
+
+def select_within(
+    mixture: Mixture,
+    points: IntArray,
+    n_clusters: int,
+    shares: tuple[float, float],
+    source: np.random.Philox,
+) -> tuple[Selection, IntArray]:
+    """Return the centres of k-means with bounds on sizes, and weights of their power cells.
+
+    Of some starts the best is kept: weighted k-means on the means, unless there are too
+    few of them, and points that are drawn. The latter are nearer to equal sizes, the
+    former to the centres without bounds.
+
+    Parameters
+    ----------
+    mixture : Mixture
+        The model of the records.
+    points : array of int64, (n, p)
+        Those of `Parts.points`, part after part.
+    n_clusters : int
+        The number k of centres.
+    shares : (float, float)
+        Bounds on sizes, as parts of all masses.
+    source : Philox
+        Words to draw from.
+
+    Returns
+    -------
+    selection : Selection
+        The centres.
+    weights : array of int64, (k,)
+        In squares of the mixture's grid.
+    """
+    n_parts = np.count_nonzero(integer_weights(mixture.weights))
+    few = bool(n_parts < n_clusters)
+    starts = _starts_within(mixture, points, n_clusters, few, source)
+    masses = equal_masses(n_clusters)
+    best = constrained_centers(points, masses, starts, *shares)
+    n = len(points)
+    costs = squared_distances(points, best.points)
+    labels = power_cells(costs, best.weights)
+    records_of_point = math.fsum(mixture.weights) / n
+    n_points = np.bincount(labels, minlength=n_clusters)
+    counts = np.asarray(n_points * records_of_point, dtype=np.float64)
+    residuals = points - best.points[labels]
+    squares = residuals * residuals
+    totals = squares.sum(axis=0)  # of integers
+
+    costs = squared_distances(on_grid(mixture.means), best.points)
+    labels_of_parts = power_cells(costs, best.weights)
+    selection = Selection(
+        centers=scaled(best.points, MODEL_BITS),
+        counts=counts,
+        within=scaled(totals, 2 * MODEL_BITS) / n,
+        doubts=_doubts(mixture, labels_of_parts, counts),
+        few=few,
+    )
+    return selection, best.weights
+
+
+def _starts_within(
+    mixture: Mixture,
+    points: IntArray,
+    n_clusters: int,
+    few: bool,
+    source: np.random.Philox,
+) -> IntArray:
+    """Return the starts (m, k, p) of k-means with bounds.
+
+    The first is k-means without bounds, unless the mixture has too ``few`` parts.
+    """
+    k = n_clusters
+    # Points follow each other as parts do: one of each n/k spreads the centres by mass.
+    edges = np.arange(k + 1) * len(points) // k
+    lengths = np.diff(edges).astype(np.uint64)
+    words = random_words(source, STARTS * k).reshape(STARTS, k)
+    offsets = (words % lengths).astype(np.int64)
+    starts: IntArray = points[edges[:-1] + offsets]
+    # Also where it is not wanted: steps must not depend on released sums.
+    means = on_grid(mixture.means)
+    weights = integer_weights(mixture.weights)
+    free = grid_kmeans(means, weights, k, source, FREE_STARTS, START_STEPS)
+    starts[0] = np.where(few, starts[0], free.points)
+    return starts
+
+
+def _doubts(mixture: Mixture, labels: IntArray, counts: FloatArray) -> FloatArray:
+    """Return the variances (k, p) that noise has left in centroids, from those of their parts."""
+    k = len(counts)
+    p = mixture.means.shape[1]
+    sizes = np.maximum(counts, SMALLEST)
+    shares = mixture.weights / sizes[labels]
+    errors = np.square(shares)[:, None] * mixture.errors
+    on_grid = to_grid(errors * 2.0**DOUBT_BITS)
+    doubts = np.zeros((k, p), dtype=np.int64)
+    np.add.at(doubts, labels, on_grid)
+    return scaled(doubts, DOUBT_BITS)

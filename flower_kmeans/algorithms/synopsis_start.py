@@ -1,0 +1,169 @@
+"""The end of the synopsis: centroids of the last mixture, where the refinement starts.
+
+See docs/guarantees.md, "SynopsisKMeans", "Selection", and "Bounds on cluster sizes". A
+run selects in one of three ways: a planned number of clusters, the number that costs
+suggest, or a planned number with bounds on their sizes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flower_kmeans.algorithms import synopsis_choice as choice
+from flower_kmeans.algorithms.base import FloatArray, IntArray
+from flower_kmeans.algorithms.numerics.postprocess import into_domain, to_grid
+from flower_kmeans.algorithms.synopsis_constants import (
+    DRIFT,
+    MODEL_BITS,
+    RADIUS_FACTOR,
+)
+from flower_kmeans.algorithms.synopsis_mixture import (
+    Mixture,
+    Noise,
+    Parts,
+    equal_masses,
+)
+from flower_kmeans.algorithms.synopsis_selection import (
+    Selection,
+    select,
+    select_within,
+)
+from flower_kmeans.algorithms.synopsis_sizes import PowerCells, Sizes
+from flower_kmeans.algorithms.synopsis_state import (
+    Arrays,
+    Clusters,
+    Directions,
+    Note,
+    Setting,
+    Spread,
+    StateArrays,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The start of the refinement."""
+
+    setting: Setting
+    fewest_clusters: int | None
+    """Of a run that chooses their number."""
+    power_cells: PowerCells | None
+    """With bounds on sizes."""
+
+    def after(
+        self,
+        mixture: Mixture,
+        before: StateArrays,
+        noise: Noise,
+        flags: IntArray,
+        source: np.random.Philox,
+    ) -> Arrays:
+        """Return the arrays of the first clusters.
+
+        Parameters
+        ----------
+        mixture : Mixture
+            The model after the last synopsis round.
+        before : mapping of str to array
+            The state before that round.
+        noise : Noise
+            Standard deviations of the noise in its cells.
+        flags : array of int64, (6,)
+            Noted is that the mixture had too few parts.
+        source : Philox
+            Words of that round.
+        """
+        directions = Directions.read(before)
+        parts = Parts.of(mixture)
+        if self.power_cells is not None:
+            found, sized = self._within_bounds(
+                self.power_cells, mixture, parts, directions, source
+            )
+        elif self.fewest_clusters is not None:
+            radii = before["radii"] * self.setting.step
+            found, sized = self._chosen(
+                self.fewest_clusters, mixture, radii, noise, directions
+            )
+        else:
+            found = select(mixture, self.setting.n_clusters, source)
+            sized = {}
+        flags[Note.FEW] = found.few
+        return {**parts.to_arrays(), **sized, **self._clusters(found, directions)}
+
+    # -------------------------------------------------- one of three ways to select
+
+    def _chosen(
+        self,
+        fewest_clusters: int,
+        mixture: Mixture,
+        radii: FloatArray,
+        noise: Noise,
+        directions: Directions,
+    ) -> tuple[Selection, Arrays]:
+        """Return the centres of the number of clusters that costs suggest, as the first rows.
+
+        Beside them, that number. ``radii`` (m,) are those of the cells, in D.
+        """
+        numbers = range(fewest_clusters, self.setting.n_clusters + 1)
+        n_beside = self.setting.n_beside
+        found = choice.selections(mixture, numbers, self.setting.seed)
+        beside = directions.beside(n_beside)
+        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
+        most = choice.most_suggested(mixture.weights, noise.counts)
+        chosen = choice.suggested(numbers, costs, most)
+        padded = choice.padded(found, chosen - fewest_clusters)
+        kept = np.array([chosen], dtype=np.int64)
+        return padded, {"chosen": kept}
+
+    def _within_bounds(
+        self,
+        power: PowerCells,
+        mixture: Mixture,
+        parts: Parts,
+        directions: Directions,
+        source: np.random.Philox,
+    ) -> tuple[Selection, Arrays]:
+        """Return the centres of k-means with bounds on sizes, with masses and weights."""
+        k = self.setting.n_clusters
+        points = power.points(parts)
+        found, weights = select_within(mixture, points, k, power.aim, source)
+        # From the selection's weights, those for centroids on the grid are found.
+        step = self.setting.longest * 2.0**-MODEL_BITS
+        start = power.in_range(weights * (step * step))
+        centroids = self._centroids(found, directions)
+        costs = power.costs(parts, centroids, directions.projection)
+        masses = equal_masses(k)
+        weights = power.weights(costs, masses, start)
+        sizes = Sizes(masses, weights, variance=1.0)
+        return found, sizes.to_arrays()
+
+    # ---------------------------------------------------------------- the clusters
+
+    def _centroids(self, found: Selection, directions: Directions) -> IntArray:
+        """Return the centroids (k, d) on the grid of the records, within the domain."""
+        setting = self.setting
+        on_grid = to_grid(found.centers / setting.step)
+        lifted = setting.projection.lift(on_grid, directions.projection)
+        return into_domain(to_grid(lifted), setting.domain, setting.fraction_bits)
+
+    def _clusters(self, found: Selection, directions: Directions) -> Arrays:
+        """Return the arrays of clusters that have not moved yet, and of their spread."""
+        centroids = self._centroids(found, directions)
+        first = math.fsum(found.within) + directions.rest
+        beside = directions.beside(self.setting.n_beside)
+        # The last entry stands for every direction that the projection leaves out.
+        within = np.append(found.within, beside)
+        of_others = np.full((len(centroids), 1), beside)
+        doubts = np.hstack([found.doubts, of_others])
+        clusters = Clusters(
+            centroids=centroids,
+            counts=found.counts,
+            moves=np.zeros(centroids.shape),
+            doubts=doubts + DRIFT * within,
+            mean_square=RADIUS_FACTOR * RADIUS_FACTOR * first,
+            radius=self.setting.radius(first),
+        )
+        spread = Spread(within=within, first=first)
+        q = self.setting.fraction_bits
+        return {**clusters.to_arrays(q), **spread.to_arrays()}

@@ -1,0 +1,385 @@
+"""The public figures of a run of SynopsisKMeans, and its state between rounds.
+
+A `State` has named arrays of int64 alone, so that all clients of an oblivious server
+have the same one (docs/guarantees.md, "The same on every processor"). The classes here
+are views of a part of it: ``read`` takes a part out of a state's arrays, ``to_arrays``
+returns the arrays of a part. D is the largest norm of a record around the domain's
+centre, d the number of columns, p that of directions, k that of clusters and m that of
+cells.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Range, Statistic
+from flower_kmeans.algorithms.numerics.portable import logarithm
+from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
+from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
+from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.synopsis_constants import (
+    FACTOR_GROWTH,
+    FACTOR_START,
+    LEAST_FACTOR,
+    LEAST_SIGNAL,
+    MOST_FACTOR,
+    MOST_SIGNAL,
+    RADIUS_FACTOR,
+    REAL_BITS,
+)
+from flower_kmeans.data.domain import Domain, GridRecords
+
+Arrays = dict[str, IntArray]
+StateArrays = Mapping[str, NDArray[Any]]
+
+NORMS = "norms"
+"""Block of round 1 without second moments: the sum of squared norms."""
+
+SLACKS = "slacks"
+"""Block of a synopsis round: by cell, the sum of 1 minus squared offsets."""
+
+WARNINGS = (
+    "The noise is too large for second moments of so many columns: the synopsis took random "
+    "directions.",
+    "The noisy second moments do not exceed their noise in any direction: the synopsis took "
+    "arbitrary ones.",
+    "In a round of the synopsis no cell had more noisy records than its noise: only the largest "
+    "was kept.",
+    "Fewer cells than clusters had more noisy records than their noise: some centroids started "
+    "from points of the model.",
+    "Some clusters had a noisy count within its noise in a refinement round: their centroids moved "
+    "less than their records would have moved them.",
+    "Clients did not answer in a round, and with them most records of a cell or cluster were "
+    "missing: it was kept as the round before had left it.",
+)
+
+
+class Note(IntEnum):
+    """The places of `WARNINGS`, and of a state's ``flags``."""
+
+    BLIND = 0
+    NO_SIGNAL = 1
+    NO_CELL = 2
+    FEW = 3
+    LIGHT = 4
+    HELD = 5
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySum:
+    """The noisy sum of a round, and its noise."""
+
+    blocks: Mapping[str, IntArray]
+    """Its words, in units of each block's grid."""
+    deviations: Mapping[str, float]
+    """Planned standard deviations of the noise in each block, in these units."""
+    exponent: int
+    """Q, that of all blocks but second moments."""
+    answered: float
+    """Part of the run's slots that answered, in (0, 1]."""
+
+    def values(self, block: str) -> FloatArray:
+        """Return the values of a block: counts in records, others in radii."""
+        return scaled(self.blocks[block], self.exponent)
+
+    def noise(self, block: str) -> float:
+        """Return the standard deviation of the noise of a block, as its values."""
+        return self.deviations[block] * 2.0**-self.exponent
+
+
+class Stage(Protocol):
+    """One round: its query, the answer to it, and the state after the noisy sum."""
+
+    def layout(self) -> tuple[Block, ...]:
+        """Return the blocks of the round."""
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return the unit of every block: by how much one record changes it."""
+
+    def ranges(self) -> dict[str, Range]:
+        """Return shape, least and largest value of every array of the query."""
+
+    def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
+        """Return the client's answer to the query."""
+
+    def meaning(self, before: StateArrays) -> Meaning:
+        """Return the limits that exact sums of the round keep to."""
+
+    def after(
+        self,
+        before: StateArrays,
+        found: NoisySum,
+        flags: IntArray,
+    ) -> Arrays:
+        """Return the arrays that the round changes in the state.
+
+        Parameters
+        ----------
+        before : mapping of str to array
+            The state before the round.
+        found : NoisySum
+            The sum of the round.
+        flags : array of int64, (6,)
+            The places of `Note` that hold are set to 1.
+        """
+
+
+# ------------------------------------------------------------------ public figures
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The public figures that the stages of a run share."""
+
+    domain: Domain
+    fraction_bits: int
+    """q, of the grid of records, counts and centroids."""
+    n_clusters: int
+    """k, or the most clusters of a run that chooses."""
+    n_directions: int
+    """p, of the synopsis."""
+    strength: float
+    """S, of all rounds but those for sizes; infinite without noise."""
+    n_records: float
+    """N, the planned number of records; infinite if there is none."""
+    seed: int
+
+    @property
+    def n_features(self) -> int:
+        """Number d of columns."""
+        return self.domain.n_features
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The grids of the synopsis."""
+        return Projection(self.domain, self.fraction_bits, self.n_directions)
+
+    @property
+    def unit(self) -> float:
+        """A step of the records' grid, in units of the scaled domain."""
+        return 2.0**-self.fraction_bits
+
+    @property
+    def longest(self) -> float:
+        """D, the largest norm of a record, in grid units."""
+        return self.domain.l2_bound(self.fraction_bits)
+
+    @property
+    def step(self) -> float:
+        """A step of the projection's grid, in units of D."""
+        return 2.0 ** (self.fraction_bits - self.projection.exponent) / self.longest
+
+    @property
+    def n_beside(self) -> int:
+        """Number of directions that the synopsis leaves out."""
+        return self.n_features - self.n_directions
+
+    @property
+    def factor(self) -> float:
+        """Rho: a radius over the root mean square of the lengths that it cuts ("Cells").
+
+        Larger with less noise.
+        """
+        share = self.strength / (self.n_clusters * math.sqrt(self.n_features))
+        # Finite without noise too, where the strength is not.
+        signal = min(max(share, LEAST_SIGNAL), MOST_SIGNAL)
+        grown = FACTOR_START + FACTOR_GROWTH * float(logarithm(np.array(signal)))
+        return min(MOST_FACTOR, max(LEAST_FACTOR, grown))
+
+    def radius(self, mean_square: float) -> int:
+        """Return a refinement round's radius, in grid units ("Refinement").
+
+        ``mean_square`` is the mean squared distance to the centroids, in D^2.
+        """
+        length = RADIUS_FACTOR * self.factor * math.sqrt(mean_square)
+        radius = math.floor(min(1.0, length) * self.longest)
+        return min(max(radius, 1), self.largest_radius)
+
+    @property
+    def largest_radius(self) -> int:
+        """D in whole grid units: a radius beyond it cuts nothing."""
+        return math.isqrt(squared_bound(self.domain, self.fraction_bits))
+
+
+# ----------------------------------------------------------------------- the state
+
+
+class Directions(NamedTuple):
+    """The directions of the synopsis, which round 1 finds ("Second moments").
+
+    Attributes
+    ----------
+    projection : array of int64, (d, p)
+        Orthonormal columns, of exponent q.
+    variances : array of float64, (p,)
+        Of the records along each direction, in D^2; ``prior`` in a state.
+    rest : float
+        Variance in all other directions together, in D^2.
+    """
+
+    projection: IntArray
+    variances: FloatArray
+    rest: float
+
+    @classmethod
+    def read(cls, arrays: StateArrays) -> Self:
+        """Return the directions of a state's arrays."""
+        return cls(
+            projection=arrays["projection"],
+            variances=real(arrays["prior"]),
+            rest=one_real(arrays["rest"]),
+        )
+
+    def to_arrays(self) -> Arrays:
+        """Return the arrays of a state."""
+        return {
+            "projection": self.projection,
+            "prior": stored(self.variances),
+            "rest": stored(self.rest),
+        }
+
+    def beside(self, n_beside: int) -> float:
+        """Return the variance in each of the directions that are left out."""
+        return self.rest / max(n_beside, 1)
+
+
+class Cells(NamedTuple):
+    """The cells of a synopsis round, and how the model's records lie in them ("Cells").
+
+    Attributes
+    ----------
+    centers : array of int64, (m, p)
+        On the projection's grid; ``cells`` in a state and a query.
+    radii : array of int64, (m,)
+        On the same grid.
+    variances : array of float64, (m, p)
+        Of the model, in D^2.
+    spread : float
+        Mean squared distance of the model's records to their cells, in D^2.
+    expected : array of float64, (m,)
+        The model's records in each cell.
+    """
+
+    centers: IntArray
+    radii: IntArray
+    variances: FloatArray
+    spread: float
+    expected: FloatArray
+
+    @classmethod
+    def read(cls, arrays: StateArrays, fraction_bits: int) -> Self:
+        """Return the cells of a state's arrays."""
+        return cls(
+            centers=arrays["cells"],
+            radii=arrays["radii"],
+            variances=real(arrays["variances"]),
+            spread=one_real(arrays["spread"]),
+            expected=scaled(arrays["expected"], fraction_bits),
+        )
+
+    def to_arrays(self, fraction_bits: int) -> Arrays:
+        """Return the arrays of a state."""
+        return {
+            "cells": self.centers,
+            "radii": self.radii,
+            "variances": stored(self.variances),
+            "spread": stored(self.spread),
+            "expected": to_grid(self.expected * 2.0**fraction_bits),
+        }
+
+
+class Spread(NamedTuple):
+    """How records lie around the centroids that the synopsis gave ("Selection").
+
+    Attributes
+    ----------
+    within : array of float64, (p + 1,)
+        Variance of the mixture's records around them by direction, in D^2. The last
+        entry stands for every direction that the synopsis leaves out.
+    first : float
+        Mean squared distance of the records to them, in D^2.
+    """
+
+    within: FloatArray
+    first: float
+
+    @classmethod
+    def read(cls, arrays: StateArrays) -> Self:
+        """Return the spread of a state's arrays."""
+        return cls(within=real(arrays["within"]), first=one_real(arrays["first"]))
+
+    def to_arrays(self) -> Arrays:
+        """Return the arrays of a state."""
+        return {"within": stored(self.within), "first": stored(self.first)}
+
+
+class Clusters(NamedTuple):
+    """The clusters between two refinement rounds ("Refinement").
+
+    Attributes
+    ----------
+    centroids : array of int64, (k, d)
+        In grid units.
+    counts : array of float64, (k,)
+        Noisy records of each cluster.
+    moves : array of float64, (k, d)
+        The last moves, in D.
+    doubts : array of float64, (k, p + 1)
+        Expected squares of the way that each centroid still has to go, in D^2: along
+        each direction, and in every direction beside them.
+    mean_square : float
+        Mean squared distance of the records to their centroids, in D^2.
+    radius : int
+        Of the next round, in grid units.
+    """
+
+    centroids: IntArray
+    counts: FloatArray
+    moves: FloatArray
+    doubts: FloatArray
+    mean_square: float
+    radius: int
+
+    @classmethod
+    def read(cls, arrays: StateArrays, fraction_bits: int) -> Self:
+        """Return the clusters of a state's arrays."""
+        return cls(
+            centroids=arrays["centroids"],
+            counts=scaled(arrays["counts"], fraction_bits),
+            moves=real(arrays["moves"]),
+            doubts=real(arrays["doubts"]),
+            mean_square=one_real(arrays["mean_square"]),
+            radius=int(arrays["radius"][0]),
+        )
+
+    def to_arrays(self, fraction_bits: int) -> Arrays:
+        """Return the arrays of a state."""
+        return {
+            "centroids": self.centroids,
+            "counts": to_grid(self.counts * 2.0**fraction_bits),
+            "moves": stored(self.moves),
+            "doubts": stored(self.doubts),
+            "mean_square": stored(self.mean_square),
+            "radius": np.array([self.radius], dtype=np.int64),
+        }
+
+
+def stored(values: FloatArray | float) -> IntArray:
+    """Return reals as integers of a state; a single one as (1,)."""
+    return to_grid(np.atleast_1d(values) * 2.0**REAL_BITS)
+
+
+def real(integers: IntArray) -> FloatArray:
+    """Return the reals that integers of a state stand for."""
+    return scaled(integers, REAL_BITS)
+
+
+def one_real(integers: IntArray) -> float:
+    """Return the real that an array (1,) of a state stands for."""
+    return float(real(integers)[0])

@@ -1,0 +1,87 @@
+"""The typed state of SynopsisKMeans: views of named integers, in their units."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flower_kmeans.algorithms.synopsis_sizes import Sizes
+from flower_kmeans.algorithms.synopsis_state import (
+    WARNINGS,
+    Cells,
+    Clusters,
+    Directions,
+    Note,
+    Setting,
+    Spread,
+)
+from flower_kmeans.data.domain import Ball
+
+Q = 16
+RNG = np.random.default_rng
+
+
+def reals(*shape):
+    """Reals that a state holds exactly."""
+    return RNG(sum(shape)).integers(0, 2**20, shape) * 2.0**-20
+
+
+def integers(*shape):
+    return RNG(sum(shape)).integers(-(2**15), 2**15, shape)
+
+
+VIEWS = {
+    "directions": (Directions(integers(4, 2), reals(2), 0.125), ()),
+    "cells": (
+        Cells(integers(5, 2), integers(5), reals(5, 2), 0.5, np.arange(5) / 4),
+        (Q,),
+    ),
+    "spread": (Spread(reals(3), 0.25), ()),
+    "clusters": (
+        Clusters(integers(3, 4), np.arange(3) / 4, reals(3, 4), reals(3, 3), 0.75, 77),
+        (Q,),
+    ),
+    "sizes": (Sizes(integers(9), integers(3), 0.5), ()),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_of_a_state_is_integers_that_it_is_read_from(name):
+    view, bits = VIEWS[name]
+    arrays = view.to_arrays(*bits)
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int64)}
+    found = type(view).read(arrays, *bits)
+    for part, expected in zip(found, view, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_every_note_is_a_warning():
+    assert list(Note) == list(range(len(WARNINGS)))
+
+
+def setting(**options):
+    figures = Setting(
+        domain=Ball(1.0, [0.0] * 4),
+        fraction_bits=Q,
+        n_clusters=3,
+        n_directions=2,
+        strength=100.0,
+        n_records=1000.0,
+        seed=0,
+    )
+    return replace(figures, **options)
+
+
+def test_a_radius_is_a_step_of_the_grid_at_least_and_cuts_no_record_at_most():
+    assert setting().radius(0.0) == 1
+    assert setting().radius(1e6) == 2**Q
+    # 0.9 (0.7 + 0.3 ln s), s = S / (k sqrt d) = 100 / 6, times the root.
+    factor = 0.9 * (0.7 + 0.3 * np.log(100 / 6))
+    assert setting().radius(0.01) == pytest.approx(factor * 0.1 * 2**Q, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("strength", "factor"), [(0.0, 1.0), (6.0, 1.0), (np.inf, 2.6)]
+)
+def test_radii_are_longer_with_less_noise_within_limits(strength, factor):
+    assert setting(strength=strength).factor == factor
