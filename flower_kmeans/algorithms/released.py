@@ -1,4 +1,4 @@
-"""What runs release beside centroids: costs, sizes against public bounds, and a mixture.
+"""Releases beside centroids: costs, sizes against public bounds, and a mixture.
 
 Sources: docs/guarantees.md, "Bounds on cluster sizes" and "SynopsisKMeans".
 """
@@ -38,7 +38,7 @@ class CostEstimate:
 
 @dataclass(frozen=True, eq=False)
 class ReleasedMixture:
-    """A mixture of m Gaussians that a run learned of the records, in units of the scaled domain.
+    """A mixture of m Gaussians that a run learned, in units of the scaled domain.
 
     Each has a covariance that is diagonal along p public orthonormal directions, and
     the same variance in all directions beside them.
@@ -87,24 +87,26 @@ class SizeReport:
     def interval(self) -> FloatArray:
         """Least and largest size of each cluster, (k, 2), within 0 and infinity."""
         counts = np.array(self.counts)[:, None]
-        return np.maximum(counts + self.margin * np.array([[-1.0, 1.0]]), 0.0)
+        signs = np.array([[-1.0, 1.0]])
+        return np.maximum(counts + self.margin * signs, 0.0)
 
     @property
     def bounds_kept(self) -> tuple[Kept, ...]:
-        """For each cluster: its interval lies inside the bounds, meets one, or lies outside."""
-        low, high = self.interval.T
+        """By cluster: its interval is inside the bounds, meets one, or is outside."""
+        return tuple(self._is_kept(low, high) for low, high in self.interval.tolist())
+
+    def _is_kept(self, low: float, high: float) -> Kept:
+        """Return the place of an interval beside the bounds."""
         most = math.inf if self.max_size is None else self.max_size
-        inside = (low >= self.min_size) & (high <= most)
-        outside = (high < self.min_size) | (low > most)
-        words: list[Kept] = [
-            "kept" if within else "missed" if beyond else "open"
-            for within, beyond in zip(inside.tolist(), outside.tolist(), strict=True)
-        ]
-        return tuple(words)
+        if low >= self.min_size and high <= most:
+            return "kept"
+        if high < self.min_size or low > most:
+            return "missed"
+        return "open"
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """What a reader must know of the sizes, in plain sentences."""
+        """The statements of a report on the sizes, in plain sentences."""
         numbers = Counter(self.bounds_kept)
         bounds = f"at least {self.min_size:,} records"
         if self.max_size is not None:
@@ -118,10 +120,11 @@ class SizeReport:
                 "the noisy one."
             )
         n_open = numbers["open"]
+        are = "is" if n_open == 1 else "are"
         return (
             f"Bounds on cluster sizes: {bounds}. By their intervals {numbers['kept']} of "
             f"{len(self.counts)} clusters kept them, {numbers['missed']} missed them, and {n_open} "
-            f"{'is' if n_open == 1 else 'are'} open.",
+            f"{are} open.",
             f"{measured} Exact sizes cannot be promised.",
             "Sizes and intervals, and so whether bounds were kept, are those of the clients that "
             "answered the last round.",
@@ -142,7 +145,7 @@ class SizeReport:
 
 
 def note_on_noise(noise: float, n_records: int, n_clusters: int) -> str | None:
-    """Return the warning that a size's noise is more than N / (4 k) records, or ``None``."""
+    """Return the warning about noise of more than N / (4 k) records, or ``None``."""
     most = n_records / (4 * n_clusters)
     if noise <= most:
         return None

@@ -1,4 +1,4 @@
-"""The cohort as the server knows it: its clients, the frame of an attempt, and the group key.
+"""The server's cohort: its clients, the frame of an attempt, and the group key.
 
 With a roster every pinned key has a slot, whether its client is there or not. So has
 every named node under relayed keys; without names slots follow the order in which
@@ -62,12 +62,12 @@ _IN_MEMORY = 2**24  # bytes of shares; more go to a temporary file
 
 @dataclass(eq=False)
 class Client:
-    """A client that enrolled, and all that the server knows of it."""
+    """A client that enrolled, as the server knows it."""
 
     node_id: int
     slot: int
-    public: Enrolled  # what it sent when its session began
-    new: Enrolled | None  # what it has from the next frame on, where it has a slot then
+    public: Enrolled  # of its session
+    new: Enrolled | None  # replaces `public` from the next frame on
     has_document: bool = False
     has_key: bool = False  # the group key
     # envelopes of it, of different distributors
@@ -89,7 +89,55 @@ class Client:
     @property
     def carried(self) -> tuple[Wrap, ...]:
         """The envelopes for it, where it may lack the group key."""
-        return () if self.has_key else tuple(self.wraps)
+        if self.has_key:
+            return ()
+        return tuple(self.wraps)
+
+    def inherit(self, gone: "Client") -> None:
+        """Take the group key, the envelopes and the ban of another node."""
+        self.new = None
+        self.wraps = gone.wraps
+        self.refused = gone.refused
+        self.has_key = gone.has_key
+        self.was_asked = gone.was_asked
+        self.is_banned = gone.is_banned
+
+    def has_session_of(self, other: "Client") -> bool:
+        """Return whether this and another node have one session."""
+        own = self.public
+        its = other.public
+        return own.public_key == its.public_key and own.commitment == its.commitment
+
+    def kept(self) -> KeptClient:
+        """Return the client for a journal."""
+        return KeptClient(
+            slot=self.slot,
+            node_id=self.node_id,
+            public=self.public,
+            new=self.new,
+            has_key=self.has_key,
+            wraps=tuple(self.wraps),
+            refused=tuple(sorted(self.refused)),
+            was_asked=self.was_asked,
+            head=self.head,
+            is_banned=self.is_banned,
+        )
+
+    @classmethod
+    def restored(cls, kept: KeptClient) -> "Client":
+        """Return a client of a journal."""
+        return cls(
+            kept.node_id,
+            kept.slot,
+            kept.public,
+            kept.new,
+            has_key=kept.has_key,
+            wraps=list(kept.wraps),
+            refused=set(kept.refused),
+            was_asked=kept.was_asked,
+            head=kept.head,
+            is_banned=kept.is_banned,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +148,18 @@ class Offer:
     key_id: bytes
     wraps: dict[Client, Wrap]
 
+    def kept(self) -> KeptOffer:
+        """Return the offer for a journal."""
+        leader = (self.leader.slot, self.leader.node_id)
+        wraps = tuple(
+            (client.slot, client.node_id, wrap) for client, wrap in self.wraps.items()
+        )
+        return KeptOffer(leader=leader, key_id=self.key_id, wraps=wraps)
+
 
 @dataclass(frozen=True)
 class Frame:
-    """The cohort of one attempt. It has a committee where vectors leave their clients protected."""
+    """The cohort of one attempt, with a committee if vectors are protected."""
 
     slots: dict[int, Client]  # those that are taken, in their order
     tree: Tree
@@ -117,10 +173,18 @@ class Frame:
     sharing: Sharing | None = None
 
     def bits(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
-        """Return which slots are those of some clients, (n_slots,) bool."""
+        """Return a mask of the slots of some clients, (n_slots,) bool."""
         bits = np.zeros(self.n_slots, dtype=np.bool_)
-        bits[[client.slot for client in clients]] = True
+        slots = [client.slot for client in clients]
+        bits[slots] = True
         return bits
+
+    @property
+    def members_first(self) -> list[Client]:
+        """All clients, those in the committee first."""
+        members = list(self.present.values())
+        others = [client for client in self.slots.values() if client not in members]
+        return members + others
 
     @cached_property
     def claims(self) -> bytes:
@@ -130,20 +194,27 @@ class Frame:
 
 
 class Cohort:
-    """The clients of a run, and who has the group key (docs/protocol.md, section 5).
+    """The clients of a run, and their group key (docs/protocol.md, section 5).
 
     Each key distributor offers a group key of its own. The server uses one, and the
     next one if too few clients could open it: offers have no rank, and rotate. The
     roster is that of ``keys="roster"``, the nodes are the only ones that may take part.
+
+    The class is long because slots, group key and committee change together, between
+    two attempts.
     """
 
     def __init__(
         self, run: Run, roster: Roster | None, nodes: tuple[int, ...] | None = None
     ) -> None:
-        self._run, self._roster, self.nodes = run, roster, nodes
-        self._slot_of = (
-            {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
-        )
+        self._run = run
+        self._roster = roster
+        self.nodes = nodes
+        self._slot_of: dict[bytes, int] = {}
+        self._committee: tuple[int, ...] | None = None
+        if roster is not None:
+            self._slot_of = {key: slot for slot, key in enumerate(roster.keys)}
+            self._committee = committee_of(roster, run.document.epoch)
         # those with a slot, by node, in the order of slots
         self.clients: dict[int, Client] = {}
         # by slot: who has it, or will, and who waits
@@ -156,9 +227,6 @@ class Cohort:
         # slots by the ephemeral keys of their clients
         self._owners: dict[bytes, int] = {}
         self._n_keys = Counter[int]()  # ephemeral keys that a slot had
-        self._committee = (
-            None if roster is None else committee_of(roster, run.document.epoch)
-        )
         self._frame: Frame | None = None
 
     @property
@@ -166,7 +234,9 @@ class Cohort:
         """Number of slots, taken or not."""
         if self._roster is not None:
             return len(self._roster)
-        return len(self.clients) if self.nodes is None else len(self.nodes)
+        if self.nodes is not None:
+            return len(self.nodes)
+        return len(self.clients)
 
     # ------------------------------------------------------------------ slots
 
@@ -179,7 +249,7 @@ class Cohort:
         self.known.add(node_id)
         slot = self._slot_for(node_id, reply)
         if slot is None:
-            return STRANGER if self._roster is not None else LATE
+            return LATE if self._roster is None else STRANGER
         if slot == MAX_SLOTS:
             return FULL
         claims = self.claims.get(slot, deque())
@@ -194,13 +264,13 @@ class Cohort:
         if objection is not None:
             return objection
         if own is None:
-            self.claims.setdefault(slot, claims).append(
-                Client(node_id, slot, reply, reply)
-            )
+            claims.append(Client(node_id, slot, reply, reply))
+            self.claims[slot] = claims
             self._slot_by_node[node_id] = slot
         else:
             own.new = reply
-        return TAKEN if self.claims[slot][0].node_id != node_id else None
+        has_slot = claims[0].node_id == node_id
+        return None if has_slot else TAKEN
 
     def _slot_for(self, node_id: int, reply: Enrolled) -> int | None:
         """Return the slot that a client can have."""
@@ -210,10 +280,12 @@ class Cohort:
             return self.nodes.index(node_id)
         if node_id in self._slot_by_node:
             return self._slot_by_node[node_id]
-        return None if self.is_closed else len(self.claims)
+        if self.is_closed:
+            return None
+        return len(self.claims)
 
     def renew(self, client: Client, refusal: Refusal) -> bool:
-        """Take a client's new session, from the next frame on; return whether it is acceptable."""
+        """Take a new session for the next frame; return whether it is acceptable."""
         if refusal.commitment is None or refusal.static != client.public.static:
             return False
         public = msgspec.structs.replace(
@@ -228,12 +300,15 @@ class Cohort:
         return is_acceptable
 
     def hear(self, asked: Iterable[int], orderly: Collection[int]) -> None:
-        """Count the silences of clients that were asked in a round trip which is over."""
+        """Count the silences of clients that were asked in a finished round trip."""
         for node_id in asked:
             client = self.clients.get(node_id)
             if client is None:
                 continue
-            client.silences = 0 if node_id in orderly else client.silences + 1
+            if node_id in orderly:
+                client.silences = 0
+            else:
+                client.silences += 1
             if client.silences >= MAX_SILENCES:
                 self.give_up(client)
 
@@ -242,14 +317,16 @@ class Cohort:
         claims = self.claims[client.slot]
         if len(claims) > 1 and claims[0] is client:
             claims.rotate(-1)
-            claims[0].new = claims[0].new or claims[0].public
-            claims[0].silences = 0
+            heir = claims[0]
+            heir.new = heir.new or heir.public
+            heir.silences = 0
 
     def _objection(self, public: Enrolled, slot: int, node_id: int) -> str | None:
-        """Return why a client's keys cannot stand in a committee's list, or ``None``."""
-        key, doc_hash = public.public_key, self._run.doc_hash
+        """Return the objection to keys in a committee's list, or ``None``."""
         if not self._run.trust.is_protected:
             return None
+        key = public.public_key
+        doc_hash = self._run.doc_hash
         if self._roster is None:
             if public.claim:
                 return MALFORMED
@@ -271,26 +348,23 @@ class Cohort:
     @property
     def key_id(self) -> bytes:
         """The id of the group key that is in use; empty if there is none."""
-        return self.offers[0].key_id if self.offers else b""
+        if not self.offers:
+            return b""
+        return self.offers[0].key_id
 
     def distributors(self, frame: Frame) -> list[Client]:
-        """Return clients that were not asked for a group key yet, committee members first."""
-        members = list(frame.present.values())
-        others = [client for client in frame.slots.values() if client not in members]
-        fresh = [client for client in (*members, *others) if not client.was_asked][
-            :DISTRIBUTORS
-        ]
-        for client in fresh:
+        """Return clients that were not asked for a group key yet, members first."""
+        fresh = [client for client in frame.members_first if not client.was_asked]
+        chosen = fresh[:DISTRIBUTORS]
+        for client in chosen:
             client.was_asked = True
-        return fresh
+        return chosen
 
     def holders(self, frame: Frame) -> list[Client]:
         """Return clients that have the group key, committee members first."""
-        members = list(frame.present.values())
-        others = [client for client in frame.slots.values() if client not in members]
         return [
             client
-            for client in (*members, *others)
+            for client in frame.members_first
             if client.has_key and not client.differs
         ]
 
@@ -300,11 +374,14 @@ class Cohort:
         Before anybody was sent it, these are the distributors. Each seals the key that
         it made.
         """
+        holders = self.holders(frame)
+        if holders:
+            return holders[:DISTRIBUTORS]
         clients = list(frame.slots.values())
-        leaders = [each.leader for each in self.offers if each.leader in clients]
+        leaders = [offer.leader for offer in self.offers if offer.leader in clients]
         # One that lost its memory lost its group key, too.
         able = [leader for leader in leaders if leader.wraps or leader.has_key]
-        return (self.holders(frame) or able)[:DISTRIBUTORS]
+        return able[:DISTRIBUTORS]
 
     def offer(
         self, frame: Frame, sender: Client, rows: bytes, key_id: bytes, envelopes: bytes
@@ -317,32 +394,41 @@ class Cohort:
         peers = read_rows(rows, self._roster is not None)
         if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
             return
-        leader, made = sender.peer.row, dict[Client, Wrap]()
+        made = dict[Client, Wrap]()
         for peer, envelope in zip(peers, split(envelopes, ENVELOPE_BYTES), strict=True):
-            wrap = Wrap(distributor=leader, key_id=key_id, envelope=envelope)
-            made[frame.slots[peer.slot]] = wrap
-        known = [
-            each
-            for each in self.offers
-            if (each.leader, each.key_id) == (sender, key_id)
-        ]
-        for each in known:
-            each.wraps.update(made)
+            client = frame.slots[peer.slot]
+            made[client] = Wrap(
+                distributor=sender.peer.row, key_id=key_id, envelope=envelope
+            )
+
+        is_known = False
+        for offer in self.offers:
+            if offer.leader == sender and offer.key_id == key_id:
+                offer.wraps.update(made)
+                is_known = True
         if key_id == self.key_id:
-            for client, wrap in made.items():
-                if sender.slot not in client.refused and len(client.wraps) < MAX_WRAPS:
-                    client.wraps.append(wrap)
-        elif not known and not self.is_settled:
+            self._hand_out(sender, made)
+        elif not is_known and not self.is_settled:
             self.offers.append(Offer(sender, key_id, made))
             if len(self.offers) == 1:
                 self.use_offer()
+
+    def _hand_out(self, sender: Client, wraps: dict[Client, Wrap]) -> None:
+        """Give clients their envelopes of the key that is in use."""
+        for client, wrap in wraps.items():
+            has_room = len(client.wraps) < MAX_WRAPS
+            if sender.slot not in client.refused and has_room:
+                client.wraps.append(wrap)
 
     def use_offer(self) -> None:
         """Use the first offer, at all clients: none has an entry yet."""
         made = self.offers[0]
         for client in self.clients.values():
-            client.has_key, client.refused = False, set()
-            client.wraps = [made.wraps[client]] if client in made.wraps else []
+            client.has_key = False
+            client.refused = set()
+            client.wraps = []
+            if client in made.wraps:
+                client.wraps.append(made.wraps[client])
 
     def next_offer(self) -> None:
         """Use the next offer; the one that was in use is the last one now."""
@@ -351,44 +437,54 @@ class Cohort:
 
     def complain(self, client: Client) -> None:
         """Record that a client could not open the envelopes that it was sent."""
-        rows = (wrap.distributor for wrap in client.wraps)
-        slots = {read_rows(row, self._roster is not None)[0].slot for row in rows}
-        client.refused |= slots
-        client.has_key, client.wraps = False, []
+        has_roster = self._roster is not None
+        for wrap in client.wraps:
+            (distributor,) = read_rows(wrap.distributor, has_roster)
+            client.refused.add(distributor.slot)
+        client.has_key = False
+        client.wraps = []
 
     def forget_key(self, client: Client) -> None:
-        """Record that a client's session lacks the group key, and that no envelope is for it."""
-        client.has_key, client.wraps, client.refused = False, [], set()
+        """Record that a client's session has neither the group key nor an envelope."""
+        client.has_key = False
+        client.wraps = []
+        client.refused = set()
         for made in self.offers:
             made.wraps.pop(client, None)
 
     # -------------------------------------------------------------- committee and frame
 
     def can_add(self, epoch: int | None = None, spare: int = 1) -> bool:
-        """Return whether a committee of some epoch is whole, or can miss ``spare`` more members."""
-        document, trust = self._run.document, self._run.trust
-        if not trust.has_committee:
+        """Return whether a committee can add if it misses ``spare`` more members.
+
+        A whole committee always can. The epoch is by default the run document's.
+        """
+        document = self._run.document
+        if not self._run.trust.has_committee:
             return True
         if self._roster is not None:
-            slots = committee_of(
-                self._roster, document.epoch if epoch is None else epoch
-            )
-            n_positions, n_present = len(slots), len(self.claims.keys() & set(slots))
+            if epoch is None:
+                epoch = document.epoch
+            slots = committee_of(self._roster, epoch)
+            n_positions = len(slots)
+            n_present = len(self.claims.keys() & set(slots))
         elif self.nodes is not None:  # those that are there are drawn first
             n_positions = min(len(self.nodes), MAX_POSITIONS)
             n_present = min(len(self.claims), n_positions)
         else:
             return True
-        f = corrupt_positions(self.n_slots, document.max_colluders)
+        n_corrupt = corrupt_positions(self.n_slots, document.max_colluders)
         if n_present == n_positions:
             return True
+        secure_sum = self._run.trust.sum
         try:
-            return bool(trust.sum.set_up(n_positions, f, n_present - spare))
+            sharing = secure_sum.set_up(n_positions, n_corrupt, n_present - spare)
         except ConfigurationError:
             return False
+        return bool(sharing)
 
     def better_epoch(self) -> int | None:
-        """Return an epoch whose committee can add, if that of the run document cannot."""
+        """Return an epoch whose committee can add if the run document's cannot."""
         if self._roster is None or self.can_add():
             return None
         return next(filter(self.can_add, range(EPOCHS)), None)
@@ -397,8 +493,10 @@ class Cohort:
         """Take all changes and return the cohort as it is now."""
         slots = {slot: claims[0] for slot, claims in sorted(self.claims.items())}
         for client in slots.values():
-            if client.new is not None:
-                client.public, client.new, client.head = client.new, None, 0
+            if client.new is not None:  # a session begins
+                client.public = client.new
+                client.new = None
+                client.head = 0
                 self.forget_key(client)
                 self._frame = None
         if self._frame is None:
@@ -407,87 +505,60 @@ class Cohort:
         return self._frame
 
     def _framed(self, slots: dict[int, Client]) -> Frame:
-        n_slots, trust = self.n_slots, self._run.trust
-        public = {slot: client.public for slot, client in slots.items()}
-        tree = Tree(
-            leaf(i, one.commitment, one.static, one.public_key)
-            if (one := public.get(i))
-            else EMPTY
-            for i in range(n_slots)
-        )
-        if not trust.is_protected:
-            return Frame(slots, tree, n_slots)
+        tree = _tree_of(slots, self.n_slots)
+        if not self._run.trust.is_protected:
+            return Frame(slots, tree, self.n_slots)
         if self._committee is None:
-            # At random: clients that pool what they know could be the first to come.
-            order = sorted(
-                range(n_slots), key=lambda slot: (slot not in slots, token(16))
-            )
-            self._committee = tuple(sorted(order[:MAX_POSITIONS]))
-        keys = tuple(
-            public[i].public_key if i in public else b"" for i in self._committee
-        )
+            self._committee = _chosen_committee(slots, self.n_slots)
+        keys = []
+        present = {}
+        for position, slot in enumerate(self._committee):
+            key = b""
+            if slot in slots:
+                present[position] = slots[slot]
+                key = slots[slot].public.public_key
+            keys.append(key)
         committee = Committee(
-            self._committee, keys, n_slots, self._run.document.max_colluders
+            self._committee,
+            tuple(keys),
+            self.n_slots,
+            self._run.document.max_colluders,
         )
         try:
-            sharing = committee.sharing(trust.sum)
+            sharing = committee.sharing(self._run.trust.sum)
         except ConfigurationError:
             sharing = None  # too few of it are present
-        present = {j: slots[i] for j, i in enumerate(self._committee) if i in slots}
-        digest, encoded = committee.digest, committee.encode()
-        return Frame(slots, tree, n_slots, committee, present, digest, encoded, sharing)
+        return Frame(
+            slots,
+            tree,
+            self.n_slots,
+            committee,
+            present,
+            committee.digest,
+            committee.encode(),
+            sharing,
+        )
 
-    # -------------------------------------------------------- what outlives the process
+    # ---------------------------------------------------------------- after a restart
 
     def kept(self) -> KeptCohort:
-        """Return what a server that goes on after a restart must know."""
+        """Return the cohort as a server needs it that goes on after a restart."""
         clients = []
-        for slot, claims in sorted(self.claims.items()):
-            for client in claims:
-                one = KeptClient(
-                    slot=slot,
-                    node_id=client.node_id,
-                    public=client.public,
-                    new=client.new,
-                    has_key=client.has_key,
-                    wraps=tuple(client.wraps),
-                    refused=tuple(sorted(client.refused)),
-                    was_asked=client.was_asked,
-                    head=client.head,
-                    is_banned=client.is_banned,
-                )
-                clients.append(one)
-        offers = []
-        for offer in self.offers:
-            wraps = tuple(
-                (one.slot, one.node_id, wrap) for one, wrap in offer.wraps.items()
-            )
-            leader = offer.leader.slot, offer.leader.node_id
-            offers.append(KeptOffer(leader=leader, key_id=offer.key_id, wraps=wraps))
+        for _, claims in sorted(self.claims.items()):
+            clients += [client.kept() for client in claims]
         return KeptCohort(
             clients=tuple(clients),
             owners=tuple((slot, key) for key, slot in self._owners.items()),
             committee=self._committee,
-            offers=tuple(offers),
+            offers=tuple(offer.kept() for offer in self.offers),
             is_settled=self.is_settled,
         )
 
     def restore(self, kept: KeptCohort) -> None:
-        """Take up what `kept` returned, in place of what is here."""
+        """Take up a cohort that `kept` returned."""
         by_node = dict[tuple[int, int], Client]()
         for one in kept.clients:
-            client = Client(
-                one.node_id,
-                one.slot,
-                one.public,
-                one.new,
-                has_key=one.has_key,
-                wraps=list(one.wraps),
-                refused=set(one.refused),
-                was_asked=one.was_asked,
-                head=one.head,
-                is_banned=one.is_banned,
-            )
+            client = Client.restored(one)
             by_node[one.slot, one.node_id] = client
             self.claims.setdefault(one.slot, deque()).append(client)
             self._slot_by_node[one.node_id] = one.slot
@@ -501,48 +572,48 @@ class Cohort:
         self.is_settled = kept.is_settled
 
     def stand_in(self, slot: int, node_id: int, connected: Collection[int]) -> int:
-        """Let a connected node take the place of one that is gone, where their session is one.
+        """Give the place of a node that is gone to a connected one of the same session.
 
         Return the node that is active then.
         """
         claims = self.claims[slot]
         gone = self._claim(slot, node_id)
-        session = gone.public.public_key, gone.public.commitment
         for client in claims:
-            its_session = client.public.public_key, client.public.commitment
-            if client.node_id not in connected or its_session != session:
-                continue
-            client.new = None
-            client.wraps, client.refused = gone.wraps, gone.refused
-            client.has_key, client.was_asked = gone.has_key, gone.was_asked
-            client.is_banned = gone.is_banned
-            for offer in self.offers:
-                if gone in offer.wraps:
-                    offer.wraps[client] = offer.wraps.pop(gone)
-            claims.remove(gone)
-            claims.remove(client)
-            self._forget_nodes(slot, connected)
-            claims.appendleft(client)
-            claims.append(gone)
-            return client.node_id
+            is_connected = client.node_id in connected
+            if is_connected and client.has_session_of(gone):
+                client.inherit(gone)
+                self._pass_on(gone, client)
+                claims.remove(gone)
+                claims.remove(client)
+                self._forget_nodes(slot, connected)
+                claims.appendleft(client)
+                claims.append(gone)
+                return client.node_id
         return node_id
 
+    def _pass_on(self, gone: Client, client: Client) -> None:
+        """Give a client the envelopes in offers that are for another."""
+        for offer in self.offers:
+            if gone in offer.wraps:
+                offer.wraps[client] = offer.wraps.pop(gone)
+
     def _claim(self, slot: int, node_id: int) -> Client:
-        """Return what a node claimed a slot as."""
+        """Return the claim of a slot that a node made."""
         return next(client for client in self.claims[slot] if client.node_id == node_id)
 
     def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
-        """Make room for further nodes with a slot's key; those that connect again may claim it."""
-        named = {made.leader for made in self.offers}.union(
-            *(made.wraps for made in self.offers)
-        )
+        """Make room for further nodes with a slot's key. Nodes may claim it again."""
+        named = set[Client]()
+        for offer in self.offers:
+            named.add(offer.leader)
+            named.update(offer.wraps)
         for client in tuple(self.claims[slot]):
             if client.node_id not in connected and client not in named:
                 self.claims[slot].remove(client)
                 self.known.discard(client.node_id)
 
     def framed_as(self, active: Iterable[tuple[int, int]]) -> Frame:
-        """Return the frame in which these nodes are active, by slot, without any later change."""
+        """Return the frame of these active nodes, by slot, without any later change."""
         slots = {slot: self._claim(slot, node_id) for slot, node_id in active}
         self.clients = {client.node_id: client for client in slots.values()}
         self._frame = self._framed(slots)
@@ -550,14 +621,36 @@ class Cohort:
 
 
 def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
-    """Return the slots of a roster's committee: all of them, or those that are drawn."""
+    """Return the slots of a roster's committee: all of them, or the drawn ones."""
     if len(roster) <= MAX_POSITIONS:
         return tuple(range(len(roster)))
     return drawn(roster.keys, roster.beacon, epoch)
 
 
+def _tree_of(slots: dict[int, Client], n_slots: int) -> Tree:
+    """Return the tree of all slots, with an empty leaf for each free one."""
+    leaves = []
+    for slot in range(n_slots):
+        node = EMPTY
+        if slot in slots:
+            public = slots[slot].public
+            node = leaf(slot, public.commitment, public.static, public.public_key)
+        leaves.append(node)
+    return Tree(leaves)
+
+
+def _chosen_committee(slots: dict[int, Client], n_slots: int) -> tuple[int, ...]:
+    """Return slots at random, those that are taken before others.
+
+    Clients that pool what they know could be the first to come.
+    """
+    order = list(range(n_slots))
+    order.sort(key=lambda slot: (slot not in slots, token(16)))
+    return tuple(sorted(order[:MAX_POSITIONS]))
+
+
 class ShareStore:
-    """The sealed shares of one attempt, by receiver, in files; a dealer has all or none."""
+    """The sealed shares of one attempt, in files. A dealer has all of them or none."""
 
     def __init__(self, positions: Iterable[int], part_bytes: int) -> None:
         # those present
@@ -568,7 +661,7 @@ class ShareStore:
         self.close = self._file.close
 
     def is_complete(self, sealed: bytes) -> bool:
-        """Return whether a dealer's shares are as planned: one for each present position."""
+        """Return whether a dealer has one share for each present position."""
         return len(sealed) == self._part_bytes * len(self._order)
 
     def put(self, slot: int, sealed: bytes) -> None:

@@ -1,7 +1,7 @@
-"""What a vertical run leaves at a node beside its session, and how it is removed.
+"""Leftovers of a vertical run at a node, beside its session, and their removal.
 
 This is apart from `vertical`, because a client looks for it at every message of every
-run, and its process starts faster without what computes.
+run, and its process starts faster without the modules that compute.
 """
 
 import logging
@@ -23,19 +23,20 @@ log = logging.getLogger("flower_kmeans.client")
 
 
 def witness_name(doc_hash: bytes) -> str:
-    """Return under which name a joint holder keeps what it needs of a run."""
+    """Return the name of a joint holder's witness of a run."""
     return f"kmeans.{doc_hash.hex()}.witness"
 
 
 def forget_witness(state: RecordDict, doc_hash: bytes) -> None:
-    """Erase what a joint holder keeps of a run in its context's state."""
+    """Erase a joint holder's witness of a run from its context's state."""
     state.pop(witness_name(doc_hash), None)
 
 
 def repeated(request: Turn, former: ClientSession) -> Sent:
-    """Return the last reply of a session that ended with its result, if it is requested again."""
+    """Return the last reply of a session that ended with its result, for a repeat."""
     reply: Sent = decode(former.vertical, Sent)
-    if request.step != ("close" if reply.parcels else "finish"):
+    last_step = "close" if reply.parcels else "finish"
+    if request.step != last_step:
         raise RefuseError(Code.STALE)
     return reply
 
@@ -44,10 +45,12 @@ def repeated(request: Turn, former: ClientSession) -> Sent:
 
 
 def work_dir(policy: ClientPolicy) -> Path | None:
-    """Return where a policy keeps the files of vertical runs, or ``None``."""
+    """Return the directory of the files of vertical runs, or ``None``."""
     if policy.work_dir is not None:
         return Path(policy.work_dir)
-    return None if policy.state_dir is None else Path(policy.state_dir) / "vertical"
+    if policy.state_dir is None:
+        return None
+    return Path(policy.state_dir) / "vertical"
 
 
 def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
@@ -63,12 +66,19 @@ def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
     In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not
     know.
     """
-    directory, is_shared = work_dir(policy), policy.work_dir is not None
-    for path in () if directory is None else directory.glob("?" * 64):
+    directory = work_dir(policy)
+    if directory is None:
+        return
+    is_shared = policy.work_dir is not None
+    for path in directory.glob("?" * 64):
         with suppress(ValueError, errors.LedgerError):
             doc_hash = bytes.fromhex(path.name)
             found = ledger.load(doc_hash)
-            if unpack_session(found[1]).over if found else not is_shared:
+            is_over = not is_shared
+            if found:
+                _, session = found
+                is_over = bool(unpack_session(session).over)
+            if is_over:
                 try:
                     erase(policy, doc_hash)
                 except OSError as error:

@@ -1,4 +1,6 @@
-"""How long a message may be (docs/protocol.md, section 8): its reader compares before it decodes.
+"""Limits of messages' lengths, which a reader compares before it decodes.
+
+They are those of docs/protocol.md, section 8.
 
 A server knows which reply it waits for, and its length follows from the run document
 and the request. A client knows the length of a request from the run document, which is
@@ -46,7 +48,7 @@ def short(_: Request) -> int:
 
 
 def reply_limit(run: Run, request: Request) -> int:
-    """Return the most bytes that an orderly reply to a request has, or a little more."""
+    """Return an upper bound on the bytes of an orderly reply to a request."""
     match request:
         case Keys():
             return SHORT + _envelopes(run, request.peers)
@@ -61,9 +63,9 @@ def reply_limit(run: Run, request: Request) -> int:
 
 
 def _envelopes(run: Run, rows: bytes) -> int:
-    return ENVELOPE_BYTES * (
-        len(rows) // messages.row_bytes(run.document.keys == "roster")
-    )
+    row = messages.row_bytes(run.document.keys == "roster")
+    n_peers = len(rows) // row
+    return ENVELOPE_BYTES * n_peers
 
 
 @lru_cache(maxsize=16)  # the requests of a round name one committee
@@ -76,9 +78,8 @@ def _answer(run: Run, t: int, committee: bytes, n_slots: int) -> int:
     sharing = _sharing(run, committee, n_slots)
     if sharing is None:
         return 0
-    return len(members.present) * (
-        removal.part_bytes(run, n_words, sharing) + SEAL_BYTES
-    )
+    share = removal.part_bytes(run, n_words, sharing) + SEAL_BYTES
+    return len(members.present) * share
 
 
 def _sum_share(run: Run, request: Add) -> int:
@@ -89,7 +90,7 @@ def _sum_share(run: Run, request: Add) -> int:
 
 
 def _sharing(run: Run, committee: bytes, n_slots: int) -> Sharing | None:
-    """Return how vectors are shared among a committee; ``None`` if too few of it are present."""
+    """Return a committee's sharing of vectors; ``None`` if too few are present."""
     members = Committee.decode(committee, n_slots, run.document.max_colluders)
     try:
         return members.sharing(run.trust.sum)
@@ -98,12 +99,14 @@ def _sharing(run: Run, committee: bytes, n_slots: int) -> Sharing | None:
 
 
 def _parcels(run: Run, turn: Turn) -> int:
-    """Return the length of what the party answers to which all others are peers."""
+    """Return the length of an answer's parcels. Its party has no row in the peers."""
     rows = messages.read_rows(turn.peers, run.document.keys == "roster")
     others = {peer.slot for peer in rows}
     slot = next(i for i in range(len(rows) + 1) if i not in others)
     parts = in_parts(planned(run, slot, turn.step, turn.t))
-    return sum(map(_parcel, parts[turn.part - 1])) if turn.part <= len(parts) else 0
+    if turn.part > len(parts):
+        return 0
+    return sum(map(_parcel, parts[turn.part - 1]))
 
 
 def _parcel(each: Planned) -> int:
@@ -115,8 +118,9 @@ def _parcel(each: Planned) -> int:
 
 
 def request_limit(run: Run, head: Head) -> int:
-    """Return the most bytes that a request of a run has, or a little more."""
-    length, n_slots = 0, min(head.n_slots, MAX_SLOTS)
+    """Return an upper bound on the bytes of a request of a run."""
+    length = 0
+    n_slots = min(head.n_slots, MAX_SLOTS)
     row = messages.row_bytes(run.document.keys == "roster")
     has_round = 1 <= head.t <= run.document.rounds
     match head.kind:
@@ -127,20 +131,22 @@ def request_limit(run: Run, head: Head) -> int:
         case "ask" if has_round:
             length = _query(run, head.t)
         case "add" if has_round and run.trust.has_committee:
-            length = (KEY_BYTES + _longest_share(run, head.t)) * n_slots + n_slots // 8
+            entry = KEY_BYTES + _longest_share(run, head.t)
+            length = entry * n_slots + n_slots // 8
+        case "finish" if run.trust.is_blind:
+            length = _entries(run, run.document.rounds)
         case "finish":
-            is_blind = run.trust.is_blind
-            length = (
-                _entries(run, run.document.rounds) if is_blind else longest_result(run)
-            )
+            length = longest_result(run)
         case "turn" if run.trust.is_vertical:
             length = _deliveries(run, head)
     return min(MAX_MESSAGE, FIRST + length)
 
 
 def _query(run: Run, t: int) -> int:
-    shapes = (shape for shape, _, _ in run.algorithm.query_ranges(t).values())
-    return sum(8 * math.prod(shape) for shape in shapes) + _OF_A_QUERY
+    n_numbers = 0
+    for shape, _, _ in run.algorithm.query_ranges(t).values():
+        n_numbers += math.prod(shape)
+    return 8 * n_numbers + _OF_A_QUERY
 
 
 def _longest_share(run: Run, t: int) -> int:
@@ -151,12 +157,16 @@ def _longest_share(run: Run, t: int) -> int:
 def _entries(run: Run, n_rounds: int) -> int:
     """Return the length of the entries of the first rounds of a run."""
     n_parts = MAX_POSITIONS if run.trust.has_committee else 1
-    sums = sum(n_parts * _longest_share(run, t) for t in range(1, n_rounds + 1))
-    return sums + n_rounds * (MAX_SLOTS // 8 + _OF_AN_ENTRY)
+    n_bytes = n_rounds * (MAX_SLOTS // 8 + _OF_AN_ENTRY)
+    for t in range(1, n_rounds + 1):
+        n_bytes += n_parts * _longest_share(run, t)
+    return n_bytes
 
 
 def _deliveries(run: Run, head: Head) -> int:
-    """Return the length of the parcels that a turn brings to the party that is sent most."""
-    slots = range(run.document.min_clients)
-    found = (due(run, slot, head.step, head.t, head.part) for slot in slots)
-    return max(sum(map(_parcel, parcels)) for parcels in found)
+    """Return the length of a turn's parcels at the party that is sent most of them."""
+    lengths = []
+    for slot in range(run.document.min_clients):
+        parcels = due(run, slot, head.step, head.t, head.part)
+        lengths.append(sum(map(_parcel, parcels)))
+    return max(lengths)

@@ -23,8 +23,9 @@ Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 def server_noise(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int, stream: Stream
 ) -> NDArray[np.int64]:
-    """Return the noise that a server adds to one round's sum, (words,) int64, in grid units."""
-    return _round_noise(algorithm, plan, round_number, lambda r, s: draw(r, s, stream))
+    """Return a server's noise of one round's sum, (words,) int64, in grid units."""
+    sampler: Sampler = lambda r, s: draw(r, s, stream)  # noqa: E731
+    return _round_noise(algorithm, plan, round_number, sampler)
 
 
 def noise_share(
@@ -34,7 +35,10 @@ def noise_share(
     shares: int,
     stream: Stream,
 ) -> NDArray[np.int64]:
-    """Return one client's share of a round's noise, as `server_noise`: of the variance a share."""
+    """Return one client's share of a round's noise, (words,) int64, in grid units.
+
+    Its variance is that of `server_noise` over the number of shares.
+    """
     sampler: Sampler = lambda r, s: draw_share(r, s, shares, stream)  # noqa: E731
     return _round_noise(algorithm, plan, round_number, sampler)
 
@@ -42,7 +46,7 @@ def noise_share(
 def releases_of(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int
 ) -> Iterator[tuple[Release, NDArray[np.intp], NDArray[np.float64]]]:
-    """Yield each release of a round with its words in the layout, and their sensitivities."""
+    """Yield each release of a round, its words in the layout, and their units."""
     if plan.is_private:
         sensitivities = algorithm.sensitivities(round_number)
         places = algorithm.places(round_number)
@@ -52,12 +56,14 @@ def releases_of(
 
 
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
-    """Return what a run document calls the samplers of a plan's noise, which clients may share."""
+    """Return a run document's name of the samplers of a plan's noise.
+
+    Clients may add the noise in shares.
+    """
     if not plan.is_private:
         return NONE
-    return "+".join(
-        sorted({sampler_name(release, shared) for release in plan.releases})
-    )
+    names = {sampler_name(release, shared) for release in plan.releases}
+    return "+".join(sorted(names))
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
@@ -69,17 +75,14 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     Distributed noise).
     """
     stream = Stream.from_key(bytes(32))  # so no secret is needed
-    cases = dict.fromkeys(
-        # The least and the largest unit stand for all: a run has far too many words to
-        # try.
-        (
-            release,
-            float(sensitivities[sensitivities > 0].min(initial=math.inf)),
-            float(sensitivities.max()),
-        )
-        for number in range(1, len(plan.rounds) + 1)
-        for release, _, sensitivities in releases_of(algorithm, plan, number)
-    )
+    # The least and the largest unit stand for all: a run has far too many words to try.
+    cases = dict[tuple[Release, float, float], None]()
+    for number in range(1, len(plan.rounds) + 1):
+        for release, _, sensitivities in releases_of(algorithm, plan, number):
+            positive = sensitivities[sensitivities > 0]
+            least = float(positive.min(initial=math.inf))
+            most = float(sensitivities.max())
+            cases[release, least, most] = None
     for release, least, most in cases:
         widest = release.noise_multiplier * most / math.sqrt(shares)
         if widest > _MAX_SHARE_STD:
@@ -89,7 +92,8 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
                 "shares: take fewer fraction_bits or a larger epsilon."
             )
         # Laplace is refused even if no word has noise.
-        draw_share(release, np.array([least, most] if most else [0.0]), shares, stream)
+        units = [least, most] if most else [0.0]
+        draw_share(release, np.array(units), shares, stream)
 
 
 def _round_noise(

@@ -1,4 +1,4 @@
-"""What parties of a vertical run seal for each other, how long it is, and how it is sealed.
+"""The parcels that parties of a vertical run send each other, and their seals.
 
 A parcel's data is sealed under a secret that follows from the sender's session secret
 and from what it hides; that secret is sealed for each receiver (docs/protocol.md,
@@ -40,18 +40,18 @@ _MAX_PART = 240 * 10**6  # of the data in one message, which may have 256 MiB
 
 
 class Planned(NamedTuple):
-    """A parcel of a run, as it follows from the run document; ``n_bytes`` of plaintext."""
+    """A parcel of a run, as it follows from the run document."""
 
     sender: int
     step: Step
     t: int
     number: int
     receivers: tuple[int, ...]
-    n_bytes: int
+    n_bytes: int  # of plaintext
 
 
 class Shape(NamedTuple):
-    """Who does what in a vertical run, and its sizes."""
+    """The roles of the parties of a vertical run, and its sizes."""
 
     n_parties: int
     holders: tuple[int, ...]
@@ -80,14 +80,13 @@ class Shape(NamedTuple):
 @lru_cache(maxsize=8)
 def shape_of(run: Run) -> Shape:
     """Return the shape of a vertical run."""
-    body, algorithm = run.document.body, run.algorithm
+    body = run.document.body
+    algorithm = run.algorithm
     if not isinstance(body, Vertical):
         raise MessageError("Expected the document of a vertical run.")
-    k, d, radius = (
-        algorithm.n_clusters,
-        algorithm.domain.n_features,
-        body.algorithm["radius"],
-    )
+    k = algorithm.n_clusters
+    d = algorithm.domain.n_features
+    radius = body.algorithm["radius"]
     result = {
         "centroids": np.zeros((k, d)),
         "counts": np.zeros(k),
@@ -109,36 +108,69 @@ def shape_of(run: Run) -> Shape:
 
 
 def planned(run: Run, slot: int, step: Step, t: int = 0) -> tuple[Planned, ...]:
-    """Return the parcels with which a slot answers a turn, in order of their numbers."""
-    shape, sent = shape_of(run), list[tuple[int, tuple[int, ...], int]]()
-    key, is_holder = packed_bytes(shape.moduli.key), slot in shape.holders
-    digits = len(shape.moduli.data) * key
-    if (slot, step) == (0, "step"):
-        sent = [(0, shape.holders, shape.n_values * packed_bytes((shape.moduli.q0,)))]
-    elif (is_holder, step) == (True, "open"):
-        sent = [(0, (0,), WORD_BYTES * shape.n_values)]
-    elif (slot, step) == (0, "close"):
-        sent = [(0, tuple(range(1, shape.n_parties)), shape.result_bytes)]
-    elif slot > 0 and step == "ids":
-        sent = [(IDS, (0,), DIGEST_BYTES)]
-    elif (is_holder, shape.is_joint, step) == (True, True, "keys"):
-        others = tuple(holder for holder in shape.holders if holder != slot)
-        sent = [(PUBLIC, others, key), (RELIN, others, 2 * digits)]
+    """Return the parcels of a slot's answer to a turn, in order of their numbers."""
+    shape = shape_of(run)
+    is_holder = slot in shape.holders
+    contents = list[_Content]()
+    if step == "ids" and slot > 0:
+        contents = [_Content(IDS, (0,), DIGEST_BYTES)]
+    elif step == "keys" and is_holder and shape.is_joint:
+        contents = _first_message(shape, slot)
     elif slot > 0 and step == shape.set_up(slot):
-        if slot == 1:
-            sent.append((PUBLIC, (0, *shape.others), key))
-        if is_holder:
-            sent.append((RELIN, (0,), digits))
-        if is_holder and shape.is_joint:
-            if slot == 1:
-                sent.append((HALF, (0,), digits))
-            sent.append((DIGESTS, (0, *shape.others), 2 * DIGEST_BYTES))
-        is_alone = is_holder and not shape.is_joint
-        data = packed_bytes(shape.moduli.data)
-        column = NONCE_BYTES + data if is_alone else 2 * data
-        n_columns = shape.n_chunks * shape.widths[slot]
-        sent += [(COLUMNS + i, (0,), column) for i in range(n_columns)]
-    return tuple(Planned(slot, step, t, *each) for each in sent)
+        contents = _keys_and_columns(shape, slot)
+    elif step == "step" and slot == 0:
+        n_bytes = shape.n_values * packed_bytes((shape.moduli.q0,))
+        contents = [_Content(0, shape.holders, n_bytes)]
+    elif step == "open" and is_holder:
+        contents = [_Content(0, (0,), WORD_BYTES * shape.n_values)]
+    elif step == "close" and slot == 0:
+        others = tuple(range(1, shape.n_parties))
+        contents = [_Content(0, others, shape.result_bytes)]
+    return tuple(Planned(slot, step, t, *content) for content in contents)
+
+
+class _Content(NamedTuple):
+    """The last three values of a `Planned`."""
+
+    number: int
+    receivers: tuple[int, ...]
+    n_bytes: int
+
+
+def _first_message(shape: Shape, slot: int) -> list[_Content]:
+    """Return a joint holder's parcels of "keys"."""
+    others = tuple(holder for holder in shape.holders if holder != slot)
+    polynomial = packed_bytes(shape.moduli.key)
+    n_digits = len(shape.moduli.data)
+    return [
+        _Content(PUBLIC, others, polynomial),
+        _Content(RELIN, others, 2 * n_digits * polynomial),
+    ]
+
+
+def _keys_and_columns(shape: Shape, slot: int) -> list[_Content]:
+    """Return a slot's parcels of the step in which it sends its columns."""
+    is_holder = slot in shape.holders
+    without_key = (0, *shape.others)
+    polynomial = packed_bytes(shape.moduli.key)
+    digits = len(shape.moduli.data) * polynomial
+    contents = list[_Content]()
+    if slot == 1:
+        contents.append(_Content(PUBLIC, without_key, polynomial))
+    if is_holder:
+        contents.append(_Content(RELIN, (0,), digits))
+    if slot == 1 and shape.is_joint:
+        contents.append(_Content(HALF, (0,), digits))
+    if is_holder and shape.is_joint:
+        contents.append(_Content(DIGESTS, without_key, 2 * DIGEST_BYTES))
+
+    data = packed_bytes(shape.moduli.data)
+    column = 2 * data
+    if is_holder and not shape.is_joint:
+        column = NONCE_BYTES + data
+    for i in range(shape.n_chunks * shape.widths[slot]):
+        contents.append(_Content(COLUMNS + i, (0,), column))
+    return contents
 
 
 def due(
@@ -148,7 +180,8 @@ def due(
 
     Those of "load" and of "step" 1 are returned for both.
     """
-    shape, sources = shape_of(run), list[tuple[int, Step, int]]()
+    shape = shape_of(run)
+    sources = list[tuple[int, Step, int]]()
     if step == "ids":
         sources = [(other, "ids", 0) for other in range(1, shape.n_parties)]
     elif step == "join":
@@ -163,24 +196,28 @@ def due(
         opened = shape.n_rounds if step == "close" else t - 1
         sources = [(holder, "open", opened) for holder in shape.holders]
     elif step in ("open", "finish"):
-        sources = [(0, "step" if step == "open" else "close", t)]
-    found = [each for source in sources for each in planned(run, *source)]
-    return tuple(
-        each
-        for each in found
-        if slot in each.receivers and (part == 1 or each.number in (PUBLIC, DIGESTS))
-    )
+        former: Step = "step" if step == "open" else "close"
+        sources = [(0, former, t)]
+    found = list[Planned]()
+    for source in sources:
+        for plan in planned(run, *source):
+            is_repeated = part == 1 or plan.number in (PUBLIC, DIGESTS)
+            if slot in plan.receivers and is_repeated:
+                found.append(plan)
+    return tuple(found)
 
 
 def in_parts(parcels: tuple[Planned, ...]) -> list[list[Planned]]:
-    """Return parcels by the message that holds them; one without parcels if there are none."""
-    parts, size = [list[Planned]()], 0
-    for each in parcels:
-        size += each.n_bytes
-        if parts[-1] and (size > _MAX_PART or len(parts[-1]) == MAX_PARCELS):
+    """Return parcels by message: at least one message, which may be without parcels."""
+    parts = [list[Planned]()]
+    size = 0
+    for plan in parcels:
+        size += plan.n_bytes
+        is_full = size > _MAX_PART or len(parts[-1]) == MAX_PARCELS
+        if parts[-1] and is_full:
             parts.append([])
-            size = each.n_bytes
-        parts[-1].append(each)
+            size = plan.n_bytes
+        parts[-1].append(plan)
     return parts
 
 
@@ -188,7 +225,7 @@ def in_parts(parcels: tuple[Planned, ...]) -> list[list[Planned]]:
 
 
 class Seals:
-    """What one party seals for the others, and opens of what they sealed: its peers, by slot."""
+    """Seals and unseals the parcels of one party. Its peers are given by slot."""
 
     def __init__(
         self,
@@ -198,27 +235,34 @@ class Seals:
         pairs: Pairs,
         peers: Mapping[int, Peer],
     ) -> None:
-        self._doc_hash, self._secret, self._slot = doc_hash, secret, slot
-        self._pairs, self._peers = pairs, peers
+        self._doc_hash = doc_hash
+        self._secret = secret
+        self._slot = slot
+        self._pairs = pairs
+        self._peers = peers
 
     def seal(self, planned: Planned, data: bytes) -> Parcel:
         """Return a parcel of this party."""
-        label, receivers = _label(planned), planned.receivers
+        label = _label(planned)
         hidden = hashlib.sha256(data).digest()
         own = kdf(self._secret, self._doc_hash, b"parcel " + label + hidden)
-        keys = (self._key(label, self._slot, to, to) for to in receivers)
+        sealed_keys = []
+        for receiver in planned.receivers:
+            key = self._key(label, self._slot, receiver, receiver)
+            sealed_keys.append(seal(key, own, self._doc_hash))
         return Parcel(
             step=planned.step,
             t=planned.t,
             number=planned.number,
-            receivers=write_receivers(receivers),
-            keys=b"".join(seal(key, own, self._doc_hash) for key in keys),
+            receivers=write_receivers(planned.receivers),
+            keys=b"".join(sealed_keys),
             data=seal(self._data_key(own, label), data, self._doc_hash),
         )
 
     def open(self, planned: Planned, delivery: Delivery) -> bytes:
-        """Return what another party sealed for this party, run and step, of the planned length."""
-        label, sender = _label(planned), planned.sender
+        """Return a delivery's plaintext, which has the planned length."""
+        label = _label(planned)
+        sender = planned.sender
         key = self._key(label, sender, self._slot, sender)
         own = unseal(key, delivery.key, self._doc_hash)
         data = unseal(self._data_key(own, label), delivery.data, self._doc_hash)
@@ -227,13 +271,14 @@ class Seals:
         return data
 
     def _key(self, label: bytes, sender: int, receiver: int, other: int) -> bytes:
-        """Return the key under which a parcel's secret travels from one slot to another."""
+        """Return the key of a parcel's secret, between this party and another."""
         peer = self._peers[other]
         ikm = self._pairs.secret(other, peer.public_key)
-        # The sender's first, at both ends alike.
-        ends = (self._pairs.public_key, peer.public_key)
-        first, second = ends if sender == self._slot else ends[::-1]
-        label += u32(sender) + u32(receiver) + first + second
+        # The sender's key first, at both ends alike.
+        ends = self._pairs.public_key + peer.public_key
+        if sender != self._slot:
+            ends = peer.public_key + self._pairs.public_key
+        label += u32(sender) + u32(receiver) + ends
         return kdf(ikm, self._doc_hash, label, _SEAL_KEY_BYTES)
 
     def _data_key(self, own: bytes, label: bytes) -> bytes:

@@ -1,9 +1,10 @@
-"""What a client agrees to answer: checked before anything is computed or sent."""
+"""A client's policy: limits on runs, checked before anything is computed or sent."""
 
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -130,17 +131,8 @@ class ClientPolicy:
                 rule.check(name, value)
                 if isinstance(value, list):
                     object.__setattr__(self, name, tuple(value))
-        columns, domain = check_names(self.columns), self.domain
-        if domain is not None:
-            columns, n_features = columns or domain.columns, domain.n_features
-            if columns and (
-                len(columns) != n_features or domain.columns not in (None, columns)
-            ):
-                raise ConfigurationError(
-                    f"Expected columns as the {n_features} of domain, or None. Got {columns}. "
-                    f"{DOMAIN_EXAMPLES}"
-                )
-        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "columns", self._pinned_columns())
+        domain = self.domain
         if isinstance(domain, TableDomain) and domain.from_records:
             raise ConfigurationError(
                 "Expected domain from public knowledge. Got one that was read off records. "
@@ -152,6 +144,23 @@ class ClientPolicy:
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
 
+    def _pinned_columns(self) -> tuple[str, ...] | None:
+        """Return the names of the columns, which a pinned domain may have."""
+        columns = check_names(self.columns)
+        domain = self.domain
+        if domain is None:
+            return columns
+        columns = columns or domain.columns
+        if not columns:
+            return columns
+        is_complete = len(columns) == domain.n_features
+        if not is_complete or domain.columns not in (None, columns):
+            raise ConfigurationError(
+                f"Expected columns as the {domain.n_features} of domain, or None. Got {columns}. "
+                f"{DOMAIN_EXAMPLES}"
+            )
+        return columns
+
     def __hash__(self) -> int:
         # A client looks policies up for each message, and few differ in other fields
         # alone.
@@ -159,7 +168,7 @@ class ClientPolicy:
 
     @classmethod
     def for_simulation(cls) -> "ClientPolicy":
-        """Return the policy of simulated clients: they accept what the simulation asks for."""
+        """Return the policy of simulated clients, which accept every request."""
         return cls(
             trusts=tuple(trust.TRUST_MODELS),
             max_epsilon=float("inf"),
@@ -208,7 +217,7 @@ class ClientPolicy:
             raise type(error)(f"In the policy file {path}: {error}") from None
 
     def objection(self, run: Run) -> str | None:
-        """Return the first limit that a run exceeds, in a sentence for the log, or ``None``.
+        """Return a sentence on the first limit that a run exceeds, or ``None``.
 
         Only the document and its plan count, which are public. The client itself
         compares the roster's digest, and refuses private work without a ledger by
@@ -217,63 +226,63 @@ class ClientPolicy:
         return _first(self._limits(run))
 
     def objection_to_slot(self, run: Run, slot: int) -> str | None:
-        """Return why this client does not take part in a vertical run at a slot, or ``None``."""
+        """Return the first limit that a slot of a vertical run exceeds, or ``None``."""
         return _first(self._limits_of_slot(run, slot))
 
     def _limits_of_slot(self, run: Run, slot: int) -> Limits:
         body = run.document.body
         is_there = isinstance(body, Vertical) and slot < len(body.widths)
         yield is_there, "a slot among the run's parties", slot
-        if isinstance(body, Vertical) and is_there:
-            is_met = not self.must_hold_key or slot < body.n_noisy
-            yield is_met, f"must_hold_key: a slot below {body.n_noisy}", slot
-            domain, own = run.algorithm.domain, body.places(slot)
-            if isinstance(domain, Box):
-                names = None if domain.columns is None else domain.columns[own]
-                domain = Box(domain.lower[own], domain.upper[own], domain.scale, names)
-            yield from self._limits_of_domain(domain)
+        if not isinstance(body, Vertical) or not is_there:
+            return
+        is_met = not self.must_hold_key or slot < body.n_noisy
+        yield is_met, f"must_hold_key: a slot below {body.n_noisy}", slot
+        domain = run.algorithm.domain
+        own = body.places(slot)
+        if isinstance(domain, Box):
+            names = None
+            if domain.columns is not None:
+                names = domain.columns[own]
+            domain = Box(domain.lower[own], domain.upper[own], domain.scale, names)
+        yield from self._limits_of_domain(domain)
 
     def _limits(self, run: Run) -> Limits:
-        """Yield of each limit whether a run keeps it, what it is, and what the run has."""
+        """Yield (holds, limit, actual) for each limit of the policy."""
         document = run.document
-        yield (
-            document.trust in self.trusts,
-            f"trust in trusts={list(self.trusts)}",
-            document.trust,
-        )
+        trusts = list(self.trusts)
+        yield document.trust in self.trusts, f"trust in trusts={trusts}", document.trust
         if self.algorithms is not None:
+            algorithms = list(self.algorithms)
             name = document.body.algorithm.get("name")
-            yield (
-                name in self.algorithms,
-                f"algorithm in algorithms={list(self.algorithms)}",
-                name,
-            )
-        rounds, clients = document.rounds, document.min_clients
-        attempts, colluders = document.max_attempts, document.max_colluders
-        yield (
-            rounds <= self.max_rounds,
-            f"rounds <= max_rounds={self.max_rounds}",
-            rounds,
-        )
-        yield clients >= self.min_clients, f"min_clients >= {self.min_clients}", clients
-        yield (
-            attempts <= self.max_attempts,
-            f"max_attempts <= {self.max_attempts}",
-            attempts,
-        )
-        if run.trust.is_vertical:  # whose columns are compared when the slot is known
-            values = sum(document.words)
-            yield (
-                values <= self.max_opened,
-                f"values <= max_opened={self.max_opened}",
-                values,
-            )
-        else:
+            yield name in self.algorithms, f"algorithm in algorithms={algorithms}", name
+        yield from self._limits_of_size(run)
+        # Columns of a vertical run are compared when the slot is known.
+        if not run.trust.is_vertical:
             yield from self._limits_of_domain(run.algorithm.domain)
         if run.trust.is_protected:
-            least, keys = self.max_colluders, self.accepted_keys
+            least = self.max_colluders
+            colluders = document.max_colluders
             yield colluders >= least, f"max_colluders >= {least}", colluders
+            keys = self.accepted_keys
             yield document.keys in keys, f"keys in {list(keys)}", document.keys
+        yield from self._limits_of_guarantee(run)
+
+    def _limits_of_size(self, run: Run) -> Limits:
+        document = run.document
+        rounds = document.rounds
+        limit = f"rounds <= max_rounds={self.max_rounds}"
+        yield rounds <= self.max_rounds, limit, rounds
+        clients = document.min_clients
+        yield clients >= self.min_clients, f"min_clients >= {self.min_clients}", clients
+        attempts = document.max_attempts
+        limit = f"max_attempts <= {self.max_attempts}"
+        yield attempts <= self.max_attempts, limit, attempts
+        if run.trust.is_vertical:
+            values = sum(document.words)
+            limit = f"values <= max_opened={self.max_opened}"
+            yield values <= self.max_opened, limit, values
+
+    def _limits_of_guarantee(self, run: Run) -> Limits:
         epsilon, delta = run.guarantee
         if epsilon is None or delta is None:
             is_met = trust.PLAIN.name in self.trusts
@@ -287,21 +296,22 @@ class ClientPolicy:
         yield unit in self.units, f"unit in units={list(self.units)}", unit
 
     def _limits_of_domain(self, domain: Domain) -> Limits:
-        found = difference(self.domain, domain) if self.domain else None
+        found = None
+        if self.domain:
+            found = difference(self.domain, domain)
         if found is not None:
-            yield False, f"domain as it is pinned, with {found[0]} {found[1]}", found[2]
+            field, pinned, got = found
+            yield False, f"domain as it is pinned, with {field} {pinned}", got
         if self.columns is not None:
-            names = domain.columns
-            yield (
-                self.columns == names,
-                f"columns={list(self.columns)} in domain",
-                names,
-            )
+            limit = f"columns={list(self.columns)} in domain"
+            yield self.columns == domain.columns, limit, domain.columns
 
     @property
     def accepted_keys(self) -> tuple[str, ...]:
         """Where the clients' keys of a protected run may come from."""
-        return ("relayed",) if self.roster_file is None else ("roster",)
+        if self.roster_file is None:
+            return ("relayed",)
+        return ("roster",)
 
     @property
     def allows_private_work(self) -> bool:
@@ -309,7 +319,7 @@ class ClientPolicy:
         return self.state_dir is not None or self.in_memory
 
     def read_identity(self) -> Identity | None:
-        """Return the client's slot on its roster and its own key, or ``None`` without a roster."""
+        """Return the client's slot and key, or ``None`` without a roster."""
         if self.roster_file is None or self.member_key_file is None:
             return None
         return read_identity(self.roster_file, self.member_key_file)
@@ -334,9 +344,10 @@ def _first(limits: Limits) -> str | None:
     """Return the first limit that is not met, in a sentence, or ``None``."""
     for is_met, limit, got in limits:
         if not is_met:
-            # What a server sent is shown in one line, and not all of it.
-            more = "..." if len(repr(got)) > _SHOWN else ""
-            return f"Expected {limit}. Got {repr(got)[:_SHOWN]}{more} instead."
+            # A server's value is shown in one line, and not all of it.
+            shown = repr(got)
+            more = "..." if len(shown) > _SHOWN else ""
+            return f"Expected {limit}. Got {shown[:_SHOWN]}{more} instead."
     return None
 
 
@@ -344,7 +355,7 @@ def _first(limits: Limits) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """What settings must be, and the tighter one of two values; ``None`` if they are pinned."""
+    """The values of settings, and the tighter of two; ``None`` if they are pinned."""
 
     names: tuple[str, ...]
     kind: Any
@@ -354,15 +365,18 @@ class _Rule(NamedTuple):
 
     def check(self, name: str, value: Any) -> None:
         # To Python a bool is an integer, which no limit of a policy is.
-        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (
-            self.kind is bool
-        )
+        is_bool = isinstance(value, bool)
+        is_kind = isinstance(value, self.kind) and is_bool == (self.kind is bool)
         items = value if isinstance(value, list | tuple) else ()
         is_right = is_kind and all(isinstance(item, str) for item in items)
-        if not is_right or not self.is_in(value):
-            error = ConfigurationError if is_right else ConfigurationTypeError
+        if not is_right:
             got = value if is_kind else type(value).__name__
-            raise error(f"Expected {name} as {self.expected}. Got {got} instead.")
+            raise ConfigurationTypeError(self._sentence(name, got))
+        if not self.is_in(value):
+            raise ConfigurationError(self._sentence(name, value))
+
+    def _sentence(self, name: str, got: object) -> str:
+        return f"Expected {name} as {self.expected}. Got {got} instead."
 
 
 def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
@@ -370,7 +384,9 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir", "rows_key_file")
-_NAMES, _REAL, _MODELS = list | tuple, int | float, trust.TRUST_MODELS
+_NAMES: Any = list | tuple
+_REAL = int | float
+_MODELS = trust.TRUST_MODELS
 _RULES = (
     _Rule(
         ("trusts",),
@@ -432,7 +448,9 @@ _RULES = (
     _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
 )
 
-_BOX, _BALL = ("lower", "upper", "scale"), ("center", "radius")  # keys of a table
+# Keys of a domain's table.
+_BOX = ("lower", "upper", "scale")
+_BALL = ("center", "radius")
 
 
 def _domain_of(values: Any, path: Path) -> Domain:
@@ -441,9 +459,8 @@ def _domain_of(values: Any, path: Path) -> Domain:
     try:
         if isinstance(values, str):
             file = path.resolve().parent / values
-            return TableDomain.from_toml(
-                read_file(file, "domain file"), f"domain file {file}"
-            )
+            content = read_file(file, "domain file")
+            return TableDomain.from_toml(content, f"domain file {file}")
         if isinstance(values, dict):
             return _domain_of_table(values)
     except (KMeansError, TypeError, ValueError) as error:
@@ -455,19 +472,22 @@ def _domain_of(values: Any, path: Path) -> Domain:
 
 
 def _domain_of_table(values: dict[str, Any]) -> Domain:
-    is_ball = bool({*_BALL} & {*values})
-    known = _BALL if is_ball and not {*_BOX} & {*values} else _BOX
+    names = set(values)
+    is_ball = bool(names & set(_BALL)) and not names & set(_BOX)
+    known = _BALL if is_ball else _BOX
     for key in values:
         if key not in known:
             raise ConfigurationError(f"In its table: {unknown_key(key, known)}")
     for key in known:
         if key not in values and key != "scale":
             raise ConfigurationError(f"In its table: expected {key}; got nothing.")
-    return Ball(**values) if known is _BALL else Box(**values)
+    if is_ball:
+        return Ball(**values)
+    return Box(**values)
 
 
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
-    """Return the policy that accepts only what both accept.
+    """Return the policy that accepts a run only if both accept it.
 
     The paths are those of the node's operator. An app may repeat them, or leave them
     out, but not name others: another ledger would be another account, and another key
@@ -475,24 +495,7 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     bounds or columns.
     """
     columns = operator.columns or app.columns
-    contradictions = [
-        (
-            "domain",
-            operator.domain and app.domain and difference(operator.domain, app.domain),
-        ),
-        ("columns", app.columns not in (None, columns)),
-        (
-            "party",
-            None not in (operator.party, app.party) and operator.party != app.party,
-        ),
-    ]
-    for name in _PATHS:
-        paths = getattr(app, name), getattr(operator, name)
-        theirs, ours = (
-            None if path is None else os.path.realpath(path) for path in paths
-        )
-        contradictions.append((name, theirs not in (None, ours)))
-    for name, contradicts in contradictions:
+    for name, contradicts in _contradictions(operator, app, columns):
         if contradicts:
             raise ConfigurationError(
                 f"Expected {name} of the app as in the operator's policy file, or None. "
@@ -503,13 +506,37 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
         "columns": columns,
     }
     for rule in _RULES:
-        for name in rule.names if rule.tighter else ():
-            values = [
-                v
-                for v in (getattr(operator, name), getattr(app, name))
-                if v is not None
-            ]
-            if len(values) == 2 and rule.tighter:
-                values = [rule.tighter(*values)]
-            tightened[name] = values[0] if values else None
+        if rule.tighter is None:
+            continue
+        for name in rule.names:
+            values = [getattr(operator, name), getattr(app, name)]
+            given = [value for value in values if value is not None]
+            tightened[name] = None
+            if given:
+                tightened[name] = reduce(rule.tighter, given)
     return replace(operator, **tightened)
+
+
+def _contradictions(
+    operator: ClientPolicy, app: ClientPolicy, columns: tuple[str, ...] | None
+) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether it contradicts) for each setting that must agree."""
+    domains_differ = False
+    if operator.domain is not None and app.domain is not None:
+        domains_differ = difference(operator.domain, app.domain) is not None
+    yield "domain", domains_differ
+    yield "columns", app.columns not in (None, columns)
+    parties = {operator.party, app.party} - {None}
+    yield "party", len(parties) > 1
+    for name in _PATHS:
+        theirs = getattr(app, name)
+        ours = getattr(operator, name)
+        yield name, theirs is not None and not _is_same_path(theirs, ours)
+
+
+def _is_same_path(
+    theirs: str | os.PathLike[str], ours: str | os.PathLike[str] | None
+) -> bool:
+    if ours is None:
+        return False
+    return os.path.realpath(theirs) == os.path.realpath(ours)

@@ -1,4 +1,4 @@
-"""The result of a run: what a client learns, and how a server that sees the sums sends it."""
+"""The result of a run at a client, and its encoding by a server that sees the sums."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ _FINDINGS = "findings"
 
 @dataclass(frozen=True, repr=False)
 class ClientResult:
-    """What a client learns from a finished run."""
+    """A client's result of a finished run."""
 
     centroids: Floats  # (n_clusters, n_features), in the user's units
     counts: Floats  # (n_clusters,): noisy cluster sizes of the last round
@@ -92,9 +92,13 @@ class ClientResult:
             If the file cannot be written, or there are other names or more of them than
             columns.
         """
-        d, own = self.domain.n_features, self.domain.columns
-        names = own or tuple(columns or (f"x{i}" for i in range(d)))
-        if len(names) != d or (columns is not None and tuple(columns) != names):
+        d = self.domain.n_features
+        own = self.domain.columns
+        names = own
+        if not names:
+            names = tuple(columns or (f"x{i}" for i in range(d)))
+        are_others = columns is not None and tuple(columns) != names
+        if len(names) != d or are_others:
             raise ConfigurationError(
                 f"Expected columns as the names of the result's {d} columns, in its order: "
                 f"{own or 'it has none'}. Got {tuple(columns or ())} instead."
@@ -111,13 +115,19 @@ def result_arrays(
     result: "Clustering | ClientResult", columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return a result as npz files hold it, without its synopsis."""
-    arrays: dict[str, Any] = {"centroids": result.centroids, "counts": result.counts}
-    arrays |= {"columns": np.array(columns), **domain_arrays(result.domain)}
-    arrays["private"] = np.array(result.is_private)
+    arrays: dict[str, Any] = {
+        "centroids": result.centroids,
+        "counts": result.counts,
+        "columns": np.array(columns),
+        **domain_arrays(result.domain),
+        "private": np.array(result.is_private),
+    }
     if result.weights is not None:
         arrays["weights"] = result.weights
-    if (sizes := result.size_report) is not None:
-        arrays |= {"sizes": np.array(sizes.counts), "size_interval": sizes.interval}
+    sizes = result.size_report
+    if sizes is not None:
+        arrays["sizes"] = np.array(sizes.counts)
+        arrays["size_interval"] = sizes.interval
     return arrays
 
 
@@ -126,12 +136,19 @@ def saved_synopsis(arrays: Mapping[str, Any], domain: Domain) -> Synopsis | None
 
     A `DataError` for anything else.
     """
-    parts = {
+    parts = _without_prefix(arrays)
+    if not parts:
+        return None
+    return Synopsis.from_arrays(parts, domain)
+
+
+def _without_prefix(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a synopsis, by the names that it has for them."""
+    return {
         name.removeprefix(_SYNOPSIS): array
         for name, array in arrays.items()
         if name.startswith(_SYNOPSIS)
     }
-    return Synopsis.from_arrays(parts, domain) if parts else None
 
 
 def _prefixed(synopsis: Synopsis) -> dict[str, Floats]:
@@ -141,40 +158,43 @@ def _prefixed(synopsis: Synopsis) -> dict[str, Floats]:
 def result_of(
     run: Run, state: State, noise_factor: float, findings: Iterable[Finding] = ()
 ) -> ClientResult | None:
-    """Return the result of the last state, with that sum's noise; ``None`` without centroids.
+    """Return the result of the last state, or ``None`` without centroids.
 
-    ``findings`` are those of all rounds.
+    ``noise_factor`` is that of the last sum, ``findings`` are those of all rounds.
     """
     algorithm = run.algorithm
-    centroids, counts = algorithm.centroids(state), algorithm.counts(state)
+    centroids = algorithm.centroids(state)
+    counts = algorithm.counts(state)
     if centroids is None or counts is None:
         return None
-    weights, sizes = algorithm.weights(state), algorithm.sizes(state, noise_factor)
-    mixture, domain = algorithm.mixture(state, noise_factor), algorithm.domain
-    synopsis = None if mixture is None else Synopsis(mixture, domain)
+    domain = algorithm.domain
+    mixture = algorithm.mixture(state, noise_factor)
+    synopsis = None
+    if mixture is not None:
+        synopsis = Synopsis(mixture, domain)
     found = tuple(findings)
+    sentences = plausibility.sentences(algorithm, found)
     return ClientResult(
         centroids,
         counts,
         domain,
         run=run.document.run.hex(),
-        weights=weights,
-        size_report=sizes,
+        weights=algorithm.weights(state),
+        size_report=algorithm.sizes(state, noise_factor),
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=found,
-        warnings=(
-            *algorithm.warnings(state),
-            *plausibility.sentences(algorithm, found),
-        ),
+        warnings=(*algorithm.warnings(state), *sentences),
     )
 
 
 def longest_result(run: Run) -> int:
     """Return the most bytes that a result of a run has as its server sends it."""
     algorithm = run.algorithm
-    k, d = algorithm.n_clusters, algorithm.domain.n_features
-    n_numbers = k * (d + 2) + 1 + 6 * len(plausibility.Kind) * run.document.rounds
+    k = algorithm.n_clusters
+    d = algorithm.domain.n_features
+    n_findings = len(plausibility.Kind) * run.document.rounds
+    n_numbers = k * (d + 2) + 1 + 6 * n_findings
     if algorithm.mixture_shape is not None:
         most_parts, p, noises = algorithm.mixture_shape
         n_numbers += d * p + most_parts * (2 * p + 2) + 1 + len(noises)
@@ -182,7 +202,7 @@ def longest_result(run: Run) -> int:
 
 
 def encode_result(result: ClientResult) -> bytes:
-    """Return a result as its server sends it: without the run, which the message names."""
+    """Return a result as its server sends it. The message names the run."""
     arrays = {"centroids": result.centroids, "counts": result.counts}
     if result.weights is not None and result.size_report is not None:
         arrays["weights"] = result.weights
@@ -195,49 +215,35 @@ def encode_result(result: ClientResult) -> bytes:
 
 
 def read_result(run: Run, data: bytes) -> ClientResult:
-    """Return the result that a server sends: finite, in the domain, and with possible weights.
+    """Return the result that a server sends, if a run can have it.
 
-    The noise of sizes is the planned one, and more only where more clients may have
-    added shares. A `MessageError` for other results.
+    It is finite, in the domain, and has possible weights. The noise of sizes is the
+    planned one, and more only where more clients may have added shares. A
+    `MessageError` for other results.
     """
-    arrays, algorithm = decode_arrays(data), run.algorithm
-    parts = {
-        name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)
-    }
-    synopsis = _read_synopsis(
-        run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts}
-    )
+    arrays = decode_arrays(data)
+    algorithm = run.algorithm
+    parts = _without_prefix(arrays)
+    for name in parts:
+        del arrays[_SYNOPSIS + name]
+    synopsis = _read_synopsis(run, parts)
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
-    # A run may have chosen the number of clusters: that of counts, and then of all the
-    # rest.
-    k, d = np.size(arrays.get("counts", ())), algorithm.domain.n_features
-    if not algorithm.fewest_clusters <= k <= algorithm.n_clusters:
-        raise MessageError(
-            "The result of a run has more or fewer clusters than were planned."
-        )
-    bounds, kind = algorithm.size_bounds, np.dtype(np.float64)
-    expected = {"centroids": (kind, (k, d)), "counts": (kind, (k,))}
-    if bounds is not None:
-        expected |= {"weights": (kind, (k,)), "size_noise": (kind, (1,))}
-    if {name: (array.dtype, array.shape) for name, array in arrays.items()} != expected:
-        raise MessageError("The result of a run has the wrong names, types or sizes.")
+    _require_shapes(algorithm, arrays)
     _require_in_domain(arrays["centroids"], algorithm)
-    centroids, counts, name = (
+    result = ClientResult(
         arrays["centroids"],
         arrays["counts"],
+        algorithm.domain,
         run.document.run.hex(),
-    )
-    found = centroids, counts, algorithm.domain, name
-    result = ClientResult(
-        *found,
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=findings,
         warnings=plausibility.sentences(algorithm, findings),
     )
-    if bounds is None:
+    if algorithm.size_bounds is None:
         return result
-    weights, noise = arrays["weights"], float(arrays["size_noise"][0])
+    weights = arrays["weights"]
+    noise = float(arrays["size_noise"][0])
     if (np.abs(weights) > largest_weight(algorithm.domain)).any():
         raise MessageError(
             "The weights of a result are larger than any that change a cluster."
@@ -246,8 +252,30 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         raise MessageError(
             "The noise of a result's sizes is less or more than any run gives them."
         )
-    sizes = SizeReport(tuple(counts.tolist()), noise, *bounds)
+    counts = tuple(result.counts.tolist())
+    sizes = SizeReport(counts, noise, *algorithm.size_bounds)
     return replace(result, weights=weights, size_report=sizes)
+
+
+def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, Floats]) -> None:
+    """Require centroids and counts, with weights and their noise if sizes have bounds.
+
+    A run may have chosen the number of clusters: that of counts, and then of all the
+    rest.
+    """
+    k = np.size(arrays.get("counts", ()))
+    d = algorithm.domain.n_features
+    if not algorithm.fewest_clusters <= k <= algorithm.n_clusters:
+        raise MessageError(
+            "The result of a run has more or fewer clusters than were planned."
+        )
+    shapes: dict[str, tuple[int, ...]] = {"centroids": (k, d), "counts": (k,)}
+    if algorithm.size_bounds is not None:
+        shapes |= {"weights": (k,), "size_noise": (1,)}
+    found = {name: array.shape for name, array in arrays.items()}
+    are_floats = all(array.dtype == np.float64 for array in arrays.values())
+    if found != shapes or not are_floats:
+        raise MessageError("The result of a run has the wrong names, types or sizes.")
 
 
 def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
@@ -260,12 +288,11 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
         if expected is not None:
             most_parts, n_directions, noises = expected
             m, p = found.mixture.means.shape
-            pairs = zip(found.mixture.noise, noises, strict=True)
-            if (
-                p == n_directions
-                and m <= most_parts
-                and all(_is_possible(run, *x) for x in pairs)
-            ):
+            has_noise = all(
+                _is_possible(run, noise, planned)
+                for noise, planned in zip(found.mixture.noise, noises, strict=True)
+            )
+            if p == n_directions and m <= most_parts and has_noise:
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
 
@@ -277,31 +304,36 @@ def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
     them.
     """
     wrong = "The findings of a result are not those of a run."
-    n_rounds, n_words = run.document.rounds, max(run.document.words)
     if array is None and not run.trust.is_vertical:
         return ()
     try:
         if array is None:
             raise ValueError("Expected findings in the result of a vertical run.")
         if run.trust.is_vertical:
-            # Padded, so that the server cannot tell from its size what a result holds.
-            used = int(array.any(axis=1).sum())
-            if (
-                array.shape != plausibility.padded(array[:0], n_rounds).shape
-                or array[used:].any()
-            ):
-                raise ValueError("Expected findings and then zeros.")
-            return plausibility.from_array(array[:used], n_rounds, n_words)
-        found = plausibility.from_array(array, n_rounds, n_words)
+            array = _without_padding(run, array)
+        n_words = max(run.document.words)
+        found = plausibility.from_array(array, run.document.rounds, n_words)
     except (ValueError, IndexError):
         raise MessageError(wrong) from None
-    if not found:
+    if not found and not run.trust.is_vertical:
         raise MessageError(wrong)
     return found
 
 
+def _without_padding(run: Run, array: Floats) -> Floats:
+    """Return the rows of findings of a vertical run before the rows of zeros.
+
+    They are padded, so that the server cannot see from its size what a result holds.
+    """
+    n_used = int(array.any(axis=1).sum())
+    shape = plausibility.padded(array[:0], run.document.rounds).shape
+    if array.shape != shape or array[n_used:].any():
+        raise ValueError("Expected findings and then zeros.")
+    return array[:n_used]
+
+
 def _is_possible(run: Run, noise: float, planned: float) -> bool:
-    """Return whether a standard deviation is the planned one, or what more noise shares make it."""
+    """Return whether a standard deviation is the planned one or that of more shares."""
     # Less would be a claim against the plan.
     most = planned * noise_factor(run, MAX_SLOTS)
     return (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most
@@ -320,13 +352,15 @@ def largest_weight(domain: Domain) -> float:
 
 
 def _require_in_domain(points: Floats, algorithm: Algorithm) -> None:
-    """Require points in the domain, or up to one step of its grid beyond: they were rounded."""
-    domain, origin = algorithm.domain, np.zeros((1, algorithm.domain.n_features))
+    """Require points in the domain, or, as they were rounded, one grid step beyond."""
+    domain = algorithm.domain
+    origin = np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = domain.from_unit(domain.to_unit(points))
-        step = domain.from_unit(
-            origin + 2.0**-algorithm.fraction_bits
-        ) - domain.from_unit(origin)
-        rounding = 4 * np.spacing(np.maximum(np.abs(points), np.abs(nearest)))
-        if not (np.abs(points - nearest) <= np.abs(step) + rounding).all():
+        beyond = origin + 2.0**-algorithm.fraction_bits
+        step = domain.from_unit(beyond) - domain.from_unit(origin)
+        largest = np.maximum(np.abs(points), np.abs(nearest))
+        rounding = 4 * np.spacing(largest)
+        is_inside = np.abs(points - nearest) <= np.abs(step) + rounding
+        if not is_inside.all():
             raise MessageError("The result of a run lies outside of its domain.")

@@ -1,9 +1,9 @@
-"""What a server keeps on its disk, so that a killed run goes on (docs/protocol.md, section 9).
+"""The journal of a run on the server's disk (docs/protocol.md, section 9).
 
-All of it lies in one SQLite file, which the process holds alone. Each write is on the
-disk when it returns: the server makes it before it sends the message that depends on
-it. Bare answers and noise are never written, and nothing here helps to open a sum that
-the server must not see.
+With it a killed run goes on. It is one SQLite file, which the process holds alone. Each
+write is on the disk when it returns: the server makes it before it sends the message
+that depends on it. Bare answers and noise are never written, and nothing here helps to
+reconstruct a sum that the server must not see.
 """
 
 import io
@@ -50,11 +50,11 @@ CREATE TABLE finished (document_hash BLOB PRIMARY KEY);
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what is kept."""
+    """Base of the structs in a journal."""
 
 
 class KeptClient(_Kept, frozen=True, kw_only=True):
-    """A claim of a slot, and what the server knows of who made it."""
+    """A claim of a slot, and the server's knowledge of the client that made it."""
 
     slot: int
     node_id: int
@@ -69,7 +69,7 @@ class KeptClient(_Kept, frozen=True, kw_only=True):
 
 
 class KeptOffer(_Kept, frozen=True, kw_only=True):
-    """An offer of a group key: who made it, and its envelopes by slot and node."""
+    """An offer of a group key: its distributor, and its envelopes by slot and node."""
 
     leader: tuple[int, int]
     key_id: bytes
@@ -77,7 +77,7 @@ class KeptOffer(_Kept, frozen=True, kw_only=True):
 
 
 class KeptCohort(_Kept, frozen=True, kw_only=True):
-    """The clients of a run, and who has the group key."""
+    """The clients of a run, and the holders of the group key."""
 
     clients: tuple[KeptClient, ...]  # of each slot in the order of their turns
     # slots and the ephemeral keys that they ever had
@@ -124,14 +124,14 @@ class KeptRun(_Kept, tag="horizontal", frozen=True, kw_only=True):
 
 
 class KeptParty(_Kept, frozen=True, kw_only=True):
-    """A party of a vertical run: its node, and what it stated when it joined."""
+    """A party of a vertical run: its node, and its statement when it joined."""
 
     node_id: int
     public: Joined
 
 
 class KeptRelay(_Kept, tag="vertical", frozen=True, kw_only=True):
-    """A vertical run that is not over, but for what lies in the mailboxes."""
+    """A vertical run that is not over, without the contents of the mailboxes."""
 
     document: bytes
     nodes: tuple[int, ...]  # that were asked to take part
@@ -248,7 +248,7 @@ class Journal:
 
     @contextmanager
     def _read(self) -> Iterator[None]:
-        """Name the directory where what is inside cannot be read."""
+        """Raise errors that name the directory if its contents cannot be read."""
         try:
             yield
         except (sqlite3.Error, MessageError) as error:
@@ -275,7 +275,9 @@ class Journal:
         kept: KeptRun | KeptRelay | None
         with self._read():
             found = self._db.execute("SELECT content FROM run").fetchone()
-            kept = None if found is None else decode(found[0], KeptRun | KeptRelay)
+            kept = None
+            if found is not None:
+                kept = decode(found[0], KeptRun | KeptRelay)
         return kept
 
     def document(self) -> bytes | None:
@@ -295,27 +297,27 @@ class Journal:
             return [decode(content, Entry) for (content,) in rows]
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the sealed shares of each client of S by slot, or what lies in mailboxes."""
+        """Yield the sealed shares of clients of S by slot, or the mail of parties."""
         yield from self._db.execute("SELECT number, content FROM parts ORDER BY number")
 
     # ------------------------------------------------------------------ writing
 
     def write(self, kept: KeptRun | KeptRelay) -> None:
-        """Keep a run as it is now, in place of what was kept of it."""
+        """Keep a run as it is now, in place of its former content."""
         with self._written():
             self._put(kept)
 
     def write_parts(
         self, kept: KeptRun | KeptRelay, parts: Iterable[tuple[int, bytes]]
     ) -> None:
-        """Keep a run with the sealed parts that it goes on with, in place of former ones."""
+        """Keep a run and the sealed parts that it needs next, not the former ones."""
         with self._written():
             self._put(kept)
             self._db.execute("DELETE FROM parts")
             self._db.executemany("INSERT INTO parts VALUES (?, ?)", parts)
 
     def write_closed(self, kept: KeptRun, entry: Entry | None) -> None:
-        """Keep a round that is closed, with what was announced of it, and erase its shares."""
+        """Keep a closed round with its announced entry, and erase its shares."""
         with self._written():
             self._put(kept)
             self._db.execute("DELETE FROM parts")
@@ -356,17 +358,18 @@ def is_same_state(data: bytes, state: State) -> bool:
         return False
     for name, array in before.arrays.items():
         other = state.arrays[name]
-        if array.shape != other.shape or not np.allclose(
-            array, other, rtol=1e-9, atol=1e-12
-        ):
+        if array.shape != other.shape:
+            return False
+        if not np.allclose(array, other, rtol=1e-9, atol=1e-12):
             return False
     return True
 
 
 def continued(document: RunDocument, kept: bytes) -> RunDocument:
-    """Return the document of a kept run; a `ConfigurationError` if the options are others.
+    """Return the document of a kept run, whose options must be those of a new one.
 
-    Only the run's name and its epoch are not options.
+    A `ConfigurationError` if they are others. Only the run's name and its epoch are not
+    options.
     """
     before: RunDocument = decode(kept, RunDocument)
     now = msgspec.structs.replace(document, run=before.run, epoch=before.epoch)

@@ -86,7 +86,7 @@ class ClientSession(
     state: bytes = b""
     # context and vector of the last answer, for requests that repeat it
     answered: bytes = b""
-    # what a party of a vertical run keeps beside this (`vertical.Progress`)
+    # what a party of a vertical run keeps beside this (`party_session.Progress`)
     vertical: bytes = b""
     over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
 

@@ -1,4 +1,4 @@
-"""Trust models: who adds the noise, how the sum is made, and who sees it.
+"""Trust models: the source of the noise, the secure sum, and the reader of the sums.
 
 Code uses the properties of a trust model, never its name.
 """
@@ -15,7 +15,10 @@ from flower_kmeans.secagg.base import SecureSum, secure_sum
 
 @dataclass(frozen=True)
 class TrustModel:
-    """Who does what in a run. Who opens the sums computes the queries and the result as well."""
+    """The roles in a run.
+
+    The reader of the sums computes the queries and the result as well.
+    """
 
     name: str
     noise_by: Literal["server", "clients", "nobody"]  # clients add it in shares
@@ -30,7 +33,7 @@ class TrustModel:
 
     @cached_property
     def is_vertical(self) -> bool:
-        """Whether the clients are parties that hold different columns of the same records."""
+        """Whether clients are parties with different columns of the same records."""
         return self.secure_sum == HOMOMORPHIC
 
     @cached_property
@@ -40,7 +43,7 @@ class TrustModel:
 
     @cached_property
     def is_protected(self) -> bool:
-        """Whether vectors leave a client protected: then clients need keys and fixed slots."""
+        """Whether vectors leave clients protected, which needs keys and fixed slots."""
         return self.is_vertical or self.sum.is_protected
 
     @cached_property
@@ -55,7 +58,10 @@ class TrustModel:
 
     @cached_property
     def removes_noise(self) -> bool:
-        """Whether noise beyond the plan can be removed: its keys need a committee and a reader."""
+        """Whether noise beyond the plan can be removed.
+
+        Its keys need a committee and a reader.
+        """
         return self.shares_noise and self.has_committee and not self.is_blind
 
     @cached_property
@@ -65,19 +71,24 @@ class TrustModel:
 
     @cached_property
     def commits_to_records(self) -> bool:
-        """Whether a client commits to its records: its mask must not cover two vectors."""
+        """Whether a client commits to its records.
+
+        Its mask must not cover two vectors.
+        """
         return self.is_protected and not self.has_committee and not self.is_vertical
 
     def objection(self, algorithm: Algorithm, plan: PrivacyPlan) -> str | None:
-        """Return why an algorithm does not run under this trust model, or ``None``."""
+        """Return the objection to an algorithm under this trust model, or ``None``."""
         if self.is_vertical != algorithm.vertical:
-            return f"Its parties hold {'columns' if algorithm.vertical else 'records'}."
+            held = "columns" if algorithm.vertical else "records"
+            return f"Its parties hold {held}."
         if plan.is_private != self.is_private:
             return "It adds noise." if self.is_private else "It adds no noise."
         if self.is_blind and not algorithm.replayable:
             return "The server computes the next query, so it must see the sums."
         # A sum of Laplace variables is no Laplace variable.
-        if self.shares_noise and any(r.mechanism != "gaussian" for r in plan.releases):
+        is_gaussian = all(r.mechanism == "gaussian" for r in plan.releases)
+        if self.shares_noise and not is_gaussian:
             return "Laplace noise has no shares."
         return None
 

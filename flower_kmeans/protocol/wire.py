@@ -1,4 +1,4 @@
-"""The one encoding of all that travels: MessagePack of typed structs (docs/protocol.md, section 8).
+"""The encoding of messages: MessagePack of structs (docs/protocol.md, section 8).
 
 A receiver decodes strictly, encodes again and requires equal bytes. So what was hashed
 on one side is what the other side computes with, and there is no second way to write
@@ -44,7 +44,7 @@ _MALFORMED = "A message is malformed."
 
 
 class VersionError(MessageError):
-    """What was received is written in another version of the protocol."""
+    """A message is of another version of the protocol."""
 
 
 class Struct(
@@ -54,7 +54,7 @@ class Struct(
     omit_defaults=True,
     kw_only=True,
 ):
-    """Base of all that travels: no unknown fields, defaults left out, fields in their order."""
+    """Base of messages: no unknown fields, defaults left out, fields in their order."""
 
 
 def encode(value: Any) -> bytes:
@@ -63,7 +63,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, kind: Any) -> Any:
-    """Return what bytes encode; a `MessageError` if they are not the one encoding of a kind."""
+    """Return the value of a kind that bytes encode.
+
+    A `MessageError` if they are not its one encoding.
+    """
     if len(data) > MAX_MESSAGE:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
     try:
@@ -96,7 +99,9 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
     # By items: Flower's mappings are slow to look up key by key.
     records = dict(content.items())
     header = records.pop(RECORD, None)
-    fields = dict(header.items()) if isinstance(header, ConfigRecord) else {}
+    fields = {}
+    if isinstance(header, ConfigRecord):
+        fields = dict(header.items())
     if "v" not in fields:
         raise MessageError(_MALFORMED)
     version = fields.pop("v")
@@ -113,13 +118,11 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
 
 
 def _from_array(array: Array, length: int) -> bytes:
-    if (
-        _IN_CONFIG < length <= MAX_MESSAGE
-        and (array.dtype, tuple(array.shape), array.stype)
-        == ("uint8", (length,), "numpy.ndarray")
-        # what NumPy writes before the values
-        and length <= len(array.data) <= length + 1024
-    ):
+    found = (array.dtype, tuple(array.shape), array.stype)
+    is_array = found == ("uint8", (length,), "numpy.ndarray")
+    # NumPy writes a header before the values.
+    is_complete = length <= len(array.data) <= length + 1024
+    if _IN_CONFIG < length <= MAX_MESSAGE and is_array and is_complete:
         with suppress(Exception):  # NumPy raises many kinds
             values = array.numpy()
             if values.dtype == np.uint8 and values.shape == (length,):
@@ -143,7 +146,7 @@ Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=64)]
 
 
 def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
-    """Return named arrays of int64 or finite float64 as bytes; a `MessageError` if they are not."""
+    """Return named int64 or float64 arrays as bytes; a `MessageError` for others."""
     values = {}
     for name, array in arrays.items():
         dtype: Any = array.dtype.newbyteorder("<").str
@@ -157,16 +160,15 @@ def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays that `encode_arrays` wrote; a `MessageError` if it did not write these."""
+    """Return the arrays of `encode_arrays`; a `MessageError` for other bytes."""
     arrays = {}
     for name, value in decode(data, Arrays).items():
         if len(value.data) != 8 * math.prod(value.shape):
             raise MessageError(_MALFORMED)
         flat = np.frombuffer(value.data, dtype=value.dtype)
         try:
-            arrays[name] = flat.astype(flat.dtype.newbyteorder("=")).reshape(
-                value.shape
-            )
+            native = flat.astype(flat.dtype.newbyteorder("="))
+            arrays[name] = native.reshape(value.shape)
         except ValueError:
             # no memory has so many addresses, although the array is empty
             raise MessageError(_MALFORMED) from None

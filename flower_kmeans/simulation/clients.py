@@ -1,4 +1,4 @@
-"""What simulated clients are made of, in this process or on a worker of a Ray cluster."""
+"""Parts of simulated clients, in this process or on a worker of a Ray cluster."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ MakeApp = Callable[[LoadData, OnResult, LoadMember | None], App]
 
 @dataclass(frozen=True, repr=False)
 class Own:
-    """What only one client has: its records, or a Ray reference to them, and its secret key."""
+    """One client's records, or a Ray reference to them, and its secret key."""
 
     records: Any = None
     key: bytes = b""
@@ -28,7 +28,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Clients:
-    """What all clients of a run have in common.
+    """The common part of all clients of a run.
 
     Attributes
     ----------
@@ -50,7 +50,9 @@ class Clients:
         if self.load is not None:
             return self.load(partition)
         records = own.records
-        return sys.modules["ray"].get(records) if is_reference(records) else records
+        if is_reference(records):
+            return sys.modules["ray"].get(records)
+        return records
 
     def app(self, own: Mapping[int, Own], on_result: OnResult) -> App:
         """Return an app that answers for the clients of some partition ids."""
@@ -72,7 +74,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Unusable:
-    """Finds what is wrong with the records of a client, as far as a simulation may tell.
+    """Finds faults in the records of a client that a simulation may report.
 
     A node must not say that none of its records counts; a simulation sees all of them.
     """

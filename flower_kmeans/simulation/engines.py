@@ -58,7 +58,7 @@ from flower_kmeans.vertical.engine import require_tenseal
 
 Engine = Literal["in-process", "ray", "auto"]
 Place = Literal["in-process", "ray"]
-Records = list[Any]  # of what `as_source` takes
+Records = list[Any]  # each a value that `as_source` takes
 AnyStrategy = KMeansStrategy | VerticalKMeans
 Partitions = Sequence[Any] | Callable[[int], RecordsLike]
 Start = Callable[[Grid], None]
@@ -148,12 +148,12 @@ def simulate(
     )
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
-    streams = [r for r in records if is_stream(r) and not isinstance(r, np.ndarray)]
-    if chosen == "ray" and streams:
+    stream = _first_stream(records)
+    if chosen == "ray" and stream is not None:
         if engine != "auto" or ray_address is not None:
             raise ConfigurationError(
                 "Expected partitions as arrays, references or a function with engine='ray'. "
-                f"Got chunks or files, a {type(streams[0]).__name__}."
+                f"Got chunks or files, a {type(stream).__name__}."
             )
         chosen = "in-process"
     _check_faults(faults, len(records), strategy)
@@ -161,15 +161,12 @@ def simulate(
     accepted = _checked_policy(policy, len(records))
     require_type("on_round", on_round, Callable | None, "a callable")
     if timeout is None:
-        # Steps on encrypted columns take long.
-        timeout = (
-            strategy.default_timeout
-            if isinstance(strategy, VerticalKMeans)
-            else _TIMEOUT
-        )
+        timeout = _default_timeout(strategy)
 
     def start(grid: Grid) -> None:
-        strategy.start(FaultyGrid(grid) if faults else grid, timeout=timeout)
+        if faults:
+            grid = FaultyGrid(grid)
+        strategy.start(grid, timeout=timeout)
 
     with (
         _alone(strategy),
@@ -181,7 +178,9 @@ def simulate(
     ):
         if note is not None:
             warnings.warn(note, RuntimeWarning, stacklevel=2)
-        load = partitions if callable(partitions) else None
+        load = None
+        if callable(partitions):
+            load = partitions
         clients = Clients(partial(_client_app, placed, faults), load, roster)
         own = [Own(*each) for each in zip(records, keys, strict=True)]
         _require_usable(clients, own, strategy, place, timeout)
@@ -189,20 +188,49 @@ def simulate(
         result = run(start, clients, own)
     if result is None:
         raise RunError("No client reported a result.")
+    return _clustering(strategy, result)
+
+
+def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
+    """Return a client's result with the server's report."""
     report = strategy.report
     if strategy.trust_model.is_blind:
-        # The server knows no warnings. Whoever simulates also has the clients' result.
+        # The server knows no warnings. A simulation also has the clients' result.
         report = replace(report, warnings=result.warnings)
-    outcome = result.centroids, result.counts, strategy.domain, report
-    # Clients know the box alone, and the strategy what a `TableDomain` declares.
-    synopsis = result.synopsis and replace(result.synopsis, domain=strategy.domain)
-    return Clustering(*outcome, result.weights, result.size_report, synopsis)
+    synopsis = result.synopsis
+    if synopsis is not None:
+        # Clients know the box alone, and the strategy the columns of a `TableDomain`.
+        synopsis = replace(synopsis, domain=strategy.domain)
+    return Clustering(
+        result.centroids,
+        result.counts,
+        strategy.domain,
+        report,
+        result.weights,
+        result.size_report,
+        synopsis,
+    )
+
+
+def _first_stream(records: Records) -> Any | None:
+    """Return the first partition that is read in chunks, or ``None``."""
+    for each in records:
+        if is_stream(each) and not isinstance(each, np.ndarray):
+            return each
+    return None
+
+
+def _default_timeout(strategy: AnyStrategy) -> float:
+    if isinstance(strategy, VerticalKMeans):
+        # Steps on encrypted columns take long.
+        return strategy.default_timeout
+    return _TIMEOUT
 
 
 def choose_engine(
     strategy: AnyStrategy, engine: Engine, ray_address: str | None = None
 ) -> Place:
-    """Return the engine of a run, which ``"auto"`` leaves to the run's public numbers."""
+    """Return the engine of a run; ``"auto"`` decides by the run's public numbers."""
     if engine not in get_args(Engine):
         raise ConfigurationError(
             f"Expected engine in {get_args(Engine)}. Got {engine!r} instead."
@@ -215,11 +243,13 @@ def choose_engine(
         return engine
     if ray_address is not None:
         return "ray"
-    size = strategy.n_clusters * strategy.domain.n_features * (strategy.n_records or 0)
-    is_much = strategy.n_rounds * size > _MUCH_WORK and not isinstance(
-        strategy, VerticalKMeans
-    )
-    return "ray" if is_much and find_spec("ray") is not None else "in-process"
+    if isinstance(strategy, VerticalKMeans):
+        return "in-process"
+    n_values = (strategy.n_records or 0) * strategy.domain.n_features
+    work = strategy.n_rounds * n_values * strategy.n_clusters
+    if work > _MUCH_WORK and find_spec("ray") is not None:
+        return "ray"
+    return "in-process"
 
 
 @contextmanager
@@ -231,7 +261,7 @@ def started(
     Parameters
     ----------
     engine : {"in-process", "ray"}
-        What `choose_engine` returned.
+        As `choose_engine` returned it.
     ray_address : str, optional
         As in `simulate`.
     or_here : bool, default: False
@@ -246,13 +276,14 @@ def started(
             except ConfigurationError as error:
                 if not or_here or ray_address is not None:
                     raise
-                engine, note = "in-process", f"The run goes on in this process. {error}"
+                engine = "in-process"
+                note = f"The run goes on in this process. {error}"
         yield engine, note
 
 
 @contextmanager
 def _alone(strategy: AnyStrategy) -> Iterator[None]:
-    """Keep a strategy to one run at a time: two would mix their results and their reports."""
+    """Keep a strategy to one run at a time: two would mix their results and reports."""
     with _lock:
         if id(strategy) in _at_work:
             raise ConfigurationError(
@@ -281,7 +312,7 @@ def _told(
 
 
 def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy:
-    """Return what every client accepts; refuse what only one node can have."""
+    """Return the policy of all clients; refuse settings that only one node can have."""
     if policy is None:
         return ClientPolicy.for_simulation()
     if policy.state_dir is not None and n_clients > 1:
@@ -303,7 +334,7 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
 
 
 def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Records:
-    """Return the records of each client, or ``None`` for each where a function returns them."""
+    """Return the records of each client, or ``None`` if a function returns them."""
     require_type(
         "partitions",
         partitions,
@@ -329,36 +360,45 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         )
     with strategy.expecting(len(partitions)):
         pass  # fails now if fewer clients than the strategy needs
-    if not isinstance(strategy, VerticalKMeans):
-        domain = strategy.domain
-        columns = domain.n_features, domain.columns
-        records = [
-            part
-            if is_reference(part)
-            else checked_source(part, *columns, f"partitions[{i}]")
-            for i, part in enumerate(partitions)
-        ]
-        strategy.algorithm.require_packages()
-    else:
-        records, first = [], 0
-        for i, (part, width) in enumerate(
-            zip(partitions, strategy.widths, strict=True)
-        ):
-            own = (
-                strategy.domain.columns
-                and strategy.domain.columns[first : first + width]
-            )
+    if isinstance(strategy, VerticalKMeans):
+        return _checked_columns(strategy, partitions)
+    return _checked_rows(strategy, partitions)
+
+
+def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> Records:
+    """Return the records of clients that hold rows."""
+    domain = strategy.domain
+    records = []
+    for i, part in enumerate(partitions):
+        if not is_reference(part):
             name = f"partitions[{i}]"
-            source = as_source(checked_source(part, width, own, name), width, own)
-            records.append(check_records(source.loaded(), width, name=name))
-            first += width
-        lengths = [len(part) for part in records]
-        if set(lengths) != {strategy.n_records}:
-            raise ConfigurationError(
-                f"Expected partitions of n_records={strategy.n_records} rows each, the same "
-                f"records at every party. Got {lengths} rows instead."
-            )
-        require_tenseal()
+            part = checked_source(part, domain.n_features, domain.columns, name)
+        records.append(part)
+    strategy.algorithm.require_packages()
+    return records
+
+
+def _checked_columns(strategy: VerticalKMeans, partitions: Sequence[Any]) -> Records:
+    """Return the columns of each party, (n_records, width), in one order of rows."""
+    columns = strategy.domain.columns
+    records = []
+    first = 0
+    for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
+        name = f"partitions[{i}]"
+        own = None
+        if columns is not None:
+            own = columns[first : first + width]
+        checked = checked_source(part, width, own, name)
+        source = as_source(checked, width, own)
+        records.append(check_records(source.loaded(), width, name=name))
+        first += width
+    lengths = [len(part) for part in records]
+    if set(lengths) != {strategy.n_records}:
+        raise ConfigurationError(
+            f"Expected partitions of n_records={strategy.n_records} rows each, the same "
+            f"records at every party. Got {lengths} rows instead."
+        )
+    require_tenseal()
     return records
 
 
@@ -369,7 +409,7 @@ def _require_usable(
     place: Place,
     timeout: float,
 ) -> None:
-    """Require records that count of clients whose records were not there to be checked."""
+    """Require records that count of all clients whose records were not checked yet."""
     check = Unusable(strategy.domain.n_features, strategy.domain.columns)
     unchecked = [
         (i, own)
@@ -428,7 +468,7 @@ def _private_directory() -> Iterator[Path]:
 def _with_work_dir(
     policy: ClientPolicy, strategy: AnyStrategy, engine: Place
 ) -> Iterator[ClientPolicy]:
-    """Yield a policy that names a directory for the files of a vertical run's party 0."""
+    """Yield a policy with a directory for the files of a vertical run's party 0."""
     if engine == "ray" and policy.state_dir is not None:
         require_one_node("the policy names a state_dir")
     if not isinstance(strategy, VerticalKMeans):
@@ -437,7 +477,8 @@ def _with_work_dir(
     if engine == "ray":
         require_one_node("party 0 of VerticalKMeans keeps files")
     with _private_directory() as directory:
-        free, needed = shutil.disk_usage(directory).free, strategy.costs.disk
+        free = shutil.disk_usage(directory).free
+        needed = strategy.costs.disk
         if free < needed:
             raise ConfigurationError(
                 f"Expected {needed / 1e6:.0f} MB of free disk for the files of party 0. "
@@ -457,13 +498,17 @@ def _with_keys(
         yield None, [b""] * n_clients
         return
     with _private_directory() as directory:
-        beacon = token(32).hex() if n_clients > MAX_POSITIONS else None
-        keys, content = new_members([f"client-{i}" for i in range(n_clients)], beacon)
+        beacon = None
+        if n_clients > MAX_POSITIONS:
+            beacon = token(32).hex()
+        names = [f"client-{i}" for i in range(n_clients)]
+        keys, content = new_members(names, beacon)
         path = directory / ROSTER_FILE
         path.write_bytes(content)
-        # whatever the umask: the strategy refuses what others may write
+        # Whatever the umask: the strategy refuses a file that others may write.
         path.chmod(0o644)
-        before, strategy.roster_file = strategy.roster_file, path
+        before = strategy.roster_file
+        strategy.roster_file = path
         try:  # the strategy holds the roster meanwhile
             yield Roster.from_file(path), keys
         finally:
@@ -477,28 +522,32 @@ def _client_app(
     on_result: OnResult,
     load_member: LoadMember | None = None,
 ) -> App:
-    """Return the app of all clients; with a roster or parties, each has another policy."""
+    """Return the app of all clients. Policies differ with a roster or parties."""
 
     def row_numbers(context: Context) -> list[str]:
-        return [str(row) for row in range(len(np.asarray(load_data(context))))]
+        n_rows = len(np.asarray(load_data(context)))
+        return [str(row) for row in range(n_rows)]
 
     def of_one(message: Message, context: Context) -> Message:
         if load_member is None:
             own = replace(policy, party=partition_of(context))
         else:
             own = _MemberPolicy(**vars(policy), member=load_member(context))
-        return kmeans_client_app(load_data, own, on_result, row_numbers)(
-            message, context
-        )
+        app = kmeans_client_app(load_data, own, on_result, row_numbers)
+        return app(message, context)
 
     is_shared = load_member is None and policy.work_dir is None
-    app: App = kmeans_client_app(load_data, policy, on_result) if is_shared else of_one
-    return FaultyClientApp(app, faults) if faults else app
+    app: App = of_one
+    if is_shared:
+        app = kmeans_client_app(load_data, policy, on_result)
+    if faults:
+        app = FaultyClientApp(app, faults)
+    return app
 
 
 @dataclass(frozen=True)
 class _MemberPolicy(ClientPolicy):
-    """What a simulated client accepts that has its key in no file."""
+    """The policy of a simulated client, whose key is in no file."""
 
     member: Identity | None = None
 
@@ -519,12 +568,14 @@ def _run_in_process(
     start: Start, clients: Clients, own: Sequence[Own]
 ) -> ClientResult | None:
     results: list[ClientResult] = []
-    app = clients.app(
-        dict(enumerate(own)),
-        lambda result, context: results.append(result),  # all clients have the same
-    )
+
+    def keep(result: ClientResult, context: Context) -> None:
+        results.append(result)
+
+    app = clients.app(dict(enumerate(own)), keep)
     with task_identity():
         start(InProcessGrid(app, len(own)))
+    # All clients have the same result.
     return results[0] if results else None
 
 

@@ -1,7 +1,7 @@
 """Faults for simulations: clients that drop, crash, answer late, twice, or wrongly.
 
 A fault is produced where it would arise: the client's side raises or spoils its reply,
-and what the network would do (lose, delay, repeat) is done to real messages between
+and faults of the network (loss, delay, repetition) happen to real messages between
 client and strategy. The strategy and the honest clients run their ordinary code.
 """
 
@@ -67,14 +67,8 @@ class Fault:
     trip: FaultTrip = "ask"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("kind", self.kind, FaultKind),
-            ("trip", self.trip, FaultTrip),
-        ):
-            if value not in get_args(known):
-                raise ConfigurationError(
-                    f"Expected {name} from {get_args(known)}. Got {value!r} instead."
-                )
+        _require_known("kind", self.kind, get_args(FaultKind))
+        _require_known("trip", self.trip, get_args(FaultTrip))
         if self.client < 0 or self.round < -1:
             raise ConfigurationError(
                 "Expected client >= 0 and round >= -1. "
@@ -86,12 +80,19 @@ class Fault:
             )
 
 
+def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(
+            f"Expected {name} from {known}. Got {value!r} instead."
+        )
+
+
 class InjectedCrashError(RuntimeError):
     """Raised by a simulated client that crashes."""
 
 
 def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
-    """Return the round and the round trip that a message belongs to, as faults name them."""
+    """Return the round and the round trip of a message, as faults name them."""
     try:
         request = decode_request(from_content(message.content))
     except MessageError:
@@ -115,16 +116,14 @@ class FaultyClientApp:
 
     def __init__(self, app: App, faults: Sequence[Fault]) -> None:
         self._app = app
-        self._faults = {
-            (fault.client, fault.round, fault.trip): fault.kind for fault in faults
-        }
+        self._faults = dict[tuple[int, int, FaultTrip], FaultKind]()
+        for fault in faults:
+            self._faults[fault.client, fault.round, fault.trip] = fault.kind
         self._clients = {fault.client for fault in faults}
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the client would, or with its fault."""
-        client = int(context.node_config["partition-id"])
-        moment = _moment_of(message) if client in self._clients else None
-        kind = None if moment is None else self._faults.get((client, *moment))
+        kind = self._kind_of(message, context)
         if kind == "crash":
             raise InjectedCrashError("The client crashes by its fault.")
         if kind == "drop":
@@ -139,6 +138,16 @@ class FaultyClientApp:
             reply.content = _spoilt(reply.content, kind)
         return reply
 
+    def _kind_of(self, message: Message, context: Context) -> FaultKind | None:
+        """Return the kind of a client's fault at a message, or ``None``."""
+        client = int(context.node_config["partition-id"])
+        if client not in self._clients:
+            return None
+        moment = _moment_of(message)
+        if moment is None:
+            return None
+        return self._faults.get((client, *moment))
+
 
 def _spoilt(content: RecordDict, kind: str) -> RecordDict:
     if kind == "type":
@@ -148,21 +157,26 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
         changed: Reply = msgspec.structs.replace(reply, doc_hash=bytes(32))
     elif isinstance(reply, Answer) and kind == "round":
         # An answer names its round by its tag alone.
-        changed = msgspec.structs.replace(reply, tag=bytes(b ^ 1 for b in reply.tag))
+        other_tag = bytes(byte ^ 1 for byte in reply.tag)
+        changed = msgspec.structs.replace(reply, tag=other_tag)
     elif isinstance(reply, Answer):
         changed = msgspec.structs.replace(
             reply, words=reply.words[:-8], sealed=reply.sealed[:-1]
         )
     elif isinstance(reply, Added):
-        share = bytes(len(reply.share)) if kind == "round" else reply.share[:-8]
+        share = reply.share[:-8]
+        if kind == "round":
+            share = bytes(len(reply.share))
         changed = msgspec.structs.replace(reply, share=share)
+    elif kind == "shape":
+        return to_content(encode(reply)[:-1])
     else:  # it belongs to no round
-        return to_content(encode(reply)[:-1]) if kind == "shape" else content
+        return content
     return to_content(encode(changed))
 
 
 class FaultyGrid(PolledGrid):
-    """A grid that loses, delays and repeats the replies that a FaultyClientApp has tagged."""
+    """A grid that loses, delays and repeats the tagged replies of a FaultyClientApp."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.run)
@@ -182,7 +196,7 @@ class FaultyGrid(PolledGrid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages to the wrapped grid; what was held back until then will arrive."""
+        """Push messages to the wrapped grid. Replies that were held back arrive."""
         self._late += self._held
         self._held = []
         return self._grid.push_messages(messages)
@@ -190,7 +204,8 @@ class FaultyGrid(PolledGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield replies, with those of earlier rounds that came late first."""
         ids = list(message_ids)
-        late, self._late = self._late, []
+        late = self._late
+        self._late = []
         yield from late
         for reply in self._grid.pull_messages(ids):
             kind = self._untag(reply)
@@ -209,11 +224,16 @@ class FaultyGrid(PolledGrid):
         """Return the messages whose replies this grid holds back or has lost."""
         ids = set(message_ids)
         inner = getattr(self._grid, "known_lost", None)
-        return (self._lost & ids) | (inner(ids) if inner is not None else set())
+        lost = self._lost & ids
+        if inner is not None:
+            lost |= inner(ids)
+        return lost
 
     @staticmethod
     def _untag(reply: Message) -> str | None:
         if not reply.has_content():
             return None
         tag = reply.content.pop(_TAG, None)
-        return str(tag["kind"]) if isinstance(tag, ConfigRecord) else None
+        if not isinstance(tag, ConfigRecord):
+            return None
+        return str(tag["kind"])

@@ -70,7 +70,7 @@ def task_identity() -> Iterator[None]:
 
 
 class PolledGrid(Grid):
-    """A grid whose ``pull_messages`` never waits, and whose ``known_lost`` is complete."""
+    """A grid whose ``pull_messages`` never waits. Its ``known_lost`` is complete."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -103,7 +103,8 @@ class PolledGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return their replies."""
-        waiting, replies = list(self.push_messages(messages)), list[Message]()
+        waiting = list(self.push_messages(messages))
+        replies = list[Message]()
         started = time.monotonic()
         while waiting and (timeout is None or time.monotonic() - started < timeout):
             arrived = list(self.pull_messages(waiting))
@@ -118,16 +119,17 @@ class PolledGrid(Grid):
 
 def new_contexts(n_nodes: int) -> dict[int, Context]:
     """Return a context for each node; node ids ascend with the partition id."""
-    return {
-        _FIRST_NODE_ID + i: Context(
+    contexts = {}
+    for partition in range(n_nodes):
+        node_id = _FIRST_NODE_ID + partition
+        contexts[node_id] = Context(
             run_id=_RUN_ID,
-            node_id=_FIRST_NODE_ID + i,
-            node_config={"partition-id": i, "num-partitions": n_nodes},
+            node_id=node_id,
+            node_config={"partition-id": partition, "num-partitions": n_nodes},
             state=RecordDict(),
             run_config={},
         )
-        for i in range(n_nodes)
-    }
+    return contexts
 
 
 def new_run() -> Run:
@@ -144,7 +146,7 @@ def numbered(message: Message) -> str:
 
 
 def answered(client_app: App, message: Message, context: Context) -> Message:
-    """Return a client's reply, or its error as Flower's runtime words that of an app."""
+    """Return a client's reply, or its error in the words of Flower's runtime."""
     try:
         return client_app(message, context)
     except Exception as error:
@@ -194,7 +196,7 @@ class InProcessGrid(PolledGrid):
             return answered(self._client_app, message, context)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return the messages that will never be answered: here, all that were pulled."""
+        """Return the messages without an answer to come: here, all that were pulled."""
         return {
             message_id for message_id in message_ids if message_id not in self._replies
         }

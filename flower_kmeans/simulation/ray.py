@@ -81,27 +81,33 @@ class _Done(NamedTuple):
 def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
     """Answer some messages; this runs on a worker."""
     results: list[ClientResult] = []
-    app = replace(clients, make=partial(_without_data_sets, clients.make)).app(
-        {partition_of(job.context): job.own for job in jobs},
-        lambda result, context: results.append(result),
-    )
+
+    def keep(result: ClientResult, context: Context) -> None:
+        results.append(result)
+
+    guarded = replace(clients, make=partial(_without_data_sets, clients.make))
+    own = {partition_of(job.context): job.own for job in jobs}
+    app = guarded.app(own, keep)
     with task_identity():
         replies = [answered(app, job.message, job.context) for job in jobs]
+    contexts = [job.context for job in jobs]
     # All clients have the same result.
-    return _Done(
-        replies, [job.context for job in jobs], results[0] if results else None
-    )
+    return _Done(replies, contexts, results[0] if results else None)
 
 
 def _objections(
     clients: Clients, owns: Sequence[tuple[int, Own]], check: Check
 ) -> list[KMeansError | None]:
-    """Return what is wrong with the records of some clients; this runs on a worker."""
-    return [check(each[0], partial(_readable_records, clients, *each)) for each in owns]
+    """Return an error or ``None`` for each client's records, on a worker."""
+    found = []
+    for partition, own in owns:
+        load = partial(_readable_records, clients, partition, own)
+        found.append(check(partition, load))
+    return found
 
 
 def _readable_records(clients: Clients, partition: int, own: Own) -> Any:
-    """Return the records of a client, but no data set of Ray: its tasks would wait for this one."""
+    """Return a client's records, but no data set of Ray, which waits for this task."""
     records = clients.records_of(partition, own)
     if _is_data_set(records):
         raise TypeError("A data set of Ray.")
@@ -111,10 +117,10 @@ def _readable_records(clients: Clients, partition: int, own: Own) -> Any:
 def require_usable_on_ray(
     clients: Clients, owns: Sequence[tuple[int, Own]], check: Check, timeout: float
 ) -> None:
-    """Raise what a check finds about records that only workers have, before a run begins.
+    """Raise the first error of a check of records that only workers have.
 
-    Workers that are not free in time check nothing: the run itself then ends at its
-    timeout.
+    This is before a run begins. Workers that are not free in time check nothing: the
+    run itself then ends at its timeout.
     """
     if not owns:
         return
@@ -130,10 +136,11 @@ def require_usable_on_ray(
         ray.cancel(each)
     ready = set(done)
     for each in tasks:
-        if each in ready:
-            for objection in _result_of(each):
-                if objection is not None:
-                    raise objection
+        if each not in ready:
+            continue
+        for objection in _result_of(each):
+            if objection is not None:
+                raise objection
 
 
 def _is_data_set(records: object) -> bool:
@@ -147,9 +154,10 @@ def _without_data_sets(
     on_result: OnResult,
     load_member: LoadMember | None,
 ) -> App:
-    """Return an app that refuses data sets of Ray, whose tasks would wait for processors.
+    """Return an app that refuses data sets of Ray.
 
-    Tasks of clients hold them, and would wait for these.
+    Their tasks would wait for processors, which tasks of clients hold while they wait
+    for these.
     """
 
     def load(context: Context) -> Any:
@@ -164,7 +172,7 @@ def _without_data_sets(
 
 
 class RayGrid(PolledGrid):
-    """A grid whose nodes are clients on the Ray cluster that this process is connected to.
+    """A grid whose nodes are clients on the Ray cluster of this process.
 
     As in a deployment, a client answers one message after the other: its next one waits
     until it has answered.
@@ -183,7 +191,8 @@ class RayGrid(PolledGrid):
         import ray
 
         super().__init__(new_run())
-        self._ray, self._clients = ray, ray.put(clients)
+        self._ray = ray
+        self._clients = ray.put(clients)
         self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer)
         self._n_tasks = _n_tasks()
         self._contexts = new_contexts(len(own))
@@ -213,12 +222,12 @@ class RayGrid(PolledGrid):
                 yield self._replies.pop(message_id)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return the messages that will never be answered: here, all that were pulled."""
+        """Return the messages without an answer to come: here, all that were pulled."""
         open_ids = {*self._waiting, *self._replies}.union(*self._under_way.values())
         return set(message_ids) - open_ids
 
     def close(self) -> None:
-        """Cancel what is still under way, on a cluster that may outlive the run."""
+        """Cancel unfinished tasks, on a cluster that may outlive the run."""
         for task in self._under_way:
             self._ray.cancel(task)
 
@@ -233,25 +242,24 @@ class RayGrid(PolledGrid):
         size = ceil(len(ids) / self._n_tasks)
         for start in range(0, len(ids), size or 1):  # no step may be 0
             batch = ids[start : start + size]
-            messages = [self._waiting.pop(message_id) for message_id in batch]
-            nodes = [message.metadata.dst_node_id for message in messages]
-            jobs = [
-                _Job(message, self._contexts[node], self._own[node])
-                for message, node in zip(messages, nodes, strict=True)
-            ]
+            jobs = []
+            for message_id in batch:
+                message = self._waiting.pop(message_id)
+                node_id = message.metadata.dst_node_id
+                job = _Job(message, self._contexts[node_id], self._own[node_id])
+                jobs.append(job)
             self._under_way[self._task.remote(self._clients, jobs)] = batch
 
     def _collect(self) -> None:
-        """Take what tasks that are over have returned."""
+        """Take the replies, contexts and result of finished tasks."""
         tasks = list(self._under_way)
-        over, _ = (
-            self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
-            if tasks
-            else ((), ())
-        )
+        if not tasks:
+            return
+        over, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
         for task in over:
             done: _Done = _result_of(task)
-            self._replies |= zip(self._under_way.pop(task), done.replies, strict=True)
+            message_ids = self._under_way.pop(task)
+            self._replies |= zip(message_ids, done.replies, strict=True)
             for context in done.contexts:
                 self._contexts[context.node_id] = context
                 self._busy.discard(context.node_id)
@@ -267,7 +275,7 @@ def _n_tasks() -> int:
 
 
 def _result_of(task: Any) -> Any:
-    """Return what a task that is over has returned."""
+    """Return the result of a finished task."""
     import ray
 
     try:
@@ -287,7 +295,7 @@ def _result_of(task: Any) -> Any:
 
 
 def _placed(own: Own) -> Own:
-    """Return what a client has, with a reference in place of a large array."""
+    """Return a client's records and key, with a reference in place of a large array."""
     import ray
 
     if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:
@@ -346,7 +354,11 @@ def _connect(address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS") or _NEW
     _require_cluster(address)
     # Workers inherit the environment, but not what this process added to its own path.
-    path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
+    folders = list(sys.path)
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited:
+        folders.append(inherited)
+    path = os.pathsep.join(folders)
     try:
         ray.init(
             address=address,

@@ -16,7 +16,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from harness import memory_below
 from malformed import fields_of, write
 from serving import make_net
-from vertical_runs import make_run as vertical_run
 
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
@@ -35,7 +34,7 @@ from flower_kmeans.protocol.messages import (
     Keys,
     Refusal,
 )
-from flower_kmeans.protocol.relay import Relay
+from flower_kmeans.protocol.relay import Mailboxes
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import parse_document
 from flower_kmeans.protocol.trust import trust_model
@@ -648,21 +647,20 @@ def test_55_a_server_keeps_one_incident_of_a_kind_in_a_round(tmp_path):
 
 
 def test_a_message_holds_at_most_256_parcels():
-    run = vertical_run()
     planned = [parcels.Planned(1, "keys", 0, n, (0,), 1) for n in range(300)]
     assert [len(part) for part in parcels.in_parts(tuple(planned))] == [256, 44]
-    server = Relay(run)
-    server._mail[0] = [
-        messages.Delivery(sender=1, step="keys", number=n, key=bytes(48), data=b"1")
-        for n in range(300)
-    ]
-    assert not server._fits(0)
-    collected = [
-        list(server._collect(0)),
-        list(server._collect(0)),
-        list(server._collect(0)),
-    ]
+    mail = Mailboxes(n_parties=2)
+    for n in range(300):
+        mail.add(
+            0,
+            messages.Delivery(
+                sender=1, step="keys", number=n, key=bytes(48), data=b"1"
+            ),
+        )
+    assert not mail.fits(0)
+    collected = [list(mail.collect(0)), list(mail.collect(0)), list(mail.collect(0))]
     assert [len(each) for each in collected] == [256, 44, 0]
     assert [each.number for each in collected[0] + collected[1]] == list(range(300))
-    server._mail[0] = collected[0]
-    assert server._fits(0)
+    for delivery in collected[0]:
+        mail.add(0, delivery)
+    assert mail.fits(0)

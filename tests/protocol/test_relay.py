@@ -323,7 +323,7 @@ def test_nodes_with_a_partys_key_are_few(tmp_path):
         party.node_id = len(owners.nodes)
         owners.nodes.append(Node(party))
     set_up(owners.net)
-    assert len(owners.net.server._others[1]) == 3
+    assert len(owners.net.server._members.others[1]) == 3
     assert {each.reason for each in owners.net.server.incidents} == {
         "Another node has the party's slot."
     }

@@ -48,6 +48,7 @@ from flower_kmeans.protocol.messages import (
     read_head,
     read_receivers,
 )
+from flower_kmeans.protocol.party_session import Progress
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import (
     Horizontal,
@@ -57,7 +58,6 @@ from flower_kmeans.protocol.run import (
     verify_plan,
 )
 from flower_kmeans.protocol.session import forget_unfinished
-from flower_kmeans.protocol.vertical import Progress
 from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret

@@ -38,7 +38,7 @@ from flower_kmeans.data.sql import Query
 from flower_kmeans.errors import BudgetError, MessageError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import messages, vertical
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.cohort import UNCLAIMED
 from flower_kmeans.protocol.messages import (
@@ -51,6 +51,7 @@ from flower_kmeans.protocol.messages import (
     Sent,
 )
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
+from flower_kmeans.protocol.party_session import PartySession, Progress
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import decode, encode, encode_arrays
@@ -832,7 +833,7 @@ class JointHolderAttack:
         x, p = intt(words[0, 0], Q.key[0]).astype(np.int64), Q.key[0]
         found = np.rint(np.where(x > p // 2, x - p, x) / 2**20)
         session = self.scene.party.session(self.scene.run)
-        fresh = decode(session.vertical, vertical.Progress).fresh
+        fresh = decode(session.vertical, Progress).fresh
         z = keys.set_up_secret(session.secret, fresh, self.scene.run.doc_hash)
         return (found == KeyHolder(Q, z, self.scene.run.doc_hash)._s).mean()
 
@@ -859,7 +860,7 @@ def test_v4_v5_a_restored_ledger_gives_no_first_message_under_another_list(attac
 
 
 def test_v4_v5_without_the_list_in_the_context_the_secret_is_read(attack, monkeypatch):
-    monkeypatch.setattr(vertical.VerticalParty, "_require_commitments", lambda *_: None)
+    monkeypatch.setattr(PartySession, "require_commitments", lambda *_: None)
     with interrupted(attack.scene.party):
         attack.first_message()
     relin = attack.chosen()
@@ -927,7 +928,7 @@ def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatc
     attack.first_message()
 
     def kept():
-        return decode(party.session(scene.run).vertical, vertical.Progress).fresh
+        return decode(party.session(scene.run).vertical, Progress).fresh
 
     relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
     records, party.records = party.records, None

@@ -659,7 +659,7 @@ def test_only_planned_parcels_are_delivered(sent):
     trips = answering(server, lambda request: sent(*map(parcel_of, plans)))
     with pytest.raises(RunError, match=r"party 1 to 'keys'.*malformed"):
         server.set_up([10, 11], trips)
-    assert not server._mail[0]
+    assert not server._mail.has(0)
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
