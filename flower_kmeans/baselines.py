@@ -1,4 +1,4 @@
-"""Methods to compare with, which need all partitions in one place. None of these is private."""
+"""Methods to compare with, which need all partitions in one place: NOT PRIVATE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,14 +46,15 @@ class KFed:
     def fit(
         self, partitions: Sequence[ArrayLike], rng: np.random.Generator
     ) -> FloatArray:
-        """Return the centroids, (k, d), of each client's records, (n_i, d); a client may have none.
+        """Return the centroids, (k, d), of all clients' records, (n_i, d) each.
 
-        ``DataError`` is raised if records are malformed or differ in width, or all
-        clients together have fewer than k local centres.
+        A client may have no records. ``DataError`` is raised if records are malformed
+        or differ in width, or all clients together have fewer than k local centres.
         """
         parts: list[FloatArray] = []
         for part in partitions:
-            parts.append(check_records(part, parts[0].shape[1] if parts else None))
+            n_features = parts[0].shape[1] if parts else None
+            parts.append(check_records(part, n_features))
         n_local = self.n_local or self.n_clusters
         found = [local_centers(part, n_local, rng) for part in parts if len(part)]
         n_found = sum(map(len, found))
@@ -79,15 +80,14 @@ def local_centers(
         return different
     # An int, since scikit-learn takes no `Generator`.
     seed = int(rng.integers(2**31))
-    return np.asarray(
-        KMeans(n_local, n_init=1, random_state=seed).fit(records).cluster_centers_
-    )
+    model = KMeans(n_local, n_init=1, random_state=seed).fit(records)
+    return np.asarray(model.cluster_centers_)
 
 
 def merged_centers(
     found: Sequence[FloatArray], n_clusters: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Group local centres around some of them that lie far apart; return the groups' means.
+    """Return the means of groups of local centres, around some that lie far apart.
 
     The first of these are the centres of one client, chosen at random, which its
     clustering keeps apart; then comes the one that is farthest from all taken before.
@@ -95,14 +95,16 @@ def merged_centers(
     from scipy.spatial.distance import cdist  # loads half a second's worth of SciPy
 
     pool = np.concatenate(list(found))
-    chosen = list(found[int(rng.integers(len(found)))][:n_clusters])
+    first_client = int(rng.integers(len(found)))
+    chosen = list(found[first_client][:n_clusters])
     nearest = cdist(pool, np.array(chosen)).min(axis=1)
     while len(chosen) < n_clusters:
         chosen.append(pool[int(np.argmax(nearest))])
         nearest = np.minimum(nearest, cdist(pool, chosen[-1:])[:, 0])
     group = cdist(pool, np.array(chosen)).argmin(axis=1)
-    means = [
-        pool[group == j].mean(axis=0) if (group == j).any() else chosen[j]
-        for j in range(n_clusters)
-    ]
+    means = list(chosen)
+    for j in range(n_clusters):
+        members = pool[group == j]
+        if len(members):
+            means[j] = members.mean(axis=0)
     return np.array(means)

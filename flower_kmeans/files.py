@@ -1,4 +1,4 @@
-"""Files that the library writes: whole or not at all, who may read them, and names in them."""
+"""The library's files: written whole or not at all, their readers, and names."""
 
 import errno
 import io
@@ -39,11 +39,11 @@ _CURES = {
     errno.EMFILE: "let this user open more files (ulimit -n)",
     errno.ENFILE: "close other programs: the machine has too many open files",
 }
-"""What helps against an error of the machine, by its number."""
+"""Cures of the machine's errors, by number."""
 
 
 def reason_and_cure(error: OSError) -> str:
-    """Return why the machine refused, and what helps, as ``REASON: CURE``."""
+    """Return the reason of the machine's refusal and its cure, as ``REASON: CURE``."""
     reason = error.strerror or str(error) or type(error).__name__
     # Of Python's own error where no temporary directory can be used: its text is the
     # reason.
@@ -128,7 +128,7 @@ class _PrivateFile:
 
 
 def _require_replaceable(path: Path) -> None:
-    """Refuse what is there and is neither a file nor a link, such as a directory or a device."""
+    """Refuse an existing thing that is neither file nor link, such as a directory."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -140,7 +140,7 @@ def _require_replaceable(path: Path) -> None:
 
 
 def _sync(number: int) -> None:
-    """Wait until a file is on its disk: some file systems find out only here that it is full."""
+    """Wait until a file is on its disk: some systems report a full disk only here."""
     try:
         os.fsync(number)
     except OSError as error:
@@ -152,11 +152,12 @@ def _sync(number: int) -> None:
 def read_file(
     path: str | os.PathLike[str], name: str, *, is_secret: bool = False
 ) -> bytes:
-    """Return a file's content that others may not write, or, if it is secret, not even read."""
+    """Return the content of a file that others may not write, nor read if secret."""
     try:
         # mode and content are those of one and the same file
         with open(path, "rb") as file:
-            facts, content = os.fstat(file.fileno()), file.read()
+            facts = os.fstat(file.fileno())
+            content = file.read()
     except OSError as error:
         raise ConfigurationError(
             f"The {name} {path} cannot be read: {error.strerror}."
@@ -170,7 +171,7 @@ def read_file(
 def access_complaint(
     path: str | os.PathLike[str], name: str, facts: os.stat_result, *, is_secret: bool
 ) -> str | None:
-    """Return why others can change a file, or read a secret one, and the command that mends it."""
+    """Return why others can change a file, or read a secret one, and the cure."""
     quoted = shlex.quote(os.fspath(path))
     if not is_own(facts):
         return (
@@ -193,13 +194,17 @@ def access_complaint(
 
 def is_own(facts: os.stat_result) -> bool:
     """Return whether a file is this user's or root's."""
-    user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    # not on every system
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
     # Root reads everything anyway, and mounted volumes often are root's.
     return facts.st_uid in (0, user)
 
 
 def read_toml(content: bytes, what: str) -> dict[str, Any]:
-    """Return the values of a TOML file, which a `ConfigurationError` names as ``what``."""
+    """Return the values of a TOML file.
+
+    A `ConfigurationError` names it as ``what``.
+    """
     try:
         return parsed_toml(content.decode("utf-8"))
     except ValueError as error:
@@ -207,17 +212,23 @@ def read_toml(content: bytes, what: str) -> dict[str, Any]:
 
 
 def parsed_toml(text: str) -> dict[str, Any]:
-    """Return the values of a TOML text; a ValueError if it is none, or nested too deeply."""
+    """Return the values of a TOML text.
+
+    A ValueError if it is none, or nested too deeply.
+    """
     return cast(dict[str, Any], _parsed(tomllib.loads, text))
 
 
 def parsed_json(text: str) -> Any:
-    """Return the value of a JSON text; a ValueError if it is none, or nested too deeply."""
+    """Return the value of a JSON text.
+
+    A ValueError if it is none, or nested too deeply.
+    """
     return _parsed(json.loads, text)
 
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Return what a parser makes of a text that others may have written."""
+    """Return a parser's value of a text that others may have written."""
     with suppress(RecursionError):
         value = parse(text)
         if not is_deep(value):
@@ -226,7 +237,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether lists and mappings lie in each other deeper than a file of the library has.
+    """Return whether lists and mappings are nested deeper than in the library's files.
 
     Code that walks through such values later, to compare or to print them, could fail
     half way.
@@ -248,7 +259,7 @@ def is_deep(value: Any) -> bool:
 
 
 def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
-    """Open a new binary file, its owner's alone to read and write, in place of what was there.
+    """Open a new binary file, its owner's alone, in place of an existing one.
 
     It has its name from the end of ``with`` on, when all of it is written. After an
     error, what was there before is still there. A `ConfigurationError` if that cannot
@@ -259,7 +270,7 @@ def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
 
 @contextmanager
 def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """Yield a directory for the files of one run, which take their places in ``output`` at the end.
+    """Yield a directory for one run's files, which move to ``output`` at the end.
 
     Of these names, those that the run did not write are removed there: they are of a
     run before. After an error nothing in ``output`` is changed.
@@ -297,14 +308,16 @@ def printable(text: str) -> str:
     Names of columns come from data files. A terminal would obey control characters in
     them, and others change the order of what is read.
     """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text
-    )
+    shown = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode("ascii")
+        shown.append(character)
+    return "".join(shown)
 
 
 def csv_name(text: str) -> str:
-    """Return a name for a csv file: `printable`, and after ``'`` if it could be a formula.
+    """Return a name for a csv file: `printable`, after ``'`` if it could be a formula.
 
     Some spreadsheets begin a new cell at each semicolon.
     """
@@ -312,12 +325,12 @@ def csv_name(text: str) -> str:
 
 
 def inert(text: str) -> str:
-    """Return a text for a cell: after ``'`` if a spreadsheet could take it for a formula."""
+    """Return a text for a cell, after ``'`` if it could be a formula."""
     return f"'{text}" if _is_formula(text) else text
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether a text begins with =, +, - or @, or with what may be read as one of them.
+    """Return whether a text begins with =, +, - or @, or a look-alike.
 
     Spreadsheets drop what shows nothing, and some of them take full-width and other
     forms of a character for the character.

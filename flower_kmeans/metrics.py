@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
+from flower_kmeans.data.domain import squared_norms
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import DataError
 
@@ -18,11 +19,11 @@ _BLOCK_NUMBERS = 2**18
 
 
 def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
-    """Return the sum of squared distances of records, (n, d), to their nearest centroids, (k, d).
+    """Return the sum of squared distances of records to their nearest centroids.
 
-    It is in squared units of the records, computed in blocks of a few megabytes.
-    ``DataError`` is raised if there is no centroid, a shape is wrong or a value is not
-    finite.
+    Their shapes are (n, d) and (k, d). The sum is in squared units of the records,
+    computed in blocks of a few megabytes. ``DataError`` is raised if there is no
+    centroid, a shape is wrong or a value is not finite.
     """
     centers = check_records(centroids, name="centroids")
     points = check_records(records, centers.shape[1])
@@ -30,7 +31,7 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
         raise DataError("centroids must hold at least one centroid, got none.")
     shift = centers.mean(axis=0)  # distances far from the origin keep their digits
     centers = centers - shift
-    norms = np.einsum("ij,ij->i", centers, centers)
+    norms = squared_norms(centers)
     # Both the block, d wide, and its products, k wide, stay within the limit.
     step = max(1, _BLOCK_NUMBERS // max(centers.shape))
     parts = []
@@ -45,7 +46,7 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
 
 
 def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
-    """Return the normalised intra-cluster variance: the `inertia` per record, of which n >= 1.
+    """Return the normalised intra-cluster variance: the `inertia` per record, n >= 1.
 
     FastLloyd, section 6.2.1.
     """
@@ -56,7 +57,7 @@ def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
 
 
 def matched_centroid_error(centroids: ArrayLike, truth: ArrayLike) -> float:
-    """Return the mean squared distance between two sets of centroids, (k, d), matched one to one.
+    """Return the mean squared distance between two matched sets of centroids, (k, d).
 
     Of all matchings the cheapest counts (Hungarian algorithm).
     """

@@ -1,4 +1,7 @@
-"""Private k-means as a scikit-learn estimator, for one holder of all records (central model)."""
+"""Private k-means as a scikit-learn estimator, for one holder of all records.
+
+This is the central model.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -206,11 +209,10 @@ class PrivateKMeans(
         n_records = len(records) if self.n_records is None else self.n_records
         kind = BY_NAME.get(self.strategy)
         if kind is None or not issubclass(kind, KMeansStrategy):
-            names = [
-                name
-                for name, each in BY_NAME.items()
-                if issubclass(each, KMeansStrategy)
-            ]
+            names = []
+            for name, each in BY_NAME.items():
+                if issubclass(each, KMeansStrategy):
+                    names.append(name)
             raise ConfigurationError(
                 f"Expected strategy in {names}. Got {self.strategy!r} instead."
             )
@@ -233,13 +235,15 @@ class PrivateKMeans(
         strategy = kind(**parameters, **options)
         self.clustering_ = self._clustered(strategy, records)
         report = self.clustering_.report
-        epsilon, delta = np.inf, 1.0
+        epsilon = np.inf
+        delta = 1.0
         if (
             report.guarantee_holds
             and report.epsilon is not None
             and report.delta is not None
         ):
-            epsilon, delta = report.epsilon, report.delta
+            epsilon = report.epsilon
+            delta = report.delta
         self.privacy_spent_ = (epsilon, delta)
         self._own_account().is_fitted = True
         self.cluster_centers_ = self.clustering_.centroids
@@ -262,7 +266,7 @@ class PrivateKMeans(
         return self.fit(X).predict(X)
 
     def transform(self, X: ArrayLike) -> Floats:
-        """Return the distance of each record to each centroid, (n, n_clusters), in X's units."""
+        """Return the distances of records to centroids, (n, k), in X's units."""
         return _distances(self._checked(X), self.cluster_centers_)
 
     def score(self, X: ArrayLike, y: None = None) -> float:
@@ -301,7 +305,7 @@ class PrivateKMeans(
         return spent_epsilon(self.state_dir, delta) or 0.0, delta
 
     def __sklearn_clone__(self) -> Self:
-        """Return a clone as of any estimator, whose fits are counted with those of this one."""
+        """Return a clone whose fits are counted with those of this estimator."""
         twin: Self = super().__sklearn_clone__()
         twin._account = _Account(self._own_account().sums)
         return twin
@@ -313,7 +317,7 @@ class PrivateKMeans(
         return self._account
 
     def _require_public_parameters(self) -> None:
-        """Require that no parameter of a private fit has to be counted, and no fit to be free."""
+        """Require public parameters for a private fit; none is counted or free."""
         if self.epsilon is not None and self.n_records is None:
             raise ConfigurationError(
                 "Expected n_records, the approximate public number of records, with a private "
@@ -334,9 +338,15 @@ class PrivateKMeans(
             )
 
     def _limit(self) -> Limit:
-        """Return what all fits in the ledger may cost together."""
-        epsilon = 10.0 if self.max_total_epsilon is None else self.max_total_epsilon
-        delta = 1e-6 if self.max_total_delta is None else self.max_total_delta
+        """Return the limit on the joint cost of all fits in the ledger."""
+        if self.max_total_epsilon is None:
+            epsilon = 10.0
+        else:
+            epsilon = self.max_total_epsilon
+        if self.max_total_delta is None:
+            delta = 1e-6
+        else:
+            delta = self.max_total_delta
         return Limit(epsilon, delta)
 
     def _clustered(self, strategy: KMeansStrategy, records: Floats) -> Clustering:
@@ -368,9 +378,8 @@ class PrivateKMeans(
     def _checked(self, X: ArrayLike) -> Floats:
         check_is_fitted(self)
         _require_readable(X)
-        return np.asarray(
-            validate_data(self, X, reset=False, dtype=np.float64, order="C")
-        )
+        records = validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        return np.asarray(records)
 
     def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
         if isinstance(self.bounds, Box | Ball):
@@ -385,16 +394,17 @@ class PrivateKMeans(
 
 
 def _require_readable(X: object) -> None:
-    """Refuse by its type what scikit-learn would misread, or quote the cells of."""
+    """Refuse types that scikit-learn would misread, or whose cells it would quote."""
     if is_sparse(X):  # which it refuses itself
         return
     require_table_type(X)
     is_masked = isinstance(X, np.ma.MaskedArray)
-    is_named = isinstance(X, Mapping) or (
-        isinstance(X, np.ndarray) and X.dtype.names is not None
-    )
-    is_list = isinstance(X, list | tuple) and any(isinstance(row, Mapping) for row in X)
-    # As scikit-learn takes what has rows by numbers.
+    is_structured = isinstance(X, np.ndarray) and X.dtype.names is not None
+    is_named = isinstance(X, Mapping) or is_structured
+    is_list = False
+    if isinstance(X, list | tuple):
+        is_list = any(isinstance(row, Mapping) for row in X)
+    # As scikit-learn takes objects that have rows by numbers.
     is_rows = hasattr(X, "__getitem__") and hasattr(X, "column_names")
     is_rows = is_rows and not hasattr(X, "__array__")
     if is_masked or is_named or is_list or is_rows:
@@ -405,7 +415,7 @@ def _require_readable(X: object) -> None:
 
 
 class _Sums:
-    """What the fits of an estimator and its clones cost together, without a ledger."""
+    """The joint cost of the fits of an estimator and its clones, without a ledger."""
 
     # whether this process was warned about copies
     _is_told_here: ClassVar[bool] = False
@@ -423,13 +433,13 @@ class _Sums:
 
     @property
     def total(self) -> tuple[float, float]:
-        """Epsilon and delta of all fits, ``(inf, 1.0)`` if they have no bound that is known."""
+        """Epsilon and delta of all fits, ``(inf, 1.0)`` without a known bound."""
         if not (self._is_private and self._is_complete):
             return np.inf, 1.0
         return self._charge.epsilon(self._delta), self._delta
 
     def add(self, plan: PrivacyPlan, is_private: bool) -> None:
-        """Count a fit before it begins, and warn about the sum at some numbers of fits."""
+        """Count a fit before it begins, and warn of the sum at some numbers of fits."""
         with self._lock:
             number = self._n_fits + 1
             if not is_private:
@@ -498,7 +508,7 @@ class _Account:
         self.is_fitted = is_fitted
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Account":
-        """Return an account with the same sums, as a copied estimator has the same records."""
+        """Return an account with the same sums, for a copy with the same records."""
         return _Account(self.sums, self.is_fitted)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -511,13 +521,14 @@ class _Account:
 
 
 def _is_told(number: int) -> bool:
-    """Return whether a warning says what so many fits cost: 2, 10, 100, 1000 and so on."""
+    """Return whether this number of fits warns of their cost: 2, 10, 100 and so on."""
     digits = str(number)
-    return number == 2 or (number > 1 and digits == "1".ljust(len(digits), "0"))
+    is_power_of_ten = digits == "1".ljust(len(digits), "0")
+    return number == 2 or (number > 1 and is_power_of_ten)
 
 
 def _charge_of(plan: PrivacyPlan) -> Charge:
-    """Return what a private fit charges, for one record."""
+    """Return the charge of a private fit for one record."""
     _, of_record = price_of(plan.budget.unit, plan.rounds).whole
     return of_record
 
@@ -526,7 +537,7 @@ def _charge_of(plan: PrivacyPlan) -> Charge:
 
 
 def _names_of(X: Any, n_features: int) -> list[Any]:
-    """Return the names of a table's columns, which need not be text, or else their numbers."""
+    """Return the names of a table's columns, of any type, or else their numbers."""
     names = getattr(X, "column_names", None)  # of pyarrow, whose `columns` are no names
     if names is None:
         names = getattr(X, "columns", None)
@@ -544,20 +555,18 @@ def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
         readings = [_as_pairs(_in_order(bounds, names), n_features)]
     elif isinstance(bounds, Bounds):
         # These hold a single number as an array of one.
-        sides = [
-            np.squeeze(side) if np.size(side) == 1 else side
-            for side in (bounds.lb, bounds.ub)
-        ]
+        sides = []
+        for side in (bounds.lb, bounds.ub):
+            sides.append(np.squeeze(side) if np.size(side) == 1 else side)
         readings = [_as_sides(sides, n_features)]
-    elif isinstance(bounds, list | tuple) or (
-        isinstance(bounds, np.ndarray) and bounds.ndim
-    ):
+    elif _has_rows(bounds):
         # A side may have names too, as a row of a table has.
-        rows = [
-            _in_order(row, names) if hasattr(row, "keys") else row for row in bounds
-        ]
+        are_named = [hasattr(row, "keys") for row in bounds]
+        rows = []
+        for row, is_named in zip(bounds, are_named, strict=True):
+            rows.append(_in_order(row, names) if is_named else row)
         readings = [_as_sides(rows, n_features)]
-        if not any(hasattr(row, "keys") for row in bounds):
+        if not any(are_named):
             readings.append(_as_pairs(rows, n_features))
     else:
         readings = []
@@ -589,12 +598,18 @@ def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
     )
 
 
+def _has_rows(bounds: Any) -> bool:
+    if isinstance(bounds, np.ndarray):
+        return bounds.ndim > 0
+    return isinstance(bounds, list | tuple)
+
+
 def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
-    """Return the values of a mapping, or of a row of a table, in the order of the columns."""
+    """Return the values of a mapping or a table's row, in the order of the columns."""
     given = dict(bounds.items())
     numbers = range(len(names))
     for keys in (names, numbers):
-        # Names that come twice say nothing about which of the columns is which.
+        # Names that come twice do not say which column is which.
         is_clear = len(given) == len(bounds.keys()) == len(names)
         if is_clear and given.keys() == set(keys):
             return [given[key] for key in keys]
@@ -606,10 +621,11 @@ def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
 
 def _as_text(names: Sequence[Any]) -> list[str] | None:
     """Return the names if a `Box` can have them."""
-    texts = [
-        name for name in names if isinstance(name, str) and name and name.isprintable()
-    ]
-    return texts if len(texts) == len(names) else None
+    strings = [name for name in names if isinstance(name, str)]
+    texts = [name for name in strings if name and name.isprintable()]
+    if len(texts) == len(names):
+        return texts
+    return None
 
 
 def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
@@ -628,9 +644,9 @@ def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | N
 def _as_pairs(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
     """Return (lower, upper) if the rows are one (low, high) for each column."""
     pairs = [_real_numbers(row) for row in rows]
-    if len(pairs) != n_features or any(
-        pair is None or pair.shape != (2,) for pair in pairs
-    ):
+    if len(pairs) != n_features:
+        return None
+    if any(pair is None or pair.shape != (2,) for pair in pairs):
         return None
     table = np.array(pairs, dtype=np.float64)
     return table[:, 0], table[:, 1]
@@ -644,14 +660,16 @@ def _real_numbers(values: Any) -> Floats | None:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
         return None
-    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
+    if array.dtype.kind in "iuf":
+        return array.astype(np.float64)
+    return None
 
 
 # --------------------------------------------------------------------------- distances
 
 
 def _distances(records: Floats, centroids: Floats) -> Floats:
-    """Return the distance of each record to each centroid, (n, k), from their differences.
+    """Return the distances of records to centroids, (n, k), from differences.
 
     The quicker expansion of squares loses the digits of records that are far from 0.
     """
@@ -662,9 +680,8 @@ def _distances(records: Floats, centroids: Floats) -> Floats:
         differences = np.abs(records[rows] - centroids[j])
         largest = differences.max(axis=1)
         scale = np.where((largest > 0) & (largest < np.inf), largest, 1.0)
-        distances[rows, j] = scale * np.linalg.norm(
-            differences / scale[:, None], axis=1
-        )
+        norms = np.linalg.norm(differences / scale[:, None], axis=1)
+        distances[rows, j] = scale * norms
     return distances
 
 
@@ -680,8 +697,11 @@ def _starts_privately(options: Mapping[str, Any] | None) -> bool:
 def _require_room(
     state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit
 ) -> None:
-    """Require room in the ledger, whose refusal during a run does not name the parameter."""
-    price = price_of(plan.budget.unit, plan.rounds) if plan.is_private else None
+    """Require room in the ledger, whose own refusal does not name the parameter."""
+    if plan.is_private:
+        price = price_of(plan.budget.unit, plan.rounds)
+    else:
+        price = None
     with Ledger(state_dir) as ledger:
         try:
             ledger.require_room(b"", price, limit)

@@ -37,18 +37,18 @@ _let_any_thread_set: Any = getattr(
 def sum_in_parts(
     n_rows: int, work: int, part: Callable[[int, int], IntArrays]
 ) -> IntArrays:
-    """Return the sum of what a function gives for ranges of rows, on as many threads as BLAS uses.
+    """Return the sum of a function's results for ranges of rows, on threads.
 
-    ``part`` returns sums over the rows from a start to a stop, in new arrays. They are
-    of integers, so the result does not depend on how many ranges there are. ``work`` is
-    that of all rows, in products: little is not worth a second thread.
+    There are as many threads as BLAS uses. ``part`` returns sums over the rows from a
+    start to a stop, in new arrays. They are of integers, so the result does not depend
+    on how many ranges there are. ``work`` is that of all rows, in products: little is
+    not worth a second thread.
     """
     # limiting BLAS would take longer than the sums of few records
     if work < _WORK_OF_NO_THREAD:
         return part(0, n_rows)
-    totals, *others = in_parts(
-        n_rows, min(blas_threads(), 1 + work // _WORK_PER_THREAD), part
-    )
+    n_threads = min(blas_threads(), 1 + work // _WORK_PER_THREAD)
+    totals, *others = in_parts(n_rows, n_threads, part)
     for arrays in others:
         for total, more in zip(totals, arrays, strict=True):
             total += more
@@ -58,7 +58,7 @@ def sum_in_parts(
 def in_parts(
     n_rows: int, parts: int, part: Callable[[int, int], _Found]
 ) -> list[_Found]:
-    """Return what a function gives for so many ranges of rows; fewer if there are fewer rows.
+    """Return a function's results for ranges of rows, at most one range for each row.
 
     NumPy, BLAS and the compiled kernel release the GIL. The first range is the caller's
     thread's.
@@ -74,17 +74,18 @@ def in_parts(
 
 
 def blas_threads() -> int:
-    """Return how many threads BLAS may use now, so that its limits are ours as well."""
-    found = [int(library.num_threads) for library in _controller().lib_controllers]
+    """Return the number of threads that BLAS may use now: its limit is ours, too."""
+    libraries = _controller().lib_controllers
+    found = [int(library.num_threads) for library in libraries]
     return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
 
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """Keep BLAS to one thread per caller while blocks are shared out over our own threads.
+    """Keep BLAS to one thread per caller while our own threads share the blocks.
 
     The limit belongs to the process: of calls that overlap, the first sets it, and the
-    last restores what was there before.
+    last restores the one before.
     """
     global _calls, _limit
     with _lock:
@@ -103,7 +104,7 @@ def single_threaded_blas() -> Iterator[None]:
 
 
 def find_blas_again() -> None:
-    """Find a library that was loaded after the first call here, so that limits hold for it too."""
+    """Find libraries that were loaded since the first call, to limit them, too."""
     _controller.cache_clear()
 
 

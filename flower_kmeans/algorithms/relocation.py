@@ -1,11 +1,23 @@
-"""Centroids that have no records, or that share a cluster, go where another one has too many.
+"""Relocation: useless centroids move to clusters that need a second centroid.
 
-Post-processing of released numbers, and replayable. The number of steps follows from k
-alone; constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
+FastLloyd relocates between two rounds. A centroid is useless if it has no records, or
+if it shares a cluster with another centroid.
+
+All inputs are released numbers, so relocation is post-processing and costs no privacy.
+It is replayable: clients that compute it get the same integers on every processor.
+
+A server that sees no sum can still measure how long an update takes. Each pass
+therefore makes `n_steps` steps, a number that follows from k alone, and every step does
+the same work. A step that does not apply is computed like the others, and its result is
+dropped: ``applies`` chooses a value, and no work is skipped.
+
+The constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +25,73 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import to_grid
-from flower_kmeans.data.domain import IntArray, row_sums
+from flower_kmeans.data.domain import IntArray, row_sums, squared_norms
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
 BoolArray = NDArray[np.bool_]
 
-DEAD_NOISE, DEAD_SHARE = 2.0, 0.05
-"""A size is that of a dead centroid up to so many deviations, or up to this part of N / k."""
+DEAD_NOISE = 2.0
+"""A centroid is dead up to this size, in standard deviations of a size."""
+
+DEAD_SHARE = 0.05
+"""A centroid is dead up to this size, as a part of the mean size N / k."""
+
 FULL = 4.0
-"""A cluster is divided if it has so many times the records of the dead one, or its deviation."""
+"""A cluster is divided from this size on, over the dead one's size or a deviation."""
+
 CLEAR = 3.0
-"""A scatter counts if it is so many times its deviation."""
+"""A scatter counts from this value on, in its standard deviations."""
+
 STEP = 0.1
-"""How far beside another centroid one is put, over the distance to that one's neighbour."""
+"""Distance to the joined centroid, over the distance to that one's neighbour."""
 
 MOST_STEPS = 256
-"""Most centroids of either kind that are looked at in a round."""
+"""Most steps of a pass."""
 
-_TINY = 2.0**-100
-_BLOCK_NUMBERS = 2**20
+_TINY = 2.0**-100  # keeps quotients of empty clusters finite
+_BLOCK_NUMBERS = 2**20  # most distances in memory at a time
+
+
+class Noise(NamedTuple):
+    """Standard deviations of a round's released numbers."""
+
+    size: float  # of a cluster's number of records
+    scatter: float  # of a cluster's sum of squared distances
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The centroids, which the passes move in place."""
+
+    points: FloatArray  # (k, d), grid units
+    used: BoolArray  # (k,): had a part in a move, and has none in another
+    inside: Callable[[IntArray], IntArray]  # moves grid points (m, d) into the domain
+
+    def move(self, j: int, target: FloatArray, *, applies: bool) -> None:
+        """Move centroid j to the domain's grid point nearest to a target."""
+        on_grid = self.inside(to_grid(target[None]))[0]
+        self.points[j] = np.where(applies, on_grid, self.points[j])
+
+    def move_beside(
+        self, j: int, host: int, direction: FloatArray, *, applies: bool
+    ) -> None:
+        """Move centroid j close to a host, if the host has another neighbour."""
+        offsets = self.points - self.points[host]
+        squares = row_sums(offsets**2)
+        squares[j] = np.inf
+        squares[host] = np.inf
+        nearest = float(squares.min())
+        has_neighbour = nearest < math.inf
+
+        distance = math.sqrt(nearest if has_neighbour else 0.0)
+        length = STEP * distance
+        target = self.points[host] + direction * length
+        self.move(j, target, applies=applies and has_neighbour)
+
+    def use(self, centroids: list[int], *, applies: bool) -> None:
+        """Exclude centroids from all later moves."""
+        self.used[centroids] |= applies
 
 
 def relocated(
@@ -45,71 +104,39 @@ def relocated(
 ) -> IntArray:
     """Return the centroids of the next round.
 
-    First dead centroids, the smallest first, go beside the centroid with the most
-    records. Then one of two centroids that share a cluster goes beside the centroid
-    whose cluster has the most scatter: where this scatter exceeds that of a cluster of
-    the same size and of median variance by more than merging the two would add (Ward's
-    criterion), and than its noise. No centroid has a part in two moves.
+    First, each dead centroid goes beside the centroid with the most records. Then, of
+    two centroids that share a cluster, one goes beside the centroid whose cluster has
+    the most scatter. No centroid has a part in two moves.
 
-    Centroids (k, d), after the round's moves, are in grid units. Noisy are sizes (k,)
-    in records, and scatter (k,), sums of squared distances; ``noise`` has the standard
-    deviations of the two. ``directions`` are public unit vectors (2 n, d), n of
-    `n_steps`; ``inside`` moves grid points (m, d) into the domain.
+    Parameters
+    ----------
+    centroids : array of shape (k, d)
+        After the round's moves, in grid units.
+    sizes : array of shape (k,)
+        Noisy numbers of records.
+    scatter : array of shape (k,)
+        Noisy sums of squared distances, in squared grid units.
+    noise : (float, float)
+        Standard deviations of a size and of a scatter.
+    directions : array of shape (2 n, d), where n is `n_steps`
+        Public unit vectors, one for each step of the two passes.
+    inside : callable
+        Moves grid points (m, d) into the domain.
     """
-    # A server that sees no sum may measure how long an update takes: every step is
-    # taken, and ``wanted`` decides whether it has an effect.
-    points, (size_noise, scatter_noise) = centroids.astype(np.float64), noise
-    sizes, moved = sizes.copy(), np.zeros(len(points), dtype=bool)
-
-    def put(j: int, point: FloatArray, wanted: bool) -> None:
-        points[j] = np.where(wanted, inside(to_grid(point[None]))[0], points[j])
-
-    def put_beside(j: int, b: int, direction: FloatArray, wanted: bool) -> None:
-        squares = row_sums((points - points[b]) ** 2)
-        squares[[j, b]] = np.inf
-        nearest = float(squares.min())  # infinite where there are two centroids
-        finite = nearest < math.inf
-        length = STEP * math.sqrt(nearest if finite else 0.0)
-        put(j, points[b] + direction * length, wanted and finite)
-
-    n = n_steps(len(points))
-    dead = max(
-        DEAD_NOISE * size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes)
+    deviations = Noise(*noise)
+    n = n_steps(len(centroids))
+    layout = _Layout(
+        points=centroids.astype(np.float64),
+        used=np.zeros(len(centroids), dtype=bool),
+        inside=inside,
     )
-    going = True
-    for j, direction in zip(
-        np.argsort(sizes, kind="stable")[:n], directions[:n], strict=True
-    ):
-        b = int(sizes.argmax())
-        full = sizes[b] >= FULL * max(sizes[j], size_noise)
-        going = bool(going and sizes[j] <= dead and full and b != j)
-        put_beside(j, b, direction, going)
-        half = sizes[b] / 2
-        sizes[[j, b]] = np.where(going, half, sizes[[j, b]])
-        moved[[j, b]] |= going
-
-    sizes = np.maximum(sizes, 0.0)
-    gains = _gains(sizes, scatter, noise, moved)
-    costs, partners = _merging_costs(points, sizes, moved)
-    going = True
-    for i, direction in zip(
-        np.argsort(costs, kind="stable")[:n], directions[n:], strict=True
-    ):
-        b, g = int(gains.argmax()), int(partners[i])
-        going = bool(going and gains[b] > costs[i] + scatter_noise)
-        j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
-        free = going and b not in (j, g) and not (moved[j] or moved[g])
-        # The merged centroid lies at the mean of both, by sizes.
-        share = float(sizes[j] / max(sizes[j] + sizes[g], _TINY))
-        put(g, points[g] + (points[j] - points[g]) * share, free)
-        put_beside(j, b, direction, free)
-        moved[[j, g, b]] |= free
-        gains[[j, g, b]] = np.where(free, -np.inf, gains[[j, g, b]])
-    return points.astype(np.int64)
+    sizes = _replace_dead(layout, sizes, deviations, directions[:n])
+    _merge_and_split(layout, sizes, scatter, deviations, directions[n:])
+    return layout.points.astype(np.int64)
 
 
 def n_steps(n_clusters: int) -> int:
-    """Return how many centroids of either kind are looked at in a round."""
+    """Return the number of steps of a pass."""
     return min(n_clusters, MOST_STEPS)
 
 
@@ -117,46 +144,140 @@ def public_directions(
     seed: int, round_number: int, shape: tuple[int, int]
 ) -> FloatArray:
     """Return random unit vectors of a seed and a round, as rows."""
-    vectors = normals(random_words(round_words(seed, round_number), math.prod(shape)))
-    vectors = vectors.reshape(shape)
+    words = random_words(round_words(seed, round_number), math.prod(shape))
+    vectors = normals(words).reshape(shape)
     lengths = np.sqrt(row_sums(vectors * vectors))
     return vectors / np.maximum(lengths, _TINY)[:, None]
 
 
-def _gains(
-    sizes: FloatArray, scatter: FloatArray, noise: tuple[float, float], moved: BoolArray
+# ------------------------------------------------------ first pass: dead centroids
+
+
+def _replace_dead(
+    layout: _Layout, sizes: FloatArray, noise: Noise, directions: FloatArray
 ) -> FloatArray:
-    """Return by how much scatter exceeds the usual one, (k,); -inf where that is not clear."""
-    gains, (size_noise, scatter_noise) = np.full(len(sizes), -np.inf), noise
-    known = ~moved & (sizes > DEAD_NOISE * size_noise)
-    if known.any():
-        scatter = np.maximum(scatter, 0.0)
-        variances = scatter[known] / sizes[known]
-        excess = scatter - sizes * float(np.median(variances))
-        clear = known & (scatter >= CLEAR * scatter_noise)
-        clear &= sizes >= FULL * size_noise
-        gains[clear] = excess[clear]
+    """Move dead centroids, the smallest first, and return the expected sizes (k,)."""
+    sizes = sizes.copy()
+    mean_size = max(math.fsum(sizes), 1.0) / len(sizes)
+    dead_size = max(DEAD_NOISE * noise.size, DEAD_SHARE * mean_size)
+    smallest_first = np.argsort(sizes, kind="stable")[: len(directions)]
+
+    applies = (
+        True  # until a step does not: those after it have larger centroids to move
+    )
+    for j, direction in zip(smallest_first, directions, strict=True):
+        host = int(sizes.argmax())
+        is_dead = sizes[j] <= dead_size
+        is_full = sizes[host] >= FULL * max(sizes[j], noise.size)
+        applies = bool(applies and is_dead and is_full and host != j)
+
+        layout.move_beside(j, host, direction, applies=applies)
+        layout.use([j, host], applies=applies)
+        # The two centroids share the records of one.
+        half = sizes[host] / 2
+        sizes[j] = np.where(applies, half, sizes[j])
+        sizes[host] = np.where(applies, half, sizes[host])
+    return np.maximum(sizes, 0.0)
+
+
+# ----------------------------------------------------- second pass: shared clusters
+
+
+def _merge_and_split(
+    layout: _Layout,
+    sizes: FloatArray,
+    scatter: FloatArray,
+    noise: Noise,
+    directions: FloatArray,
+) -> None:
+    """Merge two centroids where another cluster's division gains more."""
+    gains = _gains_of_division(sizes, scatter, noise, layout.used)
+    costs, partners = _costs_of_merging(layout.points, sizes, layout.used)
+    cheapest_first = np.argsort(costs, kind="stable")[: len(directions)]
+
+    is_worth_it = True  # until a step is not: those after it cost more and gain less
+    for i, direction in zip(cheapest_first, directions, strict=True):
+        host = int(gains.argmax())
+        is_worth_it = bool(is_worth_it and gains[host] > costs[i] + noise.scatter)
+
+        partner = int(partners[i])
+        # The smaller one of the pair goes.
+        if sizes[i] <= sizes[partner]:
+            goes = i
+            stays = partner
+        else:
+            goes = partner
+            stays = i
+        is_used = layout.used[goes] or layout.used[stays]
+        is_free = host not in (goes, stays) and not is_used
+        applies = bool(is_worth_it and is_free)
+
+        # The merged centroid lies at the mean of both, weighted by their sizes.
+        both = max(sizes[goes] + sizes[stays], _TINY)
+        share = float(sizes[goes] / both)
+        way = layout.points[goes] - layout.points[stays]
+        merged = layout.points[stays] + way * share
+        layout.move(stays, merged, applies=applies)
+        layout.move_beside(goes, host, direction, applies=applies)
+
+        involved = [goes, stays, host]
+        layout.use(involved, applies=applies)
+        gains[involved] = np.where(applies, -np.inf, gains[involved])
+
+
+def _gains_of_division(
+    sizes: FloatArray, scatter: FloatArray, noise: Noise, used: BoolArray
+) -> FloatArray:
+    """Return the scatter beyond that of a usual cluster of the same size, (k,).
+
+    A usual cluster has the median variance. The gain is -inf where a cluster is too
+    small, its scatter is not clear of the noise, or its centroid was used before.
+    """
+    gains = np.full(len(sizes), -np.inf)
+    is_known = ~used & (sizes > DEAD_NOISE * noise.size)
+    if not is_known.any():
+        return gains
+
+    scatter = np.maximum(scatter, 0.0)
+    variances = scatter[is_known] / sizes[is_known]
+    usual_variance = float(np.median(variances))
+    excess = scatter - sizes * usual_variance
+
+    is_full = sizes >= FULL * noise.size
+    is_clear = scatter >= CLEAR * noise.scatter
+    chosen = is_known & is_full & is_clear
+    gains[chosen] = excess[chosen]
     return gains
 
 
-def _merging_costs(
-    points: FloatArray, sizes: FloatArray, moved: BoolArray
+def _costs_of_merging(
+    points: FloatArray, sizes: FloatArray, used: BoolArray
 ) -> tuple[FloatArray, IntArray]:
-    """Return what merging each cluster with its cheapest partner costs (Ward), and which it is."""
-    # Squared distances are exact integers in float64, whatever BLAS does.
+    """Return each cluster's cheapest merger by Ward's criterion: cost and partner.
+
+    Merging clusters of sizes a and b at a distance r adds ``r^2 a b / (a + b)`` to the
+    scatter.
+    """
     k = len(points)
-    costs, partners = np.full(k, np.inf), np.zeros(k, dtype=np.int64)
-    squares = np.einsum("ij,ij->i", points, points)
-    step = max(1, _BLOCK_NUMBERS // k)
+    costs = np.full(k, np.inf)
+    partners = np.zeros(k, dtype=np.int64)
+    # Squared distances are exact integers in float64, whatever BLAS does.
+    squares = squared_norms(points)
+    n_rows = max(1, _BLOCK_NUMBERS // k)
+
     with single_threaded_blas():
-        for start in range(0, k, step):
-            rows = slice(start, min(start + step, k))
-            d2 = squares[rows, None] + squares - 2 * (points[rows] @ points.T)
-            weights = sizes[rows, None] + sizes
-            cost = d2 * (sizes[rows, None] * sizes / np.maximum(weights, _TINY))
-            cost[:, moved] = np.inf
-            cost[np.arange(len(cost)), np.arange(rows.start, rows.stop)] = np.inf
-            partners[rows] = cost.argmin(axis=1)
-            costs[rows] = cost.min(axis=1)
-    costs[moved] = np.inf
+        for start in range(0, k, n_rows):
+            rows = np.arange(start, min(start + n_rows, k))
+            products = points[rows] @ points.T
+            distances = squares[rows, None] + squares - 2 * products
+
+            both = sizes[rows, None] + sizes
+            weights = sizes[rows, None] * sizes / np.maximum(both, _TINY)
+            block = distances * weights
+            block[:, used] = np.inf
+            block[np.arange(len(rows)), rows] = np.inf  # no cluster is its own partner
+
+            partners[rows] = block.argmin(axis=1)
+            costs[rows] = block.min(axis=1)
+    costs[used] = np.inf
     return costs, partners

@@ -1,4 +1,4 @@
-"""The cells of csv files: every command and every node reads the same bytes the same way.
+"""The cells of csv files, read the same way by every command and node.
 
 An end of a line (LF, CR or CRLF) ends a record, within quotes too, and each line is
 decoded and divided by itself, by Python's ``csv`` module. So no byte of a record
@@ -74,7 +74,7 @@ class CsvFile:
     _skips_separator: bool = False
 
     def records(self) -> Iterator[tuple[int, Cells | None]]:
-        """Yield the number of each record's line, and its cells, as many as there are names.
+        """Yield each record's line number and its cells, one for each name.
 
         Cells are ``None`` for a malformed record, which has more or fewer cells, or a
         quote that does not end. Bytes that the encoding has not stay what they were,
@@ -124,7 +124,10 @@ def open_csv(path: Path, reading: Reading) -> CsvFile:
             "such as cp1252 for files of Windows, with --encoding or encoding=."
         )
     has_names = reading.header is True or names_columns(cells, path)
-    names = tuple(cells) if has_names else default_names(len(cells))
+    if has_names:
+        names = tuple(cells)
+    else:
+        names = default_names(len(cells))
     return CsvFile(path, names, delimiter, has_names, encoding, separator is not None)
 
 
@@ -134,12 +137,12 @@ def default_names(n: int) -> tuple[str, ...]:
 
 
 def names_columns(cells: Sequence[Any], path: Path) -> bool:
-    """Return whether a first line names the columns: it does if no cell of it looks like a number.
+    """Return whether a first line names the columns.
 
-    It is a record if each cell looks like a number. A line of both kinds is a
-    `ConfigurationError`: a record would be lost, or names would be read as one. So is
-    one that counts its columns, as pandas does for columns without names, or as a table
-    has one column for each year.
+    It does if none of its cells looks like a number. It is a record if each cell looks
+    like a number. A line of both kinds is a `ConfigurationError`: a record would be
+    lost, or names would be read as one. So is one that counts its columns, as pandas
+    does for columns without names, or as a table has one column for each year.
     """
     numbers = [cell for cell in cells if _looks_like_number(cell)]
     if _counts(cells):
@@ -152,9 +155,10 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
         return True
     if len(numbers) == len(cells):
         return False
-    what = (
-        "numbers and empty cells" if len(numbers) + len(empty) == len(cells) else "both"
-    )
+    if len(numbers) + len(empty) == len(cells):
+        what = "numbers and empty cells"
+    else:
+        what = "both"
     raise ConfigurationError(
         f"Expected names in all cells of the first line of {path}, or numbers in all. Got {what}: "
         f"{_TWO_WAYS}."
@@ -210,9 +214,10 @@ def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    reason = (
-        error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
-    )
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:
+        reason = "damaged"
     return DataError(f"The data file {path} cannot be read: {reason}.")
 
 
@@ -245,18 +250,19 @@ def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
     # Latin-1 has a character for each byte, so that lines are divided before they are
     # decoded.
     for raw in io.TextIOWrapper(file, "latin-1", newline=None):
-        yield (
-            raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
-        )
+        octets = raw.removesuffix("\n").encode("latin-1")
+        yield octets.decode(encoding, "surrogateescape")
 
 
 def _filled(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, with their numbers in the file."""
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip(" "))
+    for number, line in enumerate(lines, 1):
+        if line.strip(" "):
+            yield number, line
 
 
 def _first_lines(lines: Iterator[str]) -> tuple[str, str | None]:
-    """Return the first line with cells, and the delimiter that a line before it names."""
+    """Return the first line with cells, and the delimiter named in a line before."""
     filled = (line for _, line in _filled(lines))
     first = next(filled, "")
     separator = _SEPARATOR_LINE.fullmatch(first)
@@ -280,11 +286,13 @@ def _recognised_encoding(path: Path) -> str:
         raise DataError(
             f"Expected {path} in UTF-8 or UTF-16. Got UTF-32: save it as UTF-8."
         )
-    return "utf-16" if start.startswith(tuple(_UTF_16_MARKS)) else "utf-8"
+    if start.startswith(tuple(_UTF_16_MARKS)):
+        return "utf-16"
+    return "utf-8"
 
 
 def _recognised_delimiter(line: str, path: Path) -> str:
-    """Return what separates the names of columns: that of which there is most outside quotes."""
+    """Return the delimiter of a header line: the most frequent one outside quotes."""
     bare = re.sub(r'"[^"]*"', "", line)
     counts = {delimiter: bare.count(delimiter) for delimiter in DELIMITERS}
     most = max(counts.values())
@@ -301,7 +309,7 @@ def _recognised_delimiter(line: str, path: Path) -> str:
 
 
 def _looks_like_number(cell: Any) -> bool:
-    """Return whether a cell is a number or a date, or is written like one in some country."""
+    """Return whether a cell is, or in some country spells, a number or a date."""
     if cell is None or isinstance(cell, bool):
         return False
     if isinstance(cell, str):
@@ -310,9 +318,10 @@ def _looks_like_number(cell: Any) -> bool:
 
 
 def _counts(cells: Sequence[Any]) -> bool:
-    """Return whether cells are whole numbers that ascend by one, from 0 or through three or more.
+    """Return whether cells count: whole numbers that ascend by one.
 
-    Fewer numbers that begin elsewhere, such as 1 and 2, are rather a record.
+    They begin at 0, or there are three or more. Fewer numbers that begin elsewhere,
+    such as 1 and 2, are rather a record.
     """
     texts = [str(cell).strip() for cell in cells]
     if not all(text.isascii() and text.isdigit() for text in texts):
@@ -320,4 +329,5 @@ def _counts(cells: Sequence[Any]) -> bool:
     first = int(texts[0][:_LONGEST_COUNT])
     if first > 0 and len(texts) < _FEWEST_COUNTED:
         return False
-    return texts == [str(first + i) for i in range(len(texts))]
+    expected = [str(first + i) for i in range(len(texts))]
+    return texts == expected

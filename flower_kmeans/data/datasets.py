@@ -1,4 +1,4 @@
-"""Records to cluster: the bundled photograph, a user's own table, and their split over clients.
+"""Records to cluster: a photograph, a user's table, and their split over clients.
 
 Nothing here is private by itself: these functions run where the records are (in a
 simulation, in one process) and produce what clients load.
@@ -34,9 +34,8 @@ def load_photo() -> NDArray[np.uint8]:
     require("sklearn.datasets", "The photograph")
     from sklearn.datasets import load_sample_image
 
-    image: NDArray[np.uint8] = np.asarray(
-        load_sample_image("china.jpg"), dtype=np.uint8
-    )
+    photograph = load_sample_image("china.jpg")
+    image: NDArray[np.uint8] = np.asarray(photograph, dtype=np.uint8)
     return image
 
 
@@ -46,7 +45,7 @@ def photo_records() -> NDArray[np.float64]:
 
 
 def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
-    """Return the records of one client: the pixels of its tile of the photograph, (n_client, 3).
+    """Return one client's records: the pixels of its tile, (n_client, 3).
 
     ``client`` is in [0, n_clients), and ``n_clients`` the number of `tiles`.
     """
@@ -68,10 +67,11 @@ def split_iid(
 
 
 def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Indices]:
-    """Return each client's row numbers: all with one value of a column, (n,), have one client.
+    """Return each client's row numbers, split by the values of a column, (n,).
 
-    By default there is one client per value. With fewer clients than values, each gets
-    neighbouring values (in sorted order), as equal in number as possible.
+    All rows with one value have one client. By default there is one client per value.
+    With fewer clients than values, each gets neighbouring values (in sorted order), as
+    equal in number as possible.
     """
     distinct, codes = _codes_of(values, "values")
     if n_clients is None:
@@ -83,15 +83,14 @@ def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Ind
             f"Got {n_clients} instead."
         )
     parts = np.array_split(np.arange(len(distinct)), n_clients)
-    return _group(
-        np.repeat(np.arange(n_clients), list(map(len, parts)))[codes], n_clients
-    )
+    owner_of_value = np.repeat(np.arange(n_clients), [len(part) for part in parts])
+    return _group(owner_of_value[codes], n_clients)
 
 
 def split_dirichlet(
     labels: ArrayLike, n_clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Return each client's row numbers: each label, (n,), is split as Dirichlet(alpha) says.
+    """Return each client's row numbers, each label, (n,), split by Dirichlet(alpha).
 
     Small ``alpha`` gives clients with few labels each, or no records, and large
     ``alpha`` similar clients (Hsu, Qi & Brown 2019).
@@ -108,17 +107,17 @@ def split_dirichlet(
         if not np.isfinite(fractions).all():
             fractions = np.eye(n_clients)[rng.integers(n_clients)]
         # The last sum of the fractions may miss 1 by a rounding, on either side.
-        ends = np.minimum(
-            np.rint(np.cumsum(fractions) * len(rows)).astype(np.int64), len(rows)
-        )
+        exact_ends = np.cumsum(fractions) * len(rows)
+        ends = np.minimum(np.rint(exact_ends).astype(np.int64), len(rows))
         ends[-1] = len(rows)
-        for client, part in enumerate(np.split(rows, ends[:-1])):
+        parts = np.split(rows, ends[:-1])
+        for client, part in enumerate(parts):
             owner[part] = client
     return _group(owner, n_clients)
 
 
 def partitioner_of(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and parameters of a flwr-datasets partitioner, written as Python calls it.
+    """Return name and parameters of a flwr-datasets partitioner, written as a call.
 
     For example
     ``PathologicalPartitioner(partition_by='label', num_classes_per_partition=2)``.
@@ -131,9 +130,10 @@ def partitioner_of(text: str) -> tuple[str, dict[str, Any]]:
             and isinstance(call.func, ast.Name)
             and not call.args
         ):
-            return call.func.id, {
-                str(k.arg): ast.literal_eval(k.value) for k in call.keywords
-            }
+            parameters = {}
+            for keyword in call.keywords:
+                parameters[str(keyword.arg)] = ast.literal_eval(keyword.value)
+            return call.func.id, parameters
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ConfigurationError(
@@ -149,7 +149,7 @@ def split_by_partitioner(
     n_clients: int,
     seed: int,
 ) -> list[Indices]:
-    """Return each client's row numbers, as a partitioner of the package flwr-datasets gives them.
+    """Return each client's row numbers by a partitioner of flwr-datasets.
 
     Parameters
     ----------
@@ -171,13 +171,9 @@ def split_by_partitioner(
     """
     name, given = partitioner_of(text)
     package = require("flwr_datasets.partitioner", "A partitioner", "partitioners")
-    # Those with columns divide what belongs to VerticalKMeans, and the base divides
-    # nothing.
-    names = [
-        each
-        for each in package.__all__
-        if not each.startswith(("Vertical", "Partitioner"))
-    ]
+    # Those that divide columns are for VerticalKMeans, and the base divides nothing.
+    others = ("Vertical", "Partitioner")
+    names = [each for each in package.__all__ if not each.startswith(others)]
     if name not in names:
         raise ConfigurationError(
             f"Expected a partitioner in {names}. Got {name!r} instead."
@@ -185,20 +181,24 @@ def split_by_partitioner(
     kind = getattr(package, name)
     defaults = {"num_partitions": n_clients, "seed": seed}
     known = inspect.signature(kind).parameters
-    parameters = {key: value for key, value in defaults.items() if key in known} | given
+    parameters: dict[str, Any] = {}
+    for key, value in defaults.items():
+        if key in known:
+            parameters[key] = value
+    parameters |= given
     columns = {"row": np.arange(n_records)}
     if isinstance(by := given.get("partition_by"), str):
         columns["by"] = column(by)
         parameters["partition_by"] = "by"
     try:
         partitioner = kind(**parameters)
-        partitioner.dataset = require(
-            "datasets", "A partitioner", "partitioners"
-        ).Dataset.from_dict({key: values.tolist() for key, values in columns.items()})
-        parts = [
-            np.array(partitioner.load_partition(i)["row"], dtype=np.int64)
-            for i in range(partitioner.num_partitions)
-        ]
+        datasets = require("datasets", "A partitioner", "partitioners")
+        lists = {key: values.tolist() for key, values in columns.items()}
+        partitioner.dataset = datasets.Dataset.from_dict(lists)
+        parts = []
+        for i in range(partitioner.num_partitions):
+            rows = partitioner.load_partition(i)["row"]
+            parts.append(np.array(rows, dtype=np.int64))
     except Exception as error:  # whatever another package raises
         # Not its text, which may hold values of records.
         raise ConfigurationError(
@@ -209,39 +209,44 @@ def split_by_partitioner(
 
 
 def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
-    """Return each tile's pixels: rectangles of nearly equal size and nearly square shape.
+    """Return the pixels of tiles: nearly square rectangles of nearly equal size.
 
     Pixels and tiles are counted row by row.
     """
     _require_clients(n_tiles)
-    pairs = [
-        (rows, n_tiles // rows) for rows in range(1, n_tiles + 1) if n_tiles % rows == 0
-    ]
-    pairs = [(rows, cols) for rows, cols in pairs if rows <= height and cols <= width]
+    pairs = []
+    for rows in range(1, n_tiles + 1):
+        cols = n_tiles // rows
+        if rows * cols == n_tiles and rows <= height and cols <= width:
+            pairs.append((rows, cols))
     if not pairs:
         raise ConfigurationError(
             f"Expected a number of tiles into which {height} x {width} pixels can be cut as a "
             f"grid. Got {n_tiles} instead."
         )
-    # The logarithm counts a tile twice as high as wide like one twice as wide as high.
-    rows, cols = min(
-        pairs, key=lambda pair: abs(np.log(height / pair[0] / (width / pair[1])))
-    )
+
+    def stretch(pair: tuple[int, int]) -> float:
+        # The logarithm counts a tile twice as high as wide like one twice as wide as
+        # high.
+        rows, cols = pair
+        return float(abs(np.log(height / rows / (width / cols))))
+
+    rows, cols = min(pairs, key=stretch)
     pixels = np.arange(height * width, dtype=np.int64).reshape(height, width)
-    return [
-        tile.reshape(-1)
-        for band in np.array_split(pixels, rows, axis=0)
-        for tile in np.array_split(band, cols, axis=1)
-    ]
+    found: list[Indices] = []
+    for band in np.array_split(pixels, rows, axis=0):
+        found += [tile.reshape(-1) for tile in np.array_split(band, cols, axis=1)]
+    return found
 
 
 def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], Indices]:
-    """Return a column's different values, sorted, and the number of each record's value."""
+    """Return a column's different values, sorted, and the place of each record's."""
     column = np.asarray(values)
     if column.ndim != 1:
         raise DataError(f"Expected {name} in one dimension. Got {column.ndim} instead.")
     if column.dtype == object:  # text from a table, where a null is None
-        column = np.array(["" if value is None else str(value) for value in column])
+        texts = ["" if value is None else str(value) for value in column]
+        column = np.array(texts)
     distinct, codes = np.unique(column, return_inverse=True)
     return distinct, codes.reshape(-1)  # whose shape differs between versions of NumPy
 

@@ -42,11 +42,11 @@ _SLACK = 1e-9
 
 
 class _Bounds:
-    """What `Box` and `Ball` have in common."""
+    """The common part of `Box` and `Ball`."""
 
     columns: tuple[str, ...] | None
     half_widths: FloatArray
-    """Public bound of each scaled coordinate, (d,): 1, or less in a box with a common scale."""
+    """Public bounds of scaled coordinates, (d,): 1, or less with a common scale."""
     _center: FloatArray  # becomes 0
     _unit: FloatArray  # the user's units in one scaled unit, of all columns or of each
 
@@ -65,8 +65,9 @@ class _Bounds:
     @property
     def common_unit(self) -> float | None:
         """User's units in one scaled unit, if that is the same in every column."""
-        # Widths that are meant to be equal differ by what their bounds are rounded.
-        least, most = float(self._unit.min()), float(self._unit.max())
+        # Widths that are meant to be equal differ by the rounding of their bounds.
+        least = float(self._unit.min())
+        most = float(self._unit.max())
         return most if most - least <= _SLACK * most else None
 
     @property
@@ -89,7 +90,10 @@ class _Bounds:
         return limits.astype(np.int64)
 
     def _config(self, name: str, **bounds: Any) -> dict[str, Any]:
-        names = {} if self.columns is None else {"columns": list(self.columns)}
+        if self.columns is None:
+            names = {}
+        else:
+            names = {"columns": list(self.columns)}
         return {"name": name, "n_features": self.n_features, **bounds, **names}
 
 
@@ -123,7 +127,8 @@ class Box(_Bounds):
         scale: Literal["column", "common"] = "column",
         columns: Sequence[str] | None = None,
     ) -> None:
-        lows, highs = _vector("lower", lower), _vector("upper", upper)
+        lows = _vector("lower", lower)
+        highs = _vector("upper", upper)
         if len(lows) != len(highs):
             raise ConfigurationError(
                 f"lower and upper must have one bound per column, got {len(lows)} and {len(highs)}."
@@ -139,14 +144,19 @@ class Box(_Bounds):
                 f"scale must be 'column' or 'common', got {scale!r}."
             )
         names = check_names(columns, n_features=len(lows))
-        vars(self).update(lower=lows, upper=highs, scale=scale, columns=names)
+        fields = {"lower": lows, "upper": highs, "scale": scale, "columns": names}
+        vars(self).update(fields)
         # Halves first: the sum of two large bounds would overflow.
-        a, b = np.array(lows) / 2, np.array(highs) / 2
-        unit = np.full_like(a, (b - a).max()) if scale == "common" else b - a
+        a = np.array(lows) / 2
+        b = np.array(highs) / 2
+        if scale == "common":
+            unit = np.full_like(a, (b - a).max())
+        else:
+            unit = b - a
         self._scale_by(a + b, unit, (b - a) / unit)
 
     def to_unit(self, records: FloatArray) -> FloatArray:
-        """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
+        """Clip records (n, d) to the bounds; scale them to ``+-half_widths``."""
         with np.errstate(over="ignore"):
             # Far records become infinite, and are clipped. `_box_reader` has the same
             # reciprocal: a quotient would round differently.
@@ -154,28 +164,33 @@ class Box(_Bounds):
         return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
 
     def outside(self, records: NDArray[Any]) -> IntArray:
-        """Return how many values of each column are outside the bounds, (d,). Private."""
+        """Return the number of values outside the bounds by column, (d,). Private."""
         below = np.count_nonzero(records < np.array(self.lower), axis=0)
         above = np.count_nonzero(records > np.array(self.upper), axis=0)
         return np.asarray(below + above, dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
-        """Return the nearest grid points (n, d), as integers in float64; ties go to even ones."""
+        """Return the nearest grid points (n, d), integers in float64.
+
+        Ties go to even ones.
+        """
         limit = self.grid_half_widths(fraction_bits)
         grid = np.rint(unit_points * float(2**fraction_bits))
         return np.clip(grid, -limit, limit, out=grid)
 
     def l2_bound(self, fraction_bits: int) -> float:
-        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
-        return _sqrt_up(sum(int(g) ** 2 for g in self.grid_half_widths(fraction_bits)))
+        """Return the largest l2 norm of a quantised record in grid units (attained)."""
+        half_widths = self.grid_half_widths(fraction_bits).tolist()
+        return _sqrt_up(sum(width**2 for width in half_widths))
 
     def l1_bound(self, fraction_bits: int) -> float:
-        """Return the largest l1 norm of a quantised record, in grid units (attained)."""
+        """Return the largest l1 norm of a quantised record in grid units (attained)."""
         return float(self.grid_half_widths(fraction_bits).sum())
 
     def to_config(self) -> dict[str, Any]:
         """Return the box for a run document."""
-        lower, upper = array_to_text(self.lower), array_to_text(self.upper)
+        lower = array_to_text(self.lower)
+        upper = array_to_text(self.upper)
         return self._config("box", lower=lower, upper=upper, scale=self.scale)
 
 
@@ -212,7 +227,8 @@ class Ball(_Bounds):
         middle = _vector("center", center)
         names = check_names(columns, n_features=len(middle))
         vars(self).update(radius=float(radius), center=middle, columns=names)
-        self._scale_by(np.array(middle), np.array(self.radius), np.ones(len(middle)))
+        half_widths = np.ones(len(middle))
+        self._scale_by(np.array(middle), np.array(self.radius), half_widths)
 
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Move records (n, d) into the ball and scale them to the unit ball."""
@@ -223,19 +239,22 @@ class Ball(_Bounds):
         np.clip(unit, -1e150, 1e150, out=unit)
         # Most records are inside, as the fast sum shows. Its last bits may depend on
         # the block, so it decides nothing near the sphere.
-        near = np.flatnonzero(np.einsum("ij,ij->i", unit, unit) > 1 - _SLACK)
+        fast = squared_norms(unit)
+        near = np.flatnonzero(fast > 1 - _SLACK)
         if len(near):
             squared = row_sums(unit[near] ** 2)
             outside = near[squared > 1]
-            unit[outside] /= np.sqrt(squared[squared > 1])[:, None]
+            lengths = np.sqrt(squared[squared > 1])
+            unit[outside] /= lengths[:, None]
         return unit
 
     def outside(self, records: NDArray[Any]) -> IntArray:
-        """Return how many records are outside the ball, (1,). Private."""
+        """Return the number of records outside the ball, (1,). Private."""
         with np.errstate(over="ignore"):
             unit = (records - self._center) * (1 / self.radius)
         np.clip(unit, -1e150, 1e150, out=unit)
-        return np.array([np.count_nonzero(row_sums(unit**2) > 1)], dtype=np.int64)
+        n_outside = np.count_nonzero(row_sums(unit**2) > 1)
+        return np.array([n_outside], dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
         """Return grid points (n, d) as integers in float64, truncated toward zero."""
@@ -246,7 +265,7 @@ class Ball(_Bounds):
         # roundings. These squared norms are integers below 2**53, which are exact in
         # whatever order they are added, and the factor below 1 covers the roundings of
         # this correction, so afterwards no norm exceeds 2**fraction_bits.
-        squared = np.einsum("ij,ij->i", grid, grid)
+        squared = squared_norms(grid)
         outside = squared > float(4**fraction_bits)
         if np.count_nonzero(outside):  # quicker than any() for a few records
             factor = (1 - 2.0**-40) * 2**fraction_bits / np.sqrt(squared[outside])
@@ -254,7 +273,7 @@ class Ball(_Bounds):
         return grid
 
     def l2_bound(self, fraction_bits: int) -> float:
-        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
+        """Return the largest l2 norm of a quantised record in grid units (attained)."""
         return float(2**fraction_bits)
 
     def l1_bound(self, fraction_bits: int) -> float:
@@ -273,46 +292,51 @@ Domain = Box | Ball
 
 
 def domain_from_config(config: Mapping[str, Any]) -> Domain:
-    """Return the domain that ``to_config`` wrote; any other configuration is an error."""
-    # Exactly these fields: what a client did not understand, it must not agree to.
+    """Return the domain that ``to_config`` wrote.
+
+    Any other configuration is an error.
+    """
+    # Exactly these fields: a client must not agree to one that it does not know.
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
-    expected = fields.get(name) if isinstance(name, str) else None
-    if expected is None or set(config) - {"columns"} != expected | {
-        "name",
-        "n_features",
-    }:
+    own = fields.get(name) if isinstance(name, str) else None
+    found = set(config) - {"columns"}
+    if own is None or found != own | {"name", "n_features"}:
         raise ConfigurationError(
             "domain must hold exactly the fields of a 'box' or a 'ball'."
         )
-    width, columns = config["n_features"], config.get("columns")
+    width = config["n_features"]
+    columns = config.get("columns")
     if type(width) is not int or width < 1:
         raise ConfigurationError("n_features of a domain must be a positive integer.")
     if "columns" in config and not isinstance(columns, list):
         raise ConfigurationError("columns of a domain must be a list of names.")
     if name == "box":
-        lower, upper = (
-            array_from_text(config[bound], (width,)) for bound in ("lower", "upper")
-        )
+        lower = array_from_text(config["lower"], (width,))
+        upper = array_from_text(config["upper"], (width,))
         return Box(lower, upper, config["scale"], columns)
     center = array_from_text(config["center"], (width,))
     return Ball(real_from_text(config["radius"]), center, columns)
 
 
 def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
-    """Return what differs first in two domains, with both values; names of columns may differ."""
-    # What decides how many parts there are comes first.
-    for (name, value), (_, other) in zip(_parts(first), _parts(second), strict=False):
+    """Return the first difference of two domains, with both values.
+
+    Names of columns may differ.
+    """
+    # The first parts decide how many there are.
+    parts = zip(_parts(first), _parts(second), strict=False)
+    for (name, value), (_, other) in parts:
         if value != other:
             return name, value, other
     return None
 
 
 def _parts(domain: Domain) -> list[tuple[str, Any]]:
-    parts: list[tuple[str, Any]] = [
-        ("kind", "ball" if isinstance(domain, Ball) else "box"),
-        ("number of columns", domain.n_features),
-    ]
+    kind = "ball" if isinstance(domain, Ball) else "box"
+    parts: list[tuple[str, Any]] = []
+    parts.append(("kind", kind))
+    parts.append(("number of columns", domain.n_features))
     if isinstance(domain, Box):
         bounds = enumerate(zip(domain.lower, domain.upper, strict=True))
         columns = [(f"bounds of column {i}", pair) for i, pair in bounds]
@@ -324,7 +348,7 @@ def _parts(domain: Domain) -> list[tuple[str, Any]]:
 def check_names(
     columns: Sequence[str] | None, name: str = "columns", n_features: int | None = None
 ) -> tuple[str, ...] | None:
-    """Return names of columns as a tuple, or raise what `Box` raises for them."""
+    """Return names of columns as a tuple, or raise the errors of `Box`."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -353,9 +377,9 @@ def check_fraction_bits(fraction_bits: int) -> None:
 
 
 class GridRecords:
-    """Records as exact integers on the grid of step ``2**-fraction_bits``, made block by block.
+    """Records as exact integers on the grid of step ``2**-fraction_bits``.
 
-    Coordinates are those of
+    They are made block by block. Coordinates are those of
     ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for bit. The
     checked records, (n, d), stay in the user's units, so nothing of their size is
     copied.
@@ -417,10 +441,12 @@ class GridRecords:
     def blocks(
         self, max_rows: int, start: int = 0, stop: int | None = None
     ) -> Iterator[FloatArray]:
-        """Yield grid points (m, d), m <= max_rows, of the rows from ``start`` to ``stop``."""
-        stop = self.shape[0] if stop is None else stop
+        """Yield grid points (m, d), m <= max_rows, of rows ``start`` to ``stop``."""
+        if stop is None:
+            stop = self.shape[0]
         for first in range(start, stop, max_rows):
-            block = np.empty((min(max_rows, stop - first), self.shape[1]))
+            n_rows = min(max_rows, stop - first)
+            block = np.empty((n_rows, self.shape[1]))
             self.read(first, block)
             yield block
 
@@ -437,7 +463,7 @@ def _reader_of(domain: Domain, fraction_bits: int) -> _Reader:
 
 
 def _box_reader(box: Box, fraction_bits: int) -> _Reader:
-    """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block, many times faster.
+    """Return a fast ``quantise(to_unit(rows))`` of a box: a few passes over a block.
 
     A factor 2**q commutes with every rounding, and clipping with rounding. Where
     columns differ, their bounds are repeated: NumPy's inner loop would otherwise be as
@@ -447,22 +473,25 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     group = max(1, _INNER_LOOP // d)
 
     def spread(row: FloatArray) -> FloatArray:
-        return np.array(row[0]) if (row == row[0]).all() else np.tile(row, group)
+        if (row == row[0]).all():
+            return np.array(row[0])
+        return np.tile(row, group)
 
     def cut(bound: FloatArray, width: int) -> FloatArray:
         return bound[:width] if bound.ndim else bound
 
-    center, factor = spread(box._center), spread(1 / box._unit * 2**fraction_bits)
+    center = spread(box._center)
+    factor = spread(1 / box._unit * 2**fraction_bits)
     limit = spread(box.grid_half_widths(fraction_bits).astype(np.float64))
     centered = not box._center.any()
 
     def convert(records: NDArray[Any], work: FloatArray) -> None:
         width = work.shape[1]
         if not centered:
-            records = np.subtract(
-                records, cut(center, width), out=work, dtype=np.float64
-            )
-        np.multiply(records, cut(factor, width), out=work, dtype=np.float64)
+            middle = cut(center, width)
+            records = np.subtract(records, middle, out=work, dtype=np.float64)
+        factors = cut(factor, width)
+        np.multiply(records, factors, out=work, dtype=np.float64)
         # Rounded before it is clipped: with integer limits that gives the same.
         np.rint(work, out=work)
         if limit.ndim:
@@ -474,7 +503,8 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
         with np.errstate(over="ignore"):
             if whole:
                 wide = (-1, group * d)
-                convert(records[:whole].reshape(wide), scratch[:whole].reshape(wide))
+                groups = records[:whole].reshape(wide)
+                convert(groups, scratch[:whole].reshape(wide))
             if whole < len(records):
                 convert(records[whole:], scratch[whole:])
         if not limit.ndim:
@@ -500,6 +530,16 @@ def row_sums(values: FloatArray) -> FloatArray:
     return values[:, 0]
 
 
+def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the squared norm of each row of numbers (n, d), (n,).
+
+    It is exact for integers with squared norms below 2**53. For others the last bits
+    may depend on the block.
+    """
+    norms: NDArray[Any] = np.einsum("ij,ij->i", rows, rows)
+    return norms
+
+
 def _sqrt_up(square: int) -> float:
     """Return the smallest float64 that is not below the root of an integer."""
     root = math.sqrt(square)
@@ -507,7 +547,9 @@ def _sqrt_up(square: int) -> float:
     below = numerator**2 < square * denominator**2
     # Compared in exact integers: a bound that is rounded down would understate the
     # sensitivity.
-    return math.nextafter(root, math.inf) if below else root
+    if below:
+        return math.nextafter(root, math.inf)
+    return root
 
 
 def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:

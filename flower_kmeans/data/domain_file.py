@@ -18,7 +18,7 @@ _SHOWN = 60  # characters of a value in a sentence
 
 
 class _Key(NamedTuple):
-    """What the value of a key is, and whether a file must have it."""
+    """A rule for the value of a key, and whether a file must have the key."""
 
     expected: str
     is_kind: Callable[[Any], bool]
@@ -48,7 +48,8 @@ def _is_scale(value: Any) -> bool:
 
 
 _NAME = _Key("text in quotes", _is_text, True)
-_NUMBER, _DATE = "a number without quotes", "a date without quotes, such as 2024-02-29"
+_NUMBER = "a number without quotes"
+_DATE = "a date without quotes, such as 2024-02-29"
 KEYS: dict[str, dict[str, _Key]] = {
     "number": {
         "name": _NAME,
@@ -72,7 +73,10 @@ KEYS: dict[str, dict[str, _Key]] = {
 
 
 def mistake(values: Mapping[str, Any], text: str) -> str | None:
-    """Return the first mistake in what a domain.toml holds, or ``None``; ``text`` has its lines."""
+    """Return the first mistake in a domain.toml, or ``None``.
+
+    ``text`` has its lines.
+    """
     for key in values:
         if key not in _TOP:
             return f"{place_of(_line_of_key(text, key), key)}: {unknown_key(key, _TOP)}"
@@ -102,7 +106,8 @@ def _mistake_in(i: int, column: Any, text: str) -> str | None:
         return f"Column {i + 1}: expected a table [[columns]]; got {_shown(column)}."
 
     def at(key: str) -> str:
-        return place_of(line_of(text, i, key), key, column.get("name", i + 1))
+        line = line_of(text, i, key)
+        return place_of(line, key, column.get("name", i + 1))
 
     kind = column.get("kind")
     if not isinstance(kind, str) or kind not in KEYS:
@@ -120,33 +125,39 @@ def _mistake_in(i: int, column: Any, text: str) -> str | None:
             if rule.is_needed:
                 return f"{at(key)}: expected {rule.expected}; got nothing."
         elif not rule.is_kind(column[key]):
-            hint = (
-                _did_you_mean(column[key], ("linear", "log")) if key == "scale" else ""
-            )
-            return (
-                f"{at(key)}: expected {rule.expected}; got {_shown(column[key])}{hint}."
-            )
+            value = column[key]
+            hint = ""
+            if key == "scale":
+                hint = _did_you_mean(value, ("linear", "log"))
+            return f"{at(key)}: expected {rule.expected}; got {_shown(value)}{hint}."
     return None
 
 
 def line_of(text: str, column: int, key: str | None = None) -> int | None:
-    """Return the line of a column's key, else of its [[columns]], from 1; ``None`` if unclear."""
+    """Return the line of a column's key, or else of its [[columns]].
+
+    Lines count from 1; ``None`` if it is unclear.
+    """
     if _is_unclear(text):
         return None
     starts = list(_TABLE.finditer(text))
     if column >= len(starts):
         return None  # written as columns = [{...}]
-    stop = starts[column + 1].start() if column + 1 < len(starts) else len(text)
-    found = None if key is None else _key(key).search(text, starts[column].end(), stop)
-    place = starts[column].end() if found is None else found.end()
+    place = starts[column].end()
+    stop = len(text)
+    if column + 1 < len(starts):
+        stop = starts[column + 1].start()
+    if key is not None:
+        found = _key(key).search(text, place, stop)
+        if found is not None:
+            place = found.end()
     return text.count("\n", 0, place) + 1
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
-    """Return what is said of a key that a file must not have."""
-    return (
-        f"expected one of {', '.join(known)}; got {key!r}{_did_you_mean(key, known)}."
-    )
+    """Return the message about a key that a file must not have."""
+    hint = _did_you_mean(key, known)
+    return f"expected one of {', '.join(known)}; got {key!r}{hint}."
 
 
 def _did_you_mean(value: Any, known: Collection[str]) -> str:
@@ -166,15 +177,19 @@ def place_of(line: int | None, key: str | None, column: Any = None) -> str:
 
 
 def _line_of_key(text: str, key: str) -> int | None:
-    """Return the line of a key or table of the whole file, from 1; ``None`` if unclear."""
+    """Return the line of a key or table of the whole file.
+
+    Lines count from 1; ``None`` if it is unclear.
+    """
     if _is_unclear(text):
         return None
     found = _key(key).search(text)
     if found is None:
-        found = re.search(
-            rf"^[ \t]*\[+[ \t]*{_spelled(key)}[ \t]*\]", text, re.MULTILINE
-        )
-    return None if found is None else text.count("\n", 0, found.end()) + 1
+        pattern = rf"^[ \t]*\[+[ \t]*{_spelled(key)}[ \t]*\]"
+        found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        return None
+    return text.count("\n", 0, found.end()) + 1
 
 
 def _key(key: str) -> re.Pattern[str]:

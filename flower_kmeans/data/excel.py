@@ -61,7 +61,7 @@ class Sheet:
 
 
 def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
-    """Return a sheet of a workbook: the one with this name, or the only one with values.
+    """Return a workbook's sheet: the one with this name, or the only one with values.
 
     Parameters
     ----------
@@ -91,9 +91,11 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
                 f"Got {sheet!r} instead."
             )
         return Sheet(path, sheet)
-    filled = [
-        name for name in names if next(_filled_rows(path, name), None) is not None
-    ]
+    filled = []
+    for name in names:
+        first = next(_filled_rows(path, name), None)
+        if first is not None:
+            filled.append(name)
     if not filled:
         raise DataError(f"The data file {path} has no sheet with values.")
     if len(filled) > 1:
@@ -105,7 +107,7 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
 
 
 def _require_workbook(path: Path) -> None:
-    """Require a file that may be a workbook, and say what other files are."""
+    """Require a file that may be a workbook; an error names the format of others."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigurationError(
             f"Expected a workbook that ends in {', '.join(SUFFIXES)}. Got {path} instead: save it "

@@ -1,4 +1,4 @@
-"""What a holder must know of the cells of its own table: how many are missing, or not as expected.
+"""Findings for the holder of a table: its missing and unexpected cells.
 
 All of it are facts about records. They are for the holder's terminal and log alone, and
 no message of a run has them.
@@ -73,7 +73,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"#a+(/[9a])?[!?]", "an error of a spreadsheet"),
     (r"<date(time)?>|<Timestamp>", "dates: declare a date in a domain.toml"),
 )  # fmt: skip
-"""Looks of unreadable cells (`shape_of`), and what they mean; the first that fits counts."""
+"""Looks of unreadable cells (`shape_of`) and their causes: the first match counts."""
 _COVERS = ((_POINTS_AND_COMMA, (_COMMA, _ANY_COMMA, _POINTS)), (_COMMA, (_ANY_COMMA,)))
 """Causes, and those that what helps against them helps against as well."""
 
@@ -159,7 +159,8 @@ class ColumnFindings:
         if cells.dtype.kind in "mM":
             self.shapes["<date>"] += int(np.count_nonzero(unreadable))
         else:
-            self.shapes.update(map(shape_of, cells[unreadable][:_MOST_SHAPES].tolist()))
+            sample = cells[unreadable][:_MOST_SHAPES].tolist()
+            self.shapes.update(map(shape_of, sample))
         if self.kind == "number" and cells.dtype == object:
             self._look_for_groups(cells[is_read].tolist())
         read = values[is_read]
@@ -181,9 +182,12 @@ class ColumnFindings:
             return
         self._lowest = min(self._lowest, float(read.min()))
         self._highest = max(self._highest, float(read.max()))
-        self._are_whole = self._are_whole and bool(np.all(read == np.rint(read)))
-        start = read if self._last is None else np.concatenate(([self._last], read))
-        steps = np.diff(start)
+        if not np.all(read == np.rint(read)):
+            self._are_whole = False
+        following = read
+        if self._last is not None:
+            following = np.concatenate(([self._last], read))
+        steps = np.diff(following)
         self._n_steps += len(steps)
         self._n_steps_by_one += int(np.count_nonzero(steps == 1))
         self._last = float(read[-1])
@@ -214,7 +218,8 @@ class ColumnFindings:
     @property
     def is_constant(self) -> bool:
         """Whether all of two or more values are equal, which are most of the cells."""
-        return self.n_read > max(1, self.n_unreadable) and self._lowest == self._highest
+        are_many = self.n_read > max(1, self.n_unreadable)
+        return are_many and self._lowest == self._highest
 
     @property
     def looks_like_row_numbers(self) -> bool:
@@ -256,7 +261,7 @@ class ColumnFindings:
 
     @property
     def doubt(self) -> str | None:
-        """How else its numbers could be meant, if each fraction could be a group of digits."""
+        """Another meaning of its numbers, if fractions could be groups of digits."""
         all_alike = self._n_like_groups == self._n_fractions
         if self.kind == "number" and all_alike and self._n_fractions >= _FEWEST_GROUPS:
             return (
@@ -280,7 +285,7 @@ class ColumnFindings:
 
     @property
     def cause(self) -> str | None:
-        """What unreadable cells look like and what helps, if that is known."""
+        """The likely cause of unreadable cells and its cure, if it is known."""
         counts = _counted_causes(self.shapes)
         fewest = _SHARE_OF_CAUSE * counts.total()
         named = []
@@ -292,9 +297,8 @@ class ColumnFindings:
                 return None  # most of them are something else
         if not named:
             return None
-        return named[0] + "".join(
-            f" (some like {each})" for each in named[1:_MOST_CAUSES]
-        )
+        others = [f" (some like {each})" for each in named[1:_MOST_CAUSES]]
+        return named[0] + "".join(others)
 
     @property
     def is_malformed(self) -> bool:
@@ -307,7 +311,7 @@ class ColumnFindings:
         return self.n_unreadable > 0 and not has_category
 
     def unreadable_text(self) -> str:
-        """Return what is unreadable, in words without a cell's value."""
+        """Return the unreadable cells in words, without a cell's value."""
         share = f"{self.n_unreadable:,} of {self.n_records:,} cells"
         text = f"{share} of {self.name!r} hold {NOT_READ[self.kind]}"
         if self.example is not None:
@@ -318,8 +322,10 @@ class ColumnFindings:
 
     @property
     def example(self) -> str | None:
-        """The most frequent look of unreadable cells, without any of their characters."""
-        return self.shapes.most_common(1)[0][0] if self.shapes else None
+        """The most frequent look of unreadable cells, without their characters."""
+        if self.shapes:
+            return self.shapes.most_common(1)[0][0]
+        return None
 
 
 @dataclass
@@ -354,32 +360,29 @@ class Findings:
             self.first_malformed = first
 
     def lines(self) -> list[str]:
-        """Return what a holder must know, in at most two lines without a cell's value."""
-        return [line for line in (self._counted(), self._suspicious()) if line]
+        """Return the findings in at most two lines, without a cell's value."""
+        both = (self._counted(), self._suspicious())
+        return [line for line in both if line]
 
     def _counted(self) -> str:
-        """Return how many records and cells are not what the table has."""
+        """Return the numbers of records and cells that were lost or moved."""
         parts = []
         if self.n_void:
             parts.append(f"{self.n_void:,} of {self.n_records:,} records count as none")
         if self.n_malformed:
-            first = (
-                f", the first is line {self.first_malformed:,}"
-                if self.first_malformed
-                else ""
-            )
+            first = ""
+            if self.first_malformed:
+                first = f", the first is line {self.first_malformed:,}"
             parts.append(f"malformed lines: {self.n_malformed:,}{first}")
         missing = [(column.name, column.n_missing) for column in self.columns]
         if any(n for _, n in missing):
             parts.append(f"missing cells: {named_counts(missing)}")
         unreadable = [(column.name, column.n_unreadable) for column in self.columns]
         if any(n for _, n in unreadable):
-            parts.append(
-                f"unreadable cells: {named_counts(unreadable)}{self._causes()}"
-            )
-        moved = moved_text(
-            self.n_records, [(c.name, c.n_outside) for c in self.columns]
-        )
+            counts = named_counts(unreadable)
+            parts.append(f"unreadable cells: {counts}{self._causes()}")
+        outside = [(column.name, column.n_outside) for column in self.columns]
+        moved = moved_text(self.n_records, outside)
         if moved:
             parts.append(moved)
         text = "; ".join(parts)
@@ -387,24 +390,22 @@ class Findings:
 
     def _causes(self) -> str:
         """Return why cells are unreadable, as far as that is known."""
-        causes = dict.fromkeys(
-            c.cause for c in self.columns if c.n_unreadable and c.cause
-        )
+        columns = [column for column in self.columns if column.n_unreadable]
+        causes = dict.fromkeys(c.cause for c in columns if c.cause)
         return f" (they look like {', or like '.join(causes)})" if causes else ""
 
     def _suspicious(self) -> str:
-        """Return which columns look as if nobody wanted to cluster by them."""
-        parts = [
-            f"{each.name!r} {each.suspicion}" for each in self.columns if each.suspicion
-        ]
-        parts += [f"{each.name!r} {each.doubt}" for each in self.columns if each.doubt]
+        """Return the columns that nobody seems to want to cluster by."""
+        strange = [each for each in self.columns if each.suspicion]
+        doubtful = [each for each in self.columns if each.doubt]
+        parts = [f"{each.name!r} {each.suspicion}" for each in strange]
+        parts += [f"{each.name!r} {each.doubt}" for each in doubtful]
         return f"Look at the columns: {'; '.join(parts)}." if parts else ""
 
     def require_readable(self, what: str) -> None:
-        """Raise a `DataError` if cells or lines of ``what`` are malformed, of all columns."""
-        parts = [
-            column.unreadable_text() for column in self.columns if column.is_malformed
-        ]
+        """Raise a `DataError` for malformed cells or lines of a table, by column."""
+        malformed = [column for column in self.columns if column.is_malformed]
+        parts = [column.unreadable_text() for column in malformed]
         if self.n_malformed:
             parts.append(
                 f"{self.n_malformed:,} of {self.n_records:,} lines have more or fewer cells than "
@@ -428,15 +429,12 @@ class Findings:
             )
 
     def require_present(self, what: str) -> None:
-        """Raise a `DataError` if cells of ``what`` are missing without a rule, of all columns."""
-        without = [
-            column
-            for column in self.columns
-            if column.n_missing and not column.has_rule
-        ]
-        parts = [
-            f"{c.n_missing:,} of {c.n_records:,} cells of {c.name!r}" for c in without
-        ]
+        """Raise a `DataError` for missing cells of a table without a rule."""
+        parts = []
+        for column in self.columns:
+            if column.n_missing and not column.has_rule:
+                share = f"{column.n_missing:,} of {column.n_records:,} cells"
+                parts.append(f"{share} of {column.name!r}")
         if parts:
             raise DataError(
                 f"Expected no missing cell in {what}. Missing: {'; '.join(parts)}. State in the "
@@ -450,7 +448,7 @@ class Findings:
 
 
 def shape_of(cell: Any) -> str:
-    """Return how a cell looks: digits as 9, letters as a, and punctuation.
+    """Return the look of a cell: digits as 9, letters as a, and punctuation.
 
     What is no character of the file's encoding is a sign for all of it, and anything
     else is a question mark.
@@ -478,7 +476,7 @@ def _shape_of_one(c: str) -> str:
 
 
 def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
-    """Return why cells that look like this are unreadable, the most frequent cause first.
+    """Return causes of unreadable cells by their looks, the most frequent first.
 
     A cause that holds for others as well counts for them, too: amounts below 1,000 have
     no points.
@@ -493,7 +491,7 @@ def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
 
 
 def cause_of(shape: str) -> str | None:
-    """Return what cells that look like this are, if they are no numbers or dates as they stand."""
+    """Return the cause that makes cells of this look unreadable, or ``None``."""
     if "\ufffd" in shape:
         return _ENCODING
     for pattern, cause in _CAUSES:
@@ -503,9 +501,13 @@ def cause_of(shape: str) -> str | None:
 
 
 def named_counts(counts: Sequence[tuple[str, int]]) -> str:
-    """Return the counts of columns that are not 0, the largest first: ``12 of 'age', 3 of 'b'``."""
-    found = sorted(((n, name) for name, n in counts if n), key=lambda each: -each[0])
-    texts = [f"{n:,} of {name!r}" for n, name in found[:_MOST_NAMED]]
+    """Return columns' counts above 0 in words, the largest first.
+
+    As in ``12 of 'age', 3 of 'b'``.
+    """
+    found = [(name, n) for name, n in counts if n]
+    found.sort(key=lambda each: -each[1])
+    texts = [f"{n:,} of {name!r}" for name, n in found[:_MOST_NAMED]]
     n_further = len(found) - len(texts)
     if n_further:
         texts.append(f"and some of {n_further:,} further columns")
@@ -513,7 +515,10 @@ def named_counts(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def moved_text(n_records: int, counts: Sequence[tuple[str, int]]) -> str:
-    """Return how many values of each column are moved to its bounds; nothing if none is."""
+    """Return columns' numbers of values that are moved to the bounds, in words.
+
+    Nothing if there are none.
+    """
     if not any(n for _, n in counts):
         return ""
     return (

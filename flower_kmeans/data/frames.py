@@ -74,7 +74,7 @@ class Frame:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing: libraries forget the columns of a table without records."""
+        """Whether the table is empty: libraries forget the columns of such a table."""
         return not self.names and self.n_rows == 0
 
 
@@ -107,11 +107,13 @@ def frame_of(table: Any) -> Frame | None:
 def column_of(cells: Any) -> Column | None:
     """Return a column of any type, or ``None`` if it is none."""
     if is_masked(cells):
-        return None  # without its mask, what it hides would count
+        return None  # without its mask, hidden cells would count
     if is_list(cells) and not _reader_in(_COLUMNS, cells):
-        return Column(
-            "list", lambda: np.fromiter(cells, dtype=object, count=len(cells))
-        )
+
+        def listed() -> Cells:
+            return np.fromiter(cells, dtype=object, count=len(cells))
+
+        return Column("list", listed)
     reader = _reader_in(_COLUMNS, cells)
     if reader is not None:
         column: Column = reader(cells)
@@ -120,11 +122,13 @@ def column_of(cells: Any) -> Column | None:
         array = np.asarray(cells)
     except Exception:  # whatever an object of the loader raises
         return None
-    return _numpy_column(array) if array.ndim == 1 else None
+    if array.ndim == 1:
+        return _numpy_column(array)
+    return None
 
 
 def require_table_type(records: Any) -> None:
-    """Refuse what is never a table, by its type."""
+    """Refuse an object whose type is never a table."""
     for module, name, advice in _NO_TABLES:
         if _is_a(records, module, name):
             raise _refusal(type(records).__name__, advice)
@@ -134,7 +138,7 @@ def require_table_type(records: Any) -> None:
 
 
 def require_array_type(records: Any) -> None:
-    """Refuse what NumPy would wrap as one object, and not read as an array."""
+    """Refuse an object that NumPy would wrap, and not read as an array."""
     has_protocol = any(hasattr(records, name) for name in _ARRAY_PROTOCOLS)
     if not (has_protocol or np.isscalar(records) or _is_buffer(records)):
         raise _refusal(
@@ -145,7 +149,7 @@ def require_array_type(records: Any) -> None:
 def require_rows(
     rows: Sequence[Any], n_features: int, columns: Sequence[str] | None
 ) -> None:
-    """Refuse a list that holds something else than records, by the types of what it holds.
+    """Refuse a list of other things than records, by their types.
 
     A table within a list, and a class that names its cells, come from the loader's
     code, and never from a record that is malformed. Columns side by side are told by
@@ -157,7 +161,8 @@ def require_rows(
         names = _fields_of(row)
         if names is not None:
             _require_fields(kind.__name__, names, n_features, columns)
-        if _is_table(row) or (isinstance(row, np.ndarray) and any(map(_is_wide, rows))):
+        is_wide = isinstance(row, np.ndarray) and any(map(_is_wide, rows))
+        if is_wide or _is_table(row):
             raise ConfigurationTypeError(
                 "Expected a list of records, each with its cells. Got one that holds a table, a "
                 f"{kind.__name__}: {_ALONE}."
@@ -176,7 +181,7 @@ def require_rows(
 
 
 def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
-    """Return the cells of a record that names them, in the order of the domain's columns.
+    """Return a record's named cells, in the order of the domain's columns.
 
     Without columns they are in the record's own order. Other records are returned as
     they are.
@@ -229,7 +234,7 @@ def _text(names: Iterable[Any]) -> tuple[str, ...]:
 
 
 def is_list(records: Any) -> bool:
-    """Return whether records are a sequence of rows, and nothing that NumPy reads by itself."""
+    """Return whether records are a sequence of rows that NumPy does not read itself."""
     if isinstance(records, list | tuple):
         return True
     is_array = hasattr(records, "__array__") or _is_buffer(records)
@@ -260,20 +265,20 @@ def _holds_arrays(row: Any) -> bool:
     """Return whether a record has an array, or a tensor, where a cell should be."""
     if not isinstance(row, list | tuple):
         return False
-    return any(
-        hasattr(cell, "__array__") and getattr(cell, "ndim", 0) > 0 for cell in row
-    )
+    arrays = [cell for cell in row if hasattr(cell, "__array__")]
+    return any(getattr(array, "ndim", 0) > 0 for array in arrays)
 
 
 def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
-    """Return whether these are columns, or a pair of records and labels, and not records.
+    """Return whether rows are in fact columns, or a pair of records and labels.
 
     They are sequences of one length, which is not that of a record. Text may be split
     into too many cells, so lists must be far too long. One sequence alone may be a
     malformed record.
     """
     are_arrays = all(_is_array(row) for row in rows)
-    if not (are_arrays or all(isinstance(row, list | tuple) for row in rows)):
+    are_lists = all(isinstance(row, list | tuple) for row in rows)
+    if not are_arrays and not are_lists:
         return False
     lengths = {len(row) for row in rows}
     if len(lengths) != 1:
@@ -285,12 +290,13 @@ def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
 
 
 def _is_array(row: Any) -> bool:
-    is_one = isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.names is None
-    return is_one or _reader_in(_COLUMNS, row) is not None
+    if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.names is None:
+        return True
+    return _reader_in(_COLUMNS, row) is not None
 
 
 def _fields_of(row: Any) -> tuple[str, ...] | None:
-    """Return the names of a record's cells, where its class or its NumPy type declares them."""
+    """Return the names of a record's cells, where its type declares them."""
     if isinstance(row, np.void):
         return row.dtype.names
     if _is_a(row, "sqlite3", "Row"):
@@ -298,10 +304,9 @@ def _fields_of(row: Any) -> tuple[str, ...] | None:
     if isinstance(row, Sequence) and not isinstance(row, str | bytes):
         # Of named tuples and of SQLAlchemy's rows, and of PySpark's.
         for attribute in ("_fields", "__fields__"):
-            names = getattr(row, attribute, None)
-            if isinstance(names, tuple | list) and all(
-                isinstance(n, str) for n in names
-            ):
+            names: Any = getattr(row, attribute, None)
+            is_listed = isinstance(names, tuple | list)
+            if is_listed and all(isinstance(name, str) for name in names):
                 return tuple(names)
         return None
     if dataclasses.is_dataclass(row):
@@ -330,7 +335,9 @@ def _named_cells(row: Any) -> Mapping[Any, Any] | None:
         # A row of a DataFrame has the names of its columns; other ones have numbers.
         labels = row.index.tolist()
         has_names = all(isinstance(label, str) for label in labels)
-        return dict(zip(labels, row.tolist(), strict=True)) if has_names else None
+        if has_names:
+            return dict(zip(labels, row.tolist(), strict=True))
+        return None
     names = _fields_of(row)
     if names is None:
         return None
@@ -370,7 +377,8 @@ def _structured(array: NDArray[Any]) -> Frame:
 def _mapping(table: Mapping[Any, Any]) -> Frame:
     names = list(table)
     first = table[names[0]] if names else ()
-    return _frame(table, names, len(first) if hasattr(first, "__len__") else 1)
+    n_rows = len(first) if hasattr(first, "__len__") else 1
+    return _frame(table, names, n_rows)
 
 
 def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
@@ -394,18 +402,16 @@ def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
 
 
 def _pandas_frame(table: Any) -> Frame:
-    types = set(table.dtypes)
-    is_one = len(types) == 1 and all(
-        isinstance(t, np.dtype) and t.kind in "biuf" for t in types
-    )
+    types = list(set(table.dtypes))
+    is_one = len(types) == 1 and isinstance(types[0], np.dtype)
+    is_numeric = is_one and types[0].kind in "biuf"
 
     def column(i: int) -> Column:
         # by number, for a name may be there twice
         return _pandas_column(table.iloc[:, i])
 
-    return Frame(
-        _text(table.columns), len(table), column, table.to_numpy if is_one else None
-    )
+    as_array = table.to_numpy if is_numeric else None
+    return Frame(_text(table.columns), len(table), column, as_array)
 
 
 def _pandas_column(series: Any) -> Column:
@@ -435,18 +441,28 @@ def _pandas_column(series: Any) -> Column:
     is_number = getattr(dtype, "kind", "O") in "biuf"
     is_interval = isinstance(dtype, pandas.IntervalDtype)
     return Column(
-        kind, cells, plain if is_number else None, not is_interval, not is_interval
+        kind,
+        cells,
+        plain if is_number else None,
+        may_be_numbers=not is_interval,
+        may_be_dates=not is_interval,
     )
 
 
 def _pandas_categories(series: Any) -> Column:
-    """Return a column of categories: as an array, integers beside a missing cell were floats."""
+    """Return a column of categories.
+
+    As an array, integers beside a missing cell would be floats.
+    """
     listed = _pandas_column(series.cat.categories.to_series())
 
     def cells() -> Cells:
         values = listed.cells()
         found = np.empty(len(values) + 1, dtype=object)
-        found[:-1] = values.tolist() if values.dtype.kind in "biufUS" else list(values)
+        if values.dtype.kind in "biufUS":
+            found[:-1] = values.tolist()
+        else:
+            found[:-1] = list(values)
         found[-1] = None  # where the code is -1
         return np.asarray(found[series.cat.codes.to_numpy()])
 
@@ -458,14 +474,14 @@ def _local_times(series: Any) -> Cells:
     try:
         return np.asarray(series.dt.tz_localize(None))
     except Exception:  # one that is near the ends of what pandas can count
-        return np.array(
-            [_local_time(series, i) for i in range(len(series))], "datetime64[ns]"
-        )
+        times = [_local_time(series, i) for i in range(len(series))]
+        return np.array(times, "datetime64[ns]")
 
 
 def _local_time(series: Any, i: int) -> Any:
     try:
-        return series.iloc[i : i + 1].dt.tz_localize(None).to_numpy()[0]
+        one = series.iloc[i : i + 1]
+        return one.dt.tz_localize(None).to_numpy()[0]
     except Exception:  # as above
         return np.datetime64("NaT")
 
@@ -481,9 +497,10 @@ def _first_days(periods: Any) -> Cells:
 
 
 def _polars_frame(table: Any) -> Frame:
-    return Frame(
-        tuple(table.columns), table.height, lambda i: _polars_column(table.to_series(i))
-    )
+    def column(i: int) -> Column:
+        return _polars_column(table.to_series(i))
+
+    return Frame(tuple(table.columns), table.height, column)
 
 
 def _polars_column(series: Any) -> Column:
@@ -496,7 +513,9 @@ def _polars_column(series: Any) -> Column:
 
     def times() -> Cells:
         has_zone = getattr(dtype, "time_zone", None) is not None
-        local = _known_times(series).dt.replace_time_zone(None) if has_zone else series
+        if not has_zone:
+            return np.asarray(series.to_numpy())
+        local = _known_times(series).dt.replace_time_zone(None)
         return np.asarray(local.to_numpy())
 
     def floats() -> Cells:
@@ -514,12 +533,13 @@ def _polars_column(series: Any) -> Column:
 
 
 def _known_times(series: Any) -> Any:
-    """Return times of polars without those beyond what it converts: one ends the process."""
+    """Return times of polars without those that end the process when converted."""
     import polars
 
     unit = series.dtype.time_unit
-    limits = (np.datetime64(day, unit).astype(np.int64) for day in _polars_days(unit))
-    lower, upper = map(int, limits)
+    first, last = _polars_days(unit)
+    lower = int(np.datetime64(first, unit).astype(np.int64))
+    upper = int(np.datetime64(last, unit).astype(np.int64))
     numbers = series.to_physical()
     is_known = (numbers >= lower) & (numbers <= upper)
     none = polars.Series([None] * len(series), dtype=series.dtype)
@@ -529,20 +549,19 @@ def _known_times(series: Any) -> Any:
 def _polars_days(unit: str) -> tuple[str, str]:
     # Nanoseconds in 64 bits are of these years, and no calendar of Python's has others
     # than those.
-    return (
-        ("1678-01-01", "2262-01-01") if unit == "ns" else ("0001-01-02", "9999-12-30")
-    )
+    if unit == "ns":
+        return "1678-01-01", "2262-01-01"
+    return "0001-01-02", "9999-12-30"
 
 
 # --------------------------------------------------------------------------- pyarrow
 
 
 def _arrow_frame(table: Any) -> Frame:
-    return Frame(
-        tuple(table.schema.names),
-        table.num_rows,
-        lambda i: _arrow_column(table.column(i)),
-    )
+    def column(i: int) -> Column:
+        return _arrow_column(table.column(i))
+
+    return Frame(tuple(table.schema.names), table.num_rows, column)
 
 
 def _arrow_column(column: Any) -> Column:
@@ -568,16 +587,18 @@ def _arrow_column(column: Any) -> Column:
         local = compute.local_timestamp(column)  # as the clock of its own zone shows it
         found = np.array(local.to_numpy(**any_copy(local)))
         # NumPy's sign for no time, to which the zone has added hours.
-        found[np.isnat(column.to_numpy(**any_copy(column)))] = np.datetime64("NaT")
+        stored = column.to_numpy(**any_copy(column))
+        found[np.isnat(stored)] = np.datetime64("NaT")
         return np.asarray(found)
 
     if types.is_integer(found):
         return Column(str(kind), integers, array)
     is_date = types.is_date(found) or types.is_timestamp(found)
     is_other = types.is_nested(found) or types.is_temporal(found)
+    has_zone = types.is_timestamp(found) and found.tz is not None
     return Column(
         str(kind),
-        times if types.is_timestamp(found) and found.tz is not None else array,
+        times if has_zone else array,
         may_be_numbers=not is_other,
         may_be_dates=is_date or not is_other,
     )
@@ -591,19 +612,22 @@ def text_as_bytes(column: Any) -> Any:
     """
     import pyarrow
 
-    kind = (
-        column.type.value_type
-        if pyarrow.types.is_dictionary(column.type)
-        else column.type
-    )
+    if pyarrow.types.is_dictionary(column.type):
+        kind = column.type.value_type
+    else:
+        kind = column.type
     is_text = str(kind) in ("string", "large_string", "string_view")
-    return column.cast(pyarrow.large_binary()) if is_text else column
+    if is_text:
+        return column.cast(pyarrow.large_binary())
+    return column
 
 
 def any_copy(column: Any) -> dict[str, bool]:
-    """Return what makes ``to_numpy`` of a column copy wherever it must."""
+    """Return the options with which a column's ``to_numpy`` copies where it must."""
     # Only the chunked columns of a table always make the copies that they need.
-    return {} if hasattr(column, "chunks") else {"zero_copy_only": False}
+    if hasattr(column, "chunks"):
+        return {}
+    return {"zero_copy_only": False}
 
 
 def _by_protocol(table: Any) -> Frame:

@@ -1,4 +1,4 @@
-"""What a column of which nobody declared anything seems to hold; for its holder alone.
+"""Guesses about undeclared columns, for their holder alone.
 
 A guess is about the first records of a table. It decides nothing in a run.
 """
@@ -22,7 +22,7 @@ Guessed = Literal["number", "category", "date", "id", "free text", "empty"]
 MOST_CATEGORIES = 20  # more different texts are names or codes of records
 _FEWEST_PER_CATEGORY = 2  # cells on average
 _MOST_SAMPLED = 1_000
-_ENOUGH = 0.5  # of a column's cells, to decide what it is
+_ENOUGH = 0.5  # of a column's cells, to decide its kind
 _FEWEST_FOR_ID = 50
 _DAYS = (
     "%d.%m.%Y",
@@ -46,7 +46,7 @@ _LIKE_NUMBERS = re.compile(
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column seems to hold.
+    """A guess about a column.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Guess:
 
 
 def guess(cells: Cells, spelling: Spelling) -> Guess:
-    """Return what a column's first cells, (n,), seem to be."""
+    """Return a guess about a column by its first cells, (n,)."""
     kind = cells.dtype.kind
     present = cells[~are_missing(cells)]
     if not len(present):
@@ -80,9 +80,8 @@ def guess(cells: Cells, spelling: Spelling) -> Guess:
     if _spells_numbers(sample):
         return Guess("number")
     texts = Counter(map(category_of, present.tolist()))
-    if len(texts) <= MOST_CATEGORIES and len(present) >= _FEWEST_PER_CATEGORY * len(
-        texts
-    ):
+    fewest = _FEWEST_PER_CATEGORY * len(texts)
+    if len(texts) <= MOST_CATEGORIES and len(present) >= fewest:
         return Guess("category")
     if len(texts) == len(present) >= _FEWEST_FOR_ID:
         return Guess("id")
@@ -90,19 +89,18 @@ def guess(cells: Cells, spelling: Spelling) -> Guess:
 
 
 def _formats_of(sample: Cells, spelling: Spelling) -> tuple[str, ...] | None:
-    """Return the formats in which cells are dates; none where the reading reads them."""
+    """Return formats in which cells are dates, none if they are read as dates."""
     if _share(_are_dates(sample, spelling)) >= _ENOUGH:
         return ()
     # Most columns are no dates at all, and trying formats takes long.
-    look_so = [
-        _LIKE_DATES.fullmatch(shape_of(cell)) is not None for cell in sample.tolist()
-    ]
+    shapes = [shape_of(cell) for cell in sample.tolist()]
+    look_so = [_LIKE_DATES.fullmatch(shape) is not None for shape in shapes]
     if _share(np.array(look_so)) < _ENOUGH:
         return None
-    shares = {
-        name: _share(_are_dates(sample, Spelling(date_format=name)))
-        for name in _FORMATS
-    }
+    shares = {}
+    for name in _FORMATS:
+        are_dates = _are_dates(sample, Spelling(date_format=name))
+        shares[name] = _share(are_dates)
     most = max(shares.values())
     if most < _ENOUGH:
         return None
@@ -119,13 +117,15 @@ def read_dates(cells: Cells, spelling: Spelling) -> NDArray[np.float64]:
 
 
 def _spells_numbers(sample: Cells) -> bool:
-    """Return whether cells are numbers as they are written elsewhere, such as 1.234,50."""
-    shapes = map(shape_of, sample.tolist())
-    fitting = [
-        _LIKE_NUMBERS.fullmatch(each) and cause_of(each) is not None for each in shapes
-    ]
+    """Return whether cells are numbers in another spelling, such as 1.234,50."""
+    fitting = []
+    for shape in map(shape_of, sample.tolist()):
+        looks_so = _LIKE_NUMBERS.fullmatch(shape) is not None
+        fitting.append(looks_so and cause_of(shape) is not None)
     return _share(np.array(fitting, dtype=bool)) >= _ENOUGH
 
 
 def _share(which: NDArray[np.bool_]) -> float:
-    return float(np.mean(which)) if len(which) else 0.0
+    if len(which):
+        return float(np.mean(which))
+    return 0.0

@@ -1,4 +1,4 @@
-"""How one party reads its own records: options, or a ``source.toml`` that stays with it."""
+"""One party's reading of its own records: options, or its ``source.toml``."""
 
 import codecs
 import os
@@ -14,19 +14,19 @@ from flower_kmeans.files import read_file, read_toml
 Header = Literal[True] | Sequence[str]
 
 DELIMITERS = (",", ";", "\t", "|")
-"""What may separate the cells of a line where nobody says what does."""
+"""Delimiters of cells that are recognised where none is given."""
 
 _ASCII = bytes(range(128))
 _STATEFUL = ("iso2022", "hz", "utf_7", "unicode_escape", "raw_unicode_escape")
-"""Beginnings of names of encodings in which ASCII's bytes may be another character's: what stands
-for a broken one would be an error."""
+"""Beginnings of names of encodings in which ASCII's bytes may be another character's: the
+replacement of a broken character would be an error."""
 UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
 """Names of encodings whose characters have two bytes or four."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a party reads its own file: nothing of it leaves that party.
+    """One party's reading of its own file: nothing of it leaves that party.
 
     Parameters
     ----------
@@ -84,29 +84,28 @@ class Reading:
         return replace(self, **given)
 
     def updated_by(self, other: Self) -> Self:
-        """Return the reading with what another one says in place of what this one does."""
-        given = {name: getattr(other, name) for name in _NAMES}
-        return self.with_options(
-            **{
-                name: value
-                for name, value in given.items()
-                if value != getattr(USUAL_READING, name)
-            }
-        )
+        """Return the reading, updated by the given options of another one."""
+        given = {}
+        for name in _NAMES:
+            value = getattr(other, name)
+            if value != getattr(USUAL_READING, name):
+                given[name] = value
+        return self.with_options(**given)
 
     @property
     def given_names(self) -> tuple[str, ...] | None:
-        """Names of the columns where the first line is a record; ``None`` if they are not given."""
+        """Given names of the columns, if the first line is a record; else ``None``."""
         if self.header is None or self.header is True:
             return None
         return tuple(name.strip() for name in self.header)
 
 
 def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
-    """Return what a ``source.toml`` names: its data, a path or a database, and how to read it.
+    """Return the data that a ``source.toml`` names, and how to read it.
 
-    Its keys are ``data`` and the parameters of `Reading`. A relative path is taken from
-    the file's own directory. The file is its owner's alone (mode 0600).
+    Data are a path or a database. Its keys are ``data`` and the parameters of
+    `Reading`. A relative path is taken from the file's own directory. The file is its
+    owner's alone (mode 0600).
 
     Raises
     ------
@@ -114,9 +113,8 @@ def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
         If the file cannot be read, others may read it, or it holds another key or
         value.
     """
-    values = read_toml(
-        read_file(path, "source file", is_secret=True), f"source file {path}"
-    )
+    content = read_file(path, "source file", is_secret=True)
+    values = read_toml(content, f"source file {path}")
     known = ["data", *_NAMES]
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -150,10 +148,11 @@ def resolved(data: str | Path, reading: Reading) -> tuple[str | Path, Reading]:
 
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-    }
+    frozen = dict(values)
+    for name, value in values.items():
+        if isinstance(value, list):
+            frozen[name] = tuple(value)
+    return frozen
 
 
 def _require_text(name: str, value: object) -> None:
@@ -167,7 +166,10 @@ def _require_header(header: object) -> None:
     if header is None or header is True:
         return
     is_listed = isinstance(header, Sequence) and not isinstance(header, str | bytes)
-    names: Sequence[Any] = header if isinstance(header, Sequence) else ()
+    if isinstance(header, Sequence):
+        names: Sequence[Any] = header
+    else:
+        names = ()
     if not is_listed or not all(isinstance(name, str) for name in names):
         raise ConfigurationTypeError(
             "Expected header as True, if the first line names the columns, or as a list of names. "
@@ -191,9 +193,12 @@ def _require_encoding(encoding: str) -> None:
         # a line is another byte, or the byte of an end of a line is a part of a
         # character.
         is_plain = not name.replace("-", "_").startswith(_STATEFUL)
-        is_right = name in UTF_16 or (
-            is_plain and _ASCII.decode(encoding) == _ASCII.decode("ascii")
-        )
+        if name in UTF_16:
+            is_right = True
+        elif is_plain:
+            is_right = _ASCII.decode(encoding) == _ASCII.decode("ascii")
+        else:
+            is_right = False
     except (LookupError, UnicodeError, ValueError):
         is_right = False
     if not is_right:

@@ -1,4 +1,4 @@
-"""Tables of records as they come from users: checked, or with NaN for what is malformed."""
+"""Tables of records from users: checked, or with NaN for malformed cells."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,9 @@ def check_records(
     name: str = "records",
     dtypes: Sequence[DTypeLike] = (np.float64,),
 ) -> NDArray[Any]:
-    """Return records as a finite, C-contiguous array of floats, uncopied if they are one.
+    """Return records as a finite, C-contiguous array of floats.
+
+    It is not copied if it is one.
 
     Parameters
     ----------
@@ -56,9 +58,8 @@ def check_records(
     """
     table = _as_table(records, n_features, name)
     with np.errstate(over="ignore"):
-        checked = np.ascontiguousarray(
-            table, table.dtype if table.dtype in dtypes else dtypes[0]
-        )
+        dtype = table.dtype if table.dtype in dtypes else dtypes[0]
+        checked = np.ascontiguousarray(table, dtype)
     bad = first_bad_row(checked)
     if bad is not None:
         raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
@@ -110,14 +111,16 @@ def all_records(
     if array.ndim == 1 and array.dtype.kind == "O":
         return _checked_rows(array.tolist(), n_features, columns)
     if array.ndim == 2 and array.shape[1] == n_features:
-        table = array if array.dtype.kind in "biuf" else numbers(array)
+        if array.dtype.kind in "biuf":
+            return array
+        table = numbers(array)
         if table is not None:
             return table
     return _as_table(array, n_features, "records")
 
 
 def _as_array(records: Any) -> NDArray[Any]:
-    """Return what NumPy makes of an object that is no list; an error if it cannot, by its type."""
+    """Return NumPy's array of an object other than a list, or raise an error."""
     if is_masked(records):
         return as_numbers(records, "records")  # its mask is an error
     require_array_type(records)
@@ -154,7 +157,8 @@ def _table_of_frame(
     if {len(part) for part in parts} != {frame.n_rows}:
         raise DataError("Expected columns of one length.")
     is_short = all(part.dtype == np.float32 for part in parts)
-    table = np.empty((frame.n_rows, n_features), np.float32 if is_short else np.float64)
+    dtype = np.float32 if is_short else np.float64
+    table = np.empty((frame.n_rows, n_features), dtype)
     for i, part in enumerate(parts):
         table[:, i] = part
     return table
@@ -165,34 +169,40 @@ def _floats(column: Column) -> NDArray[Any]:
     if cells.dtype == np.float32:
         return cells
     found = numbers(cells)
-    return np.full(len(cells), np.nan) if found is None else found
+    if found is None:
+        return np.full(len(cells), np.nan)
+    return found
 
 
 def named_columns(records: Any) -> tuple[str, ...] | None:
-    """Return the names that a table gives its columns, or ``None`` if it has no such names."""
+    """Return a table's names of its columns, or ``None`` if it has none."""
     # A name that is no text may be a record's value, so its type appears instead.
     # In this order: the `columns` of a pyarrow table are not names.
     for attribute in ("column_names", "columns"):
         names = getattr(records, attribute, None)
         if names is not None and not callable(names):
-            return tuple(
-                n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names
-            )
+            return tuple(map(_shown_name, names))
     return None
+
+
+def _shown_name(name: Any) -> str:
+    return name if isinstance(name, str) else f"<{type(name).__name__}>"
 
 
 def check_columns(
     found: Sequence[str] | None, expected: Sequence[str] | None, name: str = "records"
 ) -> None:
-    """Require the columns of records to be the expected ones, in order, where both are named."""
-    if found is not None and expected is not None and tuple(found) != tuple(expected):
+    """Require records' columns to be the expected ones, if both have names."""
+    if found is None or expected is None:
+        return
+    if tuple(found) != tuple(expected):
         raise DataError(
             f"{name} must have the columns {list(expected)} in this order, got {list(found)}."
         )
 
 
 def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Return an array of real numbers, of any shape, or raise ``ConfigurationTypeError``."""
+    """Return an array of real numbers of any shape, or raise an error."""
     if is_masked(values):
         raise ConfigurationTypeError(
             f"{name} must not be a masked array: remove masked rows."
@@ -229,13 +239,18 @@ def as_number(cell: Any) -> float:
         return cell
     try:
         if isinstance(cell, str | bytes):
-            text = (cell.decode() if isinstance(cell, bytes) else cell).strip().lower()
+            text = cell.decode() if isinstance(cell, bytes) else cell
+            text = text.strip().lower()
             if "_" in text:  # Python's own way to write numbers, and nobody else's
                 return np.nan
             return float(_TRUTH.get(text, text))
         if isinstance(cell, complex | np.complexfloating):
-            return float(cell.real) if cell.imag == 0 else np.nan
-        return np.nan if isinstance(cell, _NOT_NUMBERS) else float(cell)
+            if cell.imag == 0:
+                return float(cell.real)
+            return np.nan
+        if isinstance(cell, _NOT_NUMBERS):
+            return np.nan
+        return float(cell)
     except Exception:  # whatever an object of the loader raises when it is converted
         return np.nan
 
@@ -283,7 +298,10 @@ def _cells_of_row(row: Any, n_features: int, columns: Sequence[str] | None) -> A
 
 
 def numbers(array: NDArray[Any]) -> FloatArray | None:
-    """Return an array cell by cell as numbers or NaN; ``None`` for what never holds numbers."""
+    """Return an array cell by cell as numbers or NaN.
+
+    ``None`` for a type that never holds numbers.
+    """
     kind = array.dtype.kind
     if kind in "biuf":
         with np.errstate(over="ignore"):
@@ -291,7 +309,8 @@ def numbers(array: NDArray[Any]) -> FloatArray | None:
     # One complex cell turns the whole array complex; real cells are then still what
     # they were.
     if kind == "c":
-        return np.where(array.imag == 0, array.real, np.nan).astype(np.float64)
+        real = np.where(array.imag == 0, array.real, np.nan)
+        return real.astype(np.float64)
     if kind in "OSTU":
         cells = [as_number(cell) for cell in array.ravel().tolist()]
         return np.array(cells, dtype=np.float64).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""Where a client's records come from, read in blocks of bounded size, as often as they are needed.
+"""Sources of a client's records, read in blocks of bounded size, repeatedly.
 
 An array, a table, a sparse matrix, a memory map, a factory of chunks, a file or data
 set of pyarrow, data sets of Hugging Face and Ray, and a query of a database all become
@@ -71,9 +71,9 @@ class Source:
     in_memory: bool = False
     is_finite: bool = False  # and nobody else can change it: a copy of checked records
     is_live: bool = False
-    """Whether each pass may find other records, so that a run reads them once and keeps a copy."""
+    """Whether passes may find other records: a run then reads them once."""
     sum_in_place: Callable[[Part], tuple[IntArray, int]] | None = None
-    """Sums a function over all blocks where they are; also returns the number of null records."""
+    """Sums a function over all blocks where they are, and counts the null records."""
     n_null: int = 0
     """Rows that the last pass left out. Private: for the client's own log only."""
 
@@ -90,7 +90,9 @@ class Source:
         rows = min(self.n_rows, max(_FEWEST_ROWS, _BLOCK_NUMBERS // self.n_features))
         step = max(1, min(rows, _CHECKED_NUMBERS // self.n_features))
         buffer = np.empty((rows, self.n_features), self.dtype)
-        ones, filled, self.n_null = np.ones(self.n_features, self.dtype), 0, 0
+        ones = np.ones(self.n_features, self.dtype)
+        filled = 0
+        self.n_null = 0
         for part in self.parts():
             for start in range(0, len(part), step):
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -120,13 +122,17 @@ class Source:
 def joined(blocks: Iterable[NDArray[Any]], n_features: int) -> NDArray[Any]:
     """Return the records of blocks in one new array (n, n_features)."""
     kept = [block.copy() for block in blocks]
-    return np.concatenate(kept) if kept else np.empty((0, n_features))
+    if kept:
+        return np.concatenate(kept)
+    return np.empty((0, n_features))
 
 
 def as_source(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None = None
 ) -> Source:
-    """Return the source of records that a user's function returned; nothing is read yet.
+    """Return the source of a user's records.
+
+    Nothing is read yet.
 
     Parameters
     ----------
@@ -161,7 +167,7 @@ def as_source(
     def mapped_parts() -> Tables:
         with _unchanged(lambda: mapped is not None and _state_of_file(mapped)) as check:
             for part in parts():
-                check()  # to read what a file no longer has would end the process
+                check()  # reading beyond a file's end would end the process
                 yield part
 
     in_memory = mapped is None
@@ -172,7 +178,7 @@ def as_source(
 def checked_source(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None, name: str
 ) -> RecordsLike:
-    """Return records of which all are finite: as an array, or as given if they are a stream.
+    """Return records, all finite: as an array, or as given if they are a stream.
 
     For simulations, which may tell a user which record is malformed. A live source is
     read once, into memory.
@@ -187,7 +193,8 @@ def checked_source(
             return _checked_table(records, n_features, columns)
         if _reader_of(records) is _of_ray:
             _check_in_ray(records, columns)
-        start, source = 0, as_source(records, n_features, columns)
+        start = 0
+        source = as_source(records, n_features, columns)
         for block in source.blocks(keep_null=True):
             _require_finite(block, start)
             start += len(block)
@@ -211,7 +218,7 @@ def _called(name: str) -> Iterator[None]:
 def _checked_table(
     records: Any, n_features: int, columns: Sequence[str] | None
 ) -> NDArray[Any]:
-    """Return records in memory of which all are finite, uncopied if they are an array of floats."""
+    """Return finite records in memory, not copied if they are an array of floats."""
     kept = np.float64, np.float32
     try:
         table = all_records(records, n_features, columns)
@@ -252,13 +259,15 @@ def is_stream(records: RecordsLike) -> bool:
 
 
 def _reader_of(records: RecordsLike) -> "_Reader | None":
-    """Return what makes a source of records other than an array-like."""
+    """Return the reader of records other than an array-like."""
     for module, name, make in _READERS:
         # Where there is an object of a class, its module has been imported.
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(records, kind):
             return make
-    return _of_chunks if callable(records) or isinstance(records, Iterator) else None
+    if callable(records) or isinstance(records, Iterator):
+        return _of_chunks
+    return None
 
 
 def _float_type(dtype: DTypeLike) -> np.dtype[Any]:
@@ -292,7 +301,7 @@ def _state_of_file(mapped: np.memmap[Any, Any]) -> object:
 
 @contextmanager
 def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Require that files are the same before and after what is done, and whenever it asks."""
+    """Require files to stay the same within the block, and whenever it asks."""
     with _readable():
         before = state()
 
@@ -309,14 +318,20 @@ def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what a reader raises into a `DataError`, without its text: that may quote records."""
+    """Turn a reader's errors into a `DataError` without their text.
+
+    That text may quote records.
+    """
     try:
         yield
     except KMeansError:
         raise
     except Exception as error:
         is_of_system = isinstance(error, OSError) and error.errno is not None
-        what = str(error) if is_of_system else type(error).__name__
+        if is_of_system:
+            what = str(error)
+        else:
+            what = type(error).__name__
         raise DataError(f"Expected records that can be read. Got {what}.") from None
 
 
@@ -340,10 +355,9 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
         chunks = make()
         # A generator shows that an earlier message has used it up: it would count as no
         # records.
-        is_used = (
-            isinstance(chunks, GeneratorType)
-            and getgeneratorstate(chunks) != GEN_CREATED
-        )
+        is_used = False
+        if isinstance(chunks, GeneratorType):
+            is_used = getgeneratorstate(chunks) != GEN_CREATED
         is_same = is_used or chunks is last[0] is not None
         if not isinstance(chunks, Iterable) or is_same:
             refuse("the same iterator twice" if is_same else type(chunks).__name__)
@@ -360,18 +374,20 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
 
 def _is_record(chunk: Any) -> bool:
-    """Return whether a chunk, which the loader's code makes, is one record's numbers."""
-    is_listed = isinstance(chunk, list | tuple) and len(chunk) > 1
-    return is_listed and all(
-        isinstance(cell, int | float | np.number) for cell in chunk
-    )
+    """Return whether a chunk of the loader's code is one record's numbers."""
+    if not isinstance(chunk, list | tuple) or len(chunk) < 2:
+        return False
+    return all(isinstance(cell, int | float | np.number) for cell in chunk)
 
 
 # ---------------------------------------------------------------------- sparse matrices
 
 
 def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return a sparse matrix as a source of dense blocks: as a whole it may not fit into memory."""
+    """Return a sparse matrix as a source of dense blocks.
+
+    As a whole it may not fit into memory.
+    """
     if matrix.ndim != 2 or matrix.shape[1] != n_features:
         raise DataError(
             f"records must be two-dimensional, of shape (n, {n_features}), got shape "
@@ -386,13 +402,14 @@ def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> S
     def parts() -> Tables:
         step = _rows(n_features)
         for start in range(0, rows.shape[0], step):
-            yield all_records(rows[start : start + step].toarray(), n_features)
+            block = rows[start : start + step]
+            yield all_records(block.toarray(), n_features)
 
     return Source(n_features, _float_type(matrix.dtype), parts, rows.shape[0])
 
 
 def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
-    """Return the array of a sparse matrix of a simulation, all of whose cells are finite."""
+    """Return the array of a simulation's sparse matrix; all cells are finite."""
     source = _of_sparse(matrix, n_features, columns)
     if matrix.shape[0] * n_features > _DENSE_NUMBERS:
         raise DataError(
@@ -408,13 +425,16 @@ def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArr
 
 
 def _of_hub(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return a ``datasets.Dataset``, as flwr-datasets divides them, in the order of its rows."""
+    """Return a ``datasets.Dataset``, as of flwr-datasets, in the order of its rows."""
     require_no_transform(dataset)
     if not dataset.column_names and len(dataset) == 0:  # nothing says what there was
         return Source(n_features, np.dtype(np.float64), tuple)
     # Without names those that the user chose by `set_format`, which are all unless he
     # did.
-    wanted = dataset.format["columns"] if columns is None else columns
+    if columns is None:
+        wanted = dataset.format["columns"]
+    else:
+        wanted = columns
     names, dtype = _chosen(dataset.features.arrow_schema, n_features, columns, wanted)
     chosen = dataset.select_columns(names).with_format("arrow")
 
@@ -450,7 +470,7 @@ def _of_dataset(dataset: Any, n_features: int, columns: Sequence[str] | None) ->
 
 
 def _check_fragment(fragment: Any, schema: Any, names: Sequence[str]) -> None:
-    """Require of a file what pyarrow makes up or converts, and of its format types of columns."""
+    """Require pyarrow's made-up columns of a file, and types of its format."""
     kind = _format_of(fragment)
     if kind not in _TYPED:
         raise DataError(
@@ -501,18 +521,17 @@ def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
         from pyarrow.dataset import ParquetFragmentScanOptions
 
         options["fragment_scan_options"] = ParquetFragmentScanOptions(pre_buffer=False)
-    batches: Iterator[Any] = fragment.to_batches(
-        columns=names, batch_size=_rows(len(names)), **options
-    )
+    options["columns"] = names
+    options["batch_size"] = _rows(len(names))
+    batches: Iterator[Any] = fragment.to_batches(**options)
     return batches
 
 
 def _groups(file: Any, names: list[str], groups: Iterable[int]) -> Iterator[Any]:
+    size = _rows(len(names))
     # One group of rows at a time: of several, all are read ahead.
     for group in groups:
-        yield from file.iter_batches(
-            batch_size=_rows(len(names)), row_groups=[group], columns=names
-        )
+        yield from file.iter_batches(size, row_groups=[group], columns=names)
 
 
 def _state_of_files(dataset: Any) -> object:
@@ -531,9 +550,8 @@ def _of_parquet_file(
     names, dtype = _chosen(file.schema_arrow, n_features, columns)
 
     def parts() -> Tables:
-        yield from _tables(
-            _groups(file, names, range(file.num_row_groups)), names, dtype
-        )
+        batches = _groups(file, names, range(file.num_row_groups))
+        yield from _tables(batches, names, dtype)
 
     return Source(n_features, dtype, parts)
 
@@ -548,7 +566,7 @@ def _chosen(
     columns: Sequence[str] | None,
     wanted: Sequence[str] | None = None,
 ) -> tuple[list[str], np.dtype[Any]]:
-    """Return the names of the columns to read, and of what type they are together."""
+    """Return the names of the columns to read, and their common type."""
     import pyarrow
 
     names = list(wanted or columns or schema.names)
@@ -568,14 +586,15 @@ def _chosen(
             raise ConfigurationTypeError(
                 f"Expected the column {name!r} as numbers. Got {kind}."
             )
-    short = all(schema.field(name).type == pyarrow.float32() for name in names)
+    types = [schema.field(name).type for name in names]
+    short = all(kind == pyarrow.float32() for kind in types)
     return names, np.dtype(np.float32 if short else np.float64)
 
 
 def _tables(
     batches: Iterable[Any], names: Sequence[str], dtype: np.dtype[Any]
 ) -> Iterator[NDArray[Any]]:
-    """Yield batches of pyarrow as arrays, with NaN where a cell is null or no number."""
+    """Yield batches of pyarrow as arrays, NaN where a cell is null or no number."""
     for batch in _each(batches):
         with _readable():
             table = np.empty((batch.num_rows, len(names)), dtype)
@@ -588,7 +607,7 @@ def _tables(
 
 
 def _each(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield what a reader yields, and turn what it raises into a `DataError`."""
+    """Yield a reader's batches, and turn its errors into a `DataError`."""
     found = iter(batches)
     while True:
         with _readable():
@@ -602,7 +621,7 @@ def _each(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return the rows of a query: numbers, or what its domain makes of the columns it declares."""
+    """Return the rows of a query: numbers, or its declared columns encoded."""
     domain = query.domain
     if domain is None:
         names = list(query.names if columns is None else columns)
@@ -624,9 +643,9 @@ def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             if domain is not None:
                 yield domain.encode(block, "nan", query.spelling)
             else:
-                cells = [
-                    _number_cells(block[name], name, query.spelling) for name in names
-                ]
+                cells = []
+                for name in names:
+                    cells.append(_number_cells(block[name], name, query.spelling))
                 yield np.column_stack(cells)
 
     return Source(n_features, np.dtype(np.float64), parts, is_live=True)
@@ -667,18 +686,16 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             yield from _tables_of_block(block, names, n_features)
 
     def summed(part: Part) -> tuple[IntArray, int]:
-        """Return the sum over all blocks, each in a task where it is, and the null records."""
+        """Return the sum over all blocks, and the null records, by tasks there."""
         import ray
 
         # A worker that is lost costs its tasks a retry: the same integers from the same
         # block.
         task = ray.remote(_sum_of_block)
         # A single zero adds to words of any number.
-        shared, total, n_null = (
-            ray.put((part, names, n_features)),
-            np.zeros(1, np.int64),
-            0,
-        )
+        shared = ray.put((part, names, n_features))
+        total = np.zeros(1, np.int64)
+        n_null = 0
         waiting: list[Any] = []
 
         def collect(most: int) -> None:
@@ -686,7 +703,8 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             while len(waiting) > most:
                 ready, waiting[:] = ray.wait(waiting)
                 for words, n in ray.get(ready):
-                    total, n_null = total + words, n_null + n
+                    total = total + words
+                    n_null = n_null + n
 
         with _readable():
             for block in blocks():
@@ -699,14 +717,17 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
 
 def _names_in_ray(columns: Sequence[str] | None) -> Sequence[str]:
-    """Return the columns to read. One may be whole records, as Ray calls those of an array."""
+    """Return the columns to read.
+
+    One may be whole records: Ray has a name for those of an array.
+    """
     # Not all that a block has: a single record may add columns to its block, or order
     # them.
     return [_WHOLE] if columns is None else columns
 
 
 def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
-    """Require the columns of a data set, and numbers in them, as far as Ray knows its schema.
+    """Require a data set's columns, with numbers, as far as Ray knows its schema.
 
     Not inside a run: of a data set that is computed, Ray knows that of single records'
     blocks.
@@ -723,21 +744,18 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
     kinds = dict(zip(schema.names, schema.types, strict=True))
     for name in _names_in_ray(columns):
         if name not in kinds:
-            hint = (
-                ": name those to read in columns= of the domain"
-                if columns is None
-                else ""
-            )
+            hint = ""
+            if columns is None:
+                hint = ": name those to read in columns= of the domain"
             raise DataError(
                 f"Expected the column {name!r} in a data set of Ray. Got {list(kinds)}{hint}."
             )
         kind = kinds[name]
-        is_type = isinstance(kind, pyarrow.DataType)
-        if (
-            pyarrow.types.is_temporal(kind)
-            if is_type
-            else getattr(kind, "kind", "") in "mM"
-        ):
+        if isinstance(kind, pyarrow.DataType):
+            is_time = pyarrow.types.is_temporal(kind)
+        else:
+            is_time = getattr(kind, "kind", "") in "mM"
+        if is_time:
             raise ConfigurationTypeError(
                 f"Expected the column {name!r} as numbers. Got {kind}."
             )
@@ -746,23 +764,26 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
 def _sum_of_block(
     block: Any, shared: tuple[Part, Sequence[str], int]
 ) -> tuple[IntArray, int]:
-    """Return the sum of a function over a block of a data set of Ray, and the null records."""
+    """Return the sum of a function over a block of Ray, and its null records."""
     from ray.data.block import BlockAccessor
 
     part, names, n_features = shared
     tables = partial(_tables_of_block, block, names, n_features)
     n_rows = BlockAccessor.for_block(block).num_rows()
     source = Source(n_features, np.dtype(np.float64), tables, n_rows)
-    words = sum((part(each) for each in source.blocks()), start=np.zeros(1, np.int64))
+    words = np.zeros(1, np.int64)
+    for each in source.blocks():
+        words = words + part(each)
     return words, source.n_null
 
 
 def _tables_of_block(
     block: Any, names: Sequence[str], n_features: int
 ) -> Iterator[NDArray[Any]]:
-    """Yield a block of a data set of Ray as tables (m, n_features); a column may be whole records.
+    """Yield a block of Ray as tables (m, n_features).
 
-    A single record may decide what types and columns a block has, so they are no error.
+    A column may be whole records. A single record may decide what types and columns a
+    block has, so they are no error.
     """
     from ray.data.block import BlockAccessor
 
@@ -772,35 +793,36 @@ def _tables_of_block(
     rows = _rows(n_features)
     for start in range(0, whole.num_rows(), rows):
         with _readable():
-            piece = whole.slice(start, min(start + rows, whole.num_rows()), copy=False)
+            stop = min(start + rows, whole.num_rows())
+            piece = whole.slice(start, stop, copy=False)
             if hasattr(piece, "schema"):  # a table of pyarrow
                 cells = [text_as_bytes(column) for column in piece.columns]
                 piece = piece.from_arrays(cells, names=found)
             accessor = BlockAccessor.for_block(piece)
-            arrays = [
-                accessor.to_numpy(name) if name in found else None for name in names
-            ]
+            arrays = {}
+            for i, name in enumerate(names):
+                if name in found:
+                    arrays[i] = np.asarray(accessor.to_numpy(name))
             table = np.full((accessor.num_rows(), n_features), np.nan)
-            if len(arrays) == 1 and arrays[0] is not None:
-                table[:] = _whole_records(np.asarray(arrays[0]), n_features)
+            if len(names) == 1 and arrays:
+                table[:] = _whole_records(arrays[0], n_features)
             else:
-                for i, array in enumerate(arrays):
-                    column = None if array is None else numbers(np.asarray(array))
+                for i, array in arrays.items():
+                    column = numbers(array)
                     if column is not None and column.ndim == 1:
                         table[:, i] = column
         yield table
 
 
 def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
-    """Return a column whose cells are records, or the numbers of the only column, as a table."""
+    """Return a column of records, or the numbers of the only column, as a table."""
     if cells.dtype.kind in "biuf" and cells.shape[1:] == (n_features,):
         return cells
     if cells.dtype.kind in "biuf" and cells.ndim == 1 == n_features:
         return cells[:, None]
     kinds = list, tuple, np.ndarray
-    return table_of_rows(
-        [c if isinstance(c, kinds) else [c] for c in cells], n_features
-    )
+    rows = [cell if isinstance(cell, kinds) else [cell] for cell in cells]
+    return table_of_rows(rows, n_features)
 
 
 _Reader = Callable[[Any, int, Sequence[str] | None], Source]

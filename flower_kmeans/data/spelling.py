@@ -1,4 +1,4 @@
-"""How numbers, dates and missing cells are written in one party's file.
+"""The spelling of numbers, dates and missing cells in one party's file.
 
 Each cell is read by itself, so that a record stays what it is whatever others hold. A
 cell is *missing* if it is empty or spells that there is no value. It is *unreadable* if
@@ -67,7 +67,7 @@ def are_missing(cells: NDArray[Any]) -> BoolArray:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a party's file writes numbers and dates.
+    """The spelling of numbers and dates in a party's file.
 
     Parameters
     ----------
@@ -117,12 +117,10 @@ class Spelling:
 
     @cached_property
     def _number(self) -> "re.Pattern[str]":
-        """Return what a number looks like."""
-        groups = (
-            rf"[0-9]{{1,3}}(?:[{re.escape(self._groups)}][0-9]{{3}})+|"
-            if self._groups
-            else ""
-        )
+        """Return the pattern of a number."""
+        groups = ""
+        if self._groups:
+            groups = rf"[0-9]{{1,3}}(?:[{re.escape(self._groups)}][0-9]{{3}})+|"
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
         leading = rf"{re.escape(self.decimal)}[0-9]+"
         return re.compile(
@@ -138,26 +136,30 @@ class Spelling:
         """Return the number that a cell is or spells, or NaN."""
         if self._is_usual or not isinstance(cell, str | bytes):
             return as_number(cell)
-        text = (
-            cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell
-        )
+        if isinstance(cell, bytes):
+            text = cell.decode(errors="surrogateescape")
+        else:
+            text = cell
         text = text.strip()
         if self._number.fullmatch(text) is None:
             # True and false are written alike everywhere.
-            return as_number(text) if text.lower() in ("true", "false") else np.nan
+            if text.lower() in ("true", "false"):
+                return as_number(text)
+            return np.nan
         for group in self._groups:
             text = text.replace(group, "")
         return float(text.replace(self.decimal, "."))
 
     def numbers(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the numbers of a column, (n,), with NaN where a cell is or spells none."""
+        """Return the numbers of a column, (n,), NaN where a cell is or spells none."""
         kind = cells.dtype.kind
         if self._is_usual or kind not in "OSTU":
             found = numbers(cells)
-            return np.full(len(cells), np.nan) if found is None else found
-        return np.array(
-            [self.number(cell) for cell in cells.tolist()], dtype=np.float64
-        )
+            if found is None:
+                return np.full(len(cells), np.nan)
+            return found
+        values = [self.number(cell) for cell in cells.tolist()]
+        return np.array(values, dtype=np.float64)
 
     def date(self, text: str) -> date:
         """Return the date that a text spells; ``ValueError`` if it spells none."""
@@ -171,10 +173,11 @@ USUAL = Spelling()
 
 
 def _require_format(text: str) -> None:
-    """Require of a format that it holds a day: what it writes, it reads as the same day."""
+    """Require a format of days: it reads the day that it writes."""
     day = datetime(2023, 11, 27)
     try:
-        is_right = datetime.strptime(day.strftime(text), text).date() == day.date()
+        again = datetime.strptime(day.strftime(text), text)
+        is_right = again.date() == day.date()
     except (ValueError, re.error):
         is_right = False
     if not is_right:

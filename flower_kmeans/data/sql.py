@@ -81,7 +81,10 @@ _KINDS = {
 
 
 def is_uri(text: str) -> bool:
-    """Return whether a text names a database: ``postgresql://...`` or ``sqlite:///FILE``."""
+    """Return whether a text names a database.
+
+    As ``postgresql://...`` or ``sqlite:///FILE``.
+    """
     return text.lower().startswith((*_POSTGRESQL, _SQLITE))
 
 
@@ -193,7 +196,8 @@ def _require_no_password(uri: str) -> None:
     # password may hold all signs that divide other URIs, so that everything before the
     # last @ is looked at.
     _, _, query = uri.partition("://")[2].partition("?")
-    keys = {unquote(part.partition("=")[0]).strip() for part in query.split("&")}
+    quoted = [part.partition("=")[0] for part in query.split("&")]
+    keys = {unquote(key).strip() for key in quoted}
     before, is_user, _ = uri.partition("://")[2].rpartition("@")
     if (is_user and ":" in before) or keys.intersection(_SECRETS):
         # The URI is not quoted.
@@ -301,8 +305,12 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
         connection = driver.connect(f"postgresql://{uri.partition('://')[2]}")
     except Exception as error:
         # The client's own text: it names host, user and database, and never a password.
-        lines = str(error).partition("Failed to connect:")[2].strip().splitlines()
-        said = lines[0].rstrip(".") if lines else "no connection"
+        cause = str(error).partition("Failed to connect:")[2]
+        lines = cause.strip().splitlines()
+        if lines:
+            said = lines[0].rstrip(".")
+        else:
+            said = "no connection"
         raise DataError(
             f"Expected a PostgreSQL server that can be reached. Got: {said}."
         ) from None
@@ -338,10 +346,11 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
 
 
 def _require_plain(field: Any) -> None:
-    """Require a column of numbers, text, booleans or dates, as its table declares it."""
+    """Require a column declared as numbers, text, booleans or dates."""
     import pyarrow
 
-    declared = (field.metadata or {}).get(b"POSTGRESQL:type", b"?").decode()
+    metadata = field.metadata or {}
+    declared = metadata.get(b"POSTGRESQL:type", b"?").decode()
     is_text = pyarrow.types.is_string(field.type)  # also of an enumeration
     if not (is_text or declared in _PLAIN or declared == "numeric"):
         raise ConfigurationError(
@@ -357,12 +366,12 @@ def _cells(column: Any) -> NDArray[Any]:
     kind = column.type
     if isinstance(kind, pyarrow.BaseExtensionType):  # numeric, in decimal digits
         digits = column.storage.to_pylist()
-        return np.array([np.nan if cell is None else float(cell) for cell in digits])
+        values = [np.nan if cell is None else float(cell) for cell in digits]
+        return np.array(values)
     if pyarrow.types.is_string(kind):
         texts = column.cast(pyarrow.binary()).to_pylist()
-        return np.array(
-            [None if cell is None else _text(cell) for cell in texts], dtype=object
-        )
+        cells = [None if cell is None else _text(cell) for cell in texts]
+        return np.array(cells, dtype=object)
     if pyarrow.types.is_temporal(kind):
         dates = column.to_numpy(zero_copy_only=False).copy()
         dates[dates < _FIRST_DATE] = np.datetime64("NaT")
@@ -375,7 +384,7 @@ def _cells(column: Any) -> NDArray[Any]:
 
 @contextmanager
 def _errors_of_postgresql(*, is_prepared: bool) -> Iterator[None]:
-    """Turn errors into ours, with the server's text only while a query ``is_prepared``."""
+    """Turn errors into ours; the server's text only while a query ``is_prepared``."""
     try:
         yield
     except KMeansError:
@@ -383,12 +392,17 @@ def _errors_of_postgresql(*, is_prepared: bool) -> Iterator[None]:
     except Exception as error:
         # The driver has none for rows that follow the first ones.
         state = getattr(error, "sqlstate", None) or ""
-        said = re.search(r"ERROR:\s*(.*)", str(error)) if is_prepared else None
+        if is_prepared:
+            said = re.search(r"ERROR:\s*(.*)", str(error))
+        else:
+            said = None
         if said is not None:
             raise ConfigurationError(
                 f"Expected a query that PostgreSQL can make: one SELECT (or WITH). Got: {said[1]}."
             ) from None
         kind = _KINDS.get(state[:2], f"{_KINDS['22']}, or {_KINDS['08']}")
         number = f"SQLSTATE {state}" if state else "while its rows were read"
-        found = ConfigurationError if state[:2] in _OF_QUERY else DataError
-        raise found(f"The query of the database failed ({number}): {kind}.") from None
+        error_type = ConfigurationError if state[:2] in _OF_QUERY else DataError
+        raise error_type(
+            f"The query of the database failed ({number}): {kind}."
+        ) from None

@@ -1,4 +1,4 @@
-"""Columns as people have them: numbers, logarithms, categories, dates, and missing cells.
+"""Declared columns: numbers, logarithms, categories, dates, and missing cells.
 
 A `TableDomain` declares columns from public knowledge, in a file that all parties
 share. It turns the cells of a table into records of a `Box`, and points of the box into
@@ -48,7 +48,8 @@ _EXACT = Context(prec=40)
 _ZEROS = 6  # at the end of a number: so many are counted and not written
 _EXACT_FLOATS = 2.0**53
 _MOST_DIGITS = 4_000  # of an integer that Python writes, about
-_FIRST_DAY, _LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")
+_FIRST_DAY = np.datetime64("0001-01-01")
+_LAST_DAY = np.datetime64("9999-12-31")
 _DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
 _NOT_PUBLIC = """\
 # NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
@@ -70,7 +71,7 @@ class _DeclarationError(ConfigurationError):
 class _Column(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"
 ):
-    """What the declarations of columns have in common."""
+    """The common part of declarations of columns."""
 
     name: str
 
@@ -102,9 +103,8 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         """Return the declaration in words, in the user's units."""
         scale = ", log scale" if self.scale == "log" else ""
         bounds = f"number {number_text(self.lower)} to {number_text(self.upper)}{scale}"
-        return bounds + _counts_as(
-            None if self.missing is None else number_text(self.missing)
-        )
+        missing = None if self.missing is None else number_text(self.missing)
+        return bounds + _counts_as(missing)
 
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
@@ -120,22 +120,21 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
             return {self.name: (self.lower, self.upper)}
         # All parties must have the same bounds, and only decimals have one logarithm
         # everywhere.
-        low, high = (float(_EXACT.log10(_EXACT.create_decimal_from_float(bound)))
-                     for bound in (self.lower, self.upper))  # fmt: skip
-        return {f"log10({self.name})": (low, high)}
+        bounds = (_decimal_logarithm(self.lower), _decimal_logarithm(self.upper))
+        return {f"log10({self.name})": bounds}
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Bounds of what `read` returns."""
+        """Bounds of the numbers of `read`."""
         return self.lower, self.upper
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the numbers of a column, (n,), with NaN where a cell holds no finite number."""
+        """Return the numbers of a column, (n,), NaN for other cells."""
         values = spelling.numbers(cells)
         return np.where(np.isfinite(values), values, np.nan)
 
     def place(self, values: FloatArray) -> FloatArray:
-        """Return the column of the box, (n, 1), of what `read` returned."""
+        """Return the column of the box, (n, 1), of the numbers of `read`."""
         values = np.clip(values, self.lower, self.upper)
         if self.scale == "log":
             # Once more, since this logarithm may be rounded beyond that of a bound.
@@ -145,7 +144,10 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return values of the box, (k, 1), in the user's units."""
-        values = 10.0 ** points[:, 0] if self.scale == "log" else points[:, 0]
+        if self.scale == "log":
+            values = 10.0 ** points[:, 0]
+        else:
+            values = points[:, 0]
         return {self.name: values.tolist()}
 
 
@@ -171,7 +173,10 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
     def describe(self) -> str:
         """Return the declaration in words; of many categories the first ones."""
         values = [_category_text(value) for value in self.values]
-        missing = None if self.missing is None else _category_text(self.missing)
+        if self.missing is None:
+            missing = None
+        else:
+            missing = _category_text(self.missing)
         return f"category {shortened(values)}{_counts_as(missing)}"
 
     def coordinates(self) -> Coordinates:
@@ -194,19 +199,20 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Bounds of what `read` returns."""
+        """Bounds of the numbers of `read`."""
         return 0.0, float(len(self.values) - 1)
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the place of each cell's category, (n,), with NaN where it is in none."""
-        places: dict[str | None, float] = {
-            value: float(i) for i, value in enumerate(self.values)
-        }
-        found = [places.get(category_of(cell), np.nan) for cell in cells.tolist()]
+        """Return the place of each cell's category, (n,), NaN where it is in none."""
+        places: dict[str | None, float] = {}
+        for i, value in enumerate(self.values):
+            places[value] = float(i)
+        categories = map(category_of, cells.tolist())
+        found = [places.get(category, np.nan) for category in categories]
         return np.array(found, dtype=np.float64)
 
     def place(self, values: FloatArray) -> FloatArray:
-        """Return the columns of the box, (n, m), of what `read` returned."""
+        """Return the columns of the box, (n, m), of the places of `read`."""
         columns = np.zeros((len(values), len(self.values)))
         known = np.flatnonzero(~np.isnan(values))
         columns[known, values[known].astype(np.intp)] = 1.0
@@ -214,8 +220,14 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
         return columns
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
-        """Return values of the box, (k, m): the share of each category, by column and category."""
-        return dict(zip(self.coordinates(), points.T.tolist(), strict=True))
+        """Return the shares of categories, by name, of values (k, m)."""
+        shares = points.T.tolist()
+        return dict(zip(self.coordinates(), shares, strict=True))
+
+
+def _decimal_logarithm(bound: float) -> float:
+    exact = _EXACT.create_decimal_from_float(bound)
+    return float(_EXACT.log10(exact))
 
 
 class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
@@ -251,32 +263,30 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
         _require_order(self.name, self.lower, self.upper, self.missing)
-        bounds = float(self.lower.toordinal()), float(self.upper.toordinal())
-        return {f"days({self.name})": bounds}
+        return {f"days({self.name})": self.limits}
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Bounds of what `read` returns."""
+        """Bounds of the numbers of `read`."""
         return float(self.lower.toordinal()), float(self.upper.toordinal())
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the days of a column since the year 1, (n,), with NaN where there is none."""
+        """Return the days of a column since the year 1, (n,), or NaN."""
         if cells.dtype.kind == "M":
-            days = cells.astype("datetime64[D]")
-            return np.where(
-                np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO)
-            )
-        return np.array(
-            [day_of(cell, spelling) for cell in cells.tolist()], dtype=np.float64
-        )
+            dates = cells.astype("datetime64[D]")
+            days = dates.astype(np.int64) + float(_DAY_ZERO)
+            return np.where(np.isnat(dates), np.nan, days)
+        found = [day_of(cell, spelling) for cell in cells.tolist()]
+        return np.array(found, dtype=np.float64)
 
     def place(self, values: FloatArray) -> FloatArray:
-        """Return the column of the box, (n, 1), of what `read` returned."""
+        """Return the column of the box, (n, 1), of the numbers of `read`."""
         return np.clip(values, *self.limits)[:, None]
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return values of the box, (k, 1), as dates."""
-        days = np.clip(np.rint(points[:, 0]), 1, date.max.toordinal())
+        nearest = np.rint(points[:, 0])
+        days = np.clip(nearest, 1, date.max.toordinal())
         return {self.name: [date.fromordinal(int(day)) for day in days]}
 
 
@@ -326,13 +336,15 @@ class TableDomain(Box):
                 f"Expected a domain of declared columns. {error}."
             ) from None
         check_names([column.name for column in columns], "names of declared columns")
-        parts = [column.coordinates() for column in columns]
-        lower, upper = zip(
-            *(bounds for part in parts for bounds in part.values()), strict=True
-        )
-        super().__init__(
-            lower, upper, columns=[name for part in parts for name in part]
-        )
+        names: list[str] = []
+        lower = []
+        upper = []
+        for column in columns:
+            for name, (low, high) in column.coordinates().items():
+                names.append(name)
+                lower.append(low)
+                upper.append(high)
+        super().__init__(lower, upper, columns=names)
         vars(self).update(declared=tuple(columns), from_records=from_records)
 
     @classmethod
@@ -346,7 +358,10 @@ class TableDomain(Box):
         """
         begin = f"Expected the {what} as a domain."
         try:
-            decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+            if isinstance(text, bytes):
+                decoded = text.decode("utf-8")
+            else:
+                decoded = text
             # Some editors begin a file with a byte order mark.
             decoded = decoded.removeprefix("\ufeff")
             values = parsed_toml(decoded)
@@ -363,7 +378,10 @@ class TableDomain(Box):
             try:
                 cls([column])
             except KMeansError as error:
-                key = error.key if isinstance(error, _DeclarationError) else None
+                if isinstance(error, _DeclarationError):
+                    key = error.key
+                else:
+                    key = None
                 place = place_of(line_of(decoded, i, key), key, column.name)
                 raise ConfigurationError(f"{begin} {place}: {error}") from None
         try:
@@ -395,20 +413,19 @@ class TableDomain(Box):
         notes = comments or {}
         parts = [_NOT_PUBLIC] if self.from_records else []
         for column in self.declared:
-            values = {
-                "kind": column.__struct_config__.tag,
-                **msgspec.structs.asdict(column),
-            }
-            lines = (
-                f"{key} = {_toml(v)}" for key, v in values.items() if v is not None
-            )
-            below = (f"# {note}" for note in notes.get(column.name, ()))
-            parts.append("\n".join(("[[columns]]", *lines, *below, "")))
+            values = {"kind": column.__struct_config__.tag}
+            values |= msgspec.structs.asdict(column)
+            lines = ["[[columns]]"]
+            for key, value in values.items():
+                if value is not None:
+                    lines.append(f"{key} = {_toml(value)}")
+            lines += [f"# {note}" for note in notes.get(column.name, ())]
+            parts.append("\n".join([*lines, ""]))
         return "\n".join(parts)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all declarations, 64 hexadecimal digits: to be the same at all parties."""
+        """SHA-256 of all declarations in hexadecimal, the same at all parties."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
     def encode(
@@ -450,21 +467,20 @@ class TableDomain(Box):
 
     def findings(self) -> Findings:
         """Return findings on the declared columns, of no records yet."""
-        return Findings(
-            tuple(
-                ColumnFindings(
-                    column.name,
-                    column.__struct_config__.tag,  # type: ignore[arg-type]
-                    has_rule=column.missing is not None,
-                )
-                for column in self.declared
+        of_columns = []
+        for column in self.declared:
+            found = ColumnFindings(
+                column.name,
+                column.__struct_config__.tag,  # type: ignore[arg-type]
+                has_rule=column.missing is not None,
             )
-        )
+            of_columns.append(found)
+        return Findings(tuple(of_columns))
 
     def examine(
         self, table: Any, findings: Findings, spelling: Spelling = USUAL
     ) -> FloatArray:
-        """Return records as `encode` does with ``"nan"``, and count what their cells are.
+        """Return records as `encode` does with ``"nan"``, and count their cells.
 
         ``findings`` are those of `findings`, to which the counts are added.
         """
@@ -474,9 +490,8 @@ class TableDomain(Box):
             raise DataError("Expected columns of one length.")
         parts = []
         unusable = np.ones(len(cells[0]), dtype=bool)
-        for column, own, found in zip(
-            self.declared, cells, findings.columns, strict=True
-        ):
+        columns = zip(self.declared, cells, findings.columns, strict=True)
+        for column, own, found in columns:
             values = column.read(own, spelling)
             # A category may be called NA.
             missing = are_missing(own) & np.isnan(values)
@@ -484,18 +499,18 @@ class TableDomain(Box):
             unusable &= np.isnan(values)
             part = column.place(values)
             if column.missing is not None:
-                rule = column.place(
-                    column.read(np.array([column.missing], dtype=object))
-                )
-                # A category may stand for all that are not listed, but no number for
-                # what is none.
+                cell = np.array([column.missing], dtype=object)
+                rule = column.place(column.read(cell))
+                # A category may stand for all that are not listed, but no number for a
+                # cell that is none.
                 is_for_all = isinstance(column, Category)
                 part[np.isnan(values) if is_for_all else missing] = rule
             parts.append(part)
         records = np.concatenate(parts, axis=1)
         records[unusable] = np.nan
         findings.n_records += len(records)
-        findings.n_void += int(np.count_nonzero(np.isnan(records).any(axis=1)))
+        is_void = np.isnan(records).any(axis=1)
+        findings.n_void += int(np.count_nonzero(is_void))
         return records
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
@@ -524,16 +539,20 @@ def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
 
 
 def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:
-    """Return a domain as npz files hold it: as JSON, and with what a `TableDomain` declares."""
+    """Return a domain for an npz file: as JSON, with a `TableDomain`'s declarations."""
     # Text, since NumPy reads objects by pickle alone.
-    arrays = {"domain": np.array(json.dumps(domain.to_config()))}
+    text = json.dumps(domain.to_config())
+    arrays = {"domain": np.array(text)}
     if isinstance(domain, TableDomain):
         arrays["declared"] = np.array(domain.to_toml())
     return arrays
 
 
 def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
-    """Return what `domain_arrays` wrote; various exceptions for anything else."""
+    """Return the domain that `domain_arrays` wrote.
+
+    Anything else raises various exceptions.
+    """
     domain = domain_from_config(parsed_json(str(arrays["domain"])))
     if "declared" not in arrays:
         return domain
@@ -554,7 +573,7 @@ def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:
 
 
 def _require_types(table: Any, declared: Sequence[Number | Category | Date]) -> None:
-    """Refuse a type that holds nothing of what its column declares: no record would count."""
+    """Refuse a type that cannot hold the declared cells: no record would count."""
     frame = frame_of(table)
     if frame is None:
         return
@@ -577,18 +596,19 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
         if frame is not None and frame.is_empty and not isinstance(table, Mapping):
             return np.empty(0, dtype=object)
         # Other names are not listed: without a header, they are a record.
-        got = (
-            ""
-            if frame is not None
-            else f" with names of columns. Got {type(table).__name__}"
-        )
+        if frame is not None:
+            got = ""
+        else:
+            got = f" with names of columns. Got {type(table).__name__}"
         raise DataError(f"Expected the column {name!r} once in the table{got}.")
     cells = frame.column(frame.names.index(name)).cells()
-    return _whole_days(cells) if cells.dtype.kind == "M" else cells
+    if cells.dtype.kind == "M":
+        return _whole_days(cells)
+    return cells
 
 
 def _whole_days(times: NDArray[Any]) -> NDArray[Any]:
-    """Return times of NumPy as days, without those that are in no calendar of Python's."""
+    """Return times of NumPy as days, without those outside of Python's calendar."""
     unit, _ = np.datetime_data(times.dtype)
     if unit in ("ps", "fs", "as"):  # of which no int64 counts those of a day
         times = times.astype("datetime64[us]")
@@ -600,7 +620,10 @@ def _whole_days(times: NDArray[Any]) -> NDArray[Any]:
 
 
 def category_of(cell: Any) -> str | None:
-    """Return how a category is written, or ``None`` for no text; a whole number as an integer."""
+    """Return the spelling of a category, or ``None`` if it is no text.
+
+    A whole number is spelt as an integer.
+    """
     try:
         if isinstance(cell, bytes):
             return cell.decode().strip()
@@ -623,8 +646,12 @@ def category_of(cell: Any) -> str | None:
             if cell != int(cell):
                 return str(cell)
             # Above that, a float may be another integer, rounded.
-            return str(int(cell)) if abs(cell) < _EXACT_FLOATS else None
-        return None if cell is None else str(cell).strip()
+            if abs(cell) < _EXACT_FLOATS:
+                return str(int(cell))
+            return None
+        if cell is None:
+            return None
+        return str(cell).strip()
     except Exception:  # NaN, infinity, and whatever an object of the loader raises
         return None
 
@@ -636,15 +663,17 @@ def day_of(cell: Any, spelling: Spelling = USUAL) -> float:
             cell = _whole_days(np.array([cell])).item()
         # Of a period of pandas its first day counts.
         cell = getattr(cell, "start_time", cell)
-        text = cell.decode() if isinstance(cell, bytes) else cell
-        day = spelling.date(text) if isinstance(text, str) else text
-        return float(day.toordinal())
+        if isinstance(cell, bytes):
+            cell = cell.decode()
+        if isinstance(cell, str):
+            cell = spelling.date(cell)
+        return float(cell.toordinal())
     except Exception:  # as in `category_of`
         return np.nan
 
 
 def shortened(texts: Sequence[str], separator: str = ", ", n: int = 20) -> str:
-    """Return texts in one, of which the first ``n`` are shown and the others counted."""
+    """Return texts in one: the first ``n``, and the number of the others."""
     shown = list(texts[:n])
     if len(texts) > n:
         shown.append(f"and {len(texts) - n:,} more")
@@ -662,7 +691,9 @@ def number_text(number: float) -> str:
 
 def _category_text(value: str) -> str:
     # In quotes where it could not be told from two of them.
-    return json.dumps(value, ensure_ascii=False) if "," in value else value
+    if "," in value:
+        return json.dumps(value, ensure_ascii=False)
+    return value
 
 
 def _counts_as(missing: str | None) -> str:
@@ -676,4 +707,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     # no negative zero
-    return repr(value + 0.0) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return repr(value + 0.0)
+    return str(value)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 BLOCK_ROWS = 65_536
 _NAMELESS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-"""Names of columns that have none: pandas and pyarrow call its numbers of rows like that."""
+"""Names of nameless columns: pandas and pyarrow call numbers of rows like that."""
 _CSV = (".csv", ".tsv", ".txt")
 _SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *excel.SUFFIXES)
 
@@ -128,8 +128,10 @@ class OpenTable:
                 f"Expected the columns of {self.path} with different names. Got two columns with "
                 f"the same name {twice[0]!r}: give one of them another name."
             )
-        shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
-        # Whoever writes a list of names must quote such a name.
+        shown = ", ".join(available[:20])
+        if len(available) > 20:
+            shown += ", ..."
+        # In a list of names such a name must be quoted.
         hint = ""
         if any("," in name for name in available):
             hint = " In a list, a name with a comma stands in double quotes."
@@ -313,12 +315,14 @@ def load_records(
 
 
 def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
-    """Return the columns of a client's table, as `load_records` names them, without its records."""
+    """Return the columns of a client's table, as `load_records` names them.
+
+    No record is read.
+    """
     if header is None and Path(data).suffix.lower() != ".toml":
         header = True
-    return open_table(
-        data, USUAL_READING.with_options(header=header), recognises=False
-    ).names
+    reading = USUAL_READING.with_options(header=header)
+    return open_table(data, reading, recognises=False).names
 
 
 def read_table(
@@ -330,7 +334,7 @@ def read_table(
     malformed: str = "error",
     domain: TableDomain | None = None,
 ) -> Table:
-    """Return what `load_table` returns; what was found of its cells is not logged."""
+    """Return the table of `load_table`, without logging its findings."""
     if malformed not in ("error", "nan"):
         raise ConfigurationError(
             f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
@@ -356,19 +360,20 @@ def read_table(
     else:
         excluded = {label, *keep} if is_node else {label}
         chosen = opened.features(excluded)
-    loaded = _load(
-        opened, chosen, domain, beside, refuses_types=is_node and domain is None
-    )
+    refuses_types = is_node and domain is None
+    loaded = _load(opened, chosen, domain, beside, refuses_types)
     if not is_node:
         if features is None and domain is None:
             loaded = _without_text(loaded, keep)
         loaded.findings.require_readable(opened.path)
-    is_void = np.asarray(~np.isfinite(loaded.records).all(axis=1))
+    is_whole = np.isfinite(loaded.records).all(axis=1)
+    is_void = np.asarray(~is_whole)
     loaded.findings.n_void = int(np.count_nonzero(is_void))
     if not is_node and is_void.any():
         loaded = _with_rows(loaded, ~is_void)
     labels = None if label is None else loaded.others[label]
-    others = {name: loaded.others[name] for name in keep if name not in loaded.columns}
+    names = [name for name in keep if name not in loaded.columns]
+    others = {name: loaded.others[name] for name in names}
     return replace(loaded, labels=labels, others=others)
 
 
@@ -379,7 +384,7 @@ def _load(
     beside: Sequence[str],
     refuses_types: bool,
 ) -> Table:
-    """Return all records of a table, NaN where they are not usable, with the columns beside."""
+    """Return all records of a table, NaN where not usable, and the columns beside."""
     if domain is None:
         names = tuple(chosen)
         findings = Findings(tuple(map(ColumnFindings, chosen)))
@@ -387,25 +392,28 @@ def _load(
         names = domain.columns or ()
         findings = domain.findings()
     parts = [np.empty((0, len(names)))]
-    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in beside}
+    kept: dict[str, list[NDArray[Any]]] = {}
+    for name in beside:
+        kept[name] = []
     for block in opened.blocks([*chosen, *beside]):
         if refuses_types:
             _require_types(block, chosen)
         parts.append(records_of(block, chosen, domain, findings, opened.spelling))
         for name, found in kept.items():
             found.append(block.columns[name])
-    others = {
-        name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()
-    }
+    others = {}
+    for name, found in kept.items():
+        others[name] = np.concatenate(found or [np.empty(0)])
     return Table(np.concatenate(parts), names, None, others, findings)
 
 
 def _require_types(block: Block, chosen: Sequence[str]) -> None:
-    """Refuse a column of a type that holds no numbers: at a node no record would count."""
+    """Refuse a column of a type without numbers: at a node no record would count."""
     for name in chosen:
-        cells = (
-            block.columns[name] if block.stored is None else block.stored.column(name)
-        )
+        if block.stored is None:
+            cells = block.columns[name]
+        else:
+            cells = block.stored.column(name)
         column = column_of(cells)
         if column is not None and not column.may_be_numbers:
             raise ConfigurationTypeError(
@@ -421,7 +429,7 @@ def records_of(
     findings: Findings,
     spelling: Spelling,
 ) -> NDArray[np.float64]:
-    """Return the records of a block, (m, d), and count what their cells are.
+    """Return the records of a block, (m, d), and count their cells.
 
     A record with a cell that is not usable has NaN there; a malformed one has nothing
     else.
@@ -455,7 +463,7 @@ def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
 def _numbers(
     cells: Columns, findings: Findings, spelling: Spelling
 ) -> NDArray[np.float64]:
-    """Return columns without declarations as records, NaN where a cell is no finite number."""
+    """Return undeclared columns as records, NaN where a cell is no finite number."""
     parts = []
     for own, found in zip(cells.values(), findings.columns, strict=True):
         if own.ndim != 1:
@@ -471,11 +479,12 @@ def _numbers(
 
 
 def _without_text(table: Table, keep: Collection[str]) -> Table:
-    """Return a table in which no kept column is a feature that holds text, or nothing."""
-    is_feature = [
-        name not in keep or (found.n_read > 0 and not found.n_unreadable)
-        for name, found in zip(table.columns, table.findings.columns, strict=True)
-    ]
+    """Return a table without features that are kept and hold text, or nothing."""
+    is_feature = []
+    columns_found = zip(table.columns, table.findings.columns, strict=True)
+    for name, found in columns_found:
+        are_numbers = found.n_read > 0 and not found.n_unreadable
+        is_feature.append(name not in keep or are_numbers)
     if not any(is_feature):
         raise DataError(
             "Expected a column to cluster by beside those that are kept. Got none."
@@ -535,20 +544,20 @@ def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:
             "Expected header with malformed='nan': True if the first line of a file names its "
             "columns, else their names. Got None: it is not guessed from a record."
         )
-    return (
-        _open_excel(path, reading)
-        if suffix in excel.SUFFIXES
-        else _open_csv(path, reading)
-    )
+    if suffix in excel.SUFFIXES:
+        return _open_excel(path, reading)
+    return _open_csv(path, reading)
 
 
 def data_name(data: str) -> str:
-    """Return what a report calls the data: a file by its name, a database by its address."""
-    return data if "://" in data else Path(data).name
+    """Return the data's name for a report: a file's name or a database's address."""
+    if "://" in data:
+        return data
+    return Path(data).name
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix that names a format, in lower case, also of a compressed csv file."""
+    """Return the suffix of a format in lower case, also of a compressed csv file."""
     suffix = path.suffix.lower()
     if suffix == ".gz" and Path(path.stem).suffix.lower() in _CSV:
         return Path(path.stem).suffix.lower()
@@ -588,7 +597,7 @@ def _block_of_rows(
 
 
 def is_nameless(name: str) -> bool:
-    """Return whether a column has no name, or the one that a library gives to numbers of rows."""
+    """Return whether a column has no name, or a library's for numbers of rows."""
     return _NAMELESS.fullmatch(name) is not None
 
 
@@ -627,28 +636,24 @@ def _open_parquet(path: Path) -> OpenTable:
     def read(wanted: Sequence[str]) -> Iterator[Block]:
         # In the order that is wanted, with the names as the file has them.
         columns = {name: stored[names.index(name)] for name in wanted}
+        in_file = list(columns.values())
         try:
             with ParquetFile(path) as file:
-                for batch in file.iter_batches(
-                    BLOCK_ROWS, columns=list(columns.values())
-                ):
-                    cells = {
-                        n: _stored_cells(batch.column(own))
-                        for n, own in columns.items()
-                    }
-                    named = batch.select(list(columns.values())).rename_columns(
-                        list(columns)
-                    )
-                    yield replace(_whole(cells), stored=named)
+                for batch in file.iter_batches(BLOCK_ROWS, columns=in_file):
+                    cells = {}
+                    for name, own in columns.items():
+                        cells[name] = _stored_cells(batch.column(own))
+                    renamed = batch.select(in_file).rename_columns(list(columns))
+                    yield replace(_whole(cells), stored=renamed)
         except (ArrowException, OSError):
-            # The reader's own text quotes what it failed on.
+            # The reader's own text quotes the cell at which it failed.
             raise error from None
 
     return OpenTable(str(path), names, True, read)
 
 
 def _stored_cells(column: Any) -> NDArray[Any]:
-    """Return the cells of a column of parquet, (m,), each as it is whatever others hold."""
+    """Return the cells of a column of parquet, (m,), each independent of the others."""
     found = column_of(column)
     if found is None:
         raise DataError("Expected columns of one cell for each record.")
@@ -660,7 +665,9 @@ def _stored_cells(column: Any) -> NDArray[Any]:
 
 def _decoded(cell: Any) -> Any:
     """Return text in place of its bytes; those that are not UTF-8 stay apart."""
-    return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else cell
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "surrogateescape")
+    return cell
 
 
 def _open_excel(path: Path, reading: Reading) -> OpenTable:
@@ -670,7 +677,9 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
     if names is None:
         first = next(sheet.rows(), [])
         has_names = reading.header is True or names_columns(first, path)
-        names = tuple(map(_name_of, first)) if has_names else default_names(len(first))
+        names = default_names(len(first))
+        if has_names:
+            names = tuple(map(_name_of, first))
     columns = names
     width = len(columns)
 
@@ -679,21 +688,22 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
         rows = enumerate(sheet.rows(), 1)
         if has_names:
             next(rows, None)
-        sized = ((number, row if len(row) == width else None) for number, row in rows)
-        for batch in batched(sized):
-            yield _block_of_rows(batch, wanted, places)
+        for batch in batched(rows):
+            sized = [(n, row if len(row) == width else None) for n, row in batch]
+            yield _block_of_rows(sized, wanted, places)
 
-    return OpenTable(
-        str(path), columns, has_names or reading.given_names is not None, read
-    )
+    are_named = has_names or reading.given_names is not None
+    return OpenTable(str(path), columns, are_named, read)
 
 
 def _name_of(cell: Any) -> str:
-    return "" if cell is None else str(cell).strip()
+    if cell is None:
+        return ""
+    return str(cell).strip()
 
 
 def _open_database(uri: str, reading: Reading) -> OpenTable:
-    from flower_kmeans.data.sql import open_query  # what only some need
+    from flower_kmeans.data.sql import open_query  # only some need it
 
     query = open_query(uri, _required_query(reading))
 
@@ -723,7 +733,7 @@ def _open_numpy(path: Path) -> OpenTable:
 
 
 def _read_numpy(path: Path) -> tuple[Columns, Columns]:
-    """Return the columns of a file of NumPy, and what it holds beside them."""
+    """Return the columns of a file of NumPy, and the arrays beside them."""
     try:
         # Loading a pickle may run code that it brings.
         loaded = np.load(path, allow_pickle=False)
@@ -739,7 +749,8 @@ def _read_numpy(path: Path) -> tuple[Columns, Columns]:
     names = arrays.pop("columns", None)
     flat = {name: array for name, array in arrays.items() if array.ndim == 1}
     tables = [array for array in arrays.values() if array.ndim == 2]
-    if not tables and flat and len({len(array) for array in flat.values()}) == 1:
+    lengths = {len(array) for array in flat.values()}
+    if not tables and len(lengths) == 1:
         return flat, {}
     if len(tables) != 1:
         raise DataError(
@@ -747,11 +758,13 @@ def _read_numpy(path: Path) -> tuple[Columns, Columns]:
             f"one-dimensional arrays of one length. Got {len(tables)} two-dimensional instead."
         )
     (table,) = tables
-    columns = _columns_of_array(
-        table, None if names is None else [str(n) for n in names.flat]
-    )
-    side = {name: flat[name] for name in flat if len(flat[name]) == len(table)}
-    return columns, {name: array for name, array in side.items() if name not in columns}
+    given = None if names is None else [str(name) for name in names.flat]
+    columns = _columns_of_array(table, given)
+    side = {}
+    for name, array in flat.items():
+        if len(array) == len(table) and name not in columns:
+            side[name] = array
+    return columns, side
 
 
 def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> Columns:
@@ -764,7 +777,8 @@ def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> Colum
         )
     if names is None:
         names = default_names(array.shape[1])
-    if len(names) != array.shape[1] or len(set(names)) < len(names):
+    n_different = len(set(names))
+    if n_different != array.shape[1] or len(names) > n_different:
         raise DataError(
             f"Expected {array.shape[1]} different names in columns. Got {len(names)} names instead."
         )

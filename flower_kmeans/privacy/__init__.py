@@ -1,4 +1,4 @@
-"""Privacy: budgets, what releases cost together, their noise, and the ledger of a node.
+"""Privacy: budgets, the joint cost of releases, their noise, and a node's ledger.
 
 This package knows nothing of k-means or of Flower.
 """

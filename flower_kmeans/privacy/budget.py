@@ -38,7 +38,8 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, _real_or_none(name, getattr(self, name)))
-        epsilon, delta = self.epsilon, self.delta
+        epsilon = self.epsilon
+        delta = self.delta
         if epsilon is not None and not 0 < epsilon < math.inf:
             raise self._wrong(
                 "epsilon", "positive and finite, or None for a run without privacy"
@@ -69,12 +70,12 @@ class PrivacyBudget:
         return self.is_private and self.unit == "client"
 
     def resolved(self, n_units: int) -> "PrivacyBudget":
-        """Return this budget with a delta of ``None`` replaced by ``min(1e-6, 1 / (100 n_units))``.
+        """Return this budget with a delta in place of ``None``.
 
-        ``n_units`` is the public number of records or clients, whichever the unit is;
-        never a count of the data. A mechanism that publishes a random record is (0, 1 /
-        n_units)-private, so delta has to stay well below that (docs/guarantees:
-        Neighbours, budget, delta).
+        It is ``min(1e-6, 1 / (100 n_units))``. ``n_units`` is the public number of
+        records or clients, whichever the unit is; never a count of the data. A
+        mechanism that publishes a random record is (0, 1 / n_units)-private, so delta
+        has to stay well below that (docs/guarantees: Neighbours, budget, delta).
         """
         require_positive("n_units", n_units)
         if self.epsilon is None or self.delta is not None:
@@ -82,11 +83,12 @@ class PrivacyBudget:
         return replace(self, delta=min(1e-6, 1.0 / (100 * n_units)))
 
     def to_config(self) -> dict[str, Any]:
-        """Return the budget for a run document; what is ``None`` is left out."""
+        """Return the budget for a run document, without fields that are ``None``."""
         reals = {"epsilon": self.epsilon, "delta": self.delta}
-        given = {
-            name: real_to_text(real) for name, real in reals.items() if real is not None
-        }
+        given = {}
+        for name, real in reals.items():
+            if real is not None:
+                given[name] = real_to_text(real)
         return {"unit": self.unit, **given}
 
 
@@ -97,10 +99,8 @@ def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
         raise MessageError(
             "A privacy budget must have a unit, and may have epsilon and delta."
         )
-    epsilon, delta = (
-        real_from_text(config[name]) if name in config else None
-        for name in ("epsilon", "delta")
-    )
+    epsilon = real_from_text(config["epsilon"]) if "epsilon" in config else None
+    delta = real_from_text(config["delta"]) if "delta" in config else None
     try:
         return PrivacyBudget(epsilon, delta, cast(Unit, config["unit"]))
     except ConfigurationError:
@@ -115,7 +115,9 @@ def _real_or_none(name: str, value: Any) -> float | None:
         if isinstance(value, bool):
             raise TypeError
         # Not float(value) alone, which would also read strings.
-        return None if value is None else float(value + 0.0)
+        if value is None:
+            return None
+        return float(value + 0.0)
     except (TypeError, ValueError, OverflowError):
         raise ConfigurationTypeError(
             f"The '{name}' parameter of PrivacyBudget must be a real number or None. "

@@ -1,4 +1,4 @@
-"""Mu, epsilon and delta from each other: in closed form, or for mixtures with Laplace releases.
+"""Mu, epsilon and delta from each other, also with Laplace releases.
 
 mu-GDP is (epsilon, delta)-DP exactly when delta is at least
 
@@ -58,15 +58,15 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
     # The difference loses about mu^2 / epsilon of its size, or mu at epsilon = 0; the
     # arguments of Phi are squared, which costs their own size twice. The rest is
     # margin.
-    digits = (
-        40
-        + 2 * abs(math.log10(mu))
-        + 2 * math.log10(1 + epsilon)
-        + math.log10(2 + mu) * 2
-    )
+    digits = 40 + 2 * abs(math.log10(mu))
+    digits += 2 * math.log10(1 + epsilon)
+    digits += math.log10(2 + mu) * 2
     with mpmath.workdps(int(digits)):
-        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
-        value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+        m = mpmath.mpf(mu)
+        e = mpmath.mpf(epsilon)
+        with_record = mpmath.ncdf(m / 2 - e / m)
+        without = mpmath.ncdf(-m / 2 - e / m)
+        value = with_record - mpmath.exp(e) * without
         return min(1.0, max(0.0, _upward(value)))
 
 
@@ -74,10 +74,11 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 # each.
 @lru_cache(maxsize=1024)
 def mu_of_budget(epsilon: float, delta: float) -> float:
-    """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``, for positive delta.
+    """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``.
 
-    The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget (Balle
-    & Wang 2018, Algorithm 1), and the next larger float64 exceeds it.
+    Delta is positive. The Gaussian mechanism with noise multiplier ``1 / mu`` then
+    meets the budget (Balle & Wang 2018, Algorithm 1), and the next larger float64
+    exceeds it.
 
     Raises
     ------
@@ -98,9 +99,11 @@ def mu_of_budget(epsilon: float, delta: float) -> float:
         high *= 2
     low = high / 2
     while delta_of_mu(low, epsilon) > delta:
-        low, high = low / 2, low
+        high = low
+        low = low / 2
     # The lower end: a mu that is rounded goes towards more noise, an epsilon upward.
-    return _bisected(low, high, lambda mu: delta_of_mu(mu, epsilon) <= delta)[0]
+    below, _ = _bisected(low, high, lambda mu: delta_of_mu(mu, epsilon) <= delta)
+    return below
 
 
 @lru_cache(maxsize=1024)
@@ -123,7 +126,8 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     low = _SMALLEST_EPSILON
     if delta_of_mu(mu, low) <= delta:
         return low
-    return _bisected(low, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta)[1]
+    _, above = _bisected(low, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta)
+    return above
 
 
 def _bisected(
@@ -131,7 +135,10 @@ def _bisected(
 ) -> tuple[float, float]:
     """Return the neighbouring floats around the end of a condition."""
     while low < (middle := low + (high - low) / 2) < high:
-        low, high = (middle, high) if is_low(middle) else (low, middle)
+        if is_low(middle):
+            low = middle
+        else:
+            high = middle
     return low, high
 
 
@@ -139,7 +146,9 @@ def _upward(value: Any) -> float:
     """Return the least float64 that is not below a number of mpmath."""
     nearest = float(value)
     # float() rounds to the nearest, and comparisons with a number of mpmath are exact.
-    return math.nextafter(nearest, math.inf) if nearest < value else nearest
+    if nearest < value:
+        return math.nextafter(nearest, math.inf)
+    return nearest
 
 
 def _check(name: str, value: float, below: float = math.inf) -> None:
@@ -150,7 +159,10 @@ def _check(name: str, value: float, below: float = math.inf) -> None:
 
 
 def laplace_delta(cost: float, epsilon: float) -> float:
-    """Return the least delta of one Laplace release of pure epsilon ``cost`` at ``epsilon``."""
+    """Return the least delta of one Laplace release at ``epsilon``.
+
+    Its pure epsilon is ``cost``.
+    """
     # 1 - e^((epsilon - cost)/2), exactly (Balle, Barthe & Gaboardi 2018); 0.0 - 0.0 is
     # not -0.0.
     return 0.0 - math.expm1(min(0.0, epsilon - cost) / 2)
@@ -171,12 +183,14 @@ def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> floa
     if not mu and rest >= 0:
         return 0.0
     if not _is_composable(mu, laplace):
-        return delta_of_mu(mu, rest) if rest >= 0 else 1.0
+        if rest >= 0:
+            return delta_of_mu(mu, rest)
+        return 1.0
     return min(1.0, float(_composed(mu, laplace).get_delta_for_epsilon(epsilon)))
 
 
 def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> float:
-    """Return an epsilon that all releases together meet at a delta; infinite if there is none."""
+    """Return an epsilon of all releases together at a delta, or infinity."""
     if not laplace:
         return epsilon_of_mu(mu, delta)
     pure = math.fsum(laplace) if not mu else math.inf
@@ -190,10 +204,12 @@ def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> floa
 def _is_composable(mu: float, laplace: tuple[float, ...]) -> bool:
     """Return whether the numerical composition is small enough to be carried out."""
     gaussian = mu * (mu / 2 + _TAIL)
-    size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
+    squares = [mu * mu, *(cost * cost for cost in laplace)]
+    size = math.sqrt(math.fsum(squares))
     # The loss is at most the sum of the epsilons, and hardly ever beyond that of a
     # Gaussian.
-    largest = min(math.fsum(laplace) + gaussian, size * (size / 2 + _TAIL))
+    at_most = math.fsum(laplace) + gaussian
+    largest = min(at_most, size * (size / 2 + _TAIL))
     return max(largest, gaussian, *laplace) <= _MAX_LOSS
 
 
@@ -205,30 +221,39 @@ def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
 
     # The step follows the size of the typical loss, so that small budgets stay exact
     # and large ones stay cheap.
-    size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
+    squares = [mu * mu, *(cost * cost for cost in laplace)]
+    size = math.sqrt(math.fsum(squares))
     step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
     total = None
     # In a fixed order, since the last bits of a composition depend on it.
     for cost, count in sorted(Counter(laplace).items()):
         part = pld.from_laplace_mechanism(1 / cost, value_discretization_interval=step)
-        part = part.self_compose(count) if count > 1 else part
-        total = part if total is None else total.compose(part)
+        if count > 1:
+            part = part.self_compose(count)
+        if total is None:
+            total = part
+        else:
+            total = total.compose(part)
     if mu:
         part = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step)
-        total = part if total is None else total.compose(part)
+        if total is None:
+            total = part
+        else:
+            total = total.compose(part)
     return total
 
 
 def least_scale(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Return the least scale on a grid of relative width 2^-16 or so that meets a budget.
+    """Return the least scale that meets a budget.
 
-    ``excess`` gives the part by which a scale exceeds the budget: falling, at most 0
-    where it is met. No scale below ``low``, which is positive, meets the budget, and
-    ``high`` does.
+    Scales are on a grid of relative width 2^-16 or so. ``excess`` gives the part by
+    which a scale exceeds the budget: falling, at most 0 where it is met. No scale below
+    ``low``, which is positive, meets the budget, and ``high`` does.
     """
     # A power of two, so that every place of the grid is an exact float64.
     step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
-    first, last = max(1, math.floor(low / step)), math.ceil(high / step)
+    first = max(1, math.floor(low / step))
+    last = math.ceil(high / step)
     above = excess(first * step)
     if above <= 0:
         return first * step
@@ -244,11 +269,16 @@ def least_scale(excess: Callable[[float], float], low: float, high: float) -> fl
             part = above / (above - below)
             place = 1 / ((1 - part) / first + part / last)
             # Towards the farther end, so that both ends close in.
-            middle = math.ceil(place) if 2 * place < first + last else math.floor(place)
+            if 2 * place < first + last:
+                middle = math.ceil(place)
+            else:
+                middle = math.floor(place)
             middle = min(max(middle, first + 1), last - 1)
         value = excess(middle * step)
         if value <= 0:
-            last, below = middle, value
+            last = middle
+            below = value
         else:
-            first, above = middle, value
+            first = middle
+            above = value
     return last * step

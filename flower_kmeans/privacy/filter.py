@@ -1,4 +1,4 @@
-"""What releases of several runs cost together, where each run is chosen after earlier results.
+"""The joint cost of several runs, each chosen after earlier results.
 
 Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all
 releases together meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after
@@ -25,7 +25,8 @@ from flower_kmeans.privacy.release import Release
 _BITS = 96
 # Beyond these costs the level is bounded by its limit, which is then within 1e-12 or
 # 1e-3 of it.
-_SMALL, _LARGE = 1e-12, 1e5
+_SMALL = 1e-12
+_LARGE = 1e5
 _DIGITS = 50
 
 
@@ -70,27 +71,27 @@ class Charge:
         """Return the least epsilon whose limit (epsilon, delta) the sums keep."""
         if not self.square:
             return 0.0
-        pure = (
-            math.inf
-            if self.n_gaussian
-            else _upward(float(Fraction(self.pure, 1 << _BITS)))
-        )
+        if self.n_gaussian:
+            pure = math.inf
+        else:
+            pure = _upward(float(Fraction(self.pure, 1 << _BITS)))
         return min(pure, epsilon_of_mu(self.mu, delta))
 
     def delta(self, epsilon: float) -> float:
         """Return the least delta whose limit (epsilon, delta) the sums keep."""
-        return 0.0 if self._is_pure(epsilon) else delta_of_mu(self.mu, epsilon)
+        if self._is_pure(epsilon):
+            return 0.0
+        return delta_of_mu(self.mu, epsilon)
 
     def _is_pure(self, epsilon: float) -> bool:
-        return not self.n_gaussian and self.pure <= math.floor(
-            Fraction(epsilon) * (1 << _BITS)
-        )
+        steps = math.floor(Fraction(epsilon) * (1 << _BITS))
+        return not self.n_gaussian and self.pure <= steps
 
 
 def charge_of(
     releases: Iterable[Release], moves: Iterable[float] | None = None
 ) -> Charge:
-    """Return what releases, which have noise, charge.
+    """Return the charge of releases, which have noise.
 
     ``moves`` says by how much the neighbours in question move each release, in the
     units of its noise and in its norm: by 1, unless they are others than those that it
@@ -98,9 +99,11 @@ def charge_of(
     """
     total = Charge()
     releases = tuple(releases)
-    moves = repeat(1.0, len(releases)) if moves is None else moves
+    if moves is None:
+        moves = repeat(1.0, len(releases))
     for release, move in zip(releases, moves, strict=True):
-        gaussian, multiplier = release.mechanism == "gaussian", release.noise_multiplier
+        gaussian = release.mechanism == "gaussian"
+        multiplier = release.noise_multiplier
         for bound, number in release.parts or ((1.0, 1),):
             total += _charge(gaussian, multiplier, move, bound) * number
     return total
@@ -108,7 +111,7 @@ def charge_of(
 
 @dataclass(frozen=True)
 class Price:
-    """What a run charges, round by round."""
+    """The charges of a run, round by round."""
 
     unit: str  # that the run protects: "record" or "client"
     # Of each round, for the run's unit and for one record; equal where the unit is the
@@ -118,7 +121,11 @@ class Price:
     @property
     def whole(self) -> tuple[Charge, Charge]:
         """The charges of all rounds together."""
-        own, record = zip(*self.rounds, strict=True) if self.rounds else ((), ())
+        if self.rounds:
+            own, record = zip(*self.rounds, strict=True)
+        else:
+            own = ()
+            record = ()
         return sum(own, Charge()), sum(record, Charge())
 
 
@@ -127,19 +134,19 @@ def price_of(
     rounds: Sequence[Sequence[Release]],
     moves: Sequence[Sequence[float]] | None = None,
 ) -> Price:
-    """Return what a run that protects a unit, "record" or "client", charges for its releases.
+    """Return the charges of a run for its releases.
 
-    For a run that protects clients, ``moves`` says by how much one record of a client
-    that stays moves each release, in the units of its noise: by 2 where it is not
-    known, the way from one end of the clip to the other.
+    It protects a unit, "record" or "client". For a run that protects clients, ``moves``
+    says by how much one record of a client that stays moves each release, in the units
+    of its noise: by 2 where it is not known, the way from one end of the clip to the
+    other.
     """
     charges = []
     for number, releases in enumerate(rounds):
         own = record = charge_of(releases)
         if unit != "record":
-            record = charge_of(
-                releases, [2.0] * len(releases) if moves is None else moves[number]
-            )
+            of_round = [2.0] * len(releases) if moves is None else moves[number]
+            record = charge_of(releases, of_round)
         charges.append((own, record))
     return Price(unit, tuple(charges))
 
@@ -153,9 +160,8 @@ def _laplace_square(cost: float) -> Fraction:
     # It is below the roots of both of these, and meets one at either end.
     exact = Fraction(cost)
     # math.pi lies below pi, by less than the last factor adds.
-    bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (
-        1 + Fraction(1, 1 << 50)
-    )
+    least = min(exact * exact * Fraction(math.pi) / 2, 4 * exact)
+    bound = least * (1 + Fraction(1, 1 << 50))
     if not _SMALL < cost < _LARGE:
         return bound
     with mpmath.workdps(_DIGITS):
@@ -170,11 +176,11 @@ def _laplace_square(cost: float) -> Fraction:
             if step < x * mpmath.mpf(10) ** (5 - _DIGITS / 2):
                 break
         # One more step would change less than this margin.
-        mantissa, exponent = mpmath.frexp(4 * x * x * (1 + mpmath.mpf(2) ** -70))
+        widened = 4 * x * x * (1 + mpmath.mpf(2) ** -70)
+        mantissa, exponent = mpmath.frexp(widened)
         # 120 bits of the 50 digits, the last of them rounded upward.
-        return Fraction(int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))) * Fraction(
-            2
-        ) ** (int(exponent) - 120)
+        numerator = int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))
+        return Fraction(numerator) * Fraction(2) ** (int(exponent) - 120)
 
 
 @lru_cache(maxsize=4096)
@@ -184,9 +190,8 @@ def _charge(is_gaussian: bool, multiplier: float, move: float, bound: float) -> 
         return Charge(_steps_above(cost * cost), 0, 1)
     # The level grows with the cost, so a cost that is rounded upward is one that covers
     # it.
-    return Charge(
-        _steps_above(_laplace_square(_upward(float(cost)))), _steps_above(cost), 0
-    )
+    square = _laplace_square(_upward(float(cost)))
+    return Charge(_steps_above(square), _steps_above(cost), 0)
 
 
 def _steps_above(value: Fraction) -> int:
@@ -202,5 +207,7 @@ def _largest_square(epsilon: float, delta: float) -> int:
 
 
 def _upward(value: float) -> float:
-    """Return a float64 that is no smaller than what rounding to nearest gave this one."""
-    return math.nextafter(value, math.inf) if value else 0.0
+    """Return a float64 not below the number that was rounded to this one."""
+    if value:
+        return math.nextafter(value, math.inf)
+    return 0.0

@@ -1,4 +1,4 @@
-"""A node's memory of what it released, in one SQLite file: what runs cost together.
+"""A node's memory of its releases and their joint cost, in one SQLite file.
 
 A node starts a process per message, and any of them may die at any moment. So an answer
 is written down, with what it costs, in one exclusive transaction that is on the disk
@@ -37,7 +37,7 @@ from flower_kmeans.privacy.ledger_file import (
 )
 
 MAX_UNANSWERED = 16
-"""Most memories that are kept of runs in which nothing was answered and nothing voted."""
+"""Most memories that are kept of runs without an answer or a vote."""
 FORGET_AFTER = 30 * 24 * 3600
 """Seconds after which an unfinished run that nothing was written of is ended."""
 
@@ -63,7 +63,9 @@ _CAUSES = {
     sqlite3.SQLITE_CANTOPEN: "The ledger cannot be opened",
 }
 # What a run has given: nothing, an answer or a vote, and nothing further as it is over.
-_NOTHING, _SOMETHING, _ENDED = 0, 1, 2
+_NOTHING = 0
+_SOMETHING = 1
+_ENDED = 2
 # Of the sums, "client" is there as long as all runs protect clients. "writes" counts
 # what was ever written, so no version of a memory comes twice, not even of one that was
 # dropped and made again.
@@ -90,7 +92,7 @@ class StaleAnswerError(KMeansError):
 
 
 class MemoryChangedError(KMeansError):
-    """Another process replaced the memory since it was read: read it, and decide, again."""
+    """Another process replaced the memory since it was read: read and decide again."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, by what a ledger must know of it."""
+    """A ledger's entry for one answer."""
 
     run: bytes  # hash of the run document
     round: int
@@ -188,14 +190,15 @@ class Ledger:
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _forget_old(self) -> None:
-        """End the runs that nothing was written of for long; most often there are none."""
+        """End the runs without a write for long; most often there are none."""
         old = (_ENDED, int(self._clock()) - FORGET_AFTER)
         query = "SELECT run FROM runs WHERE given < ? AND touched < ?"
         # A look without a lock first: every message opens the ledger.
         if self._db.execute(query, old).fetchone() is None:
             return
         with self._exclusive():
-            for (run,) in self._db.execute(query, old).fetchall():
+            ended = self._db.execute(query, old).fetchall()
+            for (run,) in ended:
                 self._write_run(run, memory=b"", version=self._next_version())
                 self._give_back(run)
             # Runs that gave something keep their row: another answer or vote must be
@@ -212,7 +215,9 @@ class Ledger:
         The content is empty where the ledger itself has ended the run (`FORGET_AFTER`).
         """
         row = self._run(run, "version, memory")
-        return None if row is None else (int(row[0]), bytes(row[1]))
+        if row is None:
+            return None
+        return int(row[0]), bytes(row[1])
 
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
@@ -244,7 +249,8 @@ class Ledger:
                 (run, int(self._clock()), new, memory),
             )
         else:
-            self._write_run(run, version=new, memory=memory, touched=int(self._clock()))
+            now = int(self._clock())
+            self._write_run(run, version=new, memory=memory, touched=now)
         return new
 
     def _next_version(self) -> int:
@@ -262,7 +268,7 @@ class Ledger:
         self._db.execute(statement, (*values.values(), run))
 
     def end(self, run: bytes, version: int, memory: bytes) -> int:
-        """Replace the memory of a run that has ended, and give back what it did not use.
+        """Replace the memory of an ended run, and give back its unused reservation.
 
         Parameters and errors are those of `save`. A run that ended before gives back
         nothing more.
@@ -281,7 +287,8 @@ class Ledger:
         n_ended = 0
         with self._exclusive():
             query = "SELECT run, version, memory FROM runs WHERE given < ?"
-            for run, version, memory in self._db.execute(query, (_ENDED,)).fetchall():
+            rows = self._db.execute(query, (_ENDED,)).fetchall()
+            for run, version, memory in rows:
                 replacement = change(bytes(memory))
                 if replacement:
                     self._replace(bytes(run), int(version), replacement)
@@ -305,7 +312,7 @@ class Ledger:
         self._write_anew(run)
 
     def _write_anew(self, run: bytes) -> None:
-        """Write a row behind the others: one that was large keeps a page of the file to itself."""
+        """Write a row behind the others: a large one keeps a page of the file."""
         row = tuple(self._run(run, "*"))
         self._db.execute("DELETE FROM runs WHERE run = ?", (run,))
         places = ", ".join("?" for _ in row)
@@ -314,7 +321,10 @@ class Ledger:
     # ---------------------------------------------------------------- answers and votes
 
     def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes, bytes] | None:
-        """Return round, attempt, context, digest and query of a run's last answer, or ``None``."""
+        """Return a run's last answer, or ``None``.
+
+        It is round, attempt, context, digest and query.
+        """
         last: tuple[int, int, bytes, bytes, bytes] | None
         last = self._last(run, "round, attempt, context, digest, query")
         return last
@@ -326,7 +336,9 @@ class Ledger:
 
     def _last(self, run: bytes, columns: str) -> Any:
         row = self._run(run, columns)
-        return None if row is None or row[0] is None else tuple(row)
+        if row is None or row[0] is None:
+            return None
+        return tuple(row)
 
     def charge(
         self,
@@ -336,7 +348,7 @@ class Ledger:
         version: int,
         memory: bytes,
     ) -> int:
-        """Write down an answer, what it costs and the memory that goes with it; all or nothing.
+        """Write an answer, its cost and the memory that goes with it, all or nothing.
 
         It is on the disk when this returns: send the answer then, and not before.
 
@@ -357,7 +369,8 @@ class Ledger:
             # The memory first: the answer was made from this version of it. An error
             # undoes both.
             replaced = self._replace(answer.run, version, memory)
-            last, place = self.last_answer(answer.run), (answer.round, answer.attempt)
+            last = self.last_answer(answer.run)
+            place = answer.round, answer.attempt
             _require_order(last, place, answer.context, answer.digest, answer.query)
             _require_one_query(last, answer)
             # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and
@@ -371,7 +384,7 @@ class Ledger:
     def vote(
         self, vote: Vote, price: Price | None, limit: Limit, version: int, memory: bytes
     ) -> int:
-        """Write down which sum of a round the client adds its shares for, with the memory.
+        """Write which sum of a round the client adds its shares for, with the memory.
 
         The first vote in a run reserves its plan, as a first answer does: so the budget
         bounds the runs that a client votes in without an answer. Parameters and errors
@@ -386,13 +399,13 @@ class Ledger:
             return replaced
 
     def _give(self, run: bytes, **values: Any) -> None:
-        """Write down what a run gives; a run that is over stays so."""
+        """Write the state of a run; a run that is over stays so."""
         self._write_run(run, **values)
         statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
         self._db.execute(statement, (_SOMETHING, run, _NOTHING))
 
     def _charge_round(self, answer: Answer, price: Price, limit: Limit) -> None:
-        """Charge a round that was not answered before, by the plan's reservation where it holds."""
+        """Charge a new round, from the plan's reservation where it holds."""
         (given,) = self._run(answer.run, "given")
         # its reservations came back, so each round is charged alone
         if given == _ENDED:
@@ -400,12 +413,11 @@ class Ledger:
             return
         left = list(self._reserve(answer.run, price, limit).rounds)
         left[answer.round - 1] = (Charge(), Charge())
-        self._write_run(
-            answer.run, reserved=_price_text(Price(price.unit, tuple(left)))
-        )
+        rest = Price(price.unit, tuple(left))
+        self._write_run(answer.run, reserved=_price_text(rest))
 
     def _reserve(self, run: bytes, price: Price, limit: Limit) -> Price:
-        """Return what is reserved for a run; at first its whole plan, unless the run is over.
+        """Return a run's reservation; at first its whole plan, unless the run is over.
 
         The whole plan, or runs that began together could all get stuck half way.
         """
@@ -418,20 +430,20 @@ class Ledger:
         return price
 
     def _add(self, due: tuple[Charge, Charge], unit: str, limit: Limit) -> None:
-        """Add what is due to the sums; a `BudgetError` if that would exceed the limit."""
+        """Add a charge to the sums; a `BudgetError` if that would exceed the limit."""
         sums = _with(_sums(self._db), due, unit)
         _require(sums, limit)
         self._write_sums(sums)
 
     def _write_sums(self, sums: dict[str, Charge]) -> None:
         self._db.execute("DELETE FROM sums")
-        self._db.executemany(
-            "INSERT INTO sums VALUES (?, ?)",
-            [(unit, json.dumps(astuple(charge))) for unit, charge in sums.items()],
-        )
+        rows = []
+        for unit, charge in sums.items():
+            rows.append((unit, json.dumps(astuple(charge))))
+        self._db.executemany("INSERT INTO sums VALUES (?, ?)", rows)
 
     def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
-        """Require that a run fits: with its plan, or, if that is reserved already, as it is.
+        """Require that a run fits with its plan, or as it is if that is reserved.
 
         A run that was charged costs nothing further, but the limit may have been
         tightened since. Only `charge` decides: another process may take the room in
@@ -451,13 +463,13 @@ class Ledger:
         return row is not None and tuple(row) != (None, None)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon that everything charged or reserved so far meets at a delta."""
+        """Return the least epsilon of all charges and reservations at a delta."""
         with _ledger_errors():
             return _total(_sums(self._db)).epsilon(delta)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the file against all other writers; everything inside happens, or nothing."""
+        """Hold the file against other writers; all inside happens, or nothing."""
         with _ledger_errors():
             # IMMEDIATE takes the write lock before anything is read, so no two
             # processes decide from the same sums. A deferred one would fail at its
@@ -475,10 +487,11 @@ class Ledger:
 
 
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
-    """Return what all that is charged or reserved costs at a delta; change nothing on the disk.
+    """Return the joint cost of all charges and reservations at a delta.
 
-    It is ``None`` if there is no ledger yet, and one can be made. ``LedgerError`` is
-    raised where `Ledger` would raise it, and if the charges cannot be read.
+    Nothing on the disk changes. It is ``None`` if there is no ledger yet, and one can
+    be made. ``LedgerError`` is raised where `Ledger` would raise it, and if the charges
+    cannot be read.
     """
     path = find_private_file(Path(state_dir))
     if path is None:
@@ -490,7 +503,10 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
         closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db,
     ):
         try:
-            charge = _total(_sums(db)) if _version(db) else Charge()
+            if _version(db):
+                charge = _total(_sums(db))
+            else:
+                charge = Charge()
         except sqlite3.OperationalError as error:
             # SQLite's name for a journal that was left behind, which only a writer may
             # play back.
@@ -516,7 +532,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
-    """Return the sums of all that is charged or reserved, by what they protect."""
+    """Return the sums of charges and reservations, by the unit that they protect."""
     rows = db.execute("SELECT unit, charge FROM sums")
     return {unit: _charge_from(json.loads(text)) for unit, text in rows}
 
@@ -524,7 +540,7 @@ def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
 def _with(
     sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str
 ) -> dict[str, Charge]:
-    """Return sums with what a run of a unit adds to them."""
+    """Return sums with the charge of a run of a unit."""
     added = {"record": sums["record"] + due[1]}
     if unit == "client" and "client" in sums:
         added["client"] = sums["client"] + due[0]
@@ -532,7 +548,7 @@ def _with(
 
 
 def _total(sums: dict[str, Charge]) -> Charge:
-    """Return the sum that counts: for clients if all runs protect clients, else for records.
+    """Return the decisive sum: for clients if all runs protect clients, else records.
 
     A run that protects clients protects a single record too; what one record of a
     client that stays may move is part of the run's price.
@@ -555,10 +571,11 @@ def _require(sums: dict[str, Charge], limit: Limit) -> None:
 def _require_order(
     last: tuple[Any, ...] | None, now: tuple[int, ...], *content: bytes
 ) -> None:
-    """Require what is given to come after what was given last, or to be the same again."""
+    """Require an answer or vote to come after the last one, or to repeat it."""
     if last is None:
         return
-    place, before = last[: len(now)], last[len(now) :]
+    place = last[: len(now)]
+    before = last[len(now) :]
     if now < place:
         raise StaleAnswerError(
             "A later query was answered, or a later round voted for, before."
@@ -587,21 +604,22 @@ def _price_text(price: Price) -> str:
 
 def _price_from(text: str) -> Price:
     price = json.loads(text)
-    rounds = tuple(
-        (_charge_from(pair[0]), _charge_from(pair[1])) for pair in price["rounds"]
-    )
-    return Price(price["unit"], rounds)
+    rounds = []
+    for pair in price["rounds"]:
+        rounds.append((_charge_from(pair[0]), _charge_from(pair[1])))
+    return Price(price["unit"], tuple(rounds))
 
 
 def _charge_from(values: Any) -> Charge:
     # isinstance would let booleans pass.
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
+    is_listed = isinstance(values, list)
+    if not is_listed or not all(type(value) is int for value in values):
         raise TypeError
     return Charge(*values)
 
 
 def _sentence_of(error: sqlite3.Error) -> str:
-    """Return why SQLite could not use the file, which is never that the limit is reached."""
+    """Return why SQLite could not use the file, which is never the budget's limit."""
     # The last byte is the kind of error; those above it say in which step it came.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     cause = _CAUSES.get(code, "The ledger cannot be used")

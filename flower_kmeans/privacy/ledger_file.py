@@ -36,7 +36,7 @@ _FILE_MODE = 0o600
 
 @dataclass(frozen=True)
 class PrivateFile:
-    """What a private file is called in errors, and which errors they are."""
+    """The name of a private file in errors, and their kind."""
 
     name: str  # of the file
     what: str
@@ -48,10 +48,10 @@ _LEDGER = PrivateFile(FILE_NAME, "ledger", "state_dir", LedgerError)
 
 
 def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
-    """Return the path of a file in a directory, both made if missing, both their owner's alone.
+    """Return the path of a file in a directory, both their owner's alone.
 
-    A symbolic link is refused, as is what belongs to others or is open to them: who
-    placed it there could choose what is written.
+    Both are made if missing. A symbolic link is refused, as is what belongs to others
+    or is open to them: who placed it there could choose what is written.
     """
     path = directory / file.name
     with _os_errors(directory, file):
@@ -72,7 +72,7 @@ def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
             if error.errno == errno.ELOOP:
                 _require_no_link(path, file)
             raise
-        # Of what was opened, which nobody can replace in between.
+        # Of the open file, which nobody can replace in between.
         try:
             require_own(os.fstat(descriptor), path, file.what, _FILE_MODE, file.error)
         finally:
@@ -81,9 +81,9 @@ def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
 
 
 def find_private_file(directory: Path) -> Path | None:
-    """Return the ledger's path if there is one, ``None`` if one can be made; change nothing.
+    """Return the ledger's path, or ``None`` if one can be made.
 
-    ``LedgerError`` is raised where `make_private_file` would raise it.
+    Nothing changes. ``LedgerError`` is raised where `make_private_file` would raise it.
     """
     path = directory / FILE_NAME
     with _os_errors(directory):
@@ -125,7 +125,10 @@ def _require_writable(path: Path, name: str) -> None:
         raise LedgerError(
             f"Expected {name} {path} as a directory. Got something else instead."
         )
-    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+    needed = os.W_OK
+    if path.is_dir():
+        needed |= os.X_OK
+    if not os.access(path, needed):
         raise LedgerError(
             f"Expected {name} {path} to be writable by this user. Got another."
         )
@@ -142,11 +145,9 @@ def os_sentence(place: str, error: OSError) -> str:
     """Return why the machine let a place of the ledger not be used."""
     reason = error.strerror or str(error)
     cause = _CAUSES.get(error.errno or 0)
-    return (
-        f"The {place} cannot be used: {reason}."
-        if cause is None
-        else f"{cause}: {reason}."
-    )
+    if cause is None:
+        return f"The {place} cannot be used: {reason}."
+    return f"{cause}: {reason}."
 
 
 @contextmanager

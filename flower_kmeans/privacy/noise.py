@@ -82,17 +82,18 @@ def _gaussian_inverse(tail: Any) -> Any:
     # Newton's method on the logarithm, which is smooth and nearly a parabola. The
     # caller checks what comes out, so this needs to be good, not proved.
     log_tail = mpmath.log(tail)
-    x = (
-        mpmath.mpf(_gaussian_quantile(float(tail)))
-        if tail > 1e-300
-        else mpmath.sqrt(-2 * log_tail)
-    )
+    if tail > 1e-300:
+        x = mpmath.mpf(_gaussian_quantile(float(tail)))
+    else:
+        x = mpmath.sqrt(-2 * log_tail)
     for _ in range(64):
         value = _gaussian_tail(x)
-        slope = mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)
+        density = mpmath.exp(-x * x / 2)
+        slope = density / mpmath.sqrt(2 * mpmath.pi)
         step = (mpmath.log(value) - log_tail) * value / slope
         x += step
-        if abs(step) <= mpmath.ldexp(1 + abs(x), 8 - mpmath.mp.prec):
+        smallest = mpmath.ldexp(1 + abs(x), 8 - mpmath.mp.prec)
+        if abs(step) <= smallest:
             break
     return max(x, mpmath.mpf(0))
 
@@ -108,13 +109,13 @@ _LAPLACE = _Law(
 
 
 class _Words:
-    """The next words of streams, one stream after the other, and what refines them."""
+    """The next words of streams, one after the other, and further bits of them."""
 
     def __init__(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
-        self._streams, self._ends = streams, list(accumulate(counts))
-        self.taken = np.concatenate(
-            [stream.words(n) for stream, n in zip(streams, counts, strict=True)]
-        )
+        self._streams = streams
+        self._ends = list(accumulate(counts))
+        pairs = zip(streams, counts, strict=True)
+        self.taken = np.concatenate([stream.words(n) for stream, n in pairs])
 
     def branch(self, index: int) -> Iterator[int]:
         """Yield the words that refine the one at an index."""
@@ -127,18 +128,19 @@ class _Uniform:
     """The uniform in [0, 1) whose first bits are known, refined on demand."""
 
     def __init__(self, head: int, bits: int, more: Iterator[int]) -> None:
-        self._value, self.bits, self._more = head, bits, more
+        self._value = head
+        self.bits = bits
+        self._more = more
 
     def refine(self) -> None:
         self._value = self._value << 64 | next(self._more)
         self.bits += 64
 
     def ends(self) -> tuple[Any, Any]:
-        """Return the interval's ends, exactly if the working precision is ``bits`` or more."""
-        return (
-            mpmath.ldexp(self._value, -self.bits),
-            mpmath.ldexp(self._value + 1, -self.bits),
-        )
+        """Return the interval's ends, exact at a precision of ``bits`` or more."""
+        low = mpmath.ldexp(self._value, -self.bits)
+        high = mpmath.ldexp(self._value + 1, -self.bits)
+        return low, high
 
 
 def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
@@ -153,14 +155,16 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     at once, of which the first accepted one counts; those without one propose again, in
     order.
     """
-    drawn: _Integers = discrete_gaussians(np.asarray(variance)[None], [stream])[0]
+    variances = np.asarray(variance)[None]
+    drawn: _Integers = discrete_gaussians(variances, [stream])[0]
     return drawn
 
 
 def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
-    """Draw `discrete_gaussian` of each of n streams at once, (n, m) from variances (n, m)."""
+    """Draw `discrete_gaussian` of n streams at once, (n, m) from variances (n, m)."""
     flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
-    noise, settled = np.zeros(flat.shape, dtype=np.int64), flat == 0
+    noise = np.zeros(flat.shape, dtype=np.int64)
+    settled = flat == 0
     while (pending := np.flatnonzero(~settled)).size:
         rows = pending // variances.shape[1]
         counts = np.bincount(rows, minlength=len(streams))
@@ -175,7 +179,8 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
         taken = _accepted(size, scale, here, words)
         # Zero has one sign only, or it would come twice as often.
         taken &= ~(negative & (size == 0))
-        chosen, values = proposing[taken], np.where(negative, -size, size)[taken]
+        chosen = proposing[taken]
+        values = np.where(negative, -size, size)[taken]
         first = np.diff(chosen, prepend=-1) > 0  # of a coordinate's proposals
         noise[chosen[first]] = values[first]
         settled[chosen] = True
@@ -203,7 +208,7 @@ SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
     "rounded-laplace/1": partial(_rounded, _LAPLACE),
     "discrete-gaussian/2": discrete_gaussian,
 }
-"""Samplers by name and version; a change of the map from words to noise is a new version."""
+"""Samplers by name and version; another map from words to noise is a new version."""
 
 
 def sampler_name(release: Release, shared: bool = False) -> str:
@@ -212,7 +217,7 @@ def sampler_name(release: Release, shared: bool = False) -> str:
 
 
 def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
-    """Draw the noise of one release, (m,), in grid units; zeros when its multiplier is 0.
+    """Draw the noise of one release, (m,), in grid units; zeros if its multiplier is 0.
 
     ``sensitivities`` are the public units of its coordinates, (m,), in grid units:
     times the noise multiplier, they are the scales of the noise.
@@ -223,12 +228,13 @@ def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
 def draw_share(
     release: Release, sensitivities: _Floats, shares: int, stream: Stream
 ) -> _Integers:
-    """Draw one client's noise share of a Gaussian release (docs/guarantees: Distributed noise).
+    """Draw one client's noise share of a Gaussian release.
 
-    A discrete Gaussian of variance ``v / shares``: the sum of ``shares`` of them
-    carries the planned noise. ``v`` is ``(multiplier * unit)^2``, and so much more
-    (about ``1 / pi^2``) that the sum is as private as the continuous Gaussian that was
-    planned. Units and result are those of `draw`.
+    See docs/guarantees, Distributed noise. A discrete Gaussian of variance ``v /
+    shares``: the sum of ``shares`` of them carries the planned noise. ``v`` is
+    ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that the sum is as
+    private as the continuous Gaussian that was planned. Units and result are those of
+    `draw`.
 
     Raises
     ------
@@ -243,9 +249,8 @@ def draw_share(
         )
     require_positive("shares", shares)
     # Bytes, because arrays cannot be keys of a cache.
-    variance = _drawn_variance(
-        release, _checked("sensitivities", sensitivities).tobytes(), shares
-    )
+    checked = _checked("sensitivities", sensitivities)
+    variance = _drawn_variance(release, checked.tobytes(), shares)
     return discrete_gaussian(variance, stream)
 
 
@@ -264,7 +269,10 @@ def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Flo
 
 
 def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Floats:
-    """Return the variances of one of so many noise shares, (m,), in squared grid units."""
+    """Return the variances of one of several noise shares, (m,).
+
+    They are in squared grid units.
+    """
     # Rounded upward. A coordinate of unit 0, which no record can change, has variance
     # 0.
     scale = _checked("std", _scale(release, sensitivities))
@@ -276,7 +284,8 @@ def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Fl
         # have (docs/guarantees: Distributed noise). The formula needs a variance above
         # 1/pi^2. Below 1 nothing is drawn from it: such shares are too narrow, and
         # refused.
-        wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
+        lost = 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0))
+        wider = variance / (1.0 - lost)
         whole = _upwards(_upwards(wider))
     return np.where(scale > 0, _upwards(whole / shares), 0.0)
 
@@ -284,16 +293,15 @@ def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Fl
 def part_variance(
     release: Release, sensitivities: _Floats, shares: int, more_shares: int
 ) -> _Floats:
-    """Return the variances of a part of a noise share that is removed from sums of more shares.
+    """Return the variances of the part of a noise share that larger sums remove.
 
     Its variance and that of one of ``more_shares`` shares add up to at least that of
     one of ``shares`` shares (docs/guarantees: Distributed noise), in squared grid
     units, (m,).
     """
     kept = share_variance(release, sensitivities, more_shares)
-    return np.where(
-        kept > 0, _upwards(share_variance(release, sensitivities, shares) - kept), 0.0
-    )
+    removed = share_variance(release, sensitivities, shares) - kept
+    return np.where(kept > 0, _upwards(removed), 0.0)
 
 
 def _scale(release: Release, sensitivities: _Floats) -> _Floats:
@@ -304,7 +312,7 @@ def _scale(release: Release, sensitivities: _Floats) -> _Floats:
 
 
 def _upwards(values: _Floats) -> _Floats:
-    """Return the next float64 above, so that rounding never makes noise smaller than planned."""
+    """Return the next float64 above, so that rounding never makes noise too small."""
     return np.nextafter(values, np.inf)
 
 
@@ -352,7 +360,8 @@ def _magnitudes(
     unsettled = (np.abs(value - nearest) <= error) | (heads < _MIN_HEAD)
     # A scale of 0 gives 0 for every word, also where one happens to need more bits.
     unsettled &= scale > 0
-    size = np.floor(np.where(unsettled, 0.0, value)).astype(np.int64)
+    settled = np.where(unsettled, 0.0, value)
+    size = np.floor(settled).astype(np.int64)
     for i in np.flatnonzero(unsettled):
         uniform = _Uniform(int(heads[i]), 64, words.branch(stride * int(i)))
         size[i] = _settled_magnitude(law, float(scale[i]), offset, uniform)
@@ -371,9 +380,8 @@ def _settled_magnitude(
             # An interval that reaches 0 leaves the magnitude without an upper end.
             if low == 0:
                 continue
-            size = int(
-                mpmath.floor(law.exact_inverse((low + high) / 2) * scale + offset)
-            )
+            middle = law.exact_inverse((low + high) / 2)
+            size = int(mpmath.floor(middle * scale + offset))
             margin = mpmath.ldexp(1, -uniform.bits - _GUARD_BITS // 2)
             # The real exceeds a boundary exactly where the uniform is below its tail.
             upper = (mpmath.mpf(size) + 1 - offset) / scale
@@ -400,9 +408,8 @@ def _accepted(
     chance = np.exp(-exponent)
     last = words.taken[1::2]
     uniform = (last.astype(np.float64) + 0.5) * 2.0**-64
-    error = (
-        chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
-    )
+    error = chance * (_FLOAT_ERROR * (1 + ratio * ratio))
+    error = error + uniform * 2.0**-50 + 2.0**-62
     taken: NDArray[np.bool_] = uniform < chance
     for i in np.flatnonzero(np.abs(uniform - chance) <= error):
         refined = _Uniform(int(last[i]), 64, words.branch(2 * int(i) + 1))

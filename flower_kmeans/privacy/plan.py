@@ -1,4 +1,4 @@
-"""What a run releases, round by round, and what all of it costs together.
+"""The releases of a run, round by round, and their joint cost.
 
 Guarantee: a run whose answers carry the planned noise is (epsilon,
 delta)-differentially private for its unit under null-record adjacency, adaptively
@@ -70,9 +70,8 @@ class PrivacyPlan:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "rounds", tuple(tuple(releases) for releases in self.rounds)
-        )
+        rounds = tuple(tuple(releases) for releases in self.rounds)
+        object.__setattr__(self, "rounds", rounds)
         for name in ("n_records", "n_clients"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
@@ -103,9 +102,9 @@ class PrivacyPlan:
             raise ConfigurationError(
                 "The 'noise_multiplier' of every release in a private plan must be positive."
             )
-        n_parts = sum(
-            number for release in self.releases for _, number in release.parts
-        )
+        n_parts = 0
+        for release in self.releases:
+            n_parts += sum(number for _, number in release.parts)
         # One client can change every word, so bounds of single words cover records only
         # (docs/guarantees.md, "Lloyd family, one round").
         most = 0 if self.budget.protects_clients else MAX_PARTS
@@ -114,9 +113,11 @@ class PrivacyPlan:
                 f"The releases of a plan for one {self.budget.unit} must have at most {most} parts "
                 f"together. Got {n_parts} instead."
             )
-        n_scales = len(
-            {c for r in self.releases if r.mechanism == "laplace" for c in r.costs}
-        )
+        scales: set[float] = set()
+        for release in self.releases:
+            if release.mechanism == "laplace":
+                scales.update(release.costs)
+        n_scales = len(scales)
         if n_scales > _MAX_LAPLACE_SCALES:
             raise ConfigurationError(
                 f"A plan must have at most {_MAX_LAPLACE_SCALES} different scales of Laplace "
@@ -135,16 +136,16 @@ class PrivacyPlan:
 
     @property
     def mu(self) -> float | None:
-        """The run's mu-GDP level; ``None`` when it is not private or not all noise is Gaussian."""
+        """The run's mu-GDP level; ``None`` if not private or with Laplace noise."""
         mu, laplace = _split(self.releases)
         return mu if self.is_private and not laplace else None
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Return the least epsilon that the run meets at a delta (the budget's by default)."""
+        """Return the run's least epsilon at a delta (the budget's by default)."""
         return self.group(1, delta)
 
     def delta(self, epsilon: float) -> float:
-        """Return the least delta that the run meets at an epsilon; 1 when it is not private."""
+        """Return the run's least delta at an epsilon; 1 if it is not private."""
         if not self.is_private:
             return 1.0
         if self.is_chosen_later:
@@ -155,7 +156,7 @@ class PrivacyPlan:
         return mixture_delta(mu, laplace, epsilon)
 
     def group(self, size: int, delta: float | None = None) -> float:
-        """Return the least epsilon that protects a group of units (records or clients) together.
+        """Return the least epsilon of a group of units (records or clients) together.
 
         A group changes every answer by at most ``size`` units of the release, so the
         group's guarantee is that of noise ``size`` times smaller (all-Gaussian:
@@ -164,19 +165,23 @@ class PrivacyPlan:
         require_positive("size", size)
         if not self.is_private:
             return math.inf
-        delta = cast(float, self.budget.delta) if delta is None else delta
+        if delta is None:
+            delta = cast(float, self.budget.delta)
         mu, laplace = _split(self.releases)
         if not laplace and not self.is_chosen_later:
             return epsilon_of_mu(_mu_above(mu, self.releases, size), delta)
         # Clients compute epsilon for every request, and new releases would be most of
         # that.
-        releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
+        if size == 1:
+            releases = self.releases
+        else:
+            releases = _scaled(self.releases, 1.0 / size)
         if self.is_chosen_later:
             return charge_of(releases).epsilon(delta)
         return mixture_epsilon(*_split(releases), delta)
 
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
-        """Return what this run and another one over the same records release together.
+        """Return the joint plan of this run and another one over the same records.
 
         The other run, of the same unit, may have been chosen after the results of this
         one (docs/guarantees.md, "Runs that are chosen after earlier results"). The plan
@@ -193,13 +198,16 @@ class PrivacyPlan:
                 "Expected two plans of the same unit of privacy. "
                 f"Got {self.budget.unit!r} and {other.budget.unit!r} instead."
             )
-        delta = max(cast(float, self.budget.delta), cast(float, other.budget.delta))
+        deltas = (cast(float, self.budget.delta), cast(float, other.budget.delta))
+        delta = max(deltas)
         epsilon = charge_of((*self.releases, *other.releases)).epsilon(delta)
+        same_records = self.n_records == other.n_records
+        same_clients = self.n_clients == other.n_clients
         return PrivacyPlan(
-            replace(self.budget, epsilon=epsilon, delta=delta),
-            self.n_records if self.n_records == other.n_records else None,
-            self.rounds + other.rounds,
-            self.n_clients if self.n_clients == other.n_clients else None,
+            budget=replace(self.budget, epsilon=epsilon, delta=delta),
+            n_records=self.n_records if same_records else None,
+            rounds=self.rounds + other.rounds,
+            n_clients=self.n_clients if same_clients else None,
             is_chosen_later=True,
         )
 
@@ -210,19 +218,16 @@ class PrivacyPlan:
         (releases,) = self.tables
         rows = [releases.head, *releases.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-            ).rstrip()
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            cells = zip(row, widths, strict=True)
+            line = "  ".join(cell.ljust(width) for cell, width in cells)
+            lines.append(line.rstrip())
         lines.insert(1, "  ".join("-" * width for width in widths))
         mu = "" if self.mu is None else f"mu {self.mu:.6g}, "
         together = f"{mu}epsilon {self.epsilon():.6g} at delta {self.budget.delta:.4g}"
-        epsilons = [
-            factor * cast(float, self.budget.epsilon)
-            for factor in (0.25, 0.5, 2.0, 4.0)
-        ]
+        epsilon = cast(float, self.budget.epsilon)
+        epsilons = [factor * epsilon for factor in (0.25, 0.5, 2.0, 4.0)]
         curve = ", ".join(f"{e:.3g}: {self.delta(e):.2g}" for e in epsilons)
         unit = self.budget.unit
         groups = ", ".join(f"{size} {unit}s {self.group(size):.4g}" for size in (2, 10))
@@ -235,20 +240,22 @@ class PrivacyPlan:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """A row for each release, with what it would cost alone; no table without privacy."""
+        """A row for each release with its cost alone; no table without privacy."""
         if not self.is_private:
             return ()
         rows = []
-        for number, release in (
-            (i, r) for i, group in enumerate(self.rounds, 1) for r in group
-        ):
-            alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
-            noise = (
-                release.mechanism,
-                release.measure,
-                f"{release.noise_multiplier:.6g}",
-            )
-            rows.append((str(number), release.name, *noise, alone))
+        for number, group in enumerate(self.rounds, 1):
+            for release in group:
+                cost = "mu" if release.mechanism == "gaussian" else "epsilon"
+                row = (
+                    str(number),
+                    release.name,
+                    release.mechanism,
+                    release.measure,
+                    f"{release.noise_multiplier:.6g}",
+                    f"{cost} {release.cost:.4g}",
+                )
+                rows.append(row)
         head = ("round", "release", "noise", "norm", "multiplier", "alone")
         return (Table("Releases", head, rows),)
 
@@ -271,7 +278,10 @@ class PrivacyPlan:
             "n_clients": self.n_clients,
             "rounds": len(self.rounds),
         }
-        notes = self.notes if private else (_NOT_PRIVATE, *self.notes)
+        if private:
+            notes = self.notes
+        else:
+            notes = _NOT_PRIVATE, *self.notes
         return html_summary("PrivacyPlan", facts, self.tables, notes)
 
     def to_config(self) -> dict[str, Any]:
@@ -280,18 +290,16 @@ class PrivacyPlan:
             raise ConfigurationError(
                 "Expected the plan of one run for a run document. Got that of several instead."
             )
-        config: dict[str, Any] = {
-            "budget": self.budget.to_config(),
-            "rounds": [
-                [release.to_config() for release in releases]
-                for releases in self.rounds
-            ],
-        }
+        rounds = []
+        for releases in self.rounds:
+            rounds.append([release.to_config() for release in releases])
+        config: dict[str, Any] = {"budget": self.budget.to_config(), "rounds": rounds}
         mu = None if self.mu is None else real_to_text(self.mu)
         given = {"n_records": self.n_records, "n_clients": self.n_clients, "mu": mu}
-        return config | {
-            name: value for name, value in given.items() if value is not None
-        }
+        for name, value in given.items():
+            if value is not None:
+                config[name] = value
+        return config
 
 
 @lru_cache(maxsize=256)
@@ -303,8 +311,13 @@ def _calibrated(
 ) -> PrivacyPlan:
     releases = tuple(release for group in rounds for release in group)
     mu, laplace = _split(releases)
-    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
-    allowed = mu_of_budget(epsilon, delta) if mu else math.inf  # refuses a delta of 0
+    epsilon = cast(float, budget.epsilon)
+    delta = cast(float, budget.delta)
+    # refuses a delta of 0
+    if mu:
+        allowed = mu_of_budget(epsilon, delta)
+    else:
+        allowed = math.inf
     if not laplace:
         scale = _widened(releases, mu / allowed, budget)
     elif delta == 0:
@@ -321,7 +334,7 @@ def calibrate(
     n_records: int | None,
     n_clients: int | None = None,
 ) -> PrivacyPlan:
-    """Scale the noise of all releases by one factor, so that together they meet the budget.
+    """Scale the noise of all releases by one factor to meet the budget together.
 
     Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and
     all noise is Laplace; otherwise bisection over the numerical composition of privacy
@@ -347,10 +360,10 @@ def calibrate(
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
-        bare = tuple(
-            tuple(replace(r, noise_multiplier=0.0) for r in group) for group in given
-        )
-        return PrivacyPlan(budget, n_records, bare, n_clients)
+        bare = []
+        for group in given:
+            bare.append(tuple(replace(each, noise_multiplier=0.0) for each in group))
+        return PrivacyPlan(budget, n_records, tuple(bare), n_clients)
     if budget.delta is None:
         n_units = n_clients if budget.protects_clients else n_records
         if n_units is None:
@@ -375,16 +388,14 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     MessageError
         If it is malformed, or its releases cost more than the budget it states.
     """
-    required, optional = {"budget", "rounds"}, {"n_records", "n_clients", "mu"}
-    if (
-        not isinstance(config, Mapping)
-        or not required <= set(config) <= required | optional
-    ):
+    required = {"budget", "rounds"}
+    optional = {"n_records", "n_clients", "mu"}
+    known = required | optional
+    if not isinstance(config, Mapping) or not required <= set(config) <= known:
         raise MessageError("A privacy plan must have a budget and rounds.")
     rounds = config["rounds"]
-    if not isinstance(rounds, list) or not all(
-        isinstance(group, list) for group in rounds
-    ):
+    is_listed = isinstance(rounds, list)
+    if not is_listed or not all(isinstance(group, list) for group in rounds):
         raise MessageError("The rounds of a privacy plan must be lists of releases.")
     budget = budget_from_config(config["budget"])
     # Counted before any of them is parsed: the document may be hostile.
@@ -392,13 +403,13 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         raise MessageError(
             f"A privacy plan must have at most {_MAX_RELEASES} releases."
         )
-    releases = tuple(
-        tuple(release_from_config(item) for item in group) for group in rounds
-    )
+    found = []
+    for group in rounds:
+        found.append(tuple(release_from_config(item) for item in group))
+    releases = tuple(found)
     try:
-        plan = PrivacyPlan(
-            budget, config.get("n_records"), releases, config.get("n_clients")
-        )
+        n_records = config.get("n_records")
+        plan = PrivacyPlan(budget, n_records, releases, config.get("n_clients"))
     except ConfigurationError:
         raise MessageError(
             "The privacy plan of the run document is out of range."
@@ -419,12 +430,13 @@ def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
 
 
 def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -> float:
-    """Return a scale, widened by some roundings until the plan and ledgers' exact sums fit.
+    """Return a scale, widened until the plan and ledgers' exact sums fit.
 
     The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the
     same, and ledgers with such a limit refuse it.
     """
-    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    epsilon = cast(float, budget.epsilon)
+    delta = cast(float, budget.delta)
     wider = scale
     # The step doubles from one rounding of float64 on, so the noise grows by 2^-32 at
     # most.
@@ -437,29 +449,29 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
 
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
-    """Return the composed mu of the Gaussian releases, and the epsilons of the Laplace ones."""
+    """Return the composed mu of Gaussian releases, and the epsilons of Laplace ones."""
     releases = tuple(releases)
-    squares = (
-        each.cost * each.cost for each in releases if each.mechanism == "gaussian"
-    )
-    laplace = (
-        cost for each in releases if each.mechanism == "laplace" for cost in each.costs
-    )
+    gaussian = [each for each in releases if each.mechanism == "gaussian"]
+    squares = [each.cost * each.cost for each in gaussian]
+    laplace: list[float] = []
+    for each in releases:
+        if each.mechanism == "laplace":
+            laplace += each.costs
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 
 def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
-    """Return a float64 that is not below the exact mu of a group, from the mu of Gaussian releases.
+    """Return a float64 not below the exact mu of a group.
 
-    That one was rounded at every step, and may lie some roundings below the exact root.
+    It follows from the mu of Gaussian releases. That one was rounded at every step, and
+    may lie some roundings below the exact root.
     """
     # Integers in place of fractions, whose denominators would grow with every release.
     # Each square is rounded upward, by 2^-238 of the sum at most.
     bits = max(0, 120 - math.frexp(mu)[1])
     total = 0
-    for multiplier, number in Counter(
-        each.noise_multiplier for each in releases
-    ).items():
+    numbers = Counter(each.noise_multiplier for each in releases)
+    for multiplier, number in numbers.items():
         cost = Fraction(1 << bits) / Fraction(multiplier)
         total += number * math.ceil(cost * cost)
     square = Fraction(total * size * size, 1 << 2 * bits)
@@ -470,8 +482,12 @@ def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
 
 
 def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
-    """Return whether releases meet a budget; cheap refusals first, they bound the rest's work."""
-    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    """Return whether releases meet a budget.
+
+    Cheap refusals come first: they bound the work of the rest.
+    """
+    epsilon = cast(float, budget.epsilon)
+    delta = cast(float, budget.delta)
     mu, laplace = _split(releases)
     if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
         return False
@@ -511,6 +527,8 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
             )
         # Both numbers are printed, so both must hold; they may differ in their last
         # digits.
-        return max(over, 1e-9) if mixture_delta(mu, laplace, epsilon) > delta else over
+        if mixture_delta(mu, laplace, epsilon) > delta:
+            return max(over, 1e-9)
+        return over
 
     return least_scale(excess, low, high)

@@ -36,11 +36,12 @@ def token(n_bytes: int) -> bytes:
 
 
 class Stream:
-    """Endless uniform 64-bit words: AES-256 in counter mode (docs/protocol.md, "Noise share").
+    """Endless uniform 64-bit words.
 
-    The main stream starts at counter block 0. Beside it, every position has its own
-    branch, words that refine the one at that position: branch ``i`` starts at counter
-    block u64be(i + 1) || u64be(0), so no two of them share a block.
+    They are AES-256 in counter mode (docs/protocol.md, "Noise share"). The main stream
+    starts at counter block 0. Beside it, every position has its own branch, words that
+    refine the one at that position: branch ``i`` starts at counter block u64be(i + 1)
+    || u64be(0), so no two of them share a block.
 
     Parameters
     ----------
@@ -80,9 +81,8 @@ class Stream:
         """Return the next words of the main stream, (n_words,)."""
         self._position += n_words
         # Little-endian words on every processor.
-        return np.frombuffer(self._main(n_words * _WORD_BYTES), dtype="<u8").astype(
-            np.uint64
-        )
+        data = self._main(n_words * _WORD_BYTES)
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
     def branch(self, position: int) -> Iterator[int]:
         """Yield the words that refine the one at a position of the main stream."""

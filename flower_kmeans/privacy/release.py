@@ -1,9 +1,8 @@
-"""One noisy answer: what it covers and how much noise it carries."""
+"""One noisy answer: its blocks and its noise."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Any, Literal
 
 from flower_kmeans.canonical import real_from_text, real_to_text
@@ -17,7 +16,7 @@ _FIELDS = {"name", "mechanism", "norm", "noise_multiplier", "blocks"}
 # Below it, costs and their squares would overflow.
 _MIN_MULTIPLIER = 1e-100
 MAX_PARTS = 2**17
-"""Parts of a release, and of a plan; keeps a hostile document from occupying a client for long."""
+"""Most parts of a release, and of a plan: a hostile document cannot occupy a client."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class Release:
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
         object.__setattr__(self, "blocks", tuple(self.blocks))
-        object.__setattr__(self, "parts", tuple((float(b), n) for b, n in self.parts))
+        parts = tuple((float(bound), number) for bound, number in self.parts)
+        object.__setattr__(self, "parts", parts)
         if self.mechanism not in _NORMS_OF:
             raise _wrong("mechanism", "be 'gaussian' or 'laplace'", self.mechanism)
         if self.norm not in _NORMS_OF[self.mechanism]:
@@ -67,11 +67,8 @@ class Release:
         for bound, number in self.parts:
             # type(), since True is an int as well; these values may come from a
             # document.
-            if (
-                not 0 < bound <= 1
-                or type(number) is not int
-                or not 1 <= number <= MAX_PARTS
-            ):
+            is_number = type(number) is int and 1 <= number <= MAX_PARTS
+            if not 0 < bound <= 1 or not is_number:
                 expected = (
                     f"be bounds in (0, 1] with numbers of words in [1, {MAX_PARTS}]"
                 )
@@ -85,24 +82,26 @@ class Release:
 
     @property
     def cost(self) -> float:
-        """All parts' mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
-        bound = math.fsum(bound * number for bound, number in self.parts or ((1.0, 1),))
-        return bound / self.noise_multiplier if self.noise_multiplier else math.inf
+        """Joint mu (Gaussian) or pure epsilon (Laplace) of all parts, or infinity."""
+        parts = self.parts or ((1.0, 1),)
+        bound = math.fsum(bound * number for bound, number in parts)
+        if self.noise_multiplier:
+            return bound / self.noise_multiplier
+        return math.inf
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The cost of every mechanism that the release consists of: one, or one for each part."""
+        """The cost of each mechanism in the release: one, or one for each part."""
         if not self.parts or not self.noise_multiplier:
             return (self.cost,)
-        each = (
-            repeat(bound / self.noise_multiplier, number)
-            for bound, number in self.parts
-        )
-        return tuple(chain.from_iterable(each))
+        costs: list[float] = []
+        for bound, number in self.parts:
+            costs += [bound / self.noise_multiplier] * number
+        return tuple(costs)
 
     @property
     def measure(self) -> str:
-        """The norm as its reader sees it, with the number of words where there are parts."""
+        """The norm for a reader, with the number of words where there are parts."""
         words = sum(number for _, number in self.parts)
         return f"{self.norm} of {words} words" if self.parts else self.norm
 
@@ -116,9 +115,8 @@ class Release:
             "blocks": list(self.blocks),
         }
         if self.parts:
-            config["parts"] = [
-                [real_to_text(bound), number] for bound, number in self.parts
-            ]
+            parts = [[real_to_text(bound), number] for bound, number in self.parts]
+            config["parts"] = parts
         return config
 
 
@@ -126,17 +124,17 @@ def release_from_config(config: Any) -> Release:
     """Return the release that a run document states, or raise ``MessageError``."""
     if not isinstance(config, Mapping) or set(config) - {"parts"} != _FIELDS:
         raise MessageError("A release must have exactly the fields of a release.")
-    blocks, parts = config["blocks"], config.get("parts", [])
-    name, mechanism, norm = texts = [
-        config[key] for key in ("name", "mechanism", "norm")
-    ]
-    if not isinstance(blocks, list) or not all(
-        isinstance(text, str) for text in texts + blocks
-    ):
+    blocks = config["blocks"]
+    parts = config.get("parts", [])
+    name = config["name"]
+    mechanism = config["mechanism"]
+    norm = config["norm"]
+    texts = [name, mechanism, norm]
+    are_listed = isinstance(blocks, list)
+    if not are_listed or not all(isinstance(text, str) for text in texts + blocks):
         raise MessageError("The names of a release and of its blocks must be text.")
-    if not isinstance(parts, list) or not all(
-        isinstance(part, list) and len(part) == 2 for part in parts
-    ):
+    is_listed = isinstance(parts, list)
+    if not is_listed or not all(_is_pair(part) for part in parts):
         raise MessageError(
             "The parts of a release must be pairs of a bound and a number."
         )
@@ -146,6 +144,10 @@ def release_from_config(config: Any) -> Release:
         return Release(name, mechanism, norm, multiplier, tuple(blocks), bounds)
     except ConfigurationError:
         raise MessageError("A release of the run document is out of range.") from None
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, list) and len(part) == 2
 
 
 def _wrong(name: str, expected: str, value: Any) -> ConfigurationError:

@@ -1,1 +1,1 @@
-"""What users receive of a run: clusterings, reports, pages."""
+"""Results of a run for users: clusterings, reports, pages."""

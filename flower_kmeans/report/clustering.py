@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.data.domain import Domain, check_records
+from flower_kmeans.data.domain import Domain, check_records, squared_norms
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
@@ -24,7 +24,7 @@ _BLOCK_ROWS = 65_536
 
 
 class FinishedRun(Protocol):
-    """What a run left: a `Clustering`, or a strategy after its start."""
+    """The result of a run: a `Clustering`, or a strategy after its start."""
 
     @property
     def centroids(self) -> Floats:
@@ -73,31 +73,29 @@ class Clustering:
         return f"Clustering(n_clusters={k}, n_features={d}, report={self.report!r})"
 
     def _repr_html_(self) -> str:
-        report, title = (
-            self.report,
-            f"{len(self.centroids)} clusters by {self.report.strategy}",
-        )
-        words = [
-            each
-            for each in report.statements
-            if each.startswith(("NOT PRIVATE", "WARNING"))
-        ]
+        report = self.report
+        title = f"{len(self.centroids)} clusters by {self.report.strategy}"
+        serious = ("NOT PRIVATE", "WARNING")
+        notes = [each for each in report.statements if each.startswith(serious)]
+        notes += report.warnings
         tables = [centroid_table(self.centroids, self.counts, self.domain)]
-        return html_summary(title, report.facts, tables, [*words, *report.warnings])
+        return html_summary(title, report.facts, tables, notes)
 
     @property
     def is_private(self) -> bool:
-        """Whether the run's guarantee holds; not after a start from exact results, say."""
+        """Whether the guarantee holds; not after a start from exact results, say."""
         return self.report.guarantee_holds
 
     @property
     def sizes(self) -> Floats | None:
-        """Noisy records of each cluster as `predict` assigns them, (k,); ``None`` without bounds.
+        """Noisy records of clusters by `predict`, (k,); ``None`` without bounds.
 
         Of the clients that answered the last round. Without bounds, ``counts`` are of
         the centroids before the last step.
         """
-        return None if self.size_report is None else np.array(self.size_report.counts)
+        if self.size_report is None:
+            return None
+        return np.array(self.size_report.counts)
 
     @property
     def size_interval(self) -> Floats | None:
@@ -105,7 +103,9 @@ class Clustering:
 
         All k intervals hold at once with probability 0.95 over the noise.
         """
-        return None if self.size_report is None else self.size_report.interval
+        if self.size_report is None:
+            return None
+        return self.size_report.interval
 
     def predict(
         self,
@@ -113,7 +113,7 @@ class Clustering:
         columns: Sequence[str] | Sequence[int] | None = None,
         nearest: bool = False,
     ) -> NDArray[np.int64]:
-        """Return the cluster of each record: that of the nearest centroid, or by the weights.
+        """Return the cluster of each record, by the nearest centroid or the weights.
 
         Records and centroids are compared after the domain's scaling, but without
         clipping.
@@ -144,52 +144,46 @@ class Clustering:
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
     def inertia(self, X: ArrayLike) -> float:
-        """Return the sum of squared distances of records to the centroid that `predict` gives.
+        """Return the sum of squared distances of records to the centroids of `predict`.
 
         It is exact, and so not private. ``X`` is (n, n_features) in the user's units.
         """
-        residuals = in_order(X, self.domain) - self.centroids[self.predict(X)]
+        nearest = self.centroids[self.predict(X)]
+        residuals = in_order(X, self.domain) - nearest
         return float(np.einsum("ij,ij->", residuals, residuals))
 
 
 def centroid_table(
     centroids: Floats, counts: Floats, domain: Domain, name: str = "cluster"
 ) -> Table:
-    """Return a row for each cluster: its noisy size, and its centroid (d,) in the user's units."""
+    """Return a row for each cluster: noisy size, and centroid (d,) in user's units."""
     names, columns = zip(*readable(centroids, domain), strict=True)
-    pairs = zip(counts.tolist(), zip(*columns, strict=True), strict=True)
-    rows = [
-        (
-            str(j),
-            f"{count:.1f}",
-            *(e if isinstance(e, str) else f"{e:.4g}" for e in centroid),
-        )
-        for j, (count, centroid) in enumerate(pairs)
-    ]
-    return Table(
-        f"Every {name}: noisy size and centre", (name, "noisy size", *names), rows
-    )
+    centroids_by_row = zip(*columns, strict=True)
+    pairs = zip(counts.tolist(), centroids_by_row, strict=True)
+    rows = []
+    for j, (count, centroid) in enumerate(pairs):
+        cells = [e if isinstance(e, str) else f"{e:.4g}" for e in centroid]
+        rows.append((str(j), f"{count:.1f}", *cells))
+    head = (name, "noisy size", *names)
+    return Table(f"Every {name}: noisy size and centre", head, rows)
 
 
 def readable(
     points: Floats, domain: Domain, columns: Sequence[str] | None = None
 ) -> list[tuple[str, list[float] | list[str]]]:
-    """Return points (k, d) in the user's units: name and values of each column, dates as text.
+    """Return names and values of columns for points (k, d), in the user's units.
 
-    A `TableDomain` has its own names; the ``columns`` of others are the domain's by
-    default, or numbers.
+    Dates are text. A `TableDomain` has its own names; the ``columns`` of others are the
+    domain's by default, or numbers.
     """
     if isinstance(domain, TableDomain):
-        pairs = domain.decode(points).items()
-        return [
-            (n, v if isinstance(v[0], float) else [str(day) for day in v])
-            for n, v in pairs
-        ]
-    names = (
-        columns
-        or domain.columns
-        or [f"column {i + 1}" for i in range(domain.n_features)]
-    )
+        found = []
+        for name, values in domain.decode(points).items():
+            is_number = isinstance(values[0], float)
+            found.append((name, values if is_number else [str(day) for day in values]))
+        return found
+    numbered = [f"column {i + 1}" for i in range(domain.n_features)]
+    names = columns or domain.columns or numbered
     return list(zip(names, points.T.tolist(), strict=True))
 
 
@@ -203,11 +197,12 @@ def assigned(
 ) -> NDArray[np.int64]:
     """Return the cluster of each record (n,), as `Clustering.predict`."""
     chosen = _places(_names_of(X, domain) if columns is None else columns, domain)
-    records, unit = check_records(X, len(chosen), name="X"), domain.unit[chosen]
+    records = check_records(X, len(chosen), name="X")
+    unit = domain.unit[chosen]
     shift = centroids[:, chosen].mean(axis=0)
     scaled = (centroids[:, chosen] - shift) / unit  # the shift saves digits
     # |x|^2 is left out below: it is the same for all centroids of a record.
-    norms = np.einsum("ij,ij->i", scaled, scaled)
+    norms = squared_norms(scaled)
     if weights is not None and not nearest:
         if len(chosen) < domain.n_features:
             raise ConfigurationError(
@@ -221,22 +216,24 @@ def assigned(
     labels = np.empty(len(records), dtype=np.int64)
     for start in range(0, len(records), _BLOCK_ROWS):
         block = (records[start : start + _BLOCK_ROWS] - shift) / unit
-        labels[start : start + len(block)] = np.argmin(
-            norms - 2 * block @ scaled.T, axis=1
-        )
+        scores = norms - 2 * block @ scaled.T
+        labels[start : start + len(block)] = np.argmin(scores, axis=1)
     return labels
 
 
 def in_order(X: ArrayLike, domain: Domain) -> Floats:
-    """Return records (n, d) with their columns in the domain's order, where both are named."""
+    """Return records (n, d), columns in the domain's order where both have names."""
     places = _places(_names_of(X, domain), domain)
-    return check_records(X, domain.n_features, name="X")[:, np.argsort(places)]
+    records = check_records(X, domain.n_features, name="X")
+    return records[:, np.argsort(places)]
 
 
 def _names_of(X: ArrayLike, domain: Domain) -> list[str] | None:
     """Return the names of a table's columns, where the domain has names as well."""
     names = named_columns(X)
-    return None if names is None or domain.columns is None else list(names)
+    if names is None or domain.columns is None:
+        return None
+    return list(names)
 
 
 def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> list[int]:
@@ -250,10 +247,11 @@ def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> li
         )
     # Not strict: a domain may have no names.
     names: dict[object, int] = dict(zip(domain.columns or (), known, strict=False))
-    places = [
-        names.get(each, -1) if isinstance(each, str) else each for each in columns
-    ]
-    if not places or not set(places) <= set(known) or len(set(places)) != len(places):
+    places = []
+    for each in columns:
+        places.append(names.get(each, -1) if isinstance(each, str) else each)
+    different = set(places)
+    if not places or not different <= set(known) or len(different) != len(places):
         raise ConfigurationError(
             f"Expected columns from {domain.columns or known}, each once. Got {columns!r} instead."
         )

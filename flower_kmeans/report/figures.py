@@ -1,4 +1,4 @@
-"""Axes of the page's charts, and where values are in a drawing; figures.svg.j2 draws them."""
+"""Axes of the page's charts and places of values, which figures.svg.j2 draws."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return where a value lies, 0 at the low end and 1 at the high one; cut to that."""
+        """Return a value's place, from 0 at the low end to 1 at the high one."""
         if self.log:
             above = max(value, self.low) / self.low
             place = math.log(above) / math.log(self.high / self.low)
@@ -34,19 +34,17 @@ class Axis:
     def ticks(self) -> list[float]:
         """Return round values between both ends."""
         if self.log:
-            first, last = (
-                math.ceil(math.log10(self.low)),
-                math.floor(math.log10(self.high)),
-            )
-            powers = range(last, first - 1, -max(1, -(-(last - first) // _TICKS)))
+            first = math.ceil(math.log10(self.low))
+            last = math.floor(math.log10(self.high))
+            stride = max(1, -(-(last - first) // _TICKS))
+            powers = range(last, first - 1, -stride)
             return [10.0**power for power in powers][::-1]
         least = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(least))
         # Without the margin, a step that is too small by a rounding would be passed
         # over.
-        step = next(
-            power * f for f in (1.0, 2.0, 5.0, 10.0) if least <= power * f * (1 + 1e-9)
-        )
+        steps = [power * f for f in (1.0, 2.0, 5.0, 10.0)]
+        step = next(each for each in steps if least <= each * (1 + 1e-9))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
@@ -54,17 +52,16 @@ class Axis:
     def text(self, tick: float) -> str:
         """Return a tick's value as it is written at the axis."""
         if self.log:
-            return (
-                f"{tick:.4g}"
-                if 0.001 <= tick <= 1000
-                else f"1e{round(math.log10(tick))}"
-            )
+            if 0.001 <= tick <= 1000:
+                return f"{tick:.4g}"
+            return f"1e{round(math.log10(tick))}"
         return f"{0.0 if abs(tick) < 1e-12 * (self.high - self.low) else tick:.6g}"
 
 
 def around(values: Sequence[float], label: str) -> Axis:
     """Return an axis that holds all values, with room at both ends."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     room = 0.08 * (high - low) or max(1.0, abs(low)) * 0.5
     return Axis(label, low - room, high + room)
 
@@ -83,9 +80,8 @@ class Frame:
     def __post_init__(self) -> None:
         if self.y is not None:
             # Room for the longest number, beside the axis' label.
-            longest = max(
-                (len(self.y.text(tick)) for tick in self.y.ticks()), default=0
-            )
+            texts = [self.y.text(tick) for tick in self.y.ticks()]
+            longest = max(map(len, texts), default=0)
             vars(self).update(left=max(self.left, 23 + 7 * longest))
 
     @property
@@ -95,19 +91,17 @@ class Frame:
 
     def across(self, value: float) -> float:
         """Return the place of a value of x."""
-        return self.left + (self.x.share(value) if self.x else 0) * (
-            self.right - self.left
-        )
+        share = self.x.share(value) if self.x else 0
+        return self.left + share * (self.right - self.left)
 
     def up(self, value: float) -> float:
         """Return the place of a value of y; the middle without such an axis."""
-        return self.floor - (self.y.share(value) if self.y else 0.5) * (
-            self.floor - self.top
-        )
+        share = self.y.share(value) if self.y else 0.5
+        return self.floor - share * (self.floor - self.top)
 
 
 class Dot(NamedTuple):
-    """A centroid in a plot: the name beside it, and the text for a reader who points at it."""
+    """A centroid in a plot, with its name and a text for a reader who points at it."""
 
     name: str
     x: float
@@ -130,17 +124,18 @@ def principal_places(
         weights = np.ones(len(points))
     weights = weights / weights.sum()
     centred = points - weights @ points
-    _, values, directions = np.linalg.svd(
-        np.sqrt(weights)[:, None] * centred, full_matrices=False
-    )
+    weighted = np.sqrt(weights)[:, None] * centred
+    _, values, directions = np.linalg.svd(weighted, full_matrices=False)
     # There are fewer than two directions where there is a single point.
     first = np.zeros((2, points.shape[1]))
     first[: len(directions[:2])] = directions[:2]
     # The decomposition leaves the signs open. The largest entry is made positive, so
     # that pages of one result are alike.
     largest = np.abs(first).argmax(axis=1)
-    first *= np.where(first[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
+    signs = np.where(first[[0, 1], largest] < 0, -1.0, 1.0)
+    first *= signs[:, None]
     squares = np.zeros(2)
     squares[: len(values[:2])] = values[:2] ** 2
     total = float((values**2).sum())
-    return centred @ first.T, squares / total if total > 0 else np.zeros(2)
+    shares = squares / total if total > 0 else np.zeros(2)
+    return centred @ first.T, shares

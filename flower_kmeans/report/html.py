@@ -1,4 +1,4 @@
-"""A run's report as one HTML page that needs nothing else: no script, no network, no plots extra.
+"""A run's report as one HTML page without scripts, network or the plots extra.
 
 The page is ``page.html.j2``, which has its sentences, with ``figures.svg.j2`` and
 ``page.css``. `Outcome` is what a page may know of a run: all of it is public or
@@ -30,12 +30,16 @@ from flower_kmeans.version import __version__
 
 FloatArray = NDArray[np.float64]
 
-MAX_ROWS, MAX_COLUMNS = 200, 64
+MAX_ROWS = 200
+MAX_COLUMNS = 64
 _NAMED_DOTS = 40
-_LARGEST_DOT, _SMALLEST_DOT = 20.0, 4.0
+_LARGEST_DOT = 20.0
+_SMALLEST_DOT = 4.0
 _REACH = 2.5  # of the axis of epsilon, in epsilons of the run
 _POINTS = 241
-_USUAL_NUMBERS, _MOST_NUMBERS, _MOST_LEAVES = 20, 60, 60
+_USUAL_NUMBERS = 20
+_MOST_NUMBERS = 60
+_MOST_LEAVES = 60
 
 
 def html_report(
@@ -91,27 +95,29 @@ def page_of(
     facts: Sequence[tuple[str, str]],
     versions: Mapping[str, str],
 ) -> str:
-    """Return the page of what is known of a run; the other parameters are `html_report`'s.
+    """Return the page of a run's outcome; other parameters are `html_report`'s.
 
     ``versions`` are those of the software that made the run.
     """
     report = run.report
     dropped = {(entry.round, entry.node_id) for entry in report.dropped}
-    page = TEMPLATES.get_template("page.html.j2").render(
+    releases = []
+    for t, group in enumerate(report.plan.rounds, 1):
+        releases += [(t, each) for each in group]
+    missing = []
+    for t in range(1, len(report.answers) + 1):
+        missing.append(sum(t == each for each, _ in dropped))
+    template = TEMPLATES.get_template("page.html.j2")
+    page = template.render(
         run=run,
         report=report,
         title=title,
         facts=facts,
         domain="Ball" if isinstance(run.domain, Ball) else "Box",
-        releases=[
-            (t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group
-        ],
+        releases=releases,
         curve=_curve(report),
         dropped=dropped,
-        missing=[
-            sum(t == each for each, _ in dropped)
-            for t in range(1, len(report.answers) + 1)
-        ],
+        missing=missing,
         learned=_learned(run),
         sized=_sized(run),
         numbers=_numbers(run),
@@ -124,12 +130,12 @@ def page_of(
     return "<!doctype html>\n" + re.sub(r"\s*\n\s*", " ", page) + "\n"
 
 
-# ----------------------------------------------------------------- what a page may know
+# ----------------------------------------------------------------- a run for its page
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run as its page shows it: report, public parameters, and what its writer may see."""
+    """A run for its page: report, public parameters, and results that may be seen."""
 
     report: Report
     domain: Domain
@@ -155,7 +161,7 @@ class Outcome:
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray] | None:
-        """The public lower and upper bounds, (d,) each in the user's units; of a `Box` only."""
+        """Public lower and upper bounds of a `Box`, (d,) each in the user's units."""
         if isinstance(self.domain, Ball):
             return None
         return np.array(self.domain.lower), np.array(self.domain.upper)
@@ -164,17 +170,15 @@ class Outcome:
     def are_colours(self) -> bool:
         """Whether records are colours: red, green and blue, within 0 to 255."""
         bounds = self.bounds
-        named = [column.lower() for column in self.columns] == ["red", "green", "blue"]
-        return (
-            named
-            and bounds is not None
-            and bounds[0].min() >= 0
-            and bounds[1].max() <= 255
-        )
+        names = [column.lower() for column in self.columns]
+        if bounds is None or names != ["red", "green", "blue"]:
+            return False
+        lower, upper = bounds
+        return bool(lower.min() >= 0 and upper.max() <= 255)
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Clusters by size, the largest first; as they come, where sizes are not known."""
+        """Clusters by size, the largest first; in order if sizes are not known."""
         if self.counts is None:
             return np.arange(self.n_clusters)
         return np.argsort(-self.counts, kind="stable")
@@ -183,13 +187,15 @@ class Outcome:
 def _outcome_of(
     run: Any, result: Any, columns: Sequence[str] | None, not_private: str | None
 ) -> Outcome:
-    """Return what a page may know of a run, after checks of the arguments of `html_report`."""
+    """Return a run for its page, after checks of the arguments of `html_report`."""
     arrays: tuple[FloatArray | None, FloatArray | None]
     if isinstance(run, Clustering):
-        n_clusters, arrays = len(run.centroids), (run.centroids, run.counts)
+        n_clusters = len(run.centroids)
+        arrays = run.centroids, run.counts
         fewest = n_clusters
     elif all(hasattr(run, name) for name in ("domain", "n_clusters", "plan")):
-        fewest, n_clusters = run.algorithm.fewest_clusters, int(run.n_clusters)
+        fewest = run.algorithm.fewest_clusters
+        n_clusters = int(run.n_clusters)
         arrays = _of_server(run, result)
         if arrays[0] is not None and fewest <= len(arrays[0]) <= n_clusters:
             fewest = n_clusters = len(arrays[0])
@@ -200,7 +206,11 @@ def _outcome_of(
         )
     require_type("the run's report", report := run.report, Report, "a Report")
     d = run.domain.n_features
-    names = columns if columns is not None else run.domain.columns
+    names: Sequence[str] | None
+    if columns is not None:
+        names = columns
+    else:
+        names = run.domain.columns
     if names is None:
         names = [f"column {i + 1}" for i in range(d)]
     if isinstance(names, str) or len(names) != d:
@@ -213,11 +223,17 @@ def _outcome_of(
             raise ConfigurationError(
                 f"Expected {name} of shape {shape}. Got {array.shape} instead."
             )
-    sizes = run.size_report if isinstance(run, Clustering) else report.sizes
+    if isinstance(run, Clustering):
+        sizes = run.size_report
+    else:
+        sizes = report.sizes
     known = str(n_clusters) if fewest == n_clusters else f"{fewest} to {n_clusters}"
     columns = tuple(map(str, names))
     # A blind server must not see it. Other strategies have none, or it is None.
-    synopsis = None if report.trust_model.is_blind else getattr(run, "synopsis", None)
+    if report.trust_model.is_blind:
+        synopsis = None
+    else:
+        synopsis = getattr(run, "synopsis", None)
     if isinstance(run, Clustering):
         synopsis = run.synopsis
     return Outcome(
@@ -236,7 +252,7 @@ def _outcome_of(
 def _of_server(
     strategy: Any, result: Any
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return what the server knows of the result: nothing, where it saw no sum."""
+    """Return the server's knowledge of the result: none, where it saw no sum."""
     # Also with a result at hand: the page of a blind server must not show a sum.
     if strategy.report.trust_model.is_blind:
         return None, None
@@ -251,15 +267,20 @@ def _of_server(
 
 
 def _floats(array: Any) -> FloatArray | None:
-    values = array.numpy() if hasattr(array, "numpy") else array
-    return None if values is None else np.asarray(values, dtype=np.float64)
+    if hasattr(array, "numpy"):
+        values = array.numpy()
+    else:
+        values = array
+    if values is None:
+        return None
+    return np.asarray(values, dtype=np.float64)
 
 
 # ------------------------------------------------------------------ numbers of the page
 
 
 def detection(report: Report, alarm: float) -> float:
-    """Return the largest true positive rate of a test whether one record (or client) was there.
+    """Return the largest true positive rate of a test for one record (or client).
 
     ``alarm`` in (0, 1) is its rate of false alarms. This is one minus the trade-off
     function of the run (Dong, Roth & Su 2022, section 2): attained for Gaussian noise,
@@ -271,11 +292,12 @@ def detection(report: Report, alarm: float) -> float:
     delta = 1.0 if report.delta is None else report.delta
     grown = alarm * math.exp(min(epsilon, 700.0)) + delta  # e^710 is no float
     # Both constraints of (epsilon, delta), for the data sets in either order.
-    return min(1.0, grown, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alarm))
+    quiet = max(0.0, 1 - delta - alarm)
+    return min(1.0, grown, 1 - math.exp(-epsilon) * quiet)
 
 
 def cost_shares(plan: PrivacyPlan) -> list[float | None]:
-    """Return each release's fraction of the run's cost, or ``None`` where costs do not add up.
+    """Return each release's fraction of the cost, or ``None`` if costs do not add up.
 
     Squares of mu add up if all noise is Gaussian, and epsilons if all of it is Laplace
     noise.
@@ -291,7 +313,8 @@ def cost_shares(plan: PrivacyPlan) -> list[float | None]:
 
 def colour_of(centroid: FloatArray) -> str:
     """Return red, green and blue in 0 to 255, (3,), as the name of a colour."""
-    red, green, blue = (int(c) for c in np.clip(np.rint(centroid), 0, 255))
+    rounded = np.clip(np.rint(centroid), 0, 255)
+    red, green, blue = (int(each) for each in rounded)
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
@@ -301,39 +324,43 @@ def whole(low: float, high: float) -> str:
 
 
 def texts(values: Sequence[float | str]) -> list[str]:
-    """Return the cells of a column: four digits of its largest number, or text as it is."""
+    """Return the cells of a column: four digits of its largest number, or its text."""
     numbers = [value for value in values if isinstance(value, float)]
     largest = max(map(abs, numbers), default=0.0)
-    digits = (
-        int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
-    )
-    return [
-        f"{value:,.{digits}f}" if isinstance(value, float) else value
-        for value in values
-    ]
+    digits = 0
+    if largest > 0:
+        before = math.floor(math.log10(largest))
+        digits = int(np.clip(3 - before, 0, 9))
+    cells = []
+    for value in values:
+        cells.append(f"{value:,.{digits}f}" if isinstance(value, float) else value)
+    return cells
 
 
 def least_shown(delta: float) -> float:
-    """Return the lower end of the axis of delta: a power of ten well below the claimed one."""
-    return (
-        max(1e-15, 10.0 ** (math.floor(math.log10(delta)) - 3)) if delta > 0 else 1e-12
-    )
+    """Return the low end of delta's axis: a power of ten well below the claim."""
+    if delta > 0:
+        exponent = math.floor(math.log10(delta)) - 3
+        return max(1e-15, 10.0**exponent)
+    return 1e-12
 
 
 def _curve(report: Report) -> dict[str, Any] | None:
-    """Return axes and lines of delta by epsilon: of the run, and together with those before it."""
-    epsilon, delta, together = report.epsilon, report.delta, report.together
+    """Return axes and lines of delta by epsilon: of the run, and with earlier ones."""
+    epsilon = report.epsilon
+    delta = report.delta
+    together = report.together
     if epsilon is None or delta is None:
         return None
-    plans = [report.plan] if together is None else [report.plan, together]
-    reach, low = (
-        _REACH * max(plan.epsilon() or 0.0 for plan in plans),
-        least_shown(delta),
-    )
+    if together is None:
+        plans = [report.plan]
+    else:
+        plans = [report.plan, together]
+    reach = _REACH * max(plan.epsilon() or 0.0 for plan in plans)
+    low = least_shown(delta)
     # The claim is a point of the line, or its mark would lie beside it.
-    epsilons = sorted(
-        [*np.linspace(reach / (_POINTS - 1), reach, _POINTS).tolist(), epsilon]
-    )
+    even = np.linspace(reach / (_POINTS - 1), reach, _POINTS)
+    epsilons = sorted([*even.tolist(), epsilon])
     return {
         "epsilon": Axis("epsilon", 0.0, reach),
         "delta": Axis("delta", low, 1.0, log=True),
@@ -344,7 +371,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
 def _line(
     plan: PrivacyPlan, epsilons: list[float], low: float
 ) -> tuple[list[float], list[float]]:
-    """Return epsilons and deltas, down to ``low``, which the last delta may be instead."""
+    """Return epsilons and deltas, down to ``low``, which can replace the last delta."""
     deltas = [plan.delta(epsilon) for epsilon in epsilons]
     # one more, so that the line reaches the axis
     n = sum(delta >= low for delta in deltas) + 1
@@ -353,65 +380,68 @@ def _line(
 
 def _learned(run: Outcome) -> dict[str, Any] | None:
     """Return rows of the table of centroids, and axes and dots of their plot."""
-    centroids, counts, bounds = run.centroids, run.counts, run.bounds
+    centroids = run.centroids
+    counts = run.counts
+    bounds = run.bounds
     if centroids is None:
         return None
     k, d = centroids.shape
-    sizes = np.ones(k) if counts is None else np.maximum(counts, 0.0)
+    if counts is None:
+        sizes = np.ones(k)
+    else:
+        sizes = np.maximum(counts, 0.0)
     relative = sizes / (sizes.max() or 1.0)
-    places, labels = centroids, list(run.columns)
+    places = centroids
+    labels = list(run.columns)
     if d > 2:
         places, parts = principal_places(run.domain.scaled(centroids), sizes)
-        labels = [
-            f"principal direction {i + 1} ({100 * parts[i]:.0f}%)" for i in (0, 1)
-        ]
-    axes = [
-        around(places[:, i].tolist(), label)
-        if d > 2 or bounds is None
-        else Axis(label, float(bounds[0][i]), float(bounds[1][i]))
-        for i, label in enumerate(labels)
-    ]
+        labels = []
+        for i in (0, 1):
+            labels.append(f"principal direction {i + 1} ({100 * parts[i]:.0f}%)")
+    axes = []
+    for i, label in enumerate(labels):
+        if d > 2 or bounds is None:
+            axis = around(places[:, i].tolist(), label)
+        else:
+            axis = Axis(label, float(bounds[0][i]), float(bounds[1][i]))
+        axes.append(axis)
     # A circle's area is its size; without sizes, and where noise left none, all circles
     # are equal.
-    drawn = (
-        0.15 * relative
-        if counts is None
-        else relative
-        if sizes.any()
-        else np.full(k, 0.09)
-    )
+    if counts is None:
+        drawn = 0.15 * relative
+    elif sizes.any():
+        drawn = relative
+    else:
+        drawn = np.full(k, 0.09)
     radii = np.maximum(_SMALLEST_DOT, _LARGEST_DOT * np.sqrt(drawn))
-    dots = [
-        Dot(
+    dots = []
+    # The largest first, so that small circles are drawn upon large ones.
+    for cluster in run.order:
+        title = f"cluster {cluster}"
+        if counts is not None:
+            title += f", size {counts[cluster]:,.0f}"
+        dot = Dot(
             name=str(cluster) if k <= _NAMED_DOTS else "",
             x=float(places[cluster, 0]),
             y=float(places[cluster, 1]) if d > 1 else 0.0,
             radius=float(radii[cluster]),
-            title=f"cluster {cluster}"
-            + ("" if counts is None else f", size {counts[cluster]:,.0f}"),
+            title=title,
             colour=colour_of(centroids[cluster]) if run.are_colours else None,
         )
-        # The largest first, so that small circles are drawn upon large ones.
-        for cluster in run.order
-    ]
+        dots.append(dot)
     if isinstance(run.domain, Ball):
-        last = [
-            f"within {run.domain.radius:.4g} of",
-            *(f"{c:.4g}" for c in run.domain.center),
-        ]
+        last = [f"within {run.domain.radius:.4g} of"]
+        last += [f"{coordinate:.4g}" for coordinate in run.domain.center]
     else:
-        ends = readable(
-            np.array([run.domain.lower, run.domain.upper]), run.domain, run.columns
-        )
-        pairs = (
-            [e if isinstance(e, str) else f"{e:.4g}" for e in pair] for _, pair in ends
-        )
-        last = ["bounds", *map(" to ".join, pairs)]
+        corners = np.array([run.domain.lower, run.domain.upper])
+        ends = readable(corners, run.domain, run.columns)
+        last = ["bounds"]
+        for _, pair in ends:
+            both = [e if isinstance(e, str) else f"{e:.4g}" for e in pair]
+            last.append(" to ".join(both))
     columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
-    cells, shown = (
-        [texts(values) for _, values in columns],
-        run.order[:MAX_ROWS].tolist(),
-    )
+    cells = [texts(values) for _, values in columns]
+    shown = run.order[:MAX_ROWS].tolist()
     return {
         "shown": shown,
         "columns": [name for name, _ in columns],
@@ -425,27 +455,30 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
 
 
 def _sized(run: Outcome) -> dict[str, Any] | None:
-    """Return the bounds that were given, and which clusters are shown, the largest first."""
+    """Return the given bounds, and the shown clusters, the largest first."""
     sizes = run.sizes
     if sizes is None:
         return None
-    least, most = sizes.min_size or None, sizes.max_size
+    least = sizes.min_size or None
+    most = sizes.max_size
     order = np.argsort(-np.array(sizes.counts), kind="stable")
     if len(order) > MAX_ROWS:  # then those nearest to a bound
         low, high = sizes.interval.T
         room = low - sizes.min_size
         if most is not None:
             room = np.minimum(room, most - high)
-        order = order[np.isin(order, np.argsort(room, kind="stable")[:MAX_ROWS])]
+        tightest = np.argsort(room, kind="stable")[:MAX_ROWS]
+        order = order[np.isin(order, tightest)]
     bounds = [bound for bound in (least, most) if bound is not None]
-    axis = around([*sizes.interval[order].ravel().tolist(), *bounds], "records")
+    shown = sizes.interval[order].ravel().tolist()
+    axis = around([*shown, *bounds], "records")
     # Noisy intervals may begin below 0, which no size can be.
     axis = Axis("records", max(axis.low, 0.0), axis.high)
     return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
 
 
 def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:
-    """Return the numbers of clusters whose costs a page shows, of a run with one of them."""
+    """Return the numbers of clusters whose costs a page shows, the run's included."""
     most = max(_USUAL_NUMBERS, min(n_clusters + 5, _MOST_NUMBERS))
     return range(1, min(most, len(synopsis.weights)) + 1)
 
@@ -457,37 +490,37 @@ def elbow_shown(synopsis: Synopsis, n_clusters: int) -> Elbow:
 
 
 def _numbers(run: Outcome) -> dict[str, Any] | None:
-    """Return what other numbers of clusters cost, and the tree of the synopsis' parts."""
+    """Return the costs of other numbers of clusters, and the tree of the parts."""
     synopsis = run.synopsis
     if synopsis is None:
         return None
     elbow = elbow_shown(synopsis, run.n_clusters)
     n_parts = len(synopsis.weights)
+    rows = zip(
+        elbow.n_clusters.tolist(),
+        elbow.costs.tolist(),
+        elbow.interval.tolist(),
+        elbow.gaps.tolist(),
+        strict=True,
+    )
+    tree = None
+    if 1 < n_parts <= MOST_IN_TREE:
+        tree = _tree(synopsis.hierarchy(), run.n_clusters)
     return {
         "elbow": elbow,
-        "rows": [
-            *zip(
-                elbow.n_clusters.tolist(),
-                elbow.costs.tolist(),
-                elbow.interval.tolist(),
-                elbow.gaps.tolist(),
-                strict=True,
-            )
-        ],
+        "rows": list(rows),
         "n_parts": n_parts,
         "users_units": synopsis.cost_unit is not None,
         "axes": (
             Axis("clusters", 0.5, max(elbow.n_clusters[-1] + 0.5, 2.0)),
             Axis("cost", 0.0, 1.05 * float(elbow.interval.max())),
         ),
-        "tree": _tree(synopsis.hierarchy(), run.n_clusters)
-        if 1 < n_parts <= MOST_IN_TREE
-        else None,
+        "tree": tree,
     }
 
 
 def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
-    """Return the links of a dendrogram as four points each, and where it is cut into clusters."""
+    """Return a dendrogram's links, four points each, and its cut into clusters."""
     from scipy.cluster.hierarchy import dendrogram
 
     n_leaves = min(len(tree) + 1, _MOST_LEAVES)
@@ -497,11 +530,11 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
     cut = None
     if 1 < n_clusters <= n_leaves:
         cut = float(heights[n_clusters - 2] + heights[n_clusters - 1]) / 2
+    links = []
+    for across, up in zip(drawn["icoord"], drawn["dcoord"], strict=True):
+        links.append(list(zip(across, up, strict=True)))
     return {
-        "links": [
-            [*zip(*link, strict=True)]
-            for link in zip(drawn["icoord"], drawn["dcoord"], strict=True)
-        ],
+        "links": links,
         "cut": cut,
         "n_leaves": n_leaves,
         "axes": (
@@ -515,7 +548,10 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
 
 
 def column_parts(n_columns: int, fit: int) -> list[list[int]]:
-    """Return the columns of each part of a table, at most ``fit``: the first is in all of them."""
+    """Return the columns of each part of a table, at most ``fit``.
+
+    The first is in all of them.
+    """
     if n_columns <= fit:
         return [list(range(n_columns))]
     starts = range(1, n_columns, fit - 1)
@@ -527,15 +563,7 @@ TEMPLATES = environment()
 TEMPLATES.filters.update(
     px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"
 )
-for _function in (
-    Axis,
-    Frame,
-    colour_of,
-    column_parts,
-    cost_shares,
-    detection,
-    whole,
-    zip,
-):
+_FUNCTIONS = (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip)
+for _function in _FUNCTIONS:
     TEMPLATES.globals[_function.__name__] = _function
 TEMPLATES.globals.update(exp=math.exp, confidence=CONFIDENCE)

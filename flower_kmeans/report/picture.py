@@ -31,7 +31,7 @@ def save_photo_picture(
     counts: NDArray[np.float64],
     caption: str,
 ) -> None:
-    """Write a png: the photograph before and after, and below them the palette, largest first.
+    """Write a png: the photograph before and after, and its palette, largest first.
 
     ``image`` is (height, width, 3). ``labels``, (height * width,) row by row, are the
     clusters of its pixels, ``centroids``, (k, 3), their colours, and ``counts``, (k,),
@@ -46,36 +46,41 @@ def save_photo_picture(
             f"Expected a label for each of {height * width} pixels, and 3 columns. "
             f"Got labels of shape {labels.shape} and centroids of shape {centroids.shape} instead."
         )
-    colours = np.clip(np.rint(centroids), 0, 255).astype(np.uint8)
+    nearest = np.clip(np.rint(centroids), 0, 255)
+    colours = nearest.astype(np.uint8)
     after = colours[labels].reshape(height, width, 3)
 
     full_width = 2 * width + 3 * _MARGIN
     palette_top = 2 * _MARGIN + _CAPTION + height
-    page = Image.new(
-        "RGB", (full_width, palette_top + _CAPTION + _SWATCHES + _MARGIN), _PAPER
-    )
+    full_height = palette_top + _CAPTION + _SWATCHES + _MARGIN
+    second_left = width + 2 * _MARGIN
+    page = Image.new("RGB", (full_width, full_height), _PAPER)
     page.paste(Image.fromarray(image), (_MARGIN, _MARGIN + _CAPTION))
-    page.paste(Image.fromarray(after), (width + 2 * _MARGIN, _MARGIN + _CAPTION))
+    page.paste(Image.fromarray(after), (second_left, _MARGIN + _CAPTION))
 
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(size=20)
     small = ImageFont.load_default(size=13)
     draw.text((_MARGIN, _MARGIN), "before", fill=_INK, font=font)
-    draw.text((width + 2 * _MARGIN, _MARGIN), caption, fill=_INK, font=font)
+    draw.text((second_left, _MARGIN), caption, fill=_INK, font=font)
     title = f"the palette of {len(colours)} colours, by noisy size"
     draw.text((_MARGIN, palette_top), title, fill=_INK, font=font)
 
     top = palette_top + _CAPTION
     edges = _MARGIN + _palette_edges(counts, full_width - 2 * _MARGIN)
     order = np.argsort(-counts, kind="stable")
-    for left, right, cluster in zip(edges, edges[1:], order, strict=False):
-        colour = tuple(int(c) for c in colours[cluster])
-        draw.rectangle((left, top, right - 1, top + _SWATCHES), fill=colour)
+    swatches = zip(edges, edges[1:], order, strict=False)
+    for left, right, cluster in swatches:
+        colour = tuple(int(each) for each in colours[cluster])
+        rectangle = (left, top, right - 1, top + _SWATCHES)
+        draw.rectangle(rectangle, fill=colour)
         text = "#{:02x}{:02x}{:02x}".format(*colour)
         if draw.textlength(text, font=small) + 8 <= right - left:
             # Luma by ITU-R BT.601: white letters on dark colours, dark ones on light.
-            ink = _PAPER if np.dot(colour, (0.299, 0.587, 0.114)) < 128 else _INK
-            draw.text((left + 4, top + _SWATCHES - 20), text, fill=ink, font=small)
+            luma = np.dot(colour, (0.299, 0.587, 0.114))
+            ink = _PAPER if luma < 128 else _INK
+            place = (left + 4, top + _SWATCHES - 20)
+            draw.text(place, text, fill=ink, font=small)
     with open_private(path) as file:
         page.save(file, format="PNG")
 
@@ -103,12 +108,11 @@ def save_scatter_picture(
     shown = records[::step]
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    axes.scatter(
-        shown[:, 0], shown[:, 1], c=colours(labels[::step], len(centroids)), s=4
-    )
-    axes.scatter(
-        centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids"
-    )
+    dots = colours(labels[::step], len(centroids))
+    axes.scatter(shown[:, 0], shown[:, 1], c=dots, s=4)
+    x = centroids[:, 0]
+    y = centroids[:, 1]
+    axes.scatter(x, y, c="black", s=90, marker="x", label="centroids")
     # Dollars in a name from a file are no formula to set.
     axes.set_xlabel(printable(columns[0]), parse_math=False)
     axes.set_ylabel(printable(columns[1]), parse_math=False)
@@ -130,12 +134,14 @@ def colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
 
 
 def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]:
-    """Return where the palette's colours begin and end, in pixels; each has a visible width."""
+    """Return the edges of the palette's colours, in pixels; each is visible."""
     sizes = np.sort(np.maximum(counts, 0.0))[::-1]
     total = float(sizes.sum())
-    shares = sizes / total if total > 0 else np.full(len(sizes), 1 / len(sizes))
+    if total > 0:
+        shares = sizes / total
+    else:
+        shares = np.full(len(sizes), 1 / len(sizes))
     shares = 0.92 * shares + 0.08 / len(shares)  # noise may make a size zero or less
-    edges: NDArray[np.float64] = np.rint(
-        np.concatenate([[0.0], np.cumsum(shares)]) * width
-    )
+    ends = np.concatenate([[0.0], np.cumsum(shares)])
+    edges: NDArray[np.float64] = np.rint(ends * width)
     return edges.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a run's report says: the guarantee, who sees what, and which clients were missing."""
+"""The report of a run: guarantee, views of the parties, and missing clients."""
 
 import math
 import platform
@@ -41,22 +41,9 @@ _GUARANTEE = ("epsilon", "delta", "mu")
 _PLAIN = (  # attributes that `Report.to_dict` copies
     *("strategy", "run", "date", "versions", "bounds", "roster", "parties"),
     *(*_GUARANTEE, "unit", "clip", "clips", "trust", "keys"),
-    *(
-        "n_rounds",
-        "n_clients",
-        "n_slots",
-        "min_clients",
-        "max_colluders",
-        "max_attempts",
-    ),
-    *(
-        "attempts",
-        "repeats",
-        "round_trips",
-        "noise_factor",
-        "added_noise_factor",
-        "levels",
-    ),
+    *("n_rounds", "n_clients", "n_slots", "min_clients", "max_colluders"),
+    *("max_attempts", "attempts", "repeats", "round_trips"),
+    *("noise_factor", "added_noise_factor", "levels"),
     *("sampler", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
     "resumptions",
@@ -72,7 +59,7 @@ false and was left out.
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that runs: protocol, arithmetic and cryptography."""
+    """Return the versions of protocol, arithmetic and cryptography."""
     found = {"flower-kmeans": __version__, "python": platform.python_version()}
     found["flwr"] = flwr_version()
     for name in ("numpy", "cryptography", "msgspec"):
@@ -81,7 +68,9 @@ def versions() -> dict[str, str]:
     found[library] = number or "unknown"
     # Of vertical runs, with the only SEAL that it has; most servers do not need it.
     tenseal = installed_version("tenseal")
-    return found if tenseal == "unknown" else {**found, "tenseal": tenseal}
+    if tenseal == "unknown":
+        return found
+    return {**found, "tenseal": tenseal}
 
 
 def now() -> str:
@@ -91,7 +80,10 @@ def now() -> str:
 
 def bounds_of(domain: Domain) -> dict[str, Any]:
     """Return the public bounds of records in the user's units, as plain values."""
-    names = {} if domain.columns is None else {"columns": list(domain.columns)}
+    if domain.columns is None:
+        names = {}
+    else:
+        names = {"columns": list(domain.columns)}
     if isinstance(domain, Ball):
         return {
             "kind": "Ball",
@@ -122,7 +114,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class CommitteeReport:
-    """The clients that add shares, as the last round had them (docs/protocol.md, section 4)."""
+    """The clients that added shares in the last round (docs/protocol.md, section 4)."""
 
     slots: tuple[int, ...]  # of the m positions
     n_present: int
@@ -142,10 +134,15 @@ class CommitteeReport:
         """R: sum-shares that open a sum."""
         return self.privacy + self.packing
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the committee as plain values."""
+        derived = {"n_positions": self.n_positions, "threshold": self.threshold}
+        return vars(self) | derived
+
 
 @dataclass(kw_only=True)
 class Proceedings:
-    """What a report takes from the server as it is; nothing here follows from records."""
+    """The server's part of a report; nothing here follows from records."""
 
     n_slots: int = 0  # of the cohort; with a roster one for each name
     committee: CommitteeReport | None = None
@@ -163,8 +160,9 @@ class Proceedings:
 
 @dataclass(repr=False)
 class Report(Proceedings):
-    """Privacy and fault report of one run: ``epsilon``, ``delta``, who sees what, who was missing.
+    """Privacy and fault report of one run.
 
+    It has ``epsilon``, ``delta``, the views of the parties, and missing clients.
     ``statements`` has what all parties must know in plain sentences, ``to_dict`` all of
     it as plain values.
     """
@@ -213,7 +211,7 @@ class Report(Proceedings):
 
     @property
     def restarts(self) -> int:
-        """How many times a client began a new session in the course of the run."""
+        """Number of new sessions that clients began in the course of the run."""
         return len(self.incidents_of("renewed"))
 
     @property
@@ -229,16 +227,20 @@ class Report(Proceedings):
     @property
     def epsilon(self) -> float | None:
         """The epsilon of the run at its delta; ``None`` if the run was not private."""
-        return self.plan.epsilon() if self.is_private else None
+        if self.is_private:
+            return self.plan.epsilon()
+        return None
 
     @property
     def delta(self) -> float | None:
         """The delta of the run; ``None`` if the run was not private."""
-        return self.plan.budget.delta if self.is_private else None
+        if self.is_private:
+            return self.plan.budget.delta
+        return None
 
     @property
     def mu(self) -> float | None:
-        """The Gaussian-differential-privacy level; ``None`` unless all noise is Gaussian."""
+        """The level of Gaussian DP; ``None`` unless all noise is Gaussian."""
         return self.plan.mu
 
     @property
@@ -248,8 +250,10 @@ class Report(Proceedings):
 
     @property
     def neighbours(self) -> str:
-        """What the guarantee compares a run with, in words."""
-        return _NEIGHBOURS[self.unit] if self.vertical is None else NEIGHBOURS
+        """The neighbours of the guarantee, in words."""
+        if self.vertical is None:
+            return _NEIGHBOURS[self.unit]
+        return NEIGHBOURS
 
     @property
     def together(self) -> PrivacyPlan | None:
@@ -261,10 +265,14 @@ class Report(Proceedings):
         # plan.
         if self.earlier is None or not (self.is_private and self.earlier.is_private):
             return None
-        before = (
-            self.earlier.plan if self.earlier.earlier is None else self.earlier.together
-        )
-        return None if before is None else before.then(self.plan)
+        before: PrivacyPlan | None
+        if self.earlier.earlier is None:
+            before = self.earlier.plan
+        else:
+            before = self.earlier.together
+        if before is None:
+            return None
+        return before.then(self.plan)
 
     @property
     def noise_shares(self) -> int:
@@ -275,21 +283,21 @@ class Report(Proceedings):
 
     @property
     def factors(self) -> list[float]:
-        """For each round, the standard deviation of the noise in the sum over the planned one."""
+        """By round, the standard deviation of the sum's noise over the planned one."""
         return list(self.noise_factors or self._added())
 
     @property
     def noise_factor(self) -> float:
-        """The largest of all rounds: standard deviation of the noise over the planned one."""
+        """The largest of all rounds: the noise's deviation over the planned one."""
         return max(self.factors, default=1.0)
 
     @property
     def added_noise_factor(self) -> float:
-        """The same of the noise that clients added, before noise beyond the plan was removed."""
+        """The same of the clients' noise, before noise beyond the plan was removed."""
         return max(self._added(), default=1.0)
 
     def _added(self) -> list[float]:
-        """Return sqrt(|S| / M') for each round where clients share the noise, else 1."""
+        """Return sqrt(|S| / M') for each round if clients share the noise, else 1."""
         if not self.trust_model.shares_noise:
             return [1.0 for _ in self.answers]
         if self.vertical is not None:
@@ -298,7 +306,7 @@ class Report(Proceedings):
 
     @property
     def single_mu(self) -> float | None:
-        """The mu of a single answer under the client's own noise share, ``sqrt(M') mu``.
+        """The mu of one answer under the client's own noise share, ``sqrt(M') mu``.
 
         More than tau committee members reach it; under relayed keys a malicious server
         does. ``None`` where clients do not share the noise.
@@ -306,7 +314,8 @@ class Report(Proceedings):
         if not self.trust_model.shares_noise or self.plan.mu is None:
             return None
         # Noise beyond the plan can be removed from it.
-        return self.plan.mu * math.sqrt(max(self.noise_shares, *self.levels, 1))
+        most_shares = max(self.noise_shares, *self.levels, 1)
+        return self.plan.mu * math.sqrt(most_shares)
 
     def incidents_of(self, kind: Kind) -> list[Dropped]:
         """Return the incidents of one kind."""
@@ -322,16 +331,16 @@ class Report(Proceedings):
         if self.committee is None:
             return {}
         members = set(self.committee.slots)
-        nodes = {
-            (entry.round, entry.node_id)
-            for entry in self.incidents_of("renewed")
-            if not entry.ledger and entry.client in members
-        }
-        return dict(sorted(Counter(number for number, _ in nodes).items()))
+        nodes = set()
+        for entry in self.incidents_of("renewed"):
+            if not entry.ledger and entry.client in members:
+                nodes.add((entry.round, entry.node_id))
+        by_round = Counter(number for number, _ in nodes)
+        return dict(sorted(by_round.items()))
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """What all parties must know, in plain sentences (docs/protocol.md, section 11)."""
+        """Statements for all parties, in sentences (docs/protocol.md, section 11)."""
         return lines_of("statements.txt.j2", report=self)
 
     @property
@@ -341,7 +350,7 @@ class Report(Proceedings):
 
     @property
     def is_noise_removed(self) -> bool:
-        """Whether noise beyond the plan was removed in the round with the most noise."""
+        """Whether the round with the most noise lost noise beyond the plan."""
         # They are computed in two ways, and may differ in their last bits where nothing
         # is removed.
         return not math.isclose(self.noise_factor, self.added_noise_factor)
@@ -353,27 +362,32 @@ class Report(Proceedings):
 
     @property
     def clip_text(self) -> str:
-        """How much of a client counted, in a few words; empty without clipping."""
-        return "" if self.clip is None else clip_text(self.clip, self.clips)
+        """The clip of a client, in a few words; empty without clipping."""
+        if self.clip is None:
+            return ""
+        return clip_text(self.clip, self.clips)
 
     @property
     def single_text(self) -> str:
         """The guarantee of a single answer under its own noise share, in brackets."""
         formula = "" if self.levels else "sqrt(M') "
-        return (
-            "" if self.single_mu is None else f" ({formula}mu = {self.single_mu:.4g})"
-        )
+        if self.single_mu is None:
+            return ""
+        return f" ({formula}mu = {self.single_mu:.4g})"
 
     @property
     def protects_against(self) -> dict[str, str]:
-        """Whether records stay protected against each of `PARTIES` (docs/threat-model.md)."""
+        """Whether records are protected against each of `PARTIES`.
+
+        See docs/threat-model.md.
+        """
         words = lines_of("protection.txt.j2", report=self)
         # Not strict: only runs with shares have a committee, the last of the parties.
         return dict(zip(PARTIES, words, strict=False))
 
     @property
     def facts(self) -> dict[str, object]:
-        """The guarantee and what took part, by names, in text; ``None`` where there is none."""
+        """The guarantee and the participants, by names, as text or ``None``."""
         private = self.epsilon is not None and self.delta is not None
         missed = len({entry.node_id for entry in self.dropped})
         return {
@@ -396,84 +410,79 @@ class Report(Proceedings):
             "n_clients",
             "n_rounds",
         )
-        return f"Report({', '.join(f'{name}={shown(getattr(self, name))}' for name in names)})"
+        values = [f"{name}={shown(getattr(self, name))}" for name in names]
+        return f"Report({', '.join(values)})"
 
     def _repr_html_(self) -> str:
         tables = self.plan.tables
         notes = [*self.statements, *self.warnings]
-        return html_summary(
-            f"Report of a {self.strategy} run", self.facts, tables, notes
-        )
+        title = f"Report of a {self.strategy} run"
+        return html_summary(title, self.facts, tables, notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, ready for JSON."""
-        committee, earlier, together = self.committee, self.earlier, self.together
-        values = {name: getattr(self, name) for name in _PLAIN} | {
+        committee = self.committee
+        earlier = self.earlier
+        together = self.together
+        noise_shares = self.noise_shares if self.trust_model.shares_noise else None
+        joint = None
+        if together is not None:
+            joint = {
+                "epsilon": together.epsilon(),
+                "delta": together.budget.delta,
+                "mu": together.mu,
+            }
+        values = {name: getattr(self, name) for name in _PLAIN}
+        values |= {
             "private": self.is_private,
             "n_records": self.plan.n_records,
             "planned_clients": self.plan.n_clients,
-            "committee": committee
-            and vars(committee)
-            | {name: getattr(committee, name) for name in ("n_positions", "threshold")},
-            "noise_shares": self.noise_shares
-            if self.trust_model.shares_noise
-            else None,
+            "committee": committee and committee.to_dict(),
+            "noise_shares": noise_shares,
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
             "earlier": earlier and earlier._origin(),
-            "together": together
-            and {
-                "epsilon": together.epsilon(),
-                "delta": together.budget.delta,
-                "mu": together.mu,
-            },
+            "together": joint,
             "vertical": self.vertical and self.vertical.to_dict(),
             "releases": self._releases(),
             "plan": self.plan.to_config(),
             "notes": self.plan.notes,
         }
         if (epsilon := self.plan.budget.epsilon) is not None:
-            # What else the same noise means: for other epsilons, and for several
-            # records.
+            # The same noise for other epsilons, and for several records.
             epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-            values |= {
-                "neighbours": self.neighbours,
-                "delta_at_epsilon": [[e, self.plan.delta(e)] for e in epsilons],
-                "epsilon_of_groups": {
-                    str(size): self.plan.group(size) for size in _GROUPS
-                },
-            }
+            values["neighbours"] = self.neighbours
+            values["delta_at_epsilon"] = [[e, self.plan.delta(e)] for e in epsilons]
+            of_groups = {str(size): self.plan.group(size) for size in _GROUPS}
+            values["epsilon_of_groups"] = of_groups
         return {name: _plain(value) for name, value in values.items()}
 
     def _origin(self) -> dict[str, Any]:
-        """Return what the report of a run that started from this one says of it."""
+        """Return this run for the report of one that started from it."""
         names = ("strategy", "run", "date", "trust", *_GUARANTEE, "keys", "min_clients")
-        own = {name: getattr(self, name) for name in names} | {
-            "plan": self.plan.to_config()
-        }
+        own = {name: getattr(self, name) for name in names}
+        own["plan"] = self.plan.to_config()
         return own | {"earlier": self.earlier and self.earlier._origin()}
 
     def _releases(self) -> list[dict[str, Any]]:
         names = ("name", "mechanism", "norm", "noise_multiplier")
-        return [
-            {
-                "round": number,
-                **{name: getattr(release, name) for name in names},
-                **({"parts": release.parts} if release.parts else {}),
-                # What it would cost alone; together they compose to the run's
-                # guarantee.
-                "mu" if release.mechanism == "gaussian" else "epsilon": (
-                    release.cost if self.is_private else None
-                ),
-            }
-            for number, releases in enumerate(self.plan.rounds, 1)
-            for release in releases
-        ]
+        rows = []
+        for number, releases in enumerate(self.plan.rounds, 1):
+            for release in releases:
+                row: dict[str, Any] = {"round": number}
+                row |= {name: getattr(release, name) for name in names}
+                if release.parts:
+                    row["parts"] = release.parts
+                # The cost alone; together they compose to the run's guarantee.
+                measure = "mu" if release.mechanism == "gaussian" else "epsilon"
+                row[measure] = release.cost if self.is_private else None
+                rows.append(row)
+        return rows
 
 
 def clip_text(clip: float, clips: Mapping[str, float]) -> str:
-    """Return how much of a client counts, ``clip`` where ``clips`` does not name a release."""
+    """Return the clip of a client: ``clip``, except for releases of ``clips``."""
     if set(clips.values()) <= {clip}:
         return f"{clip:g} records' worth of a client in each release"
     return f"by release: {listed(clips)}"
@@ -485,4 +494,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return _plain(vars(value)) if hasattr(value, "__dict__") else value
+    if hasattr(value, "__dict__"):
+        return _plain(vars(value))
+    return value

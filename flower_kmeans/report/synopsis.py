@@ -1,4 +1,4 @@
-"""What `SynopsisKMeans` released, as a mixture: clusterings for any k, free of privacy cost.
+"""The releases of `SynopsisKMeans` as a mixture, for clusterings of any k.
 
 Post-processing of noisy sums that the run's budget covers (docs/guarantees.md,
 "SynopsisKMeans").
@@ -31,7 +31,8 @@ Floats = NDArray[np.float64]
 
 # where commands and apps keep one, beside a run's other files
 FILE_NAME = "synopsis.npz"
-FORMAT, VERSION = "flower-kmeans synopsis", 1
+FORMAT = "flower-kmeans synopsis"
+VERSION = 1
 # parts: distances of all pairs of leaves take half a gigabyte then
 MOST_IN_TREE = 2_000
 # into which parts are divided, so that Ward's method knows their weights
@@ -53,9 +54,8 @@ class SynopsisClustering:
 
     def _repr_html_(self) -> str:
         table = centroid_table(self.centroids, self.counts, self.domain)
-        return html_summary(
-            f"{len(self.centroids)} clusters of a synopsis", {}, [table]
-        )
+        title = f"{len(self.centroids)} clusters of a synopsis"
+        return html_summary(title, {}, [table])
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
@@ -91,10 +91,10 @@ class Elbow(NamedTuple):
         columns it may be smaller, as records leave their part for a nearer centroid.
         docs/tables/choose-k.md has by how much.
         """
-        margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * self.standard_errors
-        return np.maximum(
-            np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0
-        )
+        deviations = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2)
+        margin = deviations * self.standard_errors
+        ends = np.stack([self.costs - margin, self.costs + margin], axis=1)
+        return np.maximum(ends, 0.0)
 
     @property
     def gaps(self) -> Floats:
@@ -123,14 +123,12 @@ class Elbow(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, ready for JSON."""
-        values = {
-            name: np.asarray(each).tolist() for name, each in self._asdict().items()
-        }
-        return {
-            **values,
-            "interval": self.interval.tolist(),
-            "suggested": self.suggested,
-        }
+        values: dict[str, Any] = {}
+        for name, each in self._asdict().items():
+            values[name] = np.asarray(each).tolist()
+        values["interval"] = self.interval.tolist()
+        values["suggested"] = self.suggested
+        return values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,10 +148,11 @@ class Synopsis:
 
     def _repr_html_(self) -> str:
         table = centroid_table(self.means, self.weights, self.domain, "part")
-        notes = () if any(self.mixture.noise) else ("NOT PRIVATE: no noise was added.",)
-        return html_summary(
-            f"Synopsis of {len(self.weights)} parts", {}, [table], notes
-        )
+        notes: list[str] = []
+        if not any(self.mixture.noise):
+            notes.append("NOT PRIVATE: no noise was added.")
+        title = f"Synopsis of {len(self.weights)} parts"
+        return html_summary(title, {}, [table], notes)
 
     @property
     def weights(self) -> Floats:
@@ -167,27 +166,27 @@ class Synopsis:
 
     @property
     def covariances(self) -> Floats:
-        """Covariances of the parts in the user's units, (m, d, d), made when they are asked for."""
+        """Covariances of the parts in the user's units, (m, d, d), made on request."""
         return self.covariances_along(np.diag(self.domain.unit))
 
     def covariances_along(self, directions: Floats) -> Floats:
         """Return covariances (m, n, n) of the parts along scaled directions (d, n)."""
         found = self.mixture
         along = found.directions.T @ directions
-        inside = np.einsum(
-            "pa,mp,pb->mab", along, found.scales**2, along, optimize=True
-        )
-        return np.asarray(
-            inside + found.rest * (directions.T @ directions - along.T @ along)
-        )
+        squares = found.scales**2
+        inside = np.einsum("pa,mp,pb->mab", along, squares, along, optimize=True)
+        beside = directions.T @ directions - along.T @ along
+        return np.asarray(inside + found.rest * beside)
 
     @property
     def cost_unit(self) -> float | None:
-        """The user's units in one of `elbow`; ``None`` where its costs are of the scaled domain."""
+        """User's units in one of `elbow`; ``None`` for costs of the scaled domain."""
         unit = self.domain.common_unit
         # Costs are squares, and a domain may be so small or large that these are no
         # floats.
-        return unit if unit is not None and 1e-140 < unit < 1e140 else None
+        if unit is not None and 1e-140 < unit < 1e140:
+            return unit
+        return None
 
     # ------------------------------------------------------------------ clusters
 
@@ -206,16 +205,17 @@ class Synopsis:
         ConfigurationError
             If there are fewer parts than clusters.
         """
-        k, number = self._number(n_clusters), _checked_seed(seed)
+        k = self._number(n_clusters)
+        number = _checked_seed(seed)
         found = choice.selection(self._model, k, number)
         centers = found.centers * _longest(self.domain)
-        points = self.domain.to_unit(self.domain.from_unit(self._lifted(centers)))
-        return SynopsisClustering(
-            self.domain.from_unit(points), found.counts, self.domain
-        )
+        lifted = self.domain.from_unit(self._lifted(centers))
+        points = self.domain.to_unit(lifted)
+        centroids = self.domain.from_unit(points)
+        return SynopsisClustering(centroids, found.counts, self.domain)
 
     def elbow(self, n_clusters: Iterable[int], seed: int = 0) -> Elbow:
-        """Return the cost of clusterings with these numbers of clusters, to choose one of them.
+        """Return the costs of clusterings with these numbers of clusters.
 
         Parameters
         ----------
@@ -226,14 +226,17 @@ class Synopsis:
         """
         require_type("n_clusters", n_clusters, Iterable, "numbers of clusters")
         numbers = [self._number(k) for k in n_clusters]
-        found, longest = self.mixture, _longest(self.domain)
+        found = self.mixture
+        longest = _longest(self.domain)
         n_beside = self.domain.n_features - found.means.shape[1]
         count, total, slack = found.noise
+        selections = choice.selections(self._model, numbers, _checked_seed(seed))
+        noise = model.Noise(sums=total, counts=count, slacks=slack)
         costs, errors, dimensions = choice.costs_of(
             self._model,
-            choice.selections(self._model, numbers, _checked_seed(seed)),
+            selections,
             found.radii / longest,
-            model.Noise(sums=total, counts=count, slacks=slack),
+            noise,
             found.rest / longest**2,
             n_beside,
         )
@@ -243,7 +246,7 @@ class Synopsis:
         return Elbow(counted, costs * factor, errors * factor, dimensions, most)
 
     def hierarchy(self) -> Floats:
-        """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.
+        """Return Ward's hierarchy of the parts, (m - 1, 4), as for SciPy's functions.
 
         Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum
         of squared distances, in the units of `elbow`, up to a part in a thousand of the
@@ -257,18 +260,20 @@ class Synopsis:
         """
         from scipy.cluster.hierarchy import linkage
 
-        weights, m = self.weights, len(self.weights)
+        weights = self.weights
+        m = len(self.weights)
         if m > MOST_IN_TREE:
             raise ConfigurationError(
                 f"Expected a synopsis of at most {MOST_IN_TREE:,} parts for a tree. Got {m:,}."
             )
         n = max(_LEAVES, 4 * m)
-        leaves = np.maximum(np.rint(weights / weights.sum() * n), 1).astype(np.int64)
+        of_parts = np.rint(weights / weights.sum() * n)
+        leaves = np.maximum(of_parts, 1).astype(np.int64)
         part = np.repeat(np.arange(m), leaves)
         tree = linkage(self.mixture.means[part], method="ward")
-        # Leaves of one part are at distance 0 and so merge first; what follows merges
-        # parts.
-        nodes, sizes = part.tolist(), dict.fromkeys(range(m), 1)
+        # Leaves of one part are at distance 0 and so merge first; then parts merge.
+        nodes = part.tolist()
+        sizes = dict.fromkeys(range(m), 1)
         merges: list[tuple[int, int, float, int]] = []
         unit = (self.cost_unit or 1.0) * math.sqrt(weights.sum() / len(part))
         for first, second, height, _ in tree:
@@ -291,12 +296,13 @@ class Synopsis:
         """
         size = integer("n", n, 0, _MOST_SAMPLES)
         require_type("rng", rng, np.random.Generator, "a numpy.random.Generator")
-        found, d = self.mixture, self.domain.n_features
-        chosen = rng.choice(
-            len(found.weights), size, p=found.weights / found.weights.sum()
-        )
+        found = self.mixture
+        d = self.domain.n_features
+        shares = found.weights / found.weights.sum()
+        chosen = rng.choice(len(found.weights), size, p=shares)
         noise = rng.standard_normal((size, found.means.shape[1]))
-        points = self._lifted(found.means[chosen] + found.scales[chosen] * noise)
+        along = found.means[chosen] + found.scales[chosen] * noise
+        points = self._lifted(along)
         if found.means.shape[1] < d:
             others = rng.standard_normal((size, d))
             others -= others @ found.directions @ found.directions.T
@@ -304,44 +310,51 @@ class Synopsis:
         return self.domain.from_unit(points)
 
     def log_density(self, X: ArrayLike) -> Floats:
-        """Return the logarithm of the mixture's density at records (n, d), in the user's units.
+        """Return the log density of the mixture at records (n, d), in user's units.
 
         The density is over all of R^d, also beyond the domain. Parts of the mixture are
         finer than clusters, so it may have many modes in one cluster.
         """
-        found, d = self.mixture, self.domain.n_features
+        found = self.mixture
+        d = self.domain.n_features
         points = self.domain.scaled(in_order(X, self.domain))
-        along, p = points @ found.directions, found.means.shape[1]
-        beside = np.square(points - along @ found.directions.T).sum(axis=1) / found.rest
+        along = points @ found.directions
+        p = found.means.shape[1]
+        others = points - along @ found.directions.T
+        beside = np.square(others).sum(axis=1) / found.rest
         common = d * math.log(2 * math.pi) + (d - p) * math.log(found.rest)
         log_weights = np.log(found.weights / found.weights.sum())
         density = np.full(len(points), -np.inf)
-        for weight, mean, scale in zip(
-            log_weights, found.means, found.scales, strict=True
-        ):
+        parts = zip(log_weights, found.means, found.scales, strict=True)
+        for weight, mean, scale in parts:
             squares = np.square((along - mean) / scale).sum(axis=1)
             logarithm = squares + 2 * np.log(scale).sum() + common
-            density = np.logaddexp(
-                density, weight - (logarithm + (beside if p < d else 0)) / 2
-            )
+            if p < d:
+                logarithm = logarithm + beside
+            density = np.logaddexp(density, weight - logarithm / 2)
         return np.asarray(density - np.log(self.domain.unit).sum())
 
     # ------------------------------------------------------------------ files
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the synopsis to an npz file that only its owner can read; replace an older one.
+        """Write the synopsis to its owner's npz file, in place of an older one.
 
         It may be published wherever the run's result may be.
         """
-        arrays: dict[str, Any] = {"format": FORMAT, "version": VERSION, **self.arrays}
+        arrays: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        arrays |= self.arrays
         arrays |= domain_arrays(self.domain)
         with open_private(path) as file:
             np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Synopsis":
-        """Return what `save` wrote; a `DataError` for any other file, or one of another version."""
-        synopsis, version = None, VERSION
+        """Return the synopsis that `save` wrote.
+
+        A `DataError` for any other file, or one of another version.
+        """
+        synopsis = None
+        version = VERSION
         if not os.path.isfile(path):
             raise DataError(
                 f"Expected a file that Synopsis.save wrote. There is no file {path}."
@@ -352,10 +365,8 @@ class Synopsis:
             if str(arrays.pop("format")) == FORMAT:
                 version = int(arrays.pop("version"))
                 domain = domain_of(arrays)
-                mixture = {
-                    name: arrays[name]
-                    for name in arrays.keys() - {"domain", "declared"}
-                }
+                names = arrays.keys() - {"domain", "declared"}
+                mixture = {name: arrays[name] for name in names}
                 synopsis = cls.from_arrays(mixture, domain)
         except Exception:  # whatever NumPy, zip files or JSON raise
             synopsis = None
@@ -371,26 +382,23 @@ class Synopsis:
     def arrays(self) -> dict[str, Floats]:
         """All of the mixture, as files and messages hold it."""
         found = self.mixture
-        values = {field.name: getattr(found, field.name) for field in fields(found)}
-        return {
-            name: np.atleast_1d(np.array(value, np.float64))
-            for name, value in values.items()
-        }
+        values = {}
+        for field in fields(found):
+            value = np.array(getattr(found, field.name), np.float64)
+            values[field.name] = np.atleast_1d(value)
+        return values
 
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], domain: Domain
     ) -> "Synopsis":
-        """Return what `arrays` gave; a `DataError` if it gave other ones."""
-        is_right = all(
-            a.dtype == np.float64 and np.isfinite(a).all() for a in arrays.values()
-        )
-        m, p = (
-            arrays["means"].shape
-            if arrays.get("means", np.zeros(0)).ndim == 2
-            else (0, 0)
-        )
-        shapes = {
+        """Return the mixture of `arrays`; a `DataError` if they are other ones."""
+        m = 0
+        p = 0
+        means = arrays.get("means", np.zeros(0))
+        if means.ndim == 2:
+            m, p = means.shape
+        expected = {
             "weights": (m,),
             "means": (m, p),
             "scales": (m, p),
@@ -399,43 +407,22 @@ class Synopsis:
             "radii": (m,),
             "noise": (3,),
         }
-        is_right &= {name: array.shape for name, array in arrays.items()} == shapes
-        # So the products below are no larger than the directions: a hostile server may
+        shapes = {name: array.shape for name, array in arrays.items()}
+        # So the products of directions are no larger than these: a hostile server may
         # send them.
-        is_right &= m > 0 < p <= domain.n_features
-        if is_right:
-            longest, directions = _longest(domain), arrays["directions"]
-            most = {
-                "means": longest,
-                "scales": longest,
-                "rest": longest**2,
-                "radii": longest,
-            }
-            is_right = all(
-                (arrays[name] > 0).all() for name in ("weights", "scales", "rest")
-            )
-            is_right &= all((arrays[name] >= 0).all() for name in ("radii", "noise"))
-            # A mean is at most twice as far out, and a scale five times as long.
-            is_right &= all(
-                (np.abs(arrays[name]) <= 16 * most[name]).all() for name in most
-            )
-            is_right &= (np.abs(directions) < 2).all()
-            is_right = is_right and np.allclose(
-                directions.T @ directions, np.eye(p), atol=1e-9
-            )
-        if not is_right:
+        are_sized = shapes == expected and m > 0 and 0 < p <= domain.n_features
+        are_finite = all(map(_are_finite, arrays.values()))
+        if not are_sized or not are_finite or not _are_in_range(arrays, domain):
             raise DataError("Expected the arrays of a synopsis.")
-        (rest,), (count, total, slack) = (
-            arrays["rest"].tolist(),
-            arrays["noise"].tolist(),
-        )
+        (rest,) = arrays["rest"].tolist()
+        count, total, slack = arrays["noise"].tolist()
         values = {**arrays, "rest": rest, "noise": (count, total, slack)}
         return cls(ReleasedMixture(**values), domain)
 
     # ------------------------------------------------------------------ details
 
     def _lifted(self, points: Floats) -> Floats:
-        """Return points (n, d) of the scaled domain from those along the directions, (n, p)."""
+        """Return scaled points (n, d) from points along the directions, (n, p)."""
         return points @ self.mixture.directions.T
 
     def _number(self, n_clusters: int) -> int:
@@ -444,13 +431,43 @@ class Synopsis:
     @property
     def _model(self) -> model.Mixture:
         """The mixture in units of the domain's largest norm."""
-        found, longest = self.mixture, _longest(self.domain)
-        means, scales = found.means / longest, found.scales / longest
+        found = self.mixture
+        longest = _longest(self.domain)
+        means = found.means / longest
+        scales = found.scales / longest
         return model.Mixture(found.weights, means, scales, np.zeros_like(means))
 
 
 def _checked_seed(seed: int) -> int:
     return integer("seed", seed, 0, 2**63 - 1)
+
+
+def _are_finite(array: NDArray[Any]) -> bool:
+    return array.dtype == np.float64 and bool(np.isfinite(array).all())
+
+
+def _are_in_range(arrays: Mapping[str, NDArray[Any]], domain: Domain) -> bool:
+    """Return whether finite arrays of the right shapes have values of a synopsis."""
+    longest = _longest(domain)
+    are_positive = [(arrays[name] > 0).all() for name in ("weights", "scales", "rest")]
+    are_signless = [(arrays[name] >= 0).all() for name in ("radii", "noise")]
+    # A mean is at most twice as far out, and a scale five times as long.
+    most = {
+        "means": longest,
+        "scales": longest,
+        "rest": longest**2,
+        "radii": longest,
+    }
+    are_short = [np.abs(arrays[name]) <= 16 * bound for name, bound in most.items()]
+    if not all(are_positive) or not all(are_signless):
+        return False
+    if not all(each.all() for each in are_short):
+        return False
+    directions = arrays["directions"]
+    if not (np.abs(directions) < 2).all():
+        return False
+    products = directions.T @ directions
+    return np.allclose(products, np.eye(len(products)), atol=1e-9)
 
 
 def _longest(domain: Domain) -> float:

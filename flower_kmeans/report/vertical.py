@@ -1,4 +1,4 @@
-"""What the report of a vertical run states: who sees what, and what the guarantee rests on.
+"""The report of a vertical run: views of the parties, and the guarantee's grounds.
 
 The words are those of docs/threat-model.md, "Vertical runs", for the parties of this
 run.
@@ -15,7 +15,7 @@ NEIGHBOURS = "one record replaced by another; n_records is public"
 
 @dataclass
 class VerticalReport:
-    """The parties of a vertical run, and what they sent."""
+    """The parties of a vertical run, and their messages."""
 
     columns: tuple[tuple[str, ...], ...]  # of each party, by slot
     key_holders: int  # H: slots 1 to H hold the key
@@ -45,7 +45,7 @@ class VerticalReport:
 
     @property
     def noise_factor(self) -> float:
-        """Standard deviation of the noise over the planned one, ``sqrt((H + 1) / (H + 1 - t))``."""
+        """The noise's deviation over the plan's, ``sqrt((H + 1) / (H + 1 - t))``."""
         return math.sqrt((self.key_holders + 1) / self.noise_shares)
 
     @property
@@ -60,23 +60,21 @@ class VerticalReport:
 
     @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
-        """Rows of who, what they see, and what they learn."""
-        return tuple(
-            tuple(line.split("|")) for line in lines_of("parties.txt.j2", run=self)
-        )
+        """Rows of parties, their views, and their knowledge."""
+        lines = lines_of("parties.txt.j2", run=self)
+        return tuple(tuple(line.split("|")) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain values."""
+        keys = ("who", "sees", "learns")
+        rows = [dict(zip(keys, row, strict=True)) for row in self.trust_table]
         return {
             **vars(self),
             "columns": [list(names) for names in self.columns],
             "software": list(self.software),
             "n_parties": self.n_parties,
             "measured": self.rho - self.soft,
-            "trust_table": [
-                dict(zip(("who", "sees", "learns"), row, strict=True))
-                for row in self.trust_table
-            ],
+            "trust_table": rows,
         }
 
 

@@ -1,4 +1,4 @@
-"""Secure sums: many private integer vectors in, their sum out (docs/protocol.md, section 3).
+"""Secure sums: private integer vectors in, their sum out (docs/protocol.md, section 3).
 
 A new kind is one class in one file, registered under its name; the rules around it are
 the same.
@@ -33,7 +33,7 @@ class PartError(MessageError):
 
 @dataclass(frozen=True)
 class Sharing:
-    """How vectors are shared among the positions of a committee."""
+    """The sharing of vectors among the positions of a committee."""
 
     n_positions: int  # m: absent ones included
     n_corrupt: int  # f: how many of them may be corrupt
@@ -46,7 +46,7 @@ class Sharing:
         return self.privacy + self.packing
 
     def blocks(self, vector: Integers) -> Integers:
-        """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
+        """Return a vector's blocks as columns, (k, n_blocks), padded with zeros."""
         n_blocks = -(-len(vector) // self.packing)
         blocks = np.zeros((self.packing, n_blocks), vector.dtype)
         # np.pad takes longer than a short vector's sum
@@ -56,7 +56,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class SumContext:
-    """What one sum depends on beside the vectors."""
+    """The inputs of one sum beside the vectors."""
 
     digest: bytes  # context of the round and attempt, 32 bytes
     n_words: int  # L: length of a vector, checksum word included
@@ -67,7 +67,7 @@ class SumContext:
 
 @dataclass(frozen=True)
 class Opened:
-    """An opened sum, shape (n_words,), int64, and the positions whose false parts were left out."""
+    """An opened sum, shape (n_words,), int64, and the positions of false parts."""
 
     vector: Integers = field(repr=False)
     liars: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ class SecureSum(ABC):
     def set_up(
         self, n_positions: int, n_corrupt: int, n_present: int
     ) -> Sharing | None:
-        """Return how vectors are shared among a committee; ``None`` without one.
+        """Return the sharing of vectors among a committee; ``None`` without one.
 
         A `ConfigurationError` if too few positions are present to open a sum.
         """
@@ -98,15 +98,15 @@ class SecureSum(ABC):
     def protect(
         self, vector: Integers, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
-        """Return a vector (n_words,), int64, as it may leave the client at a slot, in parts.
+        """Return the protected parts of a client's vector (n_words,), int64.
 
         The secret is that of the client's session, 32 bytes.
         """
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
-        """Return the sum of parts, one of each client, as one part: here of words modulo 2^64.
+        """Return the sum of parts, one of each client, as one part.
 
-        A `PartError` if a part is malformed.
+        Here they are words modulo 2^64. A `PartError` if a part is malformed.
         """
         return add_words(parts, context.n_words).astype(_WORDS, copy=False).tobytes()
 
@@ -117,10 +117,11 @@ class SecureSum(ABC):
         survivors: NDArray[np.bool_],
         context: SumContext,
     ) -> Opened:
-        """Return the sum of the survivors' vectors; a `SumError` if the parts do not open.
+        """Return the sum of the survivors' vectors.
 
-        ``combined`` has results of `combine` by position, without a committee at
-        position 0; ``survivors``, shape (n_slots,), states whose vectors were combined.
+        A `SumError` if the parts do not open. ``combined`` has results of `combine` by
+        position, without a committee at position 0; ``survivors``, shape (n_slots,),
+        states whose vectors were combined.
         """
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
@@ -128,12 +129,12 @@ class SecureSum(ABC):
         return 8 * n_words
 
     def encode(self, vector: Integers) -> bytes:
-        """Return a vector that needs no protection as a part: the noise that a server adds."""
+        """Return an unprotected vector as a part, such as the noise of a server."""
         return vector.astype("<i8", copy=False).tobytes()
 
 
 def add_words(parts: Iterable[bytes], n_words: int) -> Words:
-    """Return the sum of words modulo 2^64; a `PartError` if a part has the wrong length."""
+    """Return the sum of words modulo 2^64, or raise `PartError` for a wrong length."""
     total = np.zeros(n_words, dtype=np.uint64)
     for index, part in enumerate(parts):
         if len(part) != 8 * n_words:
@@ -163,7 +164,7 @@ def secure_sum(name: str) -> SecureSum:
 
 @register_secure_sum
 class PlainSum(SecureSum):
-    """No protection: words travel as they are, and the server, which is trusted, sees them."""
+    """No protection: words travel in clear, and the trusted server sees them."""
 
     name = "plain"
     is_protected = False

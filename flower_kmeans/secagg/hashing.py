@@ -34,7 +34,7 @@ def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the pro
 
 
 def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
-    """Return the hash object of `H`, to which further parts can be added, each after its length."""
+    """Return the hash object of `H`, for further parts, each after its length."""
     digest = hashlib.sha256(VERSION + label + b"\0")
     for part in parts:
         digest.update(u64(len(part)))
@@ -43,25 +43,31 @@ def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
 
 
 def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> bytes:
-    """Return a key derived by HKDF-SHA256 (RFC 5869) for one purpose, bound to the salt."""
+    """Return a key derived by HKDF-SHA256 (RFC 5869) for one purpose and salt."""
     info = VERSION + label
-    return HKDF(algorithm=_SHA256, length=length, salt=salt, info=info).derive(key)
+    derivation = HKDF(algorithm=_SHA256, length=length, salt=salt, info=info)
+    return derivation.derive(key)
 
 
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
-    """Return words (length,), uint64: AES-256-CTR from counter block ``u64be(stream) u64be(0)``."""
+    """Return words (length,), uint64, of a stream.
+
+    They are AES-256-CTR from the counter block ``u64be(stream) u64be(0)``.
+    """
     return word_drawer(key, length)(stream)
 
 
 def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
-    """Return a function that draws streams into one memory: each new cipher would cost more."""
+    """Return a function that draws streams with one cipher, into one memory."""
     # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream
     # reaches another.
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    counter_mode = modes.CTR(bytes(16))
+    cipher = Cipher(algorithms.AES(key), counter_mode).encryptor()
     zeros = bytes(8 * length)
     # the cipher needs that much room
     buffer = np.empty(8 * length + 15, dtype=np.uint8)
-    memory, vector = memoryview(buffer.data), buffer[: 8 * length].view("<u8")
+    memory = memoryview(buffer.data)
+    vector = buffer[: 8 * length].view("<u8")
 
     def draw(stream: int) -> _Words:
         cipher.reset_nonce(_COUNTER.pack(stream, 0))

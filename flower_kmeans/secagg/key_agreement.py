@@ -60,7 +60,7 @@ def _load_public(public: bytes) -> X25519PublicKey:
 
 
 def is_acceptable(public: bytes) -> bool:
-    """Return whether an ephemeral public key is in its one spelling, and gives secrets at all."""
+    """Return whether an ephemeral public key has its one spelling and gives secrets."""
     try:
         agree(_PROBE, public)
     except MessageError:
@@ -69,7 +69,7 @@ def is_acceptable(public: bytes) -> bool:
 
 
 def agree(secret: SecretKey, public: bytes) -> bytes:
-    """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
+    """Return the X25519 secret, 32 bytes, of a secret key and another's public key.
 
     A `MessageError` if the public key is none, is spelt in another way than the one
     below 2^255 - 19, or is a point that gives zeros with every secret key.
@@ -87,11 +87,16 @@ def pair_secret(
     static: SecretKey = b"",
     their_static: bytes = b"",
 ) -> bytes:
-    """Return what two client sessions have in common; with a roster, of lasting keys too."""
+    """Return the common secret of two client sessions.
+
+    With a roster it is of lasting keys, too.
+    """
     # The ephemeral half protects against a later theft, the lasting half against a
     # swapped key.
     shared = agree(ephemeral, their_ephemeral)
-    return shared + agree(static, their_static) if static or their_static else shared
+    if static or their_static:
+        return shared + agree(static, their_static)
+    return shared
 
 
 # ------------------------------------------------------------------------- lasting keys
@@ -115,11 +120,12 @@ def y_of(lasting: bytes) -> int:
 
 
 def is_on_curve(lasting: bytes) -> bool:
-    """Return whether a lasting public key is a point; others verify no signature at all."""
+    """Return whether a lasting public key is a point; others verify no signature."""
     square = y_of(lasting) ** 2 % _P
     # x^2 is the quotient of these two: the product is a square exactly if the quotient
-    # is.
-    return pow((square - 1) * (_D * square + 1), (_P - 1) // 2, _P) == 1
+    # is. Euler's criterion says whether it is.
+    product = (square - 1) * (_D * square + 1)
+    return pow(product, (_P - 1) // 2, _P) == 1
 
 
 def exchange_secret(seed: bytes) -> bytes:
@@ -131,7 +137,8 @@ def exchange_secret(seed: bytes) -> bytes:
 def exchange_key(lasting: bytes) -> bytes:
     """Return the X25519 public key, 32 bytes, of a lasting public key."""
     y = y_of(lasting)
-    return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(KEY_BYTES, "little")
+    u = (1 + y) * pow(1 - y, -1, _P) % _P
+    return u.to_bytes(KEY_BYTES, "little")
 
 
 def _claimed(doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> bytes:
@@ -141,7 +148,7 @@ def _claimed(doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes) -> byte
 def claim(
     seed: bytes, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes
 ) -> bytes:
-    """Return the claim, 64 bytes, by which a slot's owner takes part from a node with a key."""
+    """Return a slot owner's claim, 64 bytes, for a node and an ephemeral key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
     return Ed25519PrivateKey.from_private_bytes(seed).sign(content)
 
@@ -154,7 +161,7 @@ def is_claim(
     node_id: int,
     ephemeral: bytes,
 ) -> bool:
-    """Return whether a claim is that of a slot's owner for this run, node and ephemeral key."""
+    """Return whether a claim is the slot owner's, for this run, node and key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
     try:
         Ed25519PublicKey.from_public_bytes(lasting).verify(signature, content)
@@ -174,27 +181,29 @@ def share_key(
     dealer_public: bytes,
     member_public: bytes,
 ) -> bytes:
-    """Return the key, 64 bytes, under which a dealer's share travels to a committee member."""
+    """Return the key, 64 bytes, that seals a dealer's share for a committee member."""
     label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
     return kdf(ikm, context, label, _SEAL_KEY_BYTES)
 
 
 def noise_key(session_secret: bytes, context: bytes) -> bytes:
-    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
+    """Return the key of a client's noise share.
+
+    A repeated request repeats the key, another one has another key.
+    """
     return kdf(session_secret, context, b"noise")
 
 
 def wrap_key(
     ikm: bytes, doc_hash: bytes, distributor_public: bytes, peer_public: bytes
 ) -> bytes:
-    """Return the key, 64 bytes, under which a key distributor seals a group secret for a peer."""
-    return kdf(
-        ikm, doc_hash, b"wrap " + distributor_public + peer_public, _SEAL_KEY_BYTES
-    )
+    """Return the key, 64 bytes, with which a key distributor seals a group secret."""
+    label = b"wrap " + distributor_public + peer_public
+    return kdf(ikm, doc_hash, label, _SEAL_KEY_BYTES)
 
 
 def group_key(secret: bytes, doc_hash: bytes) -> bytes:
-    """Return the group key Kg of a run, 32 bytes, given a key distributor's group secret."""
+    """Return the group key Kg of a run, 32 bytes, from a distributor's secret."""
     return kdf(secret, doc_hash, b"group")
 
 
@@ -227,7 +236,10 @@ def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Return what `seal` encrypted under this key for this purpose, or raise a `MessageError`."""
+    """Return the data that `seal` encrypted, or raise a `MessageError`.
+
+    Key and associated bytes must be the same.
+    """
     try:
         return AESSIV(key).decrypt(sealed, [associated])
     except (InvalidTag, ValueError):

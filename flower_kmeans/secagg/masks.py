@@ -20,7 +20,7 @@ _G_STREAM = 2**64 - 1
 
 @base.register_secure_sum
 class MaskedSum(base.PlainSum):
-    """Masked words: the server adds them up; the group key removes the masks from the sum."""
+    """Masked words: the server adds them up, and the group key unmasks the sum."""
 
     name = "masks"
     is_protected = True
@@ -28,9 +28,13 @@ class MaskedSum(base.PlainSum):
     def protect(
         self, vector: base.Integers, context: base.SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
-        """Return the masked words. The mask depends on the context: the secret is not needed."""
+        """Return the masked words.
+
+        The mask follows from the context. The secret is not needed.
+        """
         own = mask(mask_key(context), slot, context.n_slots, context.n_words)
-        return (self.encode(vector + own.view(np.int64)),)
+        masked = vector + own.view(np.int64)
+        return (self.encode(masked),)
 
     def open(
         self,
@@ -45,7 +49,7 @@ class MaskedSum(base.PlainSum):
 
 
 def mask_key(context: base.SumContext) -> bytes:
-    """Return the key of all masks of one context (round, attempt, cohort, transcript)."""
+    """Return the key of a context's masks (round, attempt, cohort, transcript)."""
     return kdf(context.group_key, context.digest, b"mask")
 
 

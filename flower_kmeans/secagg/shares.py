@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @base.register_secure_sum
 class SharedSum(base.SecureSum):
-    """Shares for a committee, whose members add them up without seeing a vector or the sum."""
+    """Shares for a committee, whose members add them and see neither vector nor sum."""
 
     name = "shares"
     by_committee = True
@@ -68,9 +68,8 @@ class SharedSum(base.SecureSum):
                 f"Expected more than {privacy} of {n_positions} committee members. "
                 f"Got {n_present} instead."
             )
-        return Sharing(
-            n_positions, n_corrupt, privacy, max(1, (n_present - privacy) // 2)
-        )
+        packing = max(1, (n_present - privacy) // 2)
+        return Sharing(n_positions, n_corrupt, privacy, packing)
 
     def protect(
         self, vector: Integers, context: SumContext, slot: int, secret: bytes
@@ -84,26 +83,25 @@ class SharedSum(base.SecureSum):
         privacy = sharing.privacy
         data = self.encode(vector)
         # Two vectors under the same random elements would show their difference.
-        key = kdf(secret, context.digest + hashlib.sha256(data).digest(), b"polynomial")
+        salt = context.digest + hashlib.sha256(data).digest()
+        key = kdf(secret, salt, b"polynomial")
+        # The first shares are random. With the secrets they determine the polynomials.
         free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
         known = np.empty((3, sharing.threshold, n_blocks))
         known[:, :privacy] = _fields(free)
         known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
-        rest = _evaluate(
-            nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known
-        )
-        shares = np.concatenate([free, _joined(rest)]).astype("<u8").tobytes()
-        size = 8 * n_blocks
-        return tuple(
-            shares[start : start + size] for start in range(0, len(shares), size)
-        )
+        others = tuple(range(privacy + 1, sharing.n_positions + 1))
+        rest = _joined(_evaluate(nodes, others, known))
+        shares = np.concatenate([free, rest]).astype("<u8")
+        return tuple(share.tobytes() for share in shares)
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
-        """Return the sum-share of a position: the sum of its shares of the survivors' vectors."""
+        """Return a position's sum-share: the sum of its survivors' shares."""
         _, n_blocks = _layout(context.n_words, context.sharing)
         batch = max(1, _BATCH_ELEMENTS // n_blocks)
-        remaining, n_added = iter(parts), 0
+        remaining = iter(parts)
+        n_added = 0
         total = np.zeros((3, n_blocks), dtype=np.uint64)
         while chunk := list(islice(remaining, batch)):
             shares, proper = _elements(chunk, n_blocks)
@@ -113,7 +111,8 @@ class SharedSum(base.SecureSum):
             # the end.
             total += _fields(shares).sum(axis=1)
             n_added += len(chunk)
-        return _joined(total % np.array(PRIMES, "u8")[:, None]).astype("<u8").tobytes()
+        residues = total % np.array(PRIMES, "u8")[:, None]
+        return _joined(residues).astype("<u8").tobytes()
 
     def open(
         self,
@@ -121,7 +120,7 @@ class SharedSum(base.SecureSum):
         survivors: NDArray[np.bool_],
         context: SumContext,
     ) -> base.Opened:
-        """Return the sum that the sum-shares open, and the positions whose sum-shares are false.
+        """Return the sum that sum-shares open, and the positions of false sum-shares.
 
         More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false
         ones are found and left out. Every other one lies on the opened polynomials in
@@ -129,11 +128,11 @@ class SharedSum(base.SecureSum):
         sum-shares are false ones.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
-        positions = np.array(
-            [j for j in sorted(combined) if 0 <= j < sharing.n_positions], int
-        )
+        known = [j for j in sorted(combined) if 0 <= j < sharing.n_positions]
+        positions = np.array(known, int)
         shares, proper = _elements([combined[j] for j in positions.tolist()], n_blocks)
-        liars, positions = set(positions[~proper].tolist()), positions[proper]
+        liars = set(positions[~proper].tolist())
+        positions = positions[proper]
         if len(positions) < sharing.threshold:
             raise SumError(
                 f"Expected at least {sharing.threshold} sum-shares. Got {len(positions)} instead."
@@ -151,11 +150,12 @@ class SharedSum(base.SecureSum):
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
         """Return eight bytes for each block of words."""
-        return 8 * _layout(n_words, sharing)[1]
+        _, n_blocks = _layout(n_words, sharing)
+        return 8 * n_blocks
 
 
 def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
-    """Return how a vector is shared, and B: blocks of a vector, so elements of a share."""
+    """Return a vector's sharing, and B: its blocks, which are elements of a share."""
     if sharing is None:
         raise ConfigurationError(
             "Expected the sharing of a committee. Got None instead."
@@ -164,9 +164,9 @@ def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
 
 
 def _secret_points(sharing: Sharing) -> tuple[int, ...]:
-    return tuple(
-        range(sharing.n_positions + 1, sharing.n_positions + 1 + sharing.packing)
-    )
+    """Return the points of a block's secrets, after those of the positions."""
+    first = sharing.n_positions + 1
+    return tuple(range(first, first + sharing.packing))
 
 
 def to_residues(values: Integers) -> Integers:
@@ -175,20 +175,25 @@ def to_residues(values: Integers) -> Integers:
 
 
 def from_residues(residues: NDArray[Any]) -> Integers:
-    """Return the signed integers, shape (n,), nearest to zero that residues (3, n) stand for."""
+    """Return the signed integers nearest to zero, shape (n,), of residues (3, n)."""
     first, second, third = residues.astype(np.int64)
     p, q, r = PRIMES
     # Mixed radix: value = first + p (a + q b).
     a = (second - first) * pow(p, -1, q) % q
-    b = ((third - first) * pow(p, -1, r) - a) % r * pow(q, -1, r) % r
+    without_a = ((third - first) * pow(p, -1, r) - a) % r
+    b = without_a * pow(q, -1, r) % r
     value: Integers = first + p * (a + q * b)
     value[value > RING // 2] -= RING
     return value
 
 
 def uniform(key: bytes, stream: int, length: int) -> Integers:
-    """Return uniform residues (3, length): words of a stream, without those of no element."""
-    return _fields(_uniform_words(key, length, stream)).astype(np.int64)
+    """Return uniform residues (3, length) of a stream's words.
+
+    Words that are no elements are left out.
+    """
+    elements = _uniform_words(key, length, stream)
+    return _fields(elements).astype(np.int64)
 
 
 def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
@@ -204,27 +209,29 @@ def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
 
 def _fields(elements: Words) -> Words:
     """Return the three residues of each word, shape (3, ...)."""
-    return np.stack([elements >> np.uint64(_BITS * i) & _FIELD for i in range(3)])
+    shifts = [np.uint64(_BITS * i) for i in range(3)]
+    return np.stack([elements >> shift & _FIELD for shift in shifts])
 
 
 def _joined(residues: NDArray[Any]) -> Words:
+    """Return the word of each three residues: the inverse of `_fields`."""
     first, second, third = residues.astype(np.uint64)
     joined: Words = first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
     return joined
 
 
 def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bool_]]:
-    """Return the words of parts, shape (n_parts, length), and which parts are well formed."""
-    fit = np.array([len(part) == 8 * length for part in parts], dtype=np.bool_)
-    data = b"".join(
-        part if len(part) == 8 * length else bytes(8 * length) for part in parts
-    )
-    elements = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
-    elements = elements.reshape(len(parts), length)
+    """Return the words of parts, (n_parts, length), and a mask of proper parts."""
+    size = 8 * length
+    fit = np.array([len(part) == size for part in parts], dtype=np.bool_)
+    filled = [part if len(part) == size else bytes(size) for part in parts]
+    data = np.frombuffer(b"".join(filled), dtype="<u8")
+    elements = data.astype(np.uint64, copy=False).reshape(len(parts), length)
     return elements, fit & _are_elements(elements).all(axis=1)
 
 
 def _are_elements(elements: Words) -> NDArray[np.bool_]:
+    """Return a mask of the words whose three fields are residues."""
     proper = elements <= _ELEMENT
     for field, prime in zip(_fields(elements), PRIMES, strict=True):
         proper &= field < prime
@@ -234,10 +241,11 @@ def _are_elements(elements: Words) -> NDArray[np.bool_]:
 def _evaluate(
     nodes: tuple[int, ...], points: tuple[int, ...], values: Floats
 ) -> Floats:
-    """Return the least polynomials' residues at points, from their values at other nodes."""
+    """Return the least polynomials' residues at points, from values at other nodes."""
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
-        np.matmul(_lagrange(nodes, points, prime), values[i], out=result[i])
+        matrix = _lagrange(nodes, points, prime)
+        np.matmul(matrix, values[i], out=result[i])
         _reduce(result[i], prime)
     return result
 
@@ -255,11 +263,12 @@ def _reduce(values: Floats, prime: int) -> None:
 
 @lru_cache(maxsize=256)
 def _lagrange(nodes: tuple[int, ...], points: tuple[int, ...], prime: int) -> Floats:
-    """Return the matrix (n_points, n_nodes) from values at nodes to values at points."""
+    """Return the matrix (n_points, n_nodes) from values at nodes to points."""
     x = np.array(nodes)
     beyond = np.array(points)[:, None] - x
     numerators = _products(beyond, prime)[:, None]
-    matrix = numerators * _inverses(beyond, prime) % prime * _weights(x, prime) % prime
+    quotients = numerators * _inverses(beyond, prime) % prime
+    matrix = quotients * _weights(x, prime) % prime
     result: Floats = matrix.astype(np.float64)
     result.setflags(write=False)
     return result
@@ -278,14 +287,17 @@ def _products(factors: Integers, prime: int) -> Integers:
 
 
 def _inverses(values: Integers, prime: int) -> Integers:
-    inverses: Integers = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)(
-        values
-    )
+    """Return the inverse of each value modulo a prime."""
+    invert = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)
+    inverses: Integers = invert(values)
     return inverses.astype(np.int64)
 
 
 def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
-    """Return which shares (3, n, n_blocks) lie on polynomials below a degree in every block."""
+    """Return a mask of the shares (3, n, n_blocks) on polynomials below a degree.
+
+    A true share lies on them in every block.
+    """
     # no share is false: the usual case, and much faster
     if _fit(points, values, degree):
         return np.ones(len(points), dtype=np.bool_)
@@ -295,7 +307,8 @@ def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bo
         weights = uniform(token(32), 0, values.shape[2])
         true = np.ones(len(points), dtype=np.bool_)
         for i, prime in enumerate(PRIMES):
-            combined = _combination(values[i], weights[i].astype(np.float64), prime)
+            floats = weights[i].astype(np.float64)
+            combined = _combination(values[i], floats, prime)
             true &= _decode(points, combined, degree, prime)
         _require_few(~true, degree)  # of all primes together
         if _fit(points[true], values[:, true], degree):
@@ -311,27 +324,28 @@ def _require_few(false: NDArray[np.bool_], degree: int) -> None:
 
 def _fit(points: Integers, values: Floats, degree: int) -> bool:
     """Return whether all shares lie on polynomials below a degree, in every block."""
-    nodes, rest = tuple(points[:degree].tolist()), tuple(points[degree:].tolist())
+    nodes = tuple(points[:degree].tolist())
+    rest = tuple(points[degree:].tolist())
     if not rest:
         return True
-    return np.array_equal(
-        _evaluate(nodes, rest, values[:, :degree]), values[:, degree:]
-    )
+    expected = _evaluate(nodes, rest, values[:, :degree])
+    return np.array_equal(expected, values[:, degree:])
 
 
 def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
-    """Return one linear combination, shape (n,), of the columns of (n, n_blocks) residues."""
-    parts = (slice(i, i + _EXACT_TERMS) for i in range(0, len(weights), _EXACT_TERMS))
-    total: Floats = np.sum(
-        [values[:, part] @ weights[part] % prime for part in parts], axis=0
-    )
+    """Return a linear combination, shape (n,), of columns of residues (n, n_blocks)."""
+    sums = []
+    for start in range(0, len(weights), _EXACT_TERMS):
+        part = slice(start, start + _EXACT_TERMS)
+        sums.append(values[:, part] @ weights[part] % prime)
+    total: Floats = np.sum(sums, axis=0)
     return total.astype(np.int64) % prime
 
 
 def _decode(
     points: Integers, values: Integers, degree: int, prime: int
 ) -> NDArray[np.bool_]:
-    """Return which values lie on the one polynomial below a degree that most of them share.
+    """Return a mask of the values on the polynomial below a degree that most share.
 
     Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the
     points of all false values. L times the values lies on a polynomial too: some of its
@@ -340,41 +354,55 @@ def _decode(
     more than ``(n - degree) // 2`` are false.
     """
     most = (len(points) - degree) // 2
-    terms, syndromes = values * _weights(points, prime) % prime, []
+    terms = values * _weights(points, prime) % prime
+    syndromes = []
     for _ in range(len(points) - degree):
         syndromes.append(int(terms.sum()) % prime)
         terms = terms * points % prime
     hankel = np.lib.stride_tricks.sliding_window_view(np.array(syndromes), most + 1)
     locator = _in_kernel(hankel, prime)
     if locator is not None:
-        located = reduce(
-            lambda value, term: (value * points + term) % prime, locator[::-1], 0
-        )
+        located = _polynomial(locator, points, prime)
         # L has so few zeros that enough are left
         nodes = np.flatnonzero(located)[:degree]
         rest = np.setdiff1d(np.arange(len(points)), nodes)
-        matrix = _lagrange(
-            tuple(points[nodes].tolist()), tuple(points[rest].tolist()), prime
-        )
+        node_points = tuple(points[nodes].tolist())
+        rest_points = tuple(points[rest].tolist())
+        matrix = _lagrange(node_points, rest_points, prime)
+        expected = (matrix @ values[nodes]).astype(np.int64) % prime
         true = np.ones(len(points), dtype=np.bool_)
-        true[rest] = (matrix @ values[nodes]).astype(np.int64) % prime == values[rest]
+        true[rest] = expected == values[rest]
         if np.count_nonzero(~true) <= most:
             return true
     raise SumError("Too many sum-shares are false.")
 
 
+def _polynomial(coefficients: Integers, points: Integers, prime: int) -> Integers:
+    """Return a polynomial's values at points modulo a prime, by Horner's rule."""
+    values = np.zeros_like(points)
+    for coefficient in coefficients[::-1]:
+        values = (values * points + coefficient) % prime
+    return values
+
+
 def _in_kernel(matrix: Integers, prime: int) -> Integers | None:
-    """Return a vector, not zero, that a matrix takes to zero modulo a prime; ``None`` if none."""
+    """Return a vector, not zero, that a matrix takes to zero modulo a prime.
+
+    ``None`` if there is none.
+    """
     rows = matrix % prime
     for column in range(rows.shape[1]):
         # The columns before are those of the unit matrix.
         pivots = np.flatnonzero(rows[column:, column])
         if not pivots.size:
             vector = np.zeros(rows.shape[1], dtype=np.int64)
-            vector[:column], vector[column] = -rows[:column, column] % prime, 1
+            vector[:column] = -rows[:column, column] % prime
+            vector[column] = 1
             return vector
-        rows[[column, column + pivots[0]]] = rows[[column + pivots[0], column]]
-        rows[column] = rows[column] * pow(int(rows[column, column]), -1, prime) % prime
+        pivot = column + pivots[0]
+        rows[[column, pivot]] = rows[[pivot, column]]
+        inverse = pow(int(rows[column, column]), -1, prime)
+        rows[column] = rows[column] * inverse % prime
         factors = rows[:, column].copy()
         factors[column] = 0
         rows = (rows - factors[:, None] * rows[column]) % prime

@@ -16,7 +16,7 @@ _KEY_BYTES = 16
 def align_rows(
     ids: Iterable[object], key: bytes | str | os.PathLike[str]
 ) -> NDArray[np.intp]:
-    """Return an order of rows that all parties with the same ids and the same key agree on.
+    """Return an order of rows, the same at all parties with the same ids and key.
 
     Rows are sorted by HMAC-SHA256 of their ids, so nobody without the key knows the
     order. Ids that only some parties have must be removed before.
@@ -54,7 +54,8 @@ def align_rows(
             "Expected ids that differ in all rows. Got at least one id twice."
         )
     digests = [hmac.digest(secret, text.encode(), "sha256") for text in texts]
-    return np.array(sorted(range(len(texts)), key=digests.__getitem__), dtype=np.intp)
+    order = sorted(range(len(texts)), key=digests.__getitem__)
+    return np.array(order, dtype=np.intp)
 
 
 def require_long(key: bytes, name: str) -> None:
@@ -66,10 +67,10 @@ def require_long(key: bytes, name: str) -> None:
 
 
 def ids_digest(ids: Iterable[object], key: bytes = b"") -> bytes:
-    """Return HMAC-SHA256 of ids in their order, 32 bytes, by which parties compare their rows.
+    """Return HMAC-SHA256 of ids in their order, 32 bytes, to compare parties' rows.
 
-    ``key`` is what parties share to align their rows. Without one it is empty, and
-    somebody who gets the digest can test guesses of all ids.
+    ``key`` is the secret with which parties align their rows. Without one it is empty,
+    and somebody who gets the digest can test guesses of all ids.
     """
     digest = hmac.new(key, digestmod="sha256")
     for each in ids:

@@ -1,4 +1,4 @@
-"""What the computing party does with encrypted columns (docs/vertical.md, "How it works").
+"""The computing party's work on encrypted columns (docs/vertical.md, "How it works").
 
 This is the one module that imports TenSEAL, for its binding of Microsoft SEAL. It holds
 ciphertexts and a relinearisation key, never a secret. SEAL's objects are read from
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _seal() -> ModuleType:
 
 @lru_cache(maxsize=1)
 def require_tenseal() -> None:
-    """Raise a `ConfigurationError` unless TenSEAL is installed and computes as expected here.
+    """Raise a `ConfigurationError` unless TenSEAL is here and computes as expected.
 
     Two columns are encrypted, multiplied and opened, about half a second at the first
     call.
@@ -83,49 +83,58 @@ def require_tenseal() -> None:
 
 
 def _self_check() -> float:
-    """Return how far the sum of products of two encrypted columns is off."""
-    full, doc_hash = moduli(2), bytes(32)
+    """Return the error of the sum of products of two encrypted columns."""
+    full = moduli(2)
+    doc_hash = bytes(32)
     data = (full.q0, *full.data[-2:])
-    small = replace(
-        full, levels=2, scales=full.scales[:3], data=data, key=(*data, full.special)
-    )
+    key = (*data, full.special)
+    small = replace(full, levels=2, scales=full.scales[:3], data=data, key=key)
     holder = KeyHolder(small, token(32), doc_hash)
     relin = np.stack([holder.relin_alone(), relin_common(small, doc_hash)], 1)
     engine = Engine(small, relin)
     x = np.linspace(-1, 1, SLOTS)
-    columns = [
-        engine.column(expand(small, *holder.encrypt_alone(v, i)))
-        for i, v in enumerate((x, x**3))
-    ]
+    columns = []
+    for i, values in enumerate((x, x**3)):
+        nonce, half = holder.encrypt_alone(values, i)
+        columns.append(engine.column(expand(small, nonce, half)))
     product = engine.rescale(engine.multiply(*columns))
-    words = engine.words(engine.rescale(engine.times(product, 1.0, 2)))
-    c0, c1 = (intt(c, small.q0) for c in words)
+    last = engine.rescale(engine.times(product, 1.0, 2))
+    c0, c1 = (intt(c, small.q0) for c in engine.words(last))
     share = holder.decryption_share(1, c1[None], lambda _: np.zeros(1, np.int64))
-    opened = (int(c0[0]) + int(share[0]) + small.q0 // 2) % small.q0 - small.q0 // 2
-    return abs(opened / small.unit - float((x**4).sum()))
+    half_q0 = small.q0 // 2
+    opened = (int(c0[0]) + int(share[0]) + half_q0) % small.q0 - half_q0
+    expected = float((x**4).sum())
+    return abs(opened / small.unit - expected)
+
+
+class _Context(NamedTuple):
+    """SEAL's context of some moduli, and its 256-bit names of them."""
+
+    seal: Any
+    levels: tuple[tuple[int, ...], ...]  # names of the levels' moduli
+    keys: tuple[int, ...]  # name of the keys' moduli
 
 
 @lru_cache(maxsize=2)
-def _context(
-    parameters: Moduli,
-) -> tuple[Any, tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return SEAL's context, its names of the levels' moduli, and of the keys' moduli."""
+def _context(parameters: Moduli) -> _Context:
+    """Return SEAL's context of a run's moduli."""
     seal = _seal()
-    p = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
-    p.set_poly_modulus_degree(N)
-    p.set_coeff_modulus([seal.Modulus(q) for q in parameters.key])
+    options = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+    options.set_poly_modulus_degree(N)
+    options.set_coeff_modulus([seal.Modulus(q) for q in parameters.key])
     # SEAL checks the sum of the primes' bits against the Homomorphic Encryption
     # Standard here.
-    context = seal.SEALContext(p, True, seal.SEC_LEVEL_TYPE.TC128)
+    context = seal.SEALContext(options, True, seal.SEC_LEVEL_TYPE.TC128)
     if not context.parameters_set():
         raise ConfigurationError(
             f"SEAL refuses the moduli: {context.parameters_error_name()}."
         )
-    data, names = context.first_context_data(), []
+    data = context.first_context_data()
+    names = []
     for _ in parameters.data:
         names.append(tuple(data.parms_id()))
         data = data.next_context_data()
-    return context, tuple(names), tuple(context.key_parms_id())
+    return _Context(context, tuple(names), tuple(context.key_parms_id()))
 
 
 # ---------------------------------------------------------------------- SEAL's files
@@ -138,7 +147,8 @@ def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     `MessageError`.
     """
     _check_words(words, (2,), parameters.data)
-    return iter(_ciphertext(words, _context(parameters)[1][0], parameters.scales[0]))
+    first_level = _context(parameters).levels[0]
+    return iter(_ciphertext(words, first_level, parameters.scales[0]))
 
 
 def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
@@ -148,13 +158,13 @@ def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     transforms modulo ``parameters.key``; others are a `MessageError`.
     """
     _check_words(words, (len(parameters.data), 2), parameters.key)
-    name = _context(parameters)[2]
+    name = _context(parameters).keys
 
     def pieces() -> Iterator[Buffer]:
-        one = sum(map(len, _ciphertext(words[0], name, 1.0)))
-        yield _header(48 + len(words) * one) + struct.pack(
-            "<4QQQ", *name, 1, len(words)
-        )
+        list_of_digits = struct.pack("<4QQQ", *name, 1, len(words))
+        digit_bytes = sum(map(len, _ciphertext(words[0], name, 1.0)))
+        n_bytes = len(list_of_digits) + len(words) * digit_bytes
+        yield _header(n_bytes) + list_of_digits
         for digit in words:
             yield from _ciphertext(digit, name, 1.0)
 
@@ -166,7 +176,8 @@ def _check_words(words: Words, shape: tuple[int, ...], primes: Sequence[int]) ->
     expected = (*shape, len(primes), N)
     if words.shape != expected or words.dtype != np.uint64:
         raise MessageError(f"Expected words of shape {expected}, uint64.")
-    if (words.max(axis=-1) >= np.array(primes, np.uint64)).any():
+    largest = words.max(axis=-1)
+    if (largest >= np.array(primes, np.uint64)).any():
         raise MessageError("Expected words below their primes.")
 
 
@@ -179,9 +190,11 @@ def _ciphertext(
 ) -> tuple[Buffer, ...]:
     size, primes, n = words.shape
     data = np.ascontiguousarray(words, "<u8").data.cast("B")
-    array = _header(8 + len(data)) + struct.pack("<Q", words.size)
+    length = struct.pack("<Q", words.size)
+    array = _header(len(length) + len(data)) + length
     metadata = _METADATA.pack(*name, True, size, n, primes, scale, 1)
-    return _header(len(metadata) + len(array) + len(data)) + metadata + array, data
+    n_bytes = len(metadata) + len(array) + len(data)
+    return _header(n_bytes) + metadata + array, data
 
 
 # ---------------------------------------------------------------------- the evaluation
@@ -203,22 +216,28 @@ class Chunk:
     norms: Sequence[float] = ()
 
     def comparison(self, j: int, other: int) -> tuple[list[float], Floats]:
-        """Return the weights of columns and squares, and what the own columns add, (m,)."""
-        a, c, widths = self.own.shape[1], self.centroids, self.half_widths
+        """Return weights of columns and squares, and the own columns' part, (m,)."""
+        a = self.own.shape[1]
+        c = self.centroids
+        widths = self.half_widths
         if other != j or self.radius is None:
             w, b = pair(c[j], c[other], widths)
-            return (w * widths)[a:].tolist(), self.own @ w[:a] + b
+            weights: list[float] = (w * widths)[a:].tolist()
+            return weights, self.own @ w[:a] + b
         w, u, b = near(c[j], self.radius, widths)
-        # a party's part of |x|^2 is norm (1 + square) / 2
+        weights = (w * widths)[a:].tolist()
+        # A party's part of |x|^2 is norm (1 + square) / 2.
         halves = [u * norm / 2 for norm in self.norms]
-        clear = self.own @ w[:a] + u * (self.own**2).sum(1) + (b + sum(halves))
-        return [*(w * widths)[a:].tolist(), *halves], clear
+        own_squares = (self.own**2).sum(1)
+        clear = self.own @ w[:a] + u * own_squares + (b + sum(halves))
+        return [*weights, *halves], clear
 
 
 def comparisons(n_clusters: int, radius: float | None) -> list[tuple[int, int]]:
-    """Return what a step decides: every pair (j, l) with j < l, and (j, j) for a radius."""
+    """Return a step's decisions: pairs (j, l), j < l, and (j, j) for a radius."""
+    has_radius = radius is not None
     every = product(range(n_clusters), repeat=2)
-    return [(j, m) for j, m in every if j < m or (j == m and radius is not None)]
+    return [(j, m) for j, m in every if j < m or (j == m and has_radius)]
 
 
 class Engine:
@@ -232,21 +251,27 @@ class Engine:
     def __init__(self, parameters: Moduli, relin: Words | Path) -> None:
         self._seal = _seal()
         self.moduli = parameters
-        self._context, self._names, _ = _context(parameters)
+        context = _context(parameters)
+        self._context = context.seal
+        self._names = context.levels
         self._level_of = {name: level for level, name in enumerate(self._names)}
         self._evaluator = self._seal.Evaluator(self._context)
         self._encoder = self._seal.CKKSEncoder(self._context)
-        pieces = (
-            relin_file(parameters, relin) if isinstance(relin, np.ndarray) else relin
-        )
-        self._relin_key = self._read(self._seal.RelinKeys(), pieces)
+        source: Iterator[Buffer] | Path
+        if isinstance(relin, np.ndarray):
+            source = relin_file(parameters, relin)
+        else:
+            source = relin
+        self._relin_key = self._read(self._seal.RelinKeys(), source)
 
     def column(self, words: Words | Path) -> Ciphertext:
-        """Return a ciphertext: a column's words (2, primes, N), or a file that SEAL can read."""
-        pieces = (
-            column_file(self.moduli, words) if isinstance(words, np.ndarray) else words
-        )
-        return self._read(self._seal.Ciphertext(self._context), pieces)
+        """Return the ciphertext of words (2, primes, N), or of a file for SEAL."""
+        source: Iterator[Buffer] | Path
+        if isinstance(words, np.ndarray):
+            source = column_file(self.moduli, words)
+        else:
+            source = words
+        return self._read(self._seal.Ciphertext(self._context), source)
 
     def _read(self, target: Any, source: Iterator[Buffer] | Path) -> Any:
         if isinstance(source, Path):
@@ -259,16 +284,15 @@ class Engine:
         return target
 
     def words(self, c: Ciphertext) -> Words:
-        """Return a ciphertext of the last level: (2, N) words modulo q0, transformed."""
+        """Return the words (2, N) of a last-level ciphertext: transforms modulo q0."""
         # TenSEAL gives no buffer of a ciphertext, only one word at a time.
-        return np.fromiter(
-            map(c.dyn_array().at, range(2 * N)), np.uint64, 2 * N
-        ).reshape(2, N)
+        each = map(c.dyn_array().at, range(2 * N))
+        return np.fromiter(each, np.uint64, 2 * N).reshape(2, N)
 
     # ------------------------------------------------------------------ arithmetic
 
     def level(self, c: Ciphertext) -> int:
-        """Return how many primes were dropped."""
+        """Return the number of primes that were dropped."""
         return self._level_of[tuple(c.parms_id())]
 
     def _do(self, name: str, *operands: Any) -> Ciphertext:
@@ -298,18 +322,20 @@ class Engine:
         if self.level(c) < above:
             c = self._do("mod_switch_to", c, self._names[above])
         square = square or self.moduli.scales[above] ** 2
-        plain = self._plain(value, above, square / c.scale)
+        scale = square / c.scale
+        plain = self._plain(value, above, scale)
         # SEAL refuses a product with nothing but zeros. Own columns decide whether
         # there is one, and whether a step fails must not depend on records.
         if plain.is_zero():
-            plain = self._plain(_ALMOST_ZERO, above, square / c.scale)
+            plain = self._plain(_ALMOST_ZERO, above, scale)
         product = self._do("multiply_plain", c, plain)
         product.scale = square
         return product
 
     def plus(self, c: Ciphertext, value: float | Floats) -> Ciphertext:
         """Return c plus public numbers."""
-        return self._do("add_plain", c, self._plain(value, self.level(c), c.scale))
+        plain = self._plain(value, self.level(c), c.scale)
+        return self._do("add_plain", c, plain)
 
     def _add(self, a: Ciphertext, b: Ciphertext) -> Ciphertext:
         b.scale = a.scale  # they differ by rounding only
@@ -323,28 +349,36 @@ class Engine:
         return low
 
     def _at(self, c: Ciphertext, level: int) -> Ciphertext:
-        return c if self.level(c) == level else self.rescale(self.times(c, 1.0, level))
+        if self.level(c) == level:
+            return c
+        return self.rescale(self.times(c, 1.0, level))
 
     def multiply(self, a: Ciphertext, b: Ciphertext) -> Ciphertext:
-        """Return a product at the lower of two levels (SEAL's and ours), not rescaled."""
+        """Return a product, not rescaled, at the lower of two levels."""
         level = max(self.level(a), self.level(b))
         product = self._do("multiply", self._at(a, level), self._at(b, level))
         product.scale = self.moduli.scales[level] ** 2
         return self._relinearise(product)
 
     def _relinearise(self, c: Ciphertext) -> Ciphertext:
-        return self._do("relinearize", c, self._relin_key) if c.size() > 2 else c
+        if c.size() > 2:
+            return self._do("relinearize", c, self._relin_key)
+        return c
 
     # ------------------------------------------------------------------ the sign
 
     def _odd(self, x: Ciphertext, c: Floats) -> Ciphertext:
         """Return a series of odd Chebyshev polynomials, c (2^m,), m levels below."""
-        m, powers = len(c).bit_length() - 1, [x]  # Paterson-Stockmeyer
+        # Paterson-Stockmeyer
+        m = len(c).bit_length() - 1
+        powers = [x]
         for _ in range(1, m):  # T_2i = 2 T_i^2 - 1
             square = self.rescale(self.multiply(powers[-1], powers[-1]))
-            powers.append(self.plus(self._do("add", square, square), -1.0))
+            twice = self._do("add", square, square)
+            powers.append(self.plus(twice, -1.0))
         scale = self.moduli.scales[self.level(x) + m - 1] ** 2
-        return self.rescale(self._relinearise(self._node(powers, c, m, scale)))
+        series = self._node(powers, c, m, scale)
+        return self.rescale(self._relinearise(series))
 
     # A node returns three polynomials, neither relinearised nor rescaled. Rescaling
     # three would add the third's rounding times the square of the secret: a hundred
@@ -355,27 +389,31 @@ class Engine:
     def _node(
         self, powers: list[Ciphertext], c: Floats, m: int, square: float
     ) -> Ciphertext:
-        top, scales = powers[m - 1], self.moduli.scales
+        top = powers[m - 1]
+        scales = self.moduli.scales
         level = self.level(powers[0]) + m - 1
         if m == 1:
             return self.times(top, float(c[1]), level + 1, square)
         h = 2 ** (m - 1)
-        low, high, odd = c[:h].copy(), np.zeros(h), np.arange(1, h, 2)
+        low = c[:h].copy()
+        high = np.zeros(h)
+        odd = np.arange(1, h, 2)
         high[odd] = 2 * c[h + odd]  # 2 T_h T_j = T_(h + j) + T_(h - j)
         low[h - odd] -= c[h + odd]
         scale = square / top.scale
         # which rescaling turns into scale
         before = scale * scales[level - 1] ** 2 / scales[level]
-        y = self._node(powers, high, m - 1, before)
-        both = self._do("multiply", top, self.rescale(self._relinearise(y), scale))
+        factor = self._relinearise(self._node(powers, high, m - 1, before))
+        both = self._do("multiply", top, self.rescale(factor, scale))
         both.scale = square
         rest = self._node(powers, low, m - 1, square)
-        return self._add(both, self._do("mod_switch_to", rest, self._names[level]))
+        rest = self._do("mod_switch_to", rest, self._names[level])
+        return self._add(both, rest)
 
     # ------------------------------------------------------------------ one step
 
     def win(self, chunk: Chunk, j: int, other: int) -> Ciphertext:
-        """Encrypt, per record: 1 where centroid j is nearer than the other one, 0 where not.
+        """Return an encrypted comparison: 1 where centroid j is nearer, else 0.
 
         With ``other == j``: 1 where the record lies within the radius of centroid j.
         """
@@ -386,14 +424,32 @@ class Engine:
             y = self.times(column, w, 1)
             z = y if z is None else self._add(z, y)
         z = self.plus(self.rescale(z), _slots(clear))
-        for i, (coefficients, _) in enumerate(STAGES):
-            # the next stage takes its argument over its bound; the last one gives sign
-            # / 2
-            bound = STAGES[i + 1].bound if i + 1 < len(STAGES) else 2.0
-            full = np.zeros(2 * len(coefficients))
-            full[1::2] = coefficients
+        # A stage takes its argument over its bound; the last one gives sign / 2.
+        next_bounds = [*(stage.bound for stage in STAGES[1:]), 2.0]
+        for stage, bound in zip(STAGES, next_bounds, strict=True):
+            full = np.zeros(2 * len(stage.coefficients))
+            full[1::2] = stage.coefficients
             z = self._odd(z, full / bound)
         return self.plus(z, 0.5)
+
+    def _membership(
+        self, j: int, wins: dict[tuple[int, int], Ciphertext]
+    ) -> Ciphertext:
+        """Return the product of a cluster's wins: 1 for its records, 0 for others."""
+        factors = []
+        for (a, b), win in wins.items():
+            if a == j:
+                factors.append(win)
+            elif b == j:  # in a pair (j, l) with j < l, l wins where j does not
+                factors.append(self.plus(self._do("negate", win), 1.0))
+        # In pairs, since each level of the tree costs one prime (`moduli`).
+        while len(factors) > 1:
+            pairs = zip(factors[::2], factors[1::2], strict=False)
+            products = [self.rescale(self.multiply(a, b)) for a, b in pairs]
+            if len(factors) % 2:
+                products.append(factors[-1])
+            factors = products
+        return factors[0]
 
     def cluster(
         self, chunk: Chunk, j: int, wins: dict[tuple[int, int], Ciphertext]
@@ -405,21 +461,12 @@ class Engine:
         sum is that of A x, with one it is the sum of offsets, A (x - c). A value is the
         sum of a ciphertext's slots.
         """
-        # in a pair (j, l) with j < l, l wins where j does not
-        factors = [
-            win if a == j else self.plus(self._do("negate", win), 1.0)
-            for (a, b), win in wins.items()
-            if j in (a, b)
-        ]
-        # In pairs, since each level of the tree costs one prime (`moduli`).
-        while len(factors) > 1:
-            pairs = zip(factors[::2], factors[1::2], strict=False)
-            rest = factors[len(factors) - len(factors) % 2 :]
-            factors = [self.rescale(self.multiply(a, b)) for a, b in pairs] + rest
-        (m, a), last = chunk.own.shape, self.moduli.levels
+        m, a = chunk.own.shape
+        last = self.moduli.levels
         centre = chunk.centroids[j] * (chunk.radius is not None)
-        member = self._at(factors[0], last - 1)
-        rows = np.concatenate([np.ones((1, m)), (chunk.own - centre[:a]).T])
+        member = self._at(self._membership(j, wins), last - 1)
+        offsets = chunk.own - centre[:a]
+        rows = np.concatenate([np.ones((1, m)), offsets.T])
         values = [self.times(member, _slots(row), last) for row in rows]
         foreign = zip(chunk.columns, centre[a:], chunk.half_widths[a:], strict=True)
         for column, c, half_width in foreign:
@@ -427,13 +474,19 @@ class Engine:
             if chunk.radius is not None:  # where there is no record, both are 0
                 x = self.plus(x, _slots(np.full(m, -c)))
             values.append(self.multiply(member, x))
-        return np.stack([self.words(self.rescale(v)) for v in values])
+        rescaled = [self.rescale(v) for v in values]
+        return np.stack([self.words(v) for v in rescaled])
 
     def chunk(self, chunk: Chunk) -> Words:
-        """Return a chunk's encrypted counts and sums, (k, 1 + d, 2, N), modulo q0, transformed."""
+        """Return a chunk's encrypted counts and sums, (k, 1 + d, 2, N).
+
+        They are transforms modulo q0.
+        """
         k = len(chunk.centroids)
-        wins = {task: self.win(chunk, *task) for task in comparisons(k, chunk.radius)}
-        return np.stack([self.cluster(chunk, j, wins) for j in range(k)])
+        tasks = comparisons(k, chunk.radius)
+        wins = {(j, other): self.win(chunk, j, other) for j, other in tasks}
+        clusters = [self.cluster(chunk, j, wins) for j in range(k)]
+        return np.stack(clusters)
 
 
 def _slots(values: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""CKKS keys that one holder has, or that up to three have together (docs/protocol.md, section 13).
+"""CKKS keys of one holder, or of up to three together (docs/protocol.md, section 13).
 
 The secret key is the sum of the holders' ternary secrets, and exists nowhere unless
 there is one holder. Joint keys follow Mouchet et al. 2021 (collective public key;
@@ -58,9 +58,10 @@ Noise = Callable[[Stream], Integers]
 def secret_key(
     secret: bytes, doc_hash: bytes, label: bytes, hidden: NDArray[Any] | None = None
 ) -> bytes:
-    """Return the key of a stream, 32 bytes; ``hidden``, of eight-byte integers, is what it hides.
+    """Return the key of a stream, 32 bytes.
 
-    ``secret`` is the party's. A stream may also answer what is ``hidden``.
+    ``secret`` is the party's. ``hidden`` are eight-byte integers that the stream hides
+    or answers.
     """
     if hidden is not None:
         data = np.ascontiguousarray(hidden, dtype=hidden.dtype.newbyteorder("<"))
@@ -69,7 +70,7 @@ def secret_key(
 
 
 def set_up_secret(secret: bytes, fresh: bytes, doc_hash: bytes) -> bytes:
-    """Return what a joint holder has in place of its session's secret, 32 bytes.
+    """Return a joint holder's replacement of its session's secret, 32 bytes.
 
     ``fresh`` are 32 random bytes. A holder that lost them has other keys, so it never
     gives one first message for two lists of commitments (docs/threat-model.md, V4 and
@@ -89,11 +90,12 @@ def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
     The seed is the run document's hash, or a column's nonce. So no party can hide a
     trapdoor in it.
     """
-    keys = (
-        (kdf(seed, bytes(DIGEST_BYTES), b"vertical common " + name + u32(i)), p)
-        for i, p in enumerate(primes)
-    )
-    return np.stack([uniform(Stream(key), p) for key, p in keys])
+    rows = []
+    for i, p in enumerate(primes):
+        label = b"vertical common " + name + u32(i)
+        key = kdf(seed, bytes(DIGEST_BYTES), label)
+        rows.append(uniform(Stream(key), p))
+    return np.stack(rows)
 
 
 def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
@@ -102,7 +104,8 @@ def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
     With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A
     joint key is ``np.stack([b, h1], 1)``, with the sums of round 2 and of round 1.
     """
-    names = (b"relin " + u32(j) for j in range(len(moduli.data)))
+    digits = range(len(moduli.data))
+    names = [b"relin " + u32(j) for j in digits]
     return np.stack([common(doc_hash, name, moduli.key) for name in names])
 
 
@@ -122,16 +125,20 @@ def _add_to(out: Words, share: Words, primes: Sequence[int]) -> None:
 
 
 def public_key(moduli: Moduli, doc_hash: bytes, half: Words) -> Words:
-    """Return the public key, (2, key primes, N), that holders' shares add up to one half of."""
-    return np.stack([half, common(doc_hash, b"public key", moduli.key)])
+    """Return the public key, (2, key primes, N), of the sum of the holders' shares."""
+    other_half = common(doc_hash, b"public key", moduli.key)
+    return np.stack([half, other_half])
 
 
 def confirmed_key(
     moduli: Moduli, doc_hash: bytes, public: bytes, digests: Iterable[bytes]
 ) -> Words:
-    """Return the public key of a packed half, if all key holders' digests of it are right.
+    """Return the public key of a packed half, if all key holders' digests of it agree.
 
-    Else it is a `MessageError`: one holder could send a key that it alone decrypts.
+    Raises
+    ------
+    MessageError
+        If they do not: one holder could send a key that it alone decrypts.
     """
     if set(digests) != {hashlib.sha256(public).digest()}:
         raise MessageError("The key holders do not agree on the public key.")
@@ -139,7 +146,7 @@ def confirmed_key(
 
 
 class JointShare(NamedTuple):
-    """What one holder has after the others' first messages."""
+    """The state of one holder after the others' first messages."""
 
     public: Words  # (key primes, N): half of the joint public key
     h1: Words  # (digits, key primes, N): half of the joint relinearisation key
@@ -155,7 +162,9 @@ class KeyHolder:
     """
 
     def __init__(self, moduli: Moduli, secret: bytes, doc_hash: bytes) -> None:
-        self._moduli, self._secret, self._doc_hash = moduli, secret, doc_hash
+        self._moduli = moduli
+        self._secret = secret
+        self._doc_hash = doc_hash
         self._q = column(moduli.key)
         self._s = ternary(self._stream(b"secret"))
         self._s_ntt = rns(self._s, moduli.key)
@@ -167,47 +176,61 @@ class KeyHolder:
     def public_share(self) -> Words:
         """Return this holder's share of a half of the public key, (key primes, N)."""
         a = common(self._doc_hash, b"public key", self._moduli.key)
-        return self._masked(a, self._s_ntt, small_error(self._stream(b"public key")))
+        error = small_error(self._stream(b"public key"))
+        return self._masked(a, self._s_ntt, error)
 
     # ---------------------------------------------------------------------- one holder
 
     def relin_alone(self) -> Words:
-        """Return a half of a sole holder's relinearisation key, (digits, key primes, N)."""
+        """Return half of a sole holder's relinearisation key.
+
+        Its shape is (digits, key primes, N).
+        """
         square = mulmod(self._s_ntt, self._s_ntt, self._q)
         out = relin_common(self._moduli, self._doc_hash)
         for j, a in enumerate(out):
             error = small_error(self._stream(b"relin " + u32(j)))
-            out[j] = self._hide(self._masked(a, self._s_ntt, error), j, square)
+            masked = self._masked(a, self._s_ntt, error)
+            out[j] = self._hide(masked, j, square)
         return out
 
     def encrypt_alone(self, values: ArrayLike, number: int) -> tuple[bytes, Words]:
-        """Return a sole holder's encrypted column: a nonce, and half (data primes, N) for `expand`.
+        """Return a sole holder's encrypted column: a nonce and half (data primes, N).
 
-        ``values`` (m,) are at most 16,384 numbers in [-1, 1]; others are clipped, and
-        NaN counts as
-        0. ``number`` is which one of this party's ciphertexts it is.
+        `expand` takes both. ``values`` (m,) are at most 16,384 numbers in [-1, 1];
+        others are clipped, and NaN counts as 0. ``number`` counts this party's
+        ciphertexts.
         """
-        primes, m = self._moduli.data, _encoded(self._moduli, values)
+        primes = self._moduli.data
+        m = _encoded(self._moduli, values)
         # The nonce depends on the values. If it were the number alone, a column sent
         # again with other values would reveal the difference, without any error.
-        nonce = secret_key(
-            self._secret, self._doc_hash, b"column nonce " + u32(number), m
-        )
+        label = b"column nonce " + u32(number)
+        nonce = secret_key(self._secret, self._doc_hash, label, m)
         e = small_error(self._stream(b"column error " + nonce))
-        q, a = column(primes), common(nonce, b"column", primes)
-        return nonce, addmod(
-            negmod(mulmod(a, self._s_ntt[:-1], q), q), rns(e + m, primes), q
-        )
+        q = column(primes)
+        a = common(nonce, b"column", primes)
+        product = mulmod(a, self._s_ntt[:-1], q)
+        half = addmod(negmod(product, q), rns(e + m, primes), q)
+        return nonce, half
 
     # ---------------------------------------------------------------------- joint keys
 
     def first_message(self) -> bytes:
-        """Return this holder's packed first message: public share, then the shares of round 1."""
-        parts = (self.public_share(), self.relin_round1())
-        return b"".join(pack(part, self._moduli.key) for part in parts)
+        """Return this holder's packed first message.
+
+        It has the share of the public key, then those of round 1.
+        """
+        primes = self._moduli.key
+        public = pack(self.public_share(), primes)
+        round1 = pack(self.relin_round1(), primes)
+        return public + round1
 
     def commitment(self) -> bytes:
-        """Return SHA-256 of the first message, which is sent before any first message is seen."""
+        """Return SHA-256 of the first message.
+
+        It is sent before any first message is seen.
+        """
         return hashlib.sha256(self.first_message()).digest()
 
     def join(
@@ -222,12 +245,12 @@ class KeyHolder:
         one before it is added. One that its holder did not commit to, or that is
         malformed, is a `MessageError`.
         """
-        q, digits = self._moduli.key, len(self._moduli.data)
+        q = self._moduli.key
+        digits = len(self._moduli.data)
 
         def committed() -> Iterator[Words]:
-            for i, (expected, data) in enumerate(
-                zip(commitments, messages, strict=True), start=1
-            ):
+            received = zip(commitments, messages, strict=True)
+            for i, (expected, data) in enumerate(received, start=1):
                 if hashlib.sha256(data).digest() != expected:
                     raise MessageError(
                         f"The first message of other key holder {i} is not the one that it "
@@ -236,23 +259,29 @@ class KeyHolder:
                 yield unpack(data, q, (1 + 2 * digits,))
 
         both = total(committed(), q)
-        public, h = both[0].copy(), both[1:].reshape(digits, 2, *both.shape[1:])
+        public = both[0].copy()
+        h = both[1:].reshape(digits, 2, *both.shape[1:])
         _add_to(public, self.public_share(), q)
         _add_to(h, self.relin_round1(), q)
         h1 = np.ascontiguousarray(h[:, 1])
-        first, second = (
-            hashlib.sha256(pack(words, q)).digest() for words in (public, h1)
+        digests = (
+            hashlib.sha256(pack(public, q)).digest(),
+            hashlib.sha256(pack(h1, q)).digest(),
         )
-        return JointShare(public, h1, self.relin_round2(h), (first, second))
+        return JointShare(public, h1, self.relin_round2(h), digests)
 
     def relin_round1(self) -> Words:
         """Return this holder's share of round 1, (digits, 2, key primes, N)."""
-        primes, q, out = self._moduli.key, self._q, []
+        primes = self._moduli.key
+        q = self._q
+        out = []
         u = rns(ternary(self._stream(b"round 1 mask")), primes)
         for j, a in enumerate(relin_common(self._moduli, self._doc_hash)):
             errors = self._stream(b"round 1 errors " + u32(j))
-            h0 = self._hide(self._masked(a, u, small_error(errors)), j, self._s_ntt)
-            h1 = addmod(mulmod(self._s_ntt, a, q), rns(small_error(errors), primes), q)
+            masked = self._masked(a, u, small_error(errors))
+            h0 = self._hide(masked, j, self._s_ntt)
+            error = rns(small_error(errors), primes)
+            h1 = addmod(mulmod(self._s_ntt, a, q), error, q)
             out.append(np.stack([h0, h1]))
         return np.stack(out)
 
@@ -262,7 +291,9 @@ class KeyHolder:
         One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose
         is the secret: `join` adds up what was committed to (docs/threat-model.md, V5).
         """
-        primes, q, out = self._moduli.key, self._q, []
+        primes = self._moduli.key
+        q = self._q
+        out = []
         u = rns(ternary(self._stream(b"round 1 mask")), primes)
         rest = addmod(u, negmod(self._s_ntt, q), q)
         for j, (h0, h1) in enumerate(h):
@@ -270,15 +301,14 @@ class KeyHolder:
             # Errors depend on h: two answers under the same errors would differ by the
             # secret's part alone.
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
-            out.append(
-                addmod(x, rns(small_error(errors) + small_error(errors), primes), q)
-            )
+            error = small_error(errors) + small_error(errors)
+            out.append(addmod(x, rns(error, primes), q))
         return np.stack(out)
 
     # ---------------------------------------------------------------------- rounds
 
     def decryption_share(self, t: int, c1: Words, noise: Noise) -> Words:
-        """Return this holder's words (values,) of round t: its share of each value plus its noise.
+        """Return this holder's words (values,) of round t: its shares plus its noise.
 
         A word is the constant coefficient of c1 times the secret, plus noise, modulo
         q0; ``c1`` (values, N) are coefficients below q0. The same c1 gives the same
@@ -291,10 +321,15 @@ class KeyHolder:
         row = np.concatenate([self._s[:1], -self._s[:0:-1]])
         # In two halves of at most 25 bits, whose products with 2^15 ternary values fit
         # int64.
-        low = (c1 & np.uint64(2**_LOW_BITS - 1)).astype(np.int64) @ row
-        high = (c1 >> np.uint64(_LOW_BITS)).astype(np.int64) @ row
-        parts = zip(high.tolist(), low.tolist(), own.tolist(), strict=True)
-        words = [(h * 2**_LOW_BITS + x + e) % self._moduli.q0 for h, x, e in parts]
+        low = c1 & np.uint64(2**_LOW_BITS - 1)
+        high = c1 >> np.uint64(_LOW_BITS)
+        low_products = low.astype(np.int64) @ row
+        high_products = high.astype(np.int64) @ row
+        # Python's integers hold the sum of both.
+        words = []
+        parts = (high_products.tolist(), low_products.tolist(), own.tolist())
+        for h, x, e in zip(*parts, strict=True):
+            words.append((h * 2**_LOW_BITS + x + e) % self._moduli.q0)
         return np.array(words, dtype=np.uint64)
 
     def _stream(self, label: bytes, hidden: Words | None = None) -> Stream:
@@ -302,19 +337,24 @@ class KeyHolder:
 
     def _masked(self, a: Words, s: Words, error: Integers) -> Words:
         """Return -(a s) + error."""
-        product = mulmod(a, s, self._q)
-        return addmod(negmod(product, self._q), rns(error, self._moduli.key), self._q)
+        q = self._q
+        product = mulmod(a, s, q)
+        return addmod(negmod(product, q), rns(error, self._moduli.key), q)
 
     def _hide(self, words: Words, j: int, hidden: Words) -> Words:
-        """Add what digit j hides to residue j."""
+        """Add a hidden polynomial times the special prime to residue j."""
         p = self._moduli.key[j]
         factor = np.full(1, self._moduli.special % p, dtype=np.uint64)
-        words[j] = addmod(words[j], mulmod(hidden[j], factor, p), p)
+        product = mulmod(hidden[j], factor, p)
+        words[j] = addmod(words[j], product, p)
         return words
 
 
 def expand(moduli: Moduli, nonce: bytes, half: Words) -> Words:
-    """Return the ciphertext, (2, data primes, N), of what `KeyHolder.encrypt_alone` returned."""
+    """Return the ciphertext, (2, data primes, N), of a nonce and a half.
+
+    `KeyHolder.encrypt_alone` returns both.
+    """
     return np.stack([half, common(nonce, b"column", moduli.data)])
 
 
@@ -326,28 +366,33 @@ def encrypt(
     doc_hash: bytes,
     number: int,
 ) -> Words:
-    """Return numbers encrypted under a public key (2, key primes, N): (2, data primes, N).
+    """Return numbers, encrypted under a public key.
 
-    ``values`` and ``number`` are as for `KeyHolder.encrypt_alone`.
+    Their shapes are (2, data primes, N) and (2, key primes, N). ``values`` and
+    ``number`` are as for `KeyHolder.encrypt_alone`.
     """
-    primes, m = moduli.data, _encoded(moduli, values)
+    primes = moduli.data
+    m = _encoded(moduli, values)
     label = u32(number) + pk_digest(moduli, pk[0])
     mask, errors = _streams(secret, doc_hash, b"column", label, m)
-    u, q = rns(ternary(mask), primes), column(primes)
+    u = rns(ternary(mask), primes)
+    q = column(primes)
     hidden = (small_error(errors) + m, small_error(errors))
-    halves = zip(pk[:, :-1], hidden, strict=True)
-    return np.stack(
-        [addmod(mulmod(half, u, q), rns(x, primes), q) for half, x in halves]
-    )
+    out = []
+    for half, x in zip(pk[:, :-1], hidden, strict=True):
+        masked = mulmod(half, u, q)
+        out.append(addmod(masked, rns(x, primes), q))
+    return np.stack(out)
 
 
 def values_of(X: Floats, number: int) -> Floats:
-    """Return the values that a party's ciphertext of a number holds, of its columns X (n, w).
+    """Return the values in a party's ciphertext of a number, of its columns X (n, w).
 
     Ciphertexts are numbered chunk after chunk, column after column.
     """
     chunk, j = divmod(number, X.shape[1])
-    return X[chunk * SLOTS : (chunk + 1) * SLOTS, j]
+    first = chunk * SLOTS
+    return X[first : first + SLOTS, j]
 
 
 def randomise(
@@ -359,26 +404,22 @@ def randomise(
     doc_hash: bytes,
     label: bytes,
 ) -> tuple[int, Words]:
-    """Return a last ciphertext plus an encryption of zero: its constant c0[0], and c1 (N,).
+    """Return the constant c0[0] and c1 (N,) of a ciphertext plus an encrypted zero.
 
     Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest``
-    is the `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0; what
-    is returned are coefficients. ``label`` says which value it is: two values of equal
-    words have other labels, or their c1 would show it.
+    is the `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0 of
+    the last level; coefficients are returned. ``label`` names the value: two values of
+    equal words have other labels, or their c1 would show it.
     """
-    q0, (mask, errors) = (
-        moduli.q0,
-        _streams(secret, doc_hash, b"zero", label + digest, words),
-    )
+    q0 = moduli.q0
+    mask, errors = _streams(secret, doc_hash, b"zero", label + digest, words)
     u = ntt(lift(ternary(mask), q0), q0)
-    c0, c1 = (
-        addmod(
-            intt(addmod(x, mulmod(half[0], u, q0), q0), q0),
-            lift(small_error(errors), q0),
-            q0,
-        )
-        for half, x in zip(pk, words, strict=True)
-    )
+    out = []
+    for half, x in zip(pk, words, strict=True):
+        masked = addmod(x, mulmod(half[0], u, q0), q0)
+        error = lift(small_error(errors), q0)
+        out.append(addmod(intt(masked, q0), error, q0))
+    c0, c1 = out
     return int(c0[0]), c1
 
 
@@ -386,19 +427,18 @@ def _streams(
     secret: bytes, doc_hash: bytes, what: bytes, label: bytes, hidden: NDArray[Any]
 ) -> tuple[Stream, Stream]:
     """Return the streams of a ciphertext's mask and errors."""
-    mask, errors = (
-        Stream(secret_key(secret, doc_hash, what + name + label, hidden))
-        for name in (b" mask ", b" errors ")
-    )
-    return mask, errors
+    mask_key = secret_key(secret, doc_hash, what + b" mask " + label, hidden)
+    errors_key = secret_key(secret, doc_hash, what + b" errors " + label, hidden)
+    return Stream(mask_key), Stream(errors_key)
 
 
 def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integers:
-    """Return the signed integers that constants and all shares (values,) of them add up to.
+    """Return the sums of constants and all shares (values,), as signed integers.
 
     A party's own noise modulo q0 is a share like the others.
     """
-    q0, words = moduli.q0, constants.astype(np.uint64)
+    q0 = moduli.q0
+    words = constants.astype(np.uint64)
     for share in shares:
         words = addmod(words, share, q0)
     signed = words.astype(np.int64)
@@ -408,4 +448,5 @@ def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integer
 def _encoded(moduli: Moduli, values: ArrayLike) -> Integers:
     numbers = np.asarray(values, dtype=np.float64)
     # Beyond 1 the sign polynomials explode, and a refusal would depend on records.
-    return encode(np.clip(np.nan_to_num(numbers, nan=0.0), -1.0, 1.0), moduli.scales[0])
+    without_nan = np.nan_to_num(numbers, nan=0.0)
+    return encode(np.clip(without_nan, -1.0, 1.0), moduli.scales[0])

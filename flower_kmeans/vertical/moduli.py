@@ -1,8 +1,9 @@
-"""The moduli of a vertical run: they follow from the number of clusters (docs/protocol.md, 13)."""
+"""The moduli of a vertical run, by its number of clusters (docs/protocol.md, 13)."""
 
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flower_kmeans.errors import ConfigurationError
@@ -19,7 +20,8 @@ _SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
 _BASES = 2, 3, 5, 7
 # Below 2^49, as `ring` needs. q0 limits what a word can hold: 2^47 over 2^26 for a
 # record, so sums stay below 2^20.9 records (docs/guarantees.md, "Noise of parties").
-_Q0, _SPECIAL = 0.99 * 2.0**48, 0.99 * 2.0**49
+_Q0 = 0.99 * 2.0**48
+_SPECIAL = 0.99 * 2.0**49
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Moduli:
 def moduli(n_clusters: int, radius: bool = False) -> Moduli:
     """Return the moduli for a number of clusters.
 
-    Each prime is the one nearest to what keeps the scales of all levels equal, so
-    scales are exact for each level and stay within 0.001 of the first one.
+    Each prime is the one nearest to the value that keeps the scales of all levels
+    equal, so scales are exact for each level and stay within 0.001 of the first one.
 
     Raises
     ------
@@ -64,34 +66,45 @@ def moduli(n_clusters: int, radius: bool = False) -> Moduli:
     # First the comparison of two distances, at the end the product with a column.
     levels = 1 + _SIGN_LEVELS + math.ceil(math.log2(factors)) + 1
     used: set[int] = set()
-    q0, special = (_prime_near(target, used) for target in (_Q0, _SPECIAL))
-    scales, primes = [_SCALE], []
+    q0 = _prime_near(_Q0, used)
+    special = _prime_near(_SPECIAL, used)
+    scales = [_SCALE]
+    primes = []
     for _ in range(levels):
-        primes.append(_prime_near(scales[-1] ** 2 / _SCALE, used))
-        scales.append(scales[-1] ** 2 / primes[-1])
+        square = scales[-1] ** 2
+        prime = _prime_near(square / _SCALE, used)
+        primes.append(prime)
+        scales.append(square / prime)
     data = (q0, *reversed(primes))
     return Moduli(
-        n_clusters,
-        radius,
-        levels,
-        q0,
-        special,
-        tuple(scales),
-        data,
+        n_clusters=n_clusters,
+        radius=radius,
+        levels=levels,
+        q0=q0,
+        special=special,
+        scales=tuple(scales),
+        data=data,
         key=(*data, special),
     )
 
 
 def _prime_near(target: float, used: set[int]) -> int:
     """Return the prime nearest to a target that is 1 modulo 2 N and not used yet."""
-    step = 2 * N
-    below = int(target) // step * step + 1
-    near = (
-        below + sign * away for away in itertools.count(0, step) for sign in (1, -1)
-    )
-    # Fermat's test; the tests divide the moduli that it accepts.
-    prime = next(
-        n for n in near if n not in used and all(pow(b, n - 1, n) == 1 for b in _BASES)
-    )
+    candidates = (n for n in _numbers_near(target) if n not in used)
+    prime = next(n for n in candidates if _passes_fermat(n))
     used.add(prime)
     return prime
+
+
+def _numbers_near(target: float) -> Iterator[int]:
+    """Yield the numbers that are 1 modulo 2 N, the nearest to a target first."""
+    step = 2 * N
+    below = int(target) // step * step + 1
+    for away in itertools.count(0, step):
+        yield below + away
+        yield below - away
+
+
+def _passes_fermat(n: int) -> bool:
+    """Return whether Fermat's test accepts n; the unit tests divide the moduli."""
+    return all(pow(base, n - 1, n) == 1 for base in _BASES)

@@ -1,4 +1,4 @@
-"""Party 0 of a vertical run: arrays in, arrays out, its files, and its worker processes.
+"""Party 0 of a vertical run: arrays in, arrays out, files, and worker processes.
 
 Python's lock is held while SEAL computes, so a step runs on several processes: first
 every comparison of a chunk is a task, then every cluster. Results are words, and sums
@@ -38,7 +38,10 @@ _PUBLIC_DIGEST = "public-digest"
 
 
 def column_name(slot: int, chunk: int, number: int) -> str:
-    """Return the name of the file with one chunk of a party's column; its squares come last."""
+    """Return the name of the file with one chunk of a party's column.
+
+    Its squares come after its last column.
+    """
     return f"column-{slot}-{chunk}-{number}"
 
 
@@ -47,7 +50,7 @@ def column_name(slot: int, chunk: int, number: int) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step needs beside the store; all lengths are scaled."""
+    """A step's public numbers and party 0's columns; all lengths are scaled."""
 
     own: Floats  # (n, a): party 0's columns in clear
     centroids: Floats  # (k, d)
@@ -62,7 +65,7 @@ class Step:
 
     @property
     def comparisons(self) -> list[tuple[int, int]]:
-        """What is decided for each chunk."""
+        """Pairs of centroids to compare for each chunk."""
         return comparisons(len(self.centroids), self.radius)
 
     @property
@@ -76,21 +79,29 @@ class Step:
 
     def chunk(self, engine: Engine, store: Store, number: int) -> Chunk:
         """Return a chunk with its ciphertexts."""
-        columns, squares, norms, start = [], [], [], self.widths[0]
+        columns = []
+        squares = []
+        norms = []
+        start = self.widths[0]
         for slot, width in enumerate(self.widths[1:], start=1):
             files = [store.path(column_name(slot, number, i)) for i in range(width)]
             columns += [engine.column(file) for file in files]
             if self.radius is not None:
-                squares.append(
-                    engine.column(store.path(column_name(slot, number, width)))
-                )
-                norms.append(
-                    float((self.half_widths[start : start + width] ** 2).sum())
-                )
+                file = store.path(column_name(slot, number, width))
+                squares.append(engine.column(file))
+                half_widths = self.half_widths[start : start + width]
+                norms.append(float((half_widths**2).sum()))
             start += width
-        own = self.own[number * SLOTS : (number + 1) * SLOTS]
-        scale = (self.centroids, self.half_widths, self.radius)
-        return Chunk(own, columns, *scale, squares, norms)
+        first = number * SLOTS
+        return Chunk(
+            own=self.own[first : first + SLOTS],
+            columns=columns,
+            centroids=self.centroids,
+            half_widths=self.half_widths,
+            radius=self.radius,
+            squares=squares,
+            norms=norms,
+        )
 
 
 def evaluate(store: Store, step: Step, n_workers: int) -> Words:
@@ -99,10 +110,12 @@ def evaluate(store: Store, step: Step, n_workers: int) -> Words:
     The store has the relinearisation key and all foreign columns. One worker computes
     in this process. A file that was changed, or a worker that dies, is a `RunError`.
     """
-    chunks = (
-        _here(store, step) if n_workers == 1 else _on_workers(store, step, n_workers)
-    )
-    return reduce(partial(addmod, p=step.moduli.q0), chunks)
+    if n_workers == 1:
+        chunks = _here(store, step)
+    else:
+        chunks = _on_workers(store, step, n_workers)
+    add = partial(addmod, p=step.moduli.q0)
+    return reduce(add, chunks)
 
 
 def _here(store: Store, step: Step) -> Iterator[Words]:
@@ -115,12 +128,10 @@ def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
     store.path(RELIN_KEY)  # a worker that cannot start has no way to say why
     with tempfile.TemporaryDirectory(dir=store.directory) as folder:
         state = (store, step, Path(folder))
+        # A fork would copy SEAL's state and its threads' locks as they happen to be.
+        context = get_context("spawn")
         try:
-            # A fork would copy SEAL's state and its threads' locks as they happen to
-            # be.
-            with ProcessPoolExecutor(
-                n_workers, get_context("spawn"), _start, state
-            ) as pool:
+            with ProcessPoolExecutor(n_workers, context, _start, state) as pool:
                 try:
                     yield from _in_order(pool, step, Path(folder))
                 finally:  # after a failure nothing more is computed
@@ -134,24 +145,26 @@ def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
 
 
 def _in_order(pool: Executor, step: Step, folder: Path) -> Iterator[Words]:
-    """Yield the chunks' words; two chunks are under way, so that all workers have something."""
-    k, tasks = len(step.centroids), step.comparisons
+    """Yield the chunks' words; two chunks are under way, so that no worker waits."""
+    k = len(step.centroids)
+    tasks = step.comparisons
     compared: list[Future[None]] = []
     summed: list[Future[Words]] = []
     for number in range(step.n_chunks + 2):
-        ahead = [
-            pool.submit(_compare, number, *task)
-            for task in tasks
-            if number < step.n_chunks
-        ]
+        ahead = []
+        if number < step.n_chunks:
+            ahead = [pool.submit(_compare, number, *task) for task in tasks]
         for future in compared:  # of the chunk before
             future.result()
-        following = [pool.submit(_sum_up, number - 1, j) for j in range(k) if compared]
+        following = []
+        if compared:
+            following = [pool.submit(_sum_up, number - 1, j) for j in range(k)]
         if summed:  # of the one before that
             yield np.stack([future.result() for future in summed])
             for task in tasks:
                 _win_path(folder, number - 2, *task).unlink()
-        compared, summed = ahead, following
+        compared = ahead
+        summed = following
 
 
 def _win_path(folder: Path, number: int, j: int, other: int) -> Path:
@@ -159,10 +172,12 @@ def _win_path(folder: Path, number: int, j: int, other: int) -> Path:
 
 
 class _Worker:
-    """What a worker process keeps: the engine, and the ciphertexts of one chunk."""
+    """The state of a worker process: the engine, and the ciphertexts of one chunk."""
 
     def __init__(self, store: Store, step: Step, folder: Path) -> None:
-        self._store, self.step, self.folder = store, step, folder
+        self._store = store
+        self.step = step
+        self.folder = folder
         self.engine = step.engine(store)
         self._chunk: tuple[int, Chunk] | None = None
 
@@ -187,13 +202,12 @@ def _compare(number: int, j: int, other: int) -> None:
 
 
 def _sum_up(number: int, j: int) -> Words:
-    engine, tasks = (
-        _worker.engine,
-        [task for task in _worker.step.comparisons if j in task],
-    )
-    wins = {
-        task: engine.column(_win_path(_worker.folder, number, *task)) for task in tasks
-    }
+    engine = _worker.engine
+    wins = {}
+    for task in _worker.step.comparisons:
+        if j in task:
+            path = _win_path(_worker.folder, number, *task)
+            wins[task] = engine.column(path)
     return engine.cluster(_worker.chunk(number), j, wins)
 
 
@@ -220,7 +234,10 @@ class ComputingParty:
     n_workers: int = 1
 
     def take_keys(self, public: Words, relin: Words) -> None:
-        """Keep the public key (2, primes, N) and the relinearisation key (digits, 2, primes, N)."""
+        """Keep the public and the relinearisation key.
+
+        Their shapes are (2, primes, N) and (digits, 2, primes, N).
+        """
         self.store.write(RELIN_KEY, relin_file(self.moduli, relin))
         # zero is encrypted at the last level only
         self.store.write(_PUBLIC_KEY, [public[:, 0].astype("<u8").tobytes()])
@@ -232,49 +249,52 @@ class ComputingParty:
         ``number`` is that of one of the party's `signs.scaled_columns`. With a radius,
         the one after its last column is the party's `signs.scaled_squares`.
         """
-        self.store.write(
-            column_name(slot, chunk, number), column_file(self.moduli, words)
-        )
+        name = column_name(slot, chunk, number)
+        self.store.write(name, column_file(self.moduli, words))
 
     def step(self, t: int, own: Floats, centroids: Floats) -> Words:
-        """Return c1 of every value of step t, (k (1 + d), N) modulo q0, for the key holders.
+        """Return c1 of step t's values for the key holders, (k (1 + d), N) modulo q0.
 
-        For each cluster its count, then its sums. A step that was done before gives
-        what it gave then, from the store. Own columns (n, a) and centroids (k, d) are
-        scaled.
+        For each cluster its count comes first, then its sums. A step that was done
+        before gives the same words again, from the store. Own columns (n, a) and
+        centroids (k, d) are scaled.
         """
         name = _step_name(t)
         if name not in self.store:
             half_widths = self.half_widths[: own.shape[1]]
             # Beyond the box the sign diverges, and a failure here would depend on
             # records.
-            own = np.clip(
-                np.where(np.isfinite(own), own, 0.0), -half_widths, half_widths
-            )
+            finite = np.where(np.isfinite(own), own, 0.0)
+            own = np.clip(finite, -half_widths, half_widths)
             step = Step(own, centroids, self.half_widths, self.widths, self.radius)
             words = evaluate(self.store, step, self.n_workers).reshape(-1, 2, N)
-            self.store.write(
-                name, [part.astype("<u8").tobytes() for part in self._hide(t, words)]
-            )
+            constants, c1 = self._hide(t, words)
+            pieces = [part.astype("<u8").tobytes() for part in (constants, c1)]
+            self.store.write(name, pieces)
             # an interrupted request is repeated: it opens the values of the step before
             # again
             self.store.remove(_step_name(t - 2))
         return self._stored(t)[1]
 
     def _hide(self, t: int, words: Words) -> tuple[Words, Words]:
-        """Add encryptions of zero, without which c1 would show which records were used."""
+        """Add encryptions of zero: without them c1 would show the used records."""
         public = self._array(_PUBLIC_KEY).reshape(2, 1, N)
-        digest, own = (
-            self.store.path(_PUBLIC_DIGEST).read_bytes(),
-            (self.secret, self.doc_hash),
-        )
-        parts = [
-            randomise(self.moduli, public, digest, value, *own, u32(t) + u32(i))
-            for i, value in enumerate(words)
-        ]
-        return np.array([c0 for c0, _ in parts], np.uint64), np.stack(
-            [c1 for _, c1 in parts]
-        )
+        digest = self.store.path(_PUBLIC_DIGEST).read_bytes()
+        constants = []
+        others = []
+        for i, value in enumerate(words):
+            c0, c1 = randomise(
+                self.moduli,
+                public,
+                digest,
+                value,
+                self.secret,
+                self.doc_hash,
+                label=u32(t) + u32(i),
+            )
+            constants.append(c0)
+            others.append(c1)
+        return np.array(constants, np.uint64), np.stack(others)
 
     def open(self, t: int, shares: Words, noise: Noise) -> Integers:
         """Return a step's values (k, 1 + d) under the noise of all parties.

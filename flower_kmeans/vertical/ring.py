@@ -1,9 +1,12 @@
-"""Polynomials modulo X^N + 1 and a prime, exact, with NumPy alone (docs/protocol.md, section 13).
+"""Exact polynomials modulo X^N + 1 and a prime (docs/protocol.md, section 13).
 
 Every prime is below 2^49, so the quotient of a product by it is known in float64 to
 within one half, and the product modulo the prime is exact without integers of 128 bits,
-on any processor. The transform has the order of Microsoft SEAL, so its words go into
-SEAL as they are.
+on any processor, with NumPy alone. The transform has the order of Microsoft SEAL, so
+its words go into SEAL as they are.
+
+This is one of the files whose formulas stay dense: a line of arithmetic here is a line
+of a formula, and names for its parts would hide it.
 """
 
 import functools
@@ -42,11 +45,10 @@ def column(primes: Sequence[int]) -> Words:
 def mulmod(a: Words, b: Words, p: int | Words) -> Words:
     """Return ``a * b`` modulo a prime, or a `column` of them, for words below it."""
     q = np.asarray(p, dtype=np.uint64)
-    quotient = (a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)).astype(
-        np.uint64
-    )
-    # In [-p, 2 p) modulo 2^64. What is negative is huge as a word, so the smaller one
-    # is right.
+    ratio = a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)
+    quotient = ratio.astype(np.uint64)
+    # The rest is in [-p, 2 p) modulo 2^64. A negative value is huge as a word, so the
+    # smaller one is right.
     rest = a * b - quotient * q
     rest = np.minimum(rest, rest + q)
     reduced: Words = np.minimum(rest, rest - q)
@@ -55,29 +57,40 @@ def mulmod(a: Words, b: Words, p: int | Words) -> Words:
 
 def addmod(a: Words, b: Words, p: int | Words) -> Words:
     """Return ``a + b`` modulo a prime, or a `column` of them, for words below it."""
+    q = np.asarray(p, dtype=np.uint64)
     total = a + b
-    reduced: Words = np.minimum(total, total - np.asarray(p, dtype=np.uint64))
+    reduced: Words = np.minimum(total, total - q)
     return reduced
 
 
 def negmod(a: Words, p: int | Words) -> Words:
     """Return ``-a`` modulo a prime, or a `column` of them, for words below it."""
-    negative: Words = np.minimum(np.asarray(p, dtype=np.uint64) - a, np.uint64(0) - a)
+    q = np.asarray(p, dtype=np.uint64)
+    negative: Words = np.minimum(q - a, np.uint64(0) - a)
     return negative
 
 
 def lift(x: NDArray[Any], p: int) -> Words:
     """Return signed integers modulo a prime."""
-    return np.mod(np.asarray(x, dtype=np.int64), p).astype(np.uint64)
+    integers = np.asarray(x, dtype=np.int64)
+    return np.mod(integers, p).astype(np.uint64)
 
 
 # ----------------------------------------------------------------------------- samplers
 
 
 def ternary(stream: Stream) -> Integers:
-    """Return N uniform values of -1, 0 and 1: a stream's first bytes below 255, modulo 3."""
-    kept = _first(lambda n: stream.words(n // 8).astype("<u8").view(np.uint8), 255)
-    return (kept % np.uint8(3)).astype(np.int64) - 1
+    """Return N uniform values of -1, 0 and 1.
+
+    They are a stream's first bytes below 255, modulo 3.
+    """
+
+    def draw(n: int) -> NDArray[Any]:
+        return stream.words(n // 8).astype("<u8").view(np.uint8)
+
+    kept = _first(draw, 255)
+    residues = kept % np.uint8(3)
+    return residues.astype(np.int64) - 1
 
 
 def small_error(stream: Stream) -> Integers:
@@ -85,12 +98,18 @@ def small_error(stream: Stream) -> Integers:
 
     Each is the ones among a word's lowest 21 bits, minus those among the next 21.
     """
-    words, low = stream.words(N), np.uint64(2**_ERROR_BITS - 1)
-    return _ones(words & low) - _ones(words >> np.uint64(_ERROR_BITS) & low)
+    words = stream.words(N)
+    low = np.uint64(2**_ERROR_BITS - 1)
+    first = _ones(words & low)
+    second = _ones(words >> np.uint64(_ERROR_BITS) & low)
+    return first - second
 
 
 def uniform(stream: Stream, p: int) -> Words:
-    """Return uniform words below a prime: the first N of a stream, cut to its bits, below it."""
+    """Return N uniform words below a prime.
+
+    They are a stream's words, cut to the bits of the prime: the first N below it.
+    """
     mask = np.uint64((1 << p.bit_length()) - 1)
     return _first(lambda n: stream.words(n) & mask, p)
 
@@ -106,11 +125,12 @@ def _first(draw: Callable[[int], NDArray[Any]], bound: int) -> NDArray[Any]:
 
 
 def _ones(words: Words) -> Integers:
-    """Return how many bits of each word are set."""
+    """Return the number of set bits of each word."""
     if hasattr(np, "bitwise_count"):
         return np.bitwise_count(words).astype(np.int64)
     # before NumPy 2
-    bits = np.unpackbits(words.astype("<u8").view(np.uint8)).reshape(-1, 64)
+    octets = words.astype("<u8").view(np.uint8)
+    bits = np.unpackbits(octets).reshape(-1, 64)
     counts: Integers = bits.sum(axis=1, dtype=np.int64)
     return counts
 
@@ -119,21 +139,25 @@ def _ones(words: Words) -> Integers:
 
 
 def ntt(x: Words, p: int) -> Words:
-    """Return the transforms of polynomials (..., N), words below a prime that is 1 modulo 2 N.
+    """Return the transforms of polynomials (..., N), in words below a prime.
 
-    They are the values at the odd powers of the least primitive root of order 2 N, in
-    bit-reversed order: products of polynomials are products of values.
+    The prime is 1 modulo 2 N. Transforms are the values at the odd powers of the least
+    primitive root of order 2 N, in bit-reversed order: products of polynomials are
+    products of values.
     """
-    # Two matrices of long rows, one the other's transpose: NumPy's inner loops stay
+    # Two matrices, one the other's transpose, have long rows: NumPy's inner loops stay
     # long.
-    out, table = np.empty_like(x), _factors(p)
+    out = np.empty_like(x)
+    table = _factors(p)
+    n_wide = _BLOCKS.bit_length() - 1  # stages of the first matrix
     for i in np.ndindex(x.shape[:-1]):
         wide = x[i].astype(np.int64).reshape(_BLOCKS, -1)
-        size = _butterflies(wide, table[: _BLOCKS.bit_length() - 1], p, float(p))
+        size = _butterflies(wide, table[:n_wide], p, float(p))
         tall = np.ascontiguousarray(wide.T)
-        _butterflies(tall, table[_BLOCKS.bit_length() - 1 :], p, size)
+        _butterflies(tall, table[n_wide:], p, size)
         _centre(tall, p)
-        words = np.ascontiguousarray(tall.T).reshape(N).view(np.uint64)
+        residues = np.ascontiguousarray(tall.T).reshape(N)
+        words = residues.view(np.uint64)
         np.minimum(words, words + np.uint64(p), out=out[i])
     return out
 
@@ -152,10 +176,11 @@ def _butterflies(
             _centre(x, p)
             size = p / 2 + 1
         y = x.reshape(len(factor), 2, -1, x.shape[1])
-        u, v = y[:, 0], y[:, 1]
-        # The quotient is the nearest integer to v * factor / p, but for an error of
+        u = y[:, 0]
+        v = y[:, 1]
+        # The quotient is the integer nearest to v * factor / p, up to an error of
         # float64.
-        quotient = _nearest(v, ratio, spare.reshape(v.shape))
+        quotient = _nearest(v, ratio, out=spare.reshape(v.shape))
         quotient *= p
         v *= factor
         v -= quotient
@@ -189,52 +214,67 @@ def _nearest(x: Integers, ratio: Floats | float, out: Integers) -> Integers:
 
 
 def intt(x: Words, p: int) -> Words:
-    """Return the polynomials (..., N) of transforms: the inverse of `ntt`."""
-    shape, m = x.shape, N // 2
+    """Return the polynomials (..., N) of transforms, by the inverse of `ntt`."""
+    shape = x.shape
+    m = N // 2
     w = _roots(p)[1]
     while m:
         y = x.reshape(*shape[:-1], m, 2, N // (2 * m))
-        u, v = y[..., 0, :], y[..., 1, :]
-        d = mulmod(addmod(u, negmod(v, p), p), w[m : 2 * m, None], p)
-        x = np.stack([addmod(u, v, p), d], -2)
+        u = y[..., 0, :]
+        v = y[..., 1, :]
+        difference = addmod(u, negmod(v, p), p)
+        second = mulmod(difference, w[m : 2 * m, None], p)
+        x = np.stack([addmod(u, v, p), second], -2)
         m //= 2
-    return mulmod(x.reshape(shape), np.full(1, pow(N, -1, p), np.uint64), p)
+    inverse = np.full(1, pow(N, -1, p), np.uint64)
+    return mulmod(x.reshape(shape), inverse, p)
 
 
 def rns(x: Integers, primes: Iterable[int]) -> Words:
-    """Return the transforms of small signed polynomials (..., N) as words (..., primes, N)."""
-    return np.stack([ntt(lift(x, p), p) for p in primes], -2)
+    """Return the transforms of small polynomials (..., N) as words (..., primes, N)."""
+    residues = [ntt(lift(x, p), p) for p in primes]
+    return np.stack(residues, -2)
 
 
 @functools.cache
 def _roots(p: int) -> tuple[Words, Words]:
-    """Return the powers of SEAL's root, the least primitive one of order 2 N, in its order."""
-    candidates = (pow(h, (p - 1) // (2 * N), p) for h in range(2, p))
+    """Return the powers of SEAL's root and of its inverse, (N,) each, in SEAL's order.
+
+    The root is the least primitive one of order 2 N.
+    """
+    exponent = (p - 1) // (2 * N)
+    candidates = (pow(h, exponent, p) for h in range(2, p))
     root = next(c for c in candidates if pow(c, N, p) == p - 1)
     # its odd powers are all of that order
     least = min(_powers(root, root * root % p, N, p))
     forward = np.array(_powers(1, least, N, p), dtype=np.uint64)
     # The powers of 1 / least = -least^(N - 1): read backwards, and negated.
-    backward = np.concatenate([forward[:1], negmod(forward[1:][::-1], p)])
+    read_backwards = forward[1:][::-1]
+    backward = np.concatenate([forward[:1], negmod(read_backwards, p)])
     bits = N.bit_length() - 1
-    order = np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(N)], dtype=np.intp)
+    reversed_bits = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(N)]
+    order = np.array(reversed_bits, dtype=np.intp)
     return forward[order], backward[order]
 
 
 def _powers(first: int, factor: int, count: int, p: int) -> list[int]:
     """Return a number times the powers of another, modulo p."""
-    return list(
-        accumulate(repeat(factor, count - 1), lambda x, y: x * y % p, initial=first)
-    )
+    factors = repeat(factor, count - 1)
+    return list(accumulate(factors, lambda x, y: x * y % p, initial=first))
 
 
 @functools.cache
 def _factors(p: int) -> list[tuple[Integers, Floats]]:
-    """Return the factors of each stage, in the shape that `_butterflies` needs, and over p."""
-    roots, out = _roots(p)[0].astype(np.int64), []
-    for m in (1 << i for i in range(N.bit_length() - 1)):
+    """Return the factors of each stage, and these over p, in `_butterflies`' shape."""
+    roots = _roots(p)[0].astype(np.int64)
+    out = []
+    for i in range(N.bit_length() - 1):
+        m = 1 << i
         factor = roots[m : 2 * m].reshape(min(m, _BLOCKS), -1).T
-        factor = factor.T[..., None] if m < _BLOCKS else factor[:, None]
+        if m < _BLOCKS:
+            factor = factor.T[..., None]
+        else:
+            factor = factor[:, None]
         factor = np.ascontiguousarray(factor)
         out.append((factor, factor / p))
     return out
@@ -253,15 +293,19 @@ def encode(values: Floats, scale: float) -> Integers:
     z = np.zeros(N, dtype=np.complex128)
     z[first[: len(values)]] = values
     z[second[: len(values)]] = values
-    m = np.fft.fft(z) * np.exp(-1j * np.pi * np.arange(N) / N) / N
+    twist = np.exp(-1j * np.pi * np.arange(N) / N)
+    m = np.fft.fft(z) * twist / N
     rounded: Integers = np.rint(m.real * scale).astype(np.int64)
     return rounded
 
 
 @functools.cache
 def _slot_positions() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the two positions of each slot in a transform, (`SLOTS`,) each."""
     index = np.array(_powers(1, 3, SLOTS, 2 * N), dtype=np.intp)
-    return (index - 1) // 2, (2 * N - index - 1) // 2
+    first = (index - 1) // 2
+    second = (2 * N - index - 1) // 2
+    return first, second
 
 
 # -------------------------------------------------------------------- bytes on the wire
@@ -273,40 +317,50 @@ def packed_bytes(primes: Sequence[int]) -> int:
 
 
 def pack(words: Words, primes: Sequence[int]) -> bytes:
-    """Return words (..., primes, N) as bytes, little-endian, each in the bytes of its prime."""
-    rows = np.ascontiguousarray(words, dtype="<u8").reshape(-1, len(primes), N)
+    """Return words (..., primes, N) as little-endian bytes of their primes' widths."""
+    little_endian = np.ascontiguousarray(words, dtype="<u8")
+    rows = little_endian.reshape(-1, len(primes), N)
     out = np.empty((len(rows), packed_bytes(primes)), dtype=np.uint8)
     end = 0
     for i, p in enumerate(primes):
-        start, end = end, end + N * _width(p)
-        parts = rows[:, i].view(np.uint8).reshape(len(rows), N, 8)
-        out[:, start:end] = parts[..., : _width(p)].reshape(len(rows), -1)
+        start = end
+        end = end + N * _width(p)
+        octets = rows[:, i].view(np.uint8).reshape(len(rows), N, 8)
+        used = octets[..., : _width(p)]
+        out[:, start:end] = used.reshape(len(rows), -1)
     return out.tobytes()
 
 
 def unpack(data: bytes, primes: Sequence[int], shape: tuple[int, ...] = ()) -> Words:
-    """Return the words (*shape, primes, N) of so many packed polynomials.
+    """Return the words (*shape, primes, N) of packed polynomials.
 
-    Whatever a peer sends comes through here: a word that is not below its prime, or
-    another number of bytes, is a `MessageError`, so nothing else goes any further, into
-    SEAL in particular.
+    All words of a peer come through here, so that nothing else reaches SEAL.
+
+    Raises
+    ------
+    MessageError
+        If a word is not below its prime, or the number of bytes is another.
     """
     count = prod(shape)
-    if len(data) != count * packed_bytes(primes):
+    n_bytes = count * packed_bytes(primes)
+    if len(data) != n_bytes:
         raise MessageError(
-            f"Packed words must have {count * packed_bytes(primes)} bytes. Got {len(data)} instead."
+            f"Packed words must have {n_bytes} bytes. Got {len(data)} instead."
         )
     rows = np.frombuffer(data, dtype=np.uint8).reshape(count, -1)
     words = np.zeros((count, len(primes), N), dtype="<u8")
     end = 0
     for i, p in enumerate(primes):
-        start, end = end, end + N * _width(p)
-        parts = words[:, i].view(np.uint8).reshape(count, N, 8)
-        parts[..., : _width(p)] = rows[:, start:end].reshape(count, N, -1)
+        start = end
+        end = end + N * _width(p)
+        octets = words[:, i].view(np.uint8).reshape(count, N, 8)
+        octets[..., : _width(p)] = rows[:, start:end].reshape(count, N, -1)
         if (words[:, i] >= p).any():
             raise MessageError("A packed word is not below its prime.")
-    return words.astype(np.uint64, copy=False).reshape(*shape, len(primes), N)
+    native = words.astype(np.uint64, copy=False)
+    return native.reshape(*shape, len(primes), N)
 
 
 def _width(p: int) -> int:
+    """Return the bytes of a word below a prime."""
     return (p.bit_length() + 7) // 8

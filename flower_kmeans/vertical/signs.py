@@ -1,4 +1,4 @@
-"""The polynomial that decides which centroid is nearer (docs/vertical.md, "How it works").
+"""The polynomial that finds the nearer centroid (docs/vertical.md, "How it works").
 
 Additions and products are all that CKKS has, so the sign of a number is a polynomial of
 it: three odd minimax polynomials of degree 15, one of the other, which is within 1.4e-4
@@ -53,46 +53,55 @@ _ABOVE = 1 + 2.0**-20
 
 
 def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
-    """Return the comparison of two centroids: ``w.x + b`` is positive where ``cj`` is nearer.
+    """Return w and b of the comparison of two centroids.
 
-    It is ``|x - cl|^2 - |x - cj|^2``, which is linear in x, divided by (1 + 2^-20)
-    times its maximum over the box [-half_widths, half_widths], which is public. Equal
-    centroids give 0 everywhere, so each gets half of a record.
+    ``w.x + b`` is positive where ``cj`` is nearer. It is ``|x - cl|^2 - |x - cj|^2``,
+    which is linear in x, divided by (1 + 2^-20) times its maximum over the box
+    [-half_widths, half_widths], which is public. Equal centroids give 0 everywhere, so
+    each gets half of a record.
     """
-    w, b = 2 * (cj - cl), float(cl @ cl - cj @ cj)
-    largest = (float(half_widths @ np.abs(w)) + abs(b)) * _ABOVE
-    return (w / largest, b / largest) if largest > 0 else (w, 0.0)
+    w = 2 * (cj - cl)
+    b = float(cl @ cl - cj @ cj)
+    at_corner = float(half_widths @ np.abs(w))
+    largest = (at_corner + abs(b)) * _ABOVE
+    if largest > 0:
+        return w / largest, b / largest
+    return w, 0.0
 
 
 def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, float]:
-    """Return the test of a radius: ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``.
+    """Return w, u and b of the test of a radius.
 
-    It is ``radius^2 - |x - c|^2``, divided by (1 + 2^-20) times its largest size over
-    the box: ``radius^2`` at the centroid, or what the farthest corner lacks, whichever
-    is more.
+    ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``. It is ``radius^2 - |x
+    - c|^2``, divided by (1 + 2^-20) times its largest size over the box: ``radius^2``
+    at the centroid, or what the farthest corner lacks, whichever is more.
     """
     square = radius * radius
-    farthest = float(((half_widths + np.abs(c)) ** 2).sum())
+    corner = half_widths + np.abs(c)
+    farthest = float((corner**2).sum())
     largest = max(square, farthest - square) * _ABOVE
-    return 2 * c / largest, -1 / largest, (square - float(c @ c)) / largest
+    b = (square - float(c @ c)) / largest
+    return 2 * c / largest, -1 / largest, b
 
 
 def scaled_columns(columns: Floats, half_widths: Floats) -> Floats:
-    """Return a party's columns over their half widths, (n, w): in [-1, 1], as they are encrypted.
+    """Return a party's columns over their half widths, (n, w), in [-1, 1].
 
     The error of an encrypted number is the same whatever its size. Centroids that
     differ in a narrow column alone would multiply it by 1 over the half width.
     """
-    scaled: Floats = columns / np.where(half_widths > 0, half_widths, 1.0)
+    divisors = np.where(half_widths > 0, half_widths, 1.0)
+    scaled: Floats = columns / divisors
     return scaled
 
 
 def scaled_squares(columns: Floats, half_widths: Floats) -> Floats:
-    """Return a party's part of ``|x|^2``, (n,), scaled to [-1, 1] so that it can be encrypted.
+    """Return a party's part of ``|x|^2``, (n,), scaled to [-1, 1] for encryption.
 
     It is twice the sum of squares over its maximum, minus 1.
     """
     # 0: far narrower than another column
     largest = float(half_widths @ half_widths) or 1.0
-    scaled: Floats = (columns**2).sum(1) * (2 / largest) - 1
+    squares = (columns**2).sum(1)
+    scaled: Floats = squares * (2 / largest) - 1
     return scaled

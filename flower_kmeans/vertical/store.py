@@ -1,4 +1,4 @@
-"""The computing party's files of one run: keys, encrypted columns, the last step's answer.
+"""The computing party's files of one run: keys, columns, the last step's answer.
 
 They are too large for a client session, and SEAL reads files only. The session keeps
 what this module returns of each, a SHA-256 digest, so a file that was changed since is
@@ -22,7 +22,7 @@ _MODE = 0o700
 
 
 def require_private(work_dir: Path) -> None:
-    """Require a directory for the files of runs to be its owner's alone, or able to be made.
+    """Require a directory for runs' files to be its owner's alone, or not yet made.
 
     Whoever else may write there could place a link under the name of a run, and so
     choose which files are written and removed.
@@ -53,7 +53,7 @@ def _work_dir_errors(path: Path) -> Iterator[None]:
 
 
 class Store:
-    """A private directory of a run's files, made with mode 0700 when the first one is written.
+    """A private directory of a run's files, made with mode 0700 for the first one.
 
     ``digests`` are SHA-256 of every file, for the client session: what is not in it
     does not count.
@@ -66,13 +66,11 @@ class Store:
         self.digests = dict(digests or {})
 
     def require_space(self, n_bytes: int) -> None:
-        """Raise a `ConfigurationError` unless the place is private, and the disk has room."""
+        """Require a private place and room on the disk (`ConfigurationError`)."""
         require_private(self.directory.parent)
-        existing = next(
-            p
-            for p in (self.directory, *self.directory.absolute().parents)
-            if p.exists()
-        )
+        parents = self.directory.absolute().parents
+        candidates = (self.directory, *parents)
+        existing = next(path for path in candidates if path.exists())
         free = shutil.disk_usage(existing).free
         if free < n_bytes:
             raise ConfigurationError(
@@ -86,7 +84,8 @@ class Store:
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file from its pieces, mode 0600: whole, or not at all."""
         self._make_directory()
-        digest, part = hashlib.sha256(), self.directory / f"{name}.part"
+        digest = hashlib.sha256()
+        part = self.directory / f"{name}.part"
         try:
             with open_private(part) as file:
                 for piece in pieces:
@@ -103,7 +102,10 @@ class Store:
         self.digests[name] = digest.digest()
 
     def _make_directory(self) -> None:
-        """Make the run's directory; a `ConfigurationError` if others could have placed it."""
+        """Make the run's directory.
+
+        A `ConfigurationError` if others could have placed it.
+        """
         work_dir = self.directory.parent
         require_private(work_dir)
         with _work_dir_errors(work_dir):

@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 
 from flower_kmeans.algorithms.numerics.groups import Groups, LabelArray
-from flower_kmeans.data.domain import GridRecords, IntArray, check_fraction_bits
+from flower_kmeans.data.domain import (
+    GridRecords,
+    IntArray,
+    check_fraction_bits,
+    squared_norms,
+)
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.threads import blas_threads, in_parts, sum_in_parts
@@ -32,7 +37,7 @@ _GROUP = 64  # centroids that are compared at once, at most
 _BLOCK_BYTES = 2**22
 _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
-_ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
+_ROW_WORK = 256  # of a record, in products: its cost beside k and d
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
 _FUSED_WORK = 2**33  # in products; NumPy takes about a second
 # a block of the kernel has a fixed number of rows, and must stay small
@@ -42,14 +47,14 @@ _work_so_far = 0.0
 
 
 def largest_weight(n_features: int, fraction_bits: int) -> int:
-    """Return the largest absolute weight of a power cell: the largest squared distance."""
+    """Return the largest weight of a power cell: the largest squared distance."""
     return int(n_features * 4 ** (fraction_bits + 1))
 
 
 def check_exactness(
     n_features: int, fraction_bits: int, weighted: bool = False
 ) -> None:
-    """Require that every squared distance, or difference of one and a weight, is exact in float64.
+    """Require that squared distances are exact in float64, also less a weight.
 
     Of points of ``[-2**q, 2**q]**d`` these are at most ``d 4**(q + 1)``, or twice that.
     """
@@ -63,7 +68,7 @@ def check_exactness(
 
 
 class Centers:
-    """Centroids (k, d) as points are compared with them: made once for all clients of a process.
+    """Centroids (k, d) prepared for comparisons, once for all clients of a process.
 
     Centroids and points are integers, within the bounds of `check_exactness`. With
     weights (k,) of at most `largest_weight`, a point belongs to the centroid with the
@@ -71,33 +76,37 @@ class Centers:
     """
 
     def __init__(self, centroids: IntArray, weights: IntArray | None = None) -> None:
-        self.points, self._weights = centroids.astype(np.float64), weights
-        self._norms = np.einsum("ij,ij->i", self.points, self.points)
+        self.points = centroids.astype(np.float64)
+        self._weights = weights
+        self._norms = squared_norms(self.points)
         if weights is not None:
             self._norms -= weights
         self._doubled = np.ascontiguousarray(-2 * self.points.T)
 
     def nearest(self, points: FloatArray) -> LabelArray:
-        """Return the nearest centroid (n,) of each point (n, d), of several the first."""
+        """Return the nearest centroid (n,) of points (n, d), of several the first."""
         labels = np.empty(len(points), dtype=np.int32)
         for rows, scores in self._scores(points):
             labels[rows] = scores.argmin(axis=1)
         return labels
 
     def assign(self, points: FloatArray) -> tuple[LabelArray, FloatArray]:
-        """Return the nearest centroid (n,) of each point, and its squared distance (n,), exact."""
-        labels, d2 = np.empty(len(points), dtype=np.int32), np.empty(len(points))
+        """Return each point's nearest centroid (n,) and squared distance (n,)."""
+        labels = np.empty(len(points), dtype=np.int32)
+        d2 = np.empty(len(points))
         for rows, scores in self._scores(points):
             labels[rows] = chosen = scores.argmin(axis=1)
             best = scores[np.arange(len(scores)), chosen]
             if self._weights is not None:
                 best += self._weights[chosen]
-            d2[rows] = best + np.einsum("ij,ij->i", points[rows], points[rows])
+            block = points[rows]
+            d2[rows] = best + squared_norms(block)
         return labels, d2
 
     def _scores(self, points: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield rows with ``|c_j|^2 - 2 x . c_j - w_j``, (m, k): a block of them at a time."""
-        step = max(1, _BLOCK_BYTES // (8 * sum(self.points.shape)))
+        """Yield blocks of rows with ``|c_j|^2 - 2 x . c_j - w_j``, (m, k)."""
+        row_bytes = 8 * sum(self.points.shape)
+        step = max(1, _BLOCK_BYTES // row_bytes)
         for start in range(0, len(points), step):
             scores = points[start : start + step] @ self._doubled
             scores += self._norms
@@ -107,9 +116,10 @@ class Centers:
 def assign(
     points: FloatArray, centroids: IntArray, weights: IntArray | None = None
 ) -> tuple[LabelArray, FloatArray]:
-    """Return the nearest centroid (n,) of each point, of several the first, and the distance (n,).
+    """Return each point's nearest centroid (n,) and squared distance (n,).
 
-    Points (n, d) are integers in float64; distances are squared and exact (`Centers`).
+    Of several nearest centroids it is the first. Points (n, d) are integers in float64;
+    distances are exact (`Centers`).
     """
     return Centers(centroids, weights).assign(points)
 
@@ -117,7 +127,7 @@ def assign(
 def cluster_sums(
     records: GridRecords, centroids: IntArray, radius2: int | None = None
 ) -> tuple[IntArray, IntArray]:
-    """Return the sum (k, d) and the number (k,) of the records of each cluster, as int64.
+    """Return the sums (k, d) and numbers (k,) of records by cluster, as int64.
 
     Streams over the records, on as many threads as BLAS would use, with a few megabytes
     each; the result depends on neither. Centroids (k, d) are on the records' grid. A
@@ -133,15 +143,14 @@ def cluster_sums(
     if fused is not None:
         part = fused.cluster_sums(records, centroids, radius2)
     else:
-        part = partial(
-            _sum_rows, records, _Query(centroids, records.fraction_bits, radius2)
-        )
+        query = _Query(centroids, records.fraction_bits, radius2)
+        part = partial(_sum_rows, records, query)
     sums, counts = sum_in_parts(n, work, part)
     return sums, counts
 
 
 def fused_kernel(work: float, n_features: int) -> Any:
-    """Return the compiled kernel `fused`, or ``None`` while NumPy is quicker or all there is.
+    """Return the compiled kernel `fused`, or ``None`` where NumPy should compute.
 
     Importing Numba and reading the compiled code back takes most of a second, in each
     process. So the kernel is loaded once the ``work`` of the calls so far, in products,
@@ -160,7 +169,7 @@ def _load_fused() -> Any:
     try:
         from flower_kmeans.algorithms.numerics import fused
     except Exception:
-        # no Numba, none for this NumPy, or no folder for what it compiles
+        # no Numba, none for this NumPy, or no folder for compiled code
         return None
     return fused
 
@@ -168,7 +177,7 @@ def _load_fused() -> Any:
 def vote_counts(
     records: GridRecords, candidates: Iterable[FloatArray], n_candidates: int
 ) -> IntArray:
-    """Return how many records are nearest to each candidate, (n_candidates,) int64.
+    """Return the number of records nearest to each candidate, (n_candidates,) int64.
 
     Of several the first has a record's vote. Candidates come in blocks (m, d), integers
     in float64 on the records' grid; those that are missing have no votes. Memory is
@@ -178,12 +187,12 @@ def vote_counts(
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
-    best, labels = np.empty(n), np.zeros(n, dtype=np.int64)
-    workers, work = (
-        min(blas_threads(), n // _ROWS_PER_VOTER),
-        n * (n_candidates * d + _ROW_WORK),
-    )
-    first, fused = 0, fused_kernel(work, d)
+    best = np.empty(n)
+    labels = np.zeros(n, dtype=np.int64)
+    workers = min(blas_threads(), n // _ROWS_PER_VOTER)
+    work = n * (n_candidates * d + _ROW_WORK)
+    first = 0
+    fused = fused_kernel(work, d)
 
     def scored(block: FloatArray, start: int, stop: int) -> Iterator[_Scored]:
         if fused is not None:
@@ -203,7 +212,8 @@ def vote_counts(
     for block in candidates:
         # no other block to compare with
         if fused is not None and len(block) == n_candidates:
-            return sum_in_parts(n, work, fused.vote_counts(records, block))[0]
+            (counts,) = sum_in_parts(n, work, fused.vote_counts(records, block))
+            return counts
         in_parts(n, workers, partial(compare, block))
         first += len(block)
     return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
@@ -213,15 +223,18 @@ def vote_counts(
 
 
 class _Query:
-    """The centroids and the radius of one call, prepared once and shared by its threads."""
+    """Centroids and radius of one call, prepared once and shared by its threads."""
 
     def __init__(
         self, centroids: IntArray | FloatArray, fraction_bits: int, radius2: int | None
     ) -> None:
         k, d = centroids.shape
-        self.k, self.d, self.radius2 = k, d, radius2
+        self.k = k
+        self.d = d
+        self.radius2 = radius2
         room = 2**53 // (d * 4 ** (fraction_bits + 1))
-        bits = min(room.bit_length() - 1, (min(k, _GROUP) - 1).bit_length())
+        largest_index = min(k, _GROUP) - 1
+        bits = min(room.bit_length() - 1, largest_index.bit_length())
         # With too little room the indices stay out of the scores, and argmin finds
         # them.
         self.packed = 2**bits >= min(k, 8)
@@ -229,40 +242,47 @@ class _Query:
         self.group = min(k, self.factor if self.packed else _GROUP)
         matrix = np.empty((k, d + 1))
         matrix[:, :d] = centroids * (-2 * self.factor)
-        matrix[:, d] = np.einsum("ij,ij->i", centroids, centroids) * self.factor
+        norms = squared_norms(centroids)
+        matrix[:, d] = norms * self.factor
         if self.packed:
             matrix[:, d] += np.arange(k) % self.group
-        self.groups = [
-            matrix[start : start + self.group] for start in range(0, k, self.group)
-        ]
+        starts = range(0, k, self.group)
+        self.groups = [matrix[start : start + self.group] for start in starts]
 
 
 class _Worker:
-    """Buffers for blocks of a fixed number of rows, and what is done with one block."""
+    """Buffers for blocks of a fixed number of rows, and the steps with one block."""
 
     def __init__(self, query: _Query, rows: int) -> None:
-        self.query, d = query, query.d
+        self.query = query
+        d = query.d
         # The product needs columns by records, and a row of ones for the norms of the
         # centroids; the sums need records by columns. Long records share one array.
         # BLAS is faster with short ones that are transposed in memory, so those are
         # kept twice.
-        table = np.empty((rows, d + 1) if d > _TRANSPOSED else (rows, d))
-        self._features = table.T if d > _TRANSPOSED else np.empty((d + 1, rows))
+        if d > _TRANSPOSED:
+            self._table = np.empty((rows, d + 1))
+            self._features = self._table.T
+            self.points = self._table[:, :d]
+            self.scratch = np.empty((rows, d))
+        else:
+            self._table = np.empty((rows, d))
+            self._features = np.empty((d + 1, rows))
+            self.points = self._table[:, :d]
+            self.scratch = self.points
         self._features[d] = 1
-        self._table = table
-        self.points = table[:, :d]
-        self.scratch = np.empty((rows, d)) if d > _TRANSPOSED else self.points
         self._slice = max(1, min(rows, _SCORES // query.group))
         self._scores = np.empty(query.group * self._slice)
         self._packed = np.empty(rows, dtype=np.int64)
-        self._lowest, self._best = np.empty(rows), np.empty(rows)
+        self._lowest = np.empty(rows)
+        self._best = np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
         self.labels: LabelArray = np.zeros(rows, dtype=np.int32)
         # the last one for those out of reach
         self._groups = Groups(self.labels, query.k + 1)
 
     def label(self) -> None:
-        """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
+        """Write the clusters of ``points`` to ``labels``, k if out of reach."""
         query = self.query
         if self.query.d <= _TRANSPOSED:
             np.copyto(self._features[:-1], self.points.T)
@@ -277,60 +297,67 @@ class _Worker:
             # The features hold a 1 beside x, and the lowest score may still hold an
             # index below K: d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2
             # + 2).
-            norms = np.einsum(
-                "ij,ij->j", self._features, self._features, out=self._lowest
-            )
+            features = self._features
+            norms = np.einsum("ij,ij->j", features, features, out=self._lowest)
             norms *= query.factor
             norms += self._best
             far = norms >= query.factor * (query.radius2 + 2)
             np.copyto(self.labels, query.k, where=far)
 
     def scores(self) -> FloatArray:
-        """Return |c|^2 - 2 x . c of the nearest centroid of each point, after ``label``."""
+        """Return |c|^2 - 2 x . c of each point's nearest centroid, after ``label``."""
         if self.query.packed and len(self.query.groups) == 1:
             self._best -= self.labels
-        return np.multiply(self._best, 1 / self.query.factor, out=self._best)
+        self._best *= 1 / self.query.factor
+        return self._best
 
     def _nearest(
         self, group: FloatArray, index: LabelArray, lowest: FloatArray
     ) -> None:
-        """Write the index within a group of the nearest centroid of each row, and its score."""
+        """Write each row's nearest centroid, as its index in a group, and its score."""
         for start in range(0, len(self.points), self._slice):
             part = slice(start, start + self._slice)
             features = self._features[:, part]
-            shape = len(group), features.shape[1]
-            scores = self._scores[: shape[0] * shape[1]].reshape(shape)
+            m = len(group)
+            n = features.shape[1]
+            scores = self._scores[: m * n].reshape(m, n)
             np.dot(group, features, out=scores)
             if self.query.packed:
                 np.minimum.reduce(scores, axis=0, out=lowest[part])
             else:
                 index[part] = scores.argmin(axis=0)
-                lowest[part] = scores[index[part], np.arange(shape[1])]
+                lowest[part] = scores[index[part], np.arange(n)]
         if self.query.packed:
             np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
-            np.bitwise_and(
-                self._packed, self.query.factor - 1, out=index, casting="same_kind"
-            )
+            mask = self.query.factor - 1
+            np.bitwise_and(self._packed, mask, out=index, casting="same_kind")
             if len(self.query.groups) > 1:
                 lowest -= index
 
     def add(self, sums: IntArray, counts: IntArray) -> None:
         """Add the points to the sums and counts of their clusters."""
-        k, d = self.query.k, self.query.d
-        sums += self._groups.sums(self._table)[:k, :d].astype(np.int64)
+        k = self.query.k
+        d = self.query.d
+        of_groups = self._groups.sums(self._table)[:k, :d]
+        sums += of_groups.astype(np.int64)
         counts += np.bincount(self.labels, minlength=k + 1)[:k]
 
 
 def _labelled(
     records: GridRecords, query: _Query, start: int, stop: int
 ) -> Iterator[tuple[slice, _Worker]]:
-    """Yield the rows of each block with the worker that has labelled them, often the same one."""
+    """Yield the rows of each block with the worker that labelled them.
+
+    Blocks of equal length have the same worker.
+    """
     worker: _Worker | None = None
-    step = max(1, min(_MAX_ROWS, _BLOCK_BYTES // (8 * (2 * query.d + 8))))
+    row_bytes = 8 * (2 * query.d + 8)
+    step = max(1, min(_MAX_ROWS, _BLOCK_BYTES // row_bytes))
     for low in range(start, stop, step):
         rows = slice(low, min(low + step, stop))
-        if worker is None or len(worker.points) != rows.stop - rows.start:
-            worker = _Worker(query, rows.stop - rows.start)
+        n_rows = rows.stop - rows.start
+        if worker is None or len(worker.points) != n_rows:
+            worker = _Worker(query, n_rows)
         records.read(low, worker.points, worker.scratch)
         worker.label()
         yield rows, worker

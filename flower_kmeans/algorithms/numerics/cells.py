@@ -1,9 +1,8 @@
-"""How records lie in cells: counts, residuals and slacks over the radius of the cell.
+"""Records in cells: counts, residuals and slacks over the radius of the cell.
 
 A record's residual is divided by the radius of its nearest cell, moved into the unit
-ball and put on the grid. Its slack is what its squared length lacks of 1. So whatever
-cells a client is asked about, a record adds u and w with ``|u|^2 + w^2 <= 1``
-(docs/guarantees.md, "SynopsisKMeans").
+ball and put on the grid. Its slack is 1 minus its squared length. So for any cells, a
+record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
 """
 
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 
 from flower_kmeans.algorithms.numerics.assignment import Centers, fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
-from flower_kmeans.data.domain import GridRecords, IntArray
+from flower_kmeans.data.domain import GridRecords, IntArray, squared_norms
 from flower_kmeans.threads import IntArrays, sum_in_parts
 
 _BLOCK_NUMBERS = 2**18
@@ -22,7 +21,7 @@ _ROW_WORK = 64  # of a coordinate, in products: reading it, and its residual
 
 
 class CellSums(NamedTuple):
-    """Integers (int64) that the records of each of m cells add up to."""
+    """Sums over the records of each of m cells, int64."""
 
     # (m, p), residuals over the radius, none longer than 1, of exponent q
     sums: IntArray
@@ -32,7 +31,7 @@ class CellSums(NamedTuple):
 
 
 class Cells:
-    """Cells as records are compared with them: made once for all clients of a process.
+    """Cells prepared for comparisons, once for all clients of a process.
 
     Centres (m, p) are on a grid that passes ``assignment.check_exactness``; radii (m,)
     are in [1, 2**25]. ``weights`` (m,) are those of power cells (`assignment.Centers`):
@@ -42,30 +41,37 @@ class Cells:
     def __init__(
         self, centers: IntArray, radii: IntArray, weights: IntArray | None = None
     ) -> None:
-        self.centers, self.radii, self.weights = centers, radii, weights
-        self._centers, self._squares = (
-            Centers(centers, weights),
-            radii.astype(np.float64),
-        )
+        self.centers = centers
+        self.radii = radii
+        self.weights = weights
+        self._centers = Centers(centers, weights)
+        self._squares = radii.astype(np.float64)
         self._squares *= self._squares
 
     def sums(
         self, records: GridRecords, fraction_bits: int, weighted: bool = False
     ) -> CellSums:
-        """Return counts, residuals toward zero and slacks rounded down, by nearest cell.
+        """Return counts, residuals (toward zero) and slacks (rounded down) by cell.
 
         Every number of a record, on the grid of the centres, is the same alone and in
         any block. ``weighted`` residuals are multiplied by the root of 1 plus their
         slack w, which fills the unit: ``|u|^2 (1 + w) + w^2 = 1`` where
         ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's relocation").
         """
-        (n_records, p), m = records.shape, len(self.centers)
+        n_records, p = records.shape
+        m = len(self.centers)
         work = n_records * p * (m + _ROW_WORK)
         part = partial(self._sums, records, fraction_bits, weighted)
         fused = fused_kernel(work, p)
         if fused is not None:
-            options = self.centers, self.radii, fraction_bits, weighted, self.weights
-            part = fused.cell_sums(records, *options)
+            part = fused.cell_sums(
+                records,
+                self.centers,
+                self.radii,
+                fraction_bits,
+                weighted,
+                self.weights,
+            )
         return CellSums(*sum_in_parts(n_records, work, part))
 
     def _sums(
@@ -76,17 +82,18 @@ class Cells:
         start: int,
         stop: int,
     ) -> IntArrays:
-        """Return what the rows from ``start`` to ``stop`` add up to."""
-        (m, p), one = self.centers.shape, 2.0**fraction_bits
-        sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
+        """Return sums, counts and slacks of the rows from ``start`` to ``stop``."""
+        m, p = self.centers.shape
+        one = 2.0**fraction_bits
+        sums = np.zeros((m, p), dtype=np.int64)
+        counts = np.zeros(m, dtype=np.int64)
         slacks = np.zeros(m, dtype=np.int64)
-        for block in records.blocks(
-            max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop
-        ):
+        n_rows = max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)
+        for block in records.blocks(n_rows, start, stop):
             labels = self._centers.nearest(block)
             block -= self._centers.points.take(labels, axis=0)
             # of integers, as the residuals are: exact
-            d2 = np.einsum("ij,ij->i", block, block)
+            d2 = squared_norms(block)
             # below 2**53 as d2 is: differences are exact
             own = self._squares.take(labels)
             longer = np.maximum(own, d2)
@@ -115,5 +122,5 @@ def cell_sums(
     weighted: bool = False,
     weights: IntArray | None = None,
 ) -> CellSums:
-    """Return what `Cells` of these centres, radii and weights do."""
+    """Return the sums of records in `Cells` of these centres, radii and weights."""
     return Cells(centers, radii, weights).sums(records, fraction_bits, weighted)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import assign
-from flower_kmeans.data.domain import Domain, GridRecords, IntArray
+from flower_kmeans.data.domain import Domain, GridRecords, IntArray, squared_norms
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
@@ -31,14 +31,14 @@ def squared_distances(
     at most ``radius2``.
     """
     total = 0
+    n_rows = max(1, _BLOCK_NUMBERS // records.shape[1])
     with single_threaded_blas():
-        for block in records.blocks(max(1, _BLOCK_NUMBERS // records.shape[1])):
+        for block in records.blocks(n_rows):
             _, d2 = assign(block, centroids)
             if radius2 is not None:
                 d2 = d2[d2 <= radius2]
-            whole = np.floor(
-                np.minimum(d2, float(largest)) * 2.0**-records.fraction_bits
-            )
+            cut = np.minimum(d2, float(largest))
+            whole = np.floor(cut * 2.0**-records.fraction_bits)
             total += int(whole.astype(np.int64).sum())
     return total
 
@@ -55,42 +55,40 @@ def last_cost(
     noise: tuple[float, float, float],
     step: float,
 ) -> tuple[float, float, float]:
-    """Return the noisy cost after a Lloyd round, by how much it is too low, and its standard error.
+    """Return the noisy cost after a Lloyd round, its bias and its standard error.
 
-    In scaled units: the sum ``q`` of squared distances, and sums (k, d) of offsets from
-    references (k, d), which are the centroids before, or the origin. ``quotients`` (k,
-    d) are sums over counts (k,), where these are usable (k,), and ``after`` (k, d) the
-    centroids on a grid of a step. ``noise`` has the standard deviations of q, of a
-    sum's coordinate, and of a count.
+    By the bias it is too low. All are in scaled units: the sum ``q`` of squared
+    distances, and sums (k, d) of offsets from references (k, d), which are the
+    centroids before, or the origin. ``quotients`` (k, d) are sums over counts (k,),
+    where these are usable (k,), and ``after`` (k, d) the centroids on a grid of a step.
+    ``noise`` has the standard deviations of q, of a sum's coordinate, and of a count.
     """
     std_q, std_sum, std_count = noise
     moves = after - references
-    squares = _squares(moves)
+    squares = squared_norms(moves)
     # Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid.
-    value = q - 2 * float(np.einsum("ij,ij->", sums, moves)) + float(counts @ squares)
+    gained = float(np.einsum("ij,ij->", sums, moves))
+    value = q - 2 * gained + float(counts @ squares)
     # A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the
     # term -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order, and likewise for
     # the counts. Centroids that were kept, or moved into the domain, are left out.
     wanted = references + quotients
-    whole = usable & (np.abs(wanted - after) <= step).all(axis=1)
-    sizes = after.shape[1] * std_sum**2 + std_count**2 * _squares(quotients)
+    is_near = np.abs(wanted - after) <= step
+    whole = usable & is_near.all(axis=1)
+    sizes = after.shape[1] * std_sum**2 + std_count**2 * squared_norms(quotients)
     bias = 2 * float((sizes[whole] / counts[whole]).sum())
     of_sums = 4 * std_sum**2 * float(squares.sum())
-    return (
-        value,
-        bias,
-        math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares)),
-    )
+    of_counts = std_count**2 * float(squares @ squares)
+    error = math.sqrt(std_q**2 + of_sums + of_counts)
+    return value, bias, error
 
 
 def user_scale(domain: Domain) -> tuple[float, bool]:
-    """Return the user's units in one scaled unit, and whether all columns have the same.
+    """Return the user's units in one scaled unit, and whether all columns share them.
 
-    1 if they have not: a cost is then in squared units of the scaled domain.
+    Otherwise it is 1: a cost is then in squared units of the scaled domain.
     """
     unit = domain.common_unit
-    return (1.0, False) if unit is None else (unit, True)
-
-
-def _squares(rows: FloatArray) -> FloatArray:
-    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+    if unit is None:
+        return 1.0, False
+    return unit, True

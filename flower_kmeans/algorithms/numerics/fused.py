@@ -1,4 +1,4 @@
-"""The statistics of `assignment`, `cells` and `projection` in one compiled pass over the records.
+"""The statistics of `assignment`, `cells` and `projection` in one compiled pass.
 
 Needs the extra ``fast`` (Numba). Answers are those of the NumPy path, bit for bit. A
 block of records is read, put on the grid, and ranked: scores
@@ -11,6 +11,10 @@ ties (docs/threat-model.md).
 
 Tables of few columns are ranked by columns, four centroids at once in registers; those
 of many columns by BLAS.
+
+This is one of the files whose formulas stay dense: the compiled loops are written for
+the vectoriser. Their conditional expressions are selections without a branch, and their
+order of operations is the answer's last bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +26,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.groups import LabelArray
-from flower_kmeans.data.domain import GridRecords, IntArray
+from flower_kmeans.data.domain import GridRecords, IntArray, squared_norms
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import IntArrays, find_blas_again
 
@@ -52,7 +56,10 @@ Part = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
 
 
 class _Centers(NamedTuple):
-    """Centroids as the ranking needs them, filled up to fours; narrow ones have 4 or 8 columns."""
+    """Centroids for the ranking, filled up to fours.
+
+    Narrow ones have 4 or 8 columns.
+    """
 
     # -c in scaled units; of few centroids of wide tables the transpose
     matrix: Float32Array
@@ -66,7 +73,7 @@ class _Centers(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """How user's units become grid points, for a record or for a tile of records."""
+    """The map from user's units to grid points, for a record or a tile of records."""
 
     center: FloatArray
     factor: FloatArray
@@ -107,7 +114,8 @@ def _quantised(value, center, factor, limit):
 @_compiled
 def _read(records, first, m, bounds, block):
     """Write rows as grid points, those of narrow tables by columns as well."""
-    d, (center, factor, limit) = records.shape[1], bounds
+    d = records.shape[1]
+    center, factor, limit = bounds
     if d > _NARROW:
         points = block.points
         for i in range(m):
@@ -116,17 +124,17 @@ def _read(records, first, m, bounds, block):
                 value = np.float64(records[row, f])
                 points[i, f] = _quantised(value, center[f], factor[f], limit[f])
         return
-    values, flat, step = (
-        records[first : first + m].reshape(m * d),
-        block.flat,
-        len(center),
-    )
+    values = records[first : first + m].reshape(m * d)
+    flat = block.flat
+    step = len(center)
     for start in range(0, m * d, step):
-        part, out = values[start : start + step], flat[start:]
+        part = values[start : start + step]
+        out = flat[start:]
         for i in range(len(part)):
             out[i] = _quantised(np.float64(part[i]), center[i], factor[i], limit[i])
     for f in range(d):
-        column, rest = block.columns[f * _ROWS : (f + 1) * _ROWS], flat[f:]
+        column = block.columns[f * _ROWS : (f + 1) * _ROWS]
+        rest = flat[f:]
         for i in range(_ROWS):
             column[i] = rest[np.uintp(i * d)]
 
@@ -134,43 +142,71 @@ def _read(records, first, m, bounds, block):
 # Fused multiplications are fine here: `_slack` covers how they round.
 @njit(fastmath={"contract"}, **_OPTIONS)
 def _score(columns, w, j, scores):
-    """Write the products of four centroids from the j-th on and of the columns, 4 or 8."""
+    """Write the products of 4 or 8 columns and of four centroids from the j-th on."""
     for f in range(0, w.shape[1], 4):
-        a0, a1, a2, a3 = w[j, f], w[j, f + 1], w[j, f + 2], w[j, f + 3]
-        b0, b1, b2, b3 = w[j + 1, f], w[j + 1, f + 1], w[j + 1, f + 2], w[j + 1, f + 3]
-        c0, c1, c2, c3 = w[j + 2, f], w[j + 2, f + 1], w[j + 2, f + 2], w[j + 2, f + 3]
-        e0, e1, e2, e3 = w[j + 3, f], w[j + 3, f + 1], w[j + 3, f + 2], w[j + 3, f + 3]
+        a0 = w[j, f]
+        a1 = w[j, f + 1]
+        a2 = w[j, f + 2]
+        a3 = w[j, f + 3]
+        b0 = w[j + 1, f]
+        b1 = w[j + 1, f + 1]
+        b2 = w[j + 1, f + 2]
+        b3 = w[j + 1, f + 3]
+        c0 = w[j + 2, f]
+        c1 = w[j + 2, f + 1]
+        c2 = w[j + 2, f + 2]
+        c3 = w[j + 2, f + 3]
+        e0 = w[j + 3, f]
+        e1 = w[j + 3, f + 1]
+        e2 = w[j + 3, f + 2]
+        e3 = w[j + 3, f + 3]
         x = columns[f * _ROWS : (f + 4) * _ROWS]
         for i in range(_ROWS):
-            x0, x1, x2, x3 = x[i], x[_ROWS + i], x[2 * _ROWS + i], x[3 * _ROWS + i]
+            x0 = x[i]
+            x1 = x[_ROWS + i]
+            x2 = x[2 * _ROWS + i]
+            x3 = x[3 * _ROWS + i]
             p = a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
             q = b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
             r = c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
             s = e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
             if f:
-                p, q = p + scores[i], q + scores[_ROWS + i]
-                r, s = r + scores[2 * _ROWS + i], s + scores[3 * _ROWS + i]
-            scores[i], scores[_ROWS + i] = p, q
-            scores[2 * _ROWS + i], scores[3 * _ROWS + i] = r, s
+                p += scores[i]
+                q += scores[_ROWS + i]
+                r += scores[2 * _ROWS + i]
+                s += scores[3 * _ROWS + i]
+            scores[i] = p
+            scores[_ROWS + i] = q
+            scores[2 * _ROWS + i] = r
+            scores[3 * _ROWS + i] = s
 
 
 @_compiled
 def _rank(scores, offsets, j, best, second, labels):
-    """Update the lowest score of each record, the second lowest, and the label of the lowest.
+    """Update each record's lowest score, second lowest score, and label of the lowest.
 
     Scores are those of four centroids from the j-th on, without their offsets.
     """
-    o0, o1, o2, o3 = offsets[j], offsets[j + 1], offsets[j + 2], offsets[j + 3]
+    o0 = offsets[j]
+    o1 = offsets[j + 1]
+    o2 = offsets[j + 2]
+    o3 = offsets[j + 3]
     for i in range(_ROWS):
-        b, s, a = best[i], second[i], labels[i]
-        p, q = scores[i] + o0, scores[_ROWS + i] + o1
-        r, t = scores[2 * _ROWS + i] + o2, scores[3 * _ROWS + i] + o3
+        b = best[i]
+        s = second[i]
+        a = labels[i]
+        p = scores[i] + o0
+        q = scores[_ROWS + i] + o1
+        r = scores[2 * _ROWS + i] + o2
+        t = scores[3 * _ROWS + i] + o3
         for number, value in enumerate((p, q, r, t)):
             higher = value if value > b else b
             s = higher if higher < s else s
             a = np.int32(j + number) if value < b else a
             b = value if value < b else b
-        best[i], second[i], labels[i] = b, s, a
+        best[i] = b
+        second[i] = s
+        labels[i] = a
 
 
 @_compiled
@@ -180,28 +216,26 @@ def _rank_products(points, matrix, offsets, scores, best, second, labels):
     Products of at most `_SMALL` centroids come as rows, and become columns.
     """
     for i in range(_ROWS):
-        best[i], second[i], labels[i] = np.inf, np.inf, 0
-    k, flat = len(offsets), scores.reshape(scores.size)
+        best[i] = np.inf
+        second[i] = np.inf
+        labels[i] = 0
+    k = len(offsets)
+    flat = scores.reshape(scores.size)
     for start in range(0, k, _GROUP):
         m = min(_GROUP, k - start)
         if k <= _SMALL:
             rows = flat[_SMALL * _ROWS : (_SMALL + k) * _ROWS]
             np.dot(points, matrix, rows.reshape(_ROWS, k))
             for j in range(k):
-                column, rest = flat[j * _ROWS : (j + 1) * _ROWS], rows[j:]
+                column = flat[j * _ROWS : (j + 1) * _ROWS]
+                rest = rows[j:]
                 for i in range(_ROWS):
                     column[i] = rest[np.uintp(i * k)]
         else:
             np.dot(matrix[start : start + m], points.T, scores[:m])
         for j in range(0, m, 4):
-            _rank(
-                flat[j * _ROWS : (j + 4) * _ROWS],
-                offsets,
-                start + j,
-                best,
-                second,
-                labels,
-            )
+            four = flat[j * _ROWS : (j + 4) * _ROWS]
+            _rank(four, offsets, start + j, best, second, labels)
 
 
 @njit(fastmath={"contract", "reassoc"}, inline="always", **_OPTIONS)
@@ -215,26 +249,28 @@ def _distance2(points, i, centers, j):
 
 @_compiled
 def _label(m, block, centers):
-    """Write the label of each record of a block: of its least ``|x - c|^2 - w``, the first one."""
-    best, second, labels = block.best, block.second, block.labels
+    """Write the label of each record of a block.
+
+    It is the first centroid of the least ``|x - c|^2 - w``.
+    """
+    best = block.best
+    second = block.second
+    labels = block.labels
     slack = centers.slack[0]
     if len(block.columns):
         for i in range(_ROWS):
-            best[i], second[i], labels[i] = np.inf, np.inf, 0
+            best[i] = np.inf
+            second[i] = np.inf
+            labels[i] = 0
         flat = block.scores.reshape(block.scores.size)
         for j in range(0, len(centers.offsets), 4):
             _score(block.columns, centers.matrix, j, flat)
             _rank(flat, centers.offsets, j, best, second, labels)
     else:
         _rank_products(
-            block.points,
-            centers.matrix,
-            centers.offsets,
-            block.scores,
-            best,
-            second,
-            labels,
-        )
+            block.points, centers.matrix, centers.offsets, block.scores,
+            best, second, labels,
+        )  # fmt: skip
     unsure = 0
     for i in range(m):
         unsure += not second[i] - best[i] > slack
@@ -252,7 +288,8 @@ def _label(m, block, centers):
                     distance = _distance2(block.points, i, centers.points, j)
                     distance -= centers.weights[j]
                     if distance < lowest:
-                        lowest, labels[i] = distance, j
+                        lowest = distance
+                        labels[i] = j
 
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
@@ -261,13 +298,15 @@ def _distances2(m, block, centers, out):
 
     Of narrow tables the offsets are kept, by columns.
     """
-    labels, points = block.labels, block.points
+    labels = block.labels
+    points = block.points
     if points.shape[1] > _NARROW:
         for i in range(m):
             out[i] = _distance2(points, i, centers.points, np.uint32(labels[i]))
         return
     for f in range(points.shape[1]):
-        column, center = block.columns[f * _ROWS : (f + 1) * _ROWS], centers.columns[f]
+        column = block.columns[f * _ROWS : (f + 1) * _ROWS]
+        center = centers.columns[f]
         offsets = block.offsets[f * _ROWS : (f + 1) * _ROWS]
         for i in range(_ROWS):
             offset = np.float64(column[i]) - np.float64(center[np.uint32(labels[i])])
@@ -314,10 +353,14 @@ def _add_rows(m, points, labels, sums, counts):
 def _sum_rows(
     records, start, stop, bounds, block, centers, radius2, unit2, sums, counts
 ):
-    """Add the rows from start to stop to sums and counts; those out of reach to the row k."""
-    d, k, labels = records.shape[1], np.int32(len(centers.weights)), block.labels
-    edge, half = np.float32(0.5 * radius2 * unit2), np.float32(0.5 * unit2)
-    over, d2 = np.zeros(_ROWS, np.float32), np.zeros(_ROWS)
+    """Add the rows from start to stop to sums and counts; those too far, to row k."""
+    d = records.shape[1]
+    k = np.int32(len(centers.weights))
+    labels = block.labels
+    edge = np.float32(0.5 * radius2 * unit2)
+    half = np.float32(0.5 * unit2)
+    over = np.zeros(_ROWS, np.float32)
+    d2 = np.zeros(_ROWS)
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
@@ -363,13 +406,16 @@ def _squares(m, block, half, out):
 def _cell_rows(
     records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts
 ):
-    """Add the rows' residuals over the radii of their cells, slacks and counts, as `cells` does.
+    """Add the rows' residuals over the radii of their cells, slacks and counts.
 
     Every operation on a record is one that IEEE 754 rounds correctly, in the order of
     `cells`.
     """
-    d, labels = records.shape[1], block.labels
-    squares, d2, factors = np.zeros(_ROWS), np.zeros(_ROWS), np.zeros(_ROWS)
+    d = records.shape[1]
+    labels = block.labels
+    squares = np.zeros(_ROWS)
+    d2 = np.zeros(_ROWS)
+    factors = np.zeros(_ROWS)
     slack = block.offsets[d * _ROWS :] if d <= _NARROW else np.zeros(_ROWS)
     step = 1 / one if weighted else 0.0  # a power of two
     for first in range(start, stop, _ROWS):
@@ -380,7 +426,8 @@ def _cell_rows(
         for i in range(_ROWS):
             squares[i] = radii2[np.uint32(labels[i])]
         for i in range(_ROWS):
-            radius2, distance2 = squares[i], d2[i]
+            radius2 = squares[i]
+            distance2 = d2[i]
             longer = distance2 if distance2 > radius2 else radius2
             slack[i] = np.floor((longer - distance2) / radius2 * one)
             factors[i] = np.sqrt((1 + slack[i] * step) / longer) * one
@@ -392,7 +439,8 @@ def _cell_rows(
             _add_columns(m, d + 1, block.offsets, labels, sums, counts)
         else:
             for i in range(m):
-                a, factor = np.uint32(labels[i]), factors[i]
+                a = np.uint32(labels[i])
+                factor = factors[i]
                 counts[a] += 1
                 for f in range(d):
                     offset = np.float64(block.points[i, f]) - centers.points[a, f]
@@ -402,9 +450,11 @@ def _cell_rows(
 
 @_compiled
 def _moment_rows(records, start, stop, bounds, block, factor, total):
-    """Add the products of the rows' coordinates, rounded toward zero after the factor."""
-    d, flat = records.shape[1], block.flat
-    short, columns = np.empty(_ROWS * d, np.int16), np.empty((d, _ROWS), np.int16)
+    """Add the products of coordinates, rounded toward zero after the factor."""
+    d = records.shape[1]
+    flat = block.flat
+    short = np.empty(_ROWS * d, np.int16)
+    columns = np.empty((d, _ROWS), np.int16)
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
@@ -412,27 +462,25 @@ def _moment_rows(records, start, stop, bounds, block, factor, total):
             short[i] = np.int16(flat[i] * factor)
         for low in range(0, _ROWS, _ROWS // 4):  # so few rows stay in the nearest cache
             for f in range(d):
-                column, rest = columns[np.uintp(f), low:], short[low * d + f :]
+                column = columns[np.uintp(f), low:]
+                rest = short[low * d + f :]
                 for i in range(_ROWS // 4):
                     column[i] = rest[np.uintp(i * d)]
         columns[:, m:] = 0
         for a in range(d):
             for b in range(a, d):
-                left, right, products = (
-                    columns[np.uintp(a)],
-                    columns[np.uintp(b)],
-                    np.int32(0),
-                )
+                left = columns[np.uintp(a)]
+                right = columns[np.uintp(b)]
+                products = np.int32(0)
                 for i in range(_ROWS):
-                    products = np.int32(
-                        products + np.int32(left[i]) * np.int32(right[i])
-                    )
+                    product = np.int32(left[i]) * np.int32(right[i])
+                    products = np.int32(products + product)
                 total[a, b] += products
 
 
 @_compiled
 def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts):
-    """Write the label of each row, and the squared distance to its centroid; or count labels."""
+    """Write each row's label and squared distance to its centroid, or count labels."""
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
@@ -452,14 +500,18 @@ def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts
 def cluster_sums(
     records: GridRecords, centroids: IntArray, radius2: int | None
 ) -> Part:
-    """Return what `assignment` does for ranges of rows: sums (k, d) and counts (k,), int64."""
-    (k, d), bits = centroids.shape, records.fraction_bits
-    centers, bounds = _centers(centroids, None, bits), _bounds(records)
-    reach, unit2 = -1.0 if radius2 is None else float(radius2), 4.0**-bits
+    """Return `assignment` of ranges of rows: sums (k, d) and counts (k,), int64."""
+    k, d = centroids.shape
+    bits = records.fraction_bits
+    centers = _centers(centroids, None, bits)
+    bounds = _bounds(records)
+    reach = -1.0 if radius2 is None else float(radius2)
+    unit2 = 4.0**-bits
 
     def part(start: int, stop: int) -> IntArrays:
         block = _block(records)
-        sums, counts = np.zeros((k, d), np.int64), np.zeros(k + 1, np.int64)
+        sums = np.zeros((k, d), np.int64)
+        counts = np.zeros(k + 1, np.int64)
         for table, first, last in _tables(records, start, stop):
             found = np.zeros((k + 1, d))
             _sum_rows(
@@ -479,14 +531,16 @@ def cell_sums(
     weighted: bool,
     weights: IntArray | None,
 ) -> Part:
-    """Return what `cells` does for ranges of rows: sums (m, p), counts, slacks (m,), int64."""
+    """Return `cells` of ranges of rows: sums (m, p), counts, slacks (m,), int64."""
     m, p = points.shape
-    centers, bounds = _centers(points, weights, records.fraction_bits), _bounds(records)
+    centers = _centers(points, weights, records.fraction_bits)
+    bounds = _bounds(records)
     rest = radii.astype(np.float64) ** 2, 2.0**fraction_bits, weighted
 
     def part(start: int, stop: int) -> IntArrays:
         block = _block(records)
-        sums, counts = np.zeros((m, p + 1), np.int64), np.zeros(m, np.int64)
+        sums = np.zeros((m, p + 1), np.int64)
+        counts = np.zeros(m, np.int64)
         for table, first, last in _tables(records, start, stop):
             found = np.zeros((m, p + 1))
             _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts)
@@ -497,16 +551,19 @@ def cell_sums(
 
 
 def second_moments(records: GridRecords, bits: int) -> Part:
-    """Return what `projection` does for ranges of rows: the upper triangle of (d, d), int64.
+    """Return the second moments of ranges of rows: the upper triangle of (d, d), int64.
 
     Coordinates are at most 2**bits, of at most 10, so the products of a block add up in
     int32.
     """
-    d, bounds = records.shape[1], _bounds(records)
-    factor = _ranking_type(records.fraction_bits)(2.0 ** (bits - records.fraction_bits))
+    d = records.shape[1]
+    bounds = _bounds(records)
+    real = _ranking_type(records.fraction_bits)
+    factor = real(2.0 ** (bits - records.fraction_bits))
 
     def part(start: int, stop: int) -> IntArrays:
-        block, total = _block(records), np.zeros((d, d), np.int64)
+        block = _block(records)
+        total = np.zeros((d, d), np.int64)
         for table, first, last in _tables(records, start, stop):
             _moment_rows(table, first, last, bounds, block, factor, total)
         return (total,)
@@ -515,15 +572,17 @@ def second_moments(records: GridRecords, bits: int) -> Part:
 
 
 def vote_counts(records: GridRecords, points: FloatArray) -> Part:
-    """Return how many of a range of rows are nearest to each point, (k,), of several the first."""
-    centers, bounds = _centers(points, None, records.fraction_bits), _bounds(records)
+    """Return the number of rows nearest to each point, (k,), for ranges of rows.
+
+    Of several nearest points the first counts.
+    """
+    centers = _centers(points, None, records.fraction_bits)
+    bounds = _bounds(records)
 
     def part(start: int, stop: int) -> IntArrays:
-        block, counts, none = (
-            _block(records),
-            np.zeros(len(points), np.int64),
-            np.empty(0),
-        )
+        block = _block(records)
+        counts = np.zeros(len(points), np.int64)
+        none = np.empty(0)
         for table, first, last in _tables(records, start, stop):
             _label_rows(
                 table, first, last, bounds, block, centers, block.labels, none, counts
@@ -536,15 +595,20 @@ def vote_counts(records: GridRecords, points: FloatArray) -> Part:
 def nearest(
     records: GridRecords, points: FloatArray, start: int, stop: int
 ) -> Iterator[tuple[slice, LabelArray, FloatArray]]:
-    """Yield ranges of rows with the nearest point of each, the first of several, and how near.
+    """Yield ranges of rows, the nearest point of each, and its squared distance.
 
-    Squared distances are exact integers, in squared grid units.
+    Of several nearest points it is the first. Squared distances are exact integers, in
+    squared grid units.
     """
-    centers, bounds = _centers(points, None, records.fraction_bits), _bounds(records)
-    block, none = _block(records), np.empty(0, np.int64)
-    labels, d2 = np.empty(_LABEL_ROWS, np.int32), np.empty(_LABEL_ROWS + _ROWS)
+    centers = _centers(points, None, records.fraction_bits)
+    bounds = _bounds(records)
+    block = _block(records)
+    none = np.empty(0, np.int64)
+    labels = np.empty(_LABEL_ROWS, np.int32)
+    d2 = np.empty(_LABEL_ROWS + _ROWS)
     for low in range(start, stop, _LABEL_ROWS):
-        done, high = 0, min(low + _LABEL_ROWS, stop)
+        done = 0
+        high = min(low + _LABEL_ROWS, stop)
         for table, first, last in _tables(records, low, high):
             rows = slice(done, done + last - first)
             out = labels[rows], d2[done:], none
@@ -570,26 +634,34 @@ def _tables(
 
 
 def _bounds(records: GridRecords) -> _Bounds:
-    """Return how values of `_tables` become grid points: a box's values, or grid points already."""
-    d, box, bits = records.shape[1], records.box, records.fraction_bits
+    """Return the map of values of `_tables` to grid points.
+
+    Without a box they are grid points already.
+    """
+    d = records.shape[1]
+    box = records.box
+    bits = records.fraction_bits
     if box is None:
         parts: tuple[Any, ...] = 0, 1, 2.0**bits
     else:
         # The factor of `Box.to_unit`: dividing would round otherwise.
         parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
     rows = _TILE // d if d <= _NARROW else 1
-    return _Bounds(
-        *(np.full((rows, d), each, np.float64).reshape(rows * d) for each in parts)
-    )
+    tiles = [np.full((rows, d), each, np.float64) for each in parts]
+    return _Bounds(*(tile.reshape(rows * d) for tile in tiles))
 
 
 def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:
-    """Return a type that holds grid points exactly; float64 is for many bits of few columns."""
+    """Return a type that holds grid points exactly.
+
+    It is float64 for many bits of few columns.
+    """
     return np.float64 if fraction_bits > _FLOAT32_BITS else np.float32
 
 
 def _block(records: GridRecords) -> _Block:
-    d, real = records.shape[1], _ranking_type(records.fraction_bits)
+    d = records.shape[1]
+    real = _ranking_type(records.fraction_bits)
     points = np.zeros((_ROWS, d), real)
     return _Block(
         points=points,
@@ -610,24 +682,30 @@ def _block(records: GridRecords) -> _Block:
 def _centers(
     centroids: IntArray | FloatArray, weights: IntArray | None, fraction_bits: int
 ) -> _Centers:
-    (k, d), real = centroids.shape, _ranking_type(fraction_bits)
-    points, unit = centroids.astype(np.float64), 2.0**-fraction_bits
+    k, d = centroids.shape
+    real = _ranking_type(fraction_bits)
+    points = centroids.astype(np.float64)
+    unit = 2.0**-fraction_bits
     shifts = np.zeros(k) if weights is None else weights.astype(np.float64)
-    exact = np.einsum("ij,ij->i", points, points) - shifts  # integers up to 2**53
-    # What fills up to a multiple of four never wins.
+    exact = squared_norms(points) - shifts  # integers up to 2**53
+    # Filled up to a multiple of four by centroids that never win.
     filled = k + -k % 4
-    matrix = np.zeros((filled, d + -d % 4 if d <= _NARROW else d), real)
+    width = d + -d % 4 if d <= _NARROW else d
+    matrix = np.zeros((filled, width), real)
     offsets = np.full(filled, np.inf, real)
-    matrix[:k, :d], offsets[:k] = points * -(unit * unit), exact * (unit * unit / 2)
-    exact_matrix, exact_offsets = np.zeros((filled, d)), np.full(filled, np.inf)
-    exact_matrix[:k], exact_offsets[:k] = points * -2, exact
+    matrix[:k, :d] = points * -(unit * unit)
+    offsets[:k] = exact * (unit * unit / 2)
+    exact_matrix = np.zeros((filled, d))
+    exact_offsets = np.full(filled, np.inf)
+    exact_matrix[:k] = points * -2
+    exact_offsets[:k] = exact
     if filled <= _SMALL:
         exact_matrix = exact_matrix.T.copy()
-        matrix = matrix.T.copy() if d > _NARROW else matrix
-    size = (
-        np.abs(exact).max() * (unit * unit / 2)
-        + np.abs(points).sum(axis=1).max() * unit
-    )
+        if d > _NARROW:
+            matrix = matrix.T.copy()
+    largest_offset = np.abs(exact).max() * (unit * unit / 2)
+    largest_sum = np.abs(points).sum(axis=1).max() * unit
+    size = largest_offset + largest_sum
     return _Centers(
         matrix=matrix,
         offsets=offsets,
@@ -641,15 +719,16 @@ def _centers(
 
 
 def _slack(size: float, d: int) -> Float32Array:
-    """Return what the two lowest scores, and a score and the radius, must differ by, float32.
+    """Return the least sure difference of two scores, and of a score and the radius.
 
-    With u = 2**-24 and coordinates at most 1, a score of at most d + 2 roundings is off
-    by at most ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2) u / (1 - (d + 2)
-    u), in whatever order it is added and with or without fused multiplications; half a
-    squared norm by at most ``g d / 2``. So BLAS may add in any order, but it must not
-    multiply in less than float32, nor by Strassen's algorithm. Eight roundings more, of
-    which one is that of a coordinate with 25 bits, and a factor of 1.01 cover the
-    comparisons themselves. ``size`` is the largest ``|o| + sum |c_f|``.
+    Both are float32. With u = 2**-24 and coordinates at most 1, a score of at most d +
+    2 roundings is off by at most ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2)
+    u / (1 - (d + 2) u), in whatever order it is added and with or without fused
+    multiplications; half a squared norm by at most ``g d / 2``. So BLAS may add in any
+    order, but it must not multiply in less than float32, nor by Strassen's algorithm.
+    Eight roundings more, of which one is that of a coordinate with 25 bits, and a
+    factor of 1.01 cover the comparisons themselves. ``size`` is the largest ``|o| + sum
+    |c_f|``.
     """
     g = (d + 8) * 2.0**-24
     g = 1.01 * g / (1 - g)

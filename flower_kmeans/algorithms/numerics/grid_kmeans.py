@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import random_words
-from flower_kmeans.data.domain import IntArray
+from flower_kmeans.data.domain import IntArray, squared_norms
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
@@ -27,7 +27,7 @@ _SUM_BITS = 60  # of an int64, with room for a sign, a doubling and a rounding
 
 
 class GridCenters(NamedTuple):
-    """The centres of a weighted k-means, within the bounding box of points and given centres."""
+    """Centres of a weighted k-means, within points' and given centres' bounds."""
 
     points: IntArray  # (k, p)
     cost: float  # sum of weighted squared distances to the nearest centre
@@ -55,14 +55,14 @@ def grid_kmeans(
     """
     data = _Data(points, weights)
     n_candidates = 2 + n_clusters.bit_length() // 2
+    found = []
     with single_threaded_blas():
-        found = []
         for _ in range(n_starts):
             words = random_words(source, 1 + (n_clusters - 1) * n_candidates)
-            chosen = _spread(
-                data, words[:1], words[1:].reshape(n_clusters - 1, n_candidates)
-            )
-            found.append(_steps(data, data.points[chosen].astype(np.int64), n_steps))
+            others = words[1:].reshape(n_clusters - 1, n_candidates)
+            chosen = _spread(data, words[:1], others)
+            starts = data.points[chosen].astype(np.int64)
+            found.append(_steps(data, starts, n_steps))
     cost, centers = min(found, key=lambda one: one[0])  # of equal costs the first
     return GridCenters(centers, math.ldexp(cost, data.cut_bits))
 
@@ -70,10 +70,11 @@ def grid_kmeans(
 def lloyd_steps(
     points: IntArray | FloatArray, weights: IntArray, centers: IntArray, n_steps: int
 ) -> GridCenters:
-    """Return centres (k, p) after Lloyd's steps on weighted points, which are as in `grid_kmeans`.
+    """Return centres (k, p) after Lloyd's steps on weighted points.
 
-    A step moves each to the mean of its points, rounded half up; one without points
-    stays. Of several nearest centres a point belongs to the first.
+    Points and weights are as in `grid_kmeans`. A step moves each to the mean of its
+    points, rounded half up; one without points stays. Of several nearest centres a
+    point belongs to the first.
     """
     data = _Data(points, weights, centers)
     with single_threaded_blas():
@@ -95,7 +96,7 @@ def grid_means(
 
 
 class _Data:
-    """Points with their weights, and how many bits of weights and masses are kept."""
+    """Points with their weights, and the kept bits of weights and masses."""
 
     def __init__(
         self,
@@ -104,16 +105,14 @@ class _Data:
         centers: IntArray | None = None,
     ) -> None:
         n, p = points.shape
-        if (
-            weights.shape != (n,)
-            or weights.dtype != np.int64
-            or not n
-            or int(weights.min()) < 0
-        ):
+        is_vector = weights.shape == (n,) and weights.dtype == np.int64
+        if not is_vector or not n or int(weights.min()) < 0:
             raise ValueError(
                 "Expected weights (n,) of int64, at least 0, for n >= 1 points."
             )
-        largest = max(_largest(points), 0 if centers is None else _largest(centers))
+        largest = _largest(points)
+        if centers is not None:
+            largest = max(largest, _largest(centers))
         if 4 * p * largest**2 > 2**_EXACT_BITS:
             raise ValueError(
                 f"Expected coordinates B with 4 p B^2 <= 2^53. Got {largest} in {p} columns."
@@ -127,12 +126,11 @@ class _Data:
         self.points = np.ascontiguousarray(points, dtype=np.float64)
         self.weights = weights >> shift
         self.weighted = self.points.astype(np.int64) * self.weights[:, None]
-        self._norms = np.einsum("ij,ij->i", self.points, self.points)
+        self._norms = squared_norms(self.points)
         # of a squared distance: for every start the same bits
         longest = 4 * p * largest**2
-        self._shorter = max(
-            0, (total >> shift).bit_length() + longest.bit_length() - 62
-        )
+        mass_bits = (total >> shift).bit_length() + longest.bit_length()
+        self._shorter = max(0, mass_bits - 62)
         self._factors = np.ldexp(self.weights.astype(np.float64), -self._shorter)
         self.cut_bits = shift + self._shorter  # that sums of masses lack of the cost
 
@@ -142,8 +140,9 @@ class _Data:
         return found
 
     def distances(self, chosen: NDArray[np.intp]) -> FloatArray:
-        """Return the squared distances (m, n) of all points to some of them, exact integers."""
-        found: FloatArray = (-2 * self.points[chosen]) @ self.points.T
+        """Return the exact squared distances (m, n) of all points to some of them."""
+        doubled = -2 * self.points[chosen]
+        found: FloatArray = doubled @ self.points.T
         found += self._norms
         found += self._norms[chosen, None]
         return found
@@ -152,7 +151,10 @@ class _Data:
 def _spread(
     data: _Data, first: NDArray[np.uint64], others: NDArray[np.uint64]
 ) -> NDArray[np.intp]:
-    """Return the places (k,) of points that greedy k-means++ draws; ``others`` is (k - 1, m)."""
+    """Return the places (k,) of the points that greedy k-means++ draws.
+
+    ``first`` is (1,), ``others`` (k - 1, m).
+    """
     chosen = _draw(data.weights, first)
     nearest = data.distances(chosen)[0]
     for words in others:
@@ -186,11 +188,12 @@ def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]
 def _means(
     data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray
 ) -> IntArray:
-    """Return the means of points by label; what was there where a label has no weight."""
+    """Return the means of points by label; the old centre if a label has no weight."""
     k = len(centers)
     sums = Groups(labels, k).sums(data.weighted)
     sizes = np.bincount(labels, data.weights, k).astype(np.int64)[:, None]
-    return np.where(sizes > 0, (2 * sums + sizes) // np.maximum(2 * sizes, 1), centers)
+    means = (2 * sums + sizes) // np.maximum(2 * sizes, 1)
+    return np.where(sizes > 0, means, centers)
 
 
 def _largest(points: IntArray | FloatArray) -> int:
@@ -199,4 +202,6 @@ def _largest(points: IntArray | FloatArray) -> int:
 
 def _sum(weights: IntArray) -> int:
     """Return the sum of any weights of at least 0, which int64 need not hold."""
-    return (int((weights >> 32).sum()) << 32) + int((weights & (2**32 - 1)).sum())
+    high = int((weights >> 32).sum())
+    low = int((weights & (2**32 - 1)).sum())
+    return (high << 32) + low

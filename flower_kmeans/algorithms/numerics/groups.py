@@ -21,19 +21,18 @@ class Groups:
     """Rows with labels (n,) in [0, n_groups); the labels may change in place."""
 
     def __init__(self, labels: NDArray[np.integer[Any]], n_groups: int) -> None:
-        self._labels, self._n_groups = labels, n_groups
+        self._labels = labels
+        self._n_groups = n_groups
 
     def sums(self, values: NDArray[T]) -> NDArray[T]:
-        """Return the sums of numbers (n,) or rows (n, d) by label, (n_groups,) or (n_groups, d).
+        """Return the sums of numbers (n,) or rows (n, d) by label.
 
-        Exact for int64, and for integers in float64 whose sums stay below 2**53.
+        Their shape is (n_groups,) or (n_groups, d). They are exact for int64, and for
+        integers in float64 whose sums stay below 2**53.
         """
         is_narrow = values.ndim == 1 or _is_narrow(values)
-        if (
-            not is_narrow
-            and values.size >= _FEW_NUMBERS
-            and self._n_groups <= len(values)
-        ):
+        are_many = values.size >= _FEW_NUMBERS and self._n_groups <= len(values)
+        if are_many and not is_narrow:
             return np.asarray(self._choice @ values)
         sums = np.zeros((self._n_groups, *values.shape[1:]), values.dtype)
         # NumPy is ten times as fast with these
@@ -55,11 +54,9 @@ class Groups:
         # One entry per column; its rows are the labels themselves, not a copy.
         n = len(self._labels)
         # Small integers, which do not turn others into floats.
-        entries = (
-            np.ones(n, np.int8),
-            self._labels,
-            np.arange(n + 1, dtype=self._labels.dtype),
-        )
+        ones = np.ones(n, np.int8)
+        ends = np.arange(n + 1, dtype=self._labels.dtype)
+        entries = (ones, self._labels, ends)
         return csc_array(entries, shape=(self._n_groups, n), copy=False)
 
 

@@ -1,4 +1,4 @@
-"""Initial centroids without private data: sphere packing, and those of a server's own points.
+"""Initial centroids without private data: sphere packing, or a server's points.
 
 Every client of a run packs the same from public numbers: raw Philox words and
 comparisons of exact integers. Who sees the others learns about the server's points,
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.data.domain import IntArray
+from flower_kmeans.data.domain import IntArray, squared_norms
 from flower_kmeans.data.records import FloatArray, check_records
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
@@ -22,11 +22,12 @@ from flower_kmeans.threads import single_threaded_blas
 ATTEMPTS = 100
 STARTS = 10  # of k-means by k-means++, of which the best counts
 
-_BLOCK_POINTS, _BLOCK_WORDS = 64, 2**16
+_BLOCK_POINTS = 64
+_BLOCK_WORDS = 2**16
 
 
 def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> IntArray:
-    """Return centroids (k, d) that keep away from each other and from the boundary, or raise.
+    """Return centroids (k, d) far from each other and from the boundary, or raise.
 
     Random points of the box are taken in turn, each at least ``a`` from the boundary
     and ``2 a`` from all points taken before; a radius ``a`` fails when 100 attempts
@@ -35,7 +36,9 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
     narrower than ``2 a`` the points lie in the middle.
     """
     widths = np.array(grid_half_widths, dtype=np.int64)
-    grid_points = math.prod(min(2 * int(width) + 1, n_clusters) for width in widths)
+    # Of a column at most k different values are needed.
+    values = [min(2 * int(width) + 1, n_clusters) for width in widths]
+    grid_points = math.prod(values)
     if grid_points < n_clusters:
         raise ConfigurationError(
             f"Expected n_clusters of at most the {grid_points} points of the grid. "
@@ -46,12 +49,16 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
     with single_threaded_blas():
         best = _pack(n_clusters, widths, 0, seed)
         # low works, high does not (or leaves a single point)
-        low, high = 0, int(widths.max()) + 1
+        low = 0
+        high = int(widths.max()) + 1
         while best is not None and high - low > 1:
             middle = (low + high) // 2
             points = _pack(n_clusters, widths, middle, seed)
-            low, high = (low, middle) if points is None else (middle, high)
-            best = best if points is None else points
+            if points is None:
+                high = middle
+            else:
+                low = middle
+                best = points
     if best is None:
         raise ConfigurationError(
             f"n_clusters={n_clusters} distinct initial centroids could not be placed on this small "
@@ -63,7 +70,7 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
 def _pack(
     n_clusters: int, widths: IntArray, radius: int, seed: int
 ) -> FloatArray | None:
-    """Return k points (k, d) at that radius, integers in float64, or None if a point fails."""
+    """Return k points (k, d) at a radius, integers in float64, or None if one fails."""
     margins = np.maximum(widths - radius, 0)
     source = np.random.Philox(key=seed)  # the same words serve every radius
     size = max(1, min(_BLOCK_POINTS, _BLOCK_WORDS // len(widths)))
@@ -82,20 +89,21 @@ def _pack(
 def take_apart(
     block: FloatArray, chosen: FloatArray, n_chosen: int, separation: int, failures: int
 ) -> tuple[int, int]:
-    """Write points (m, d) to the ``n_chosen`` that ``chosen`` (k, d) has, in turn, if far enough.
+    """Append points (m, d), in turn, to the ``n_chosen`` of ``chosen``, if far enough.
 
-    Their squared distances, of at least ``separation``, are exact. It ends with the
-    block, with k points, or when ``ATTEMPTS`` points in turn were too near. Returned
-    are ``n_chosen``, and the failures since the last point that was chosen.
+    ``chosen`` has the shape (k, d). Squared distances, of at least ``separation``, are
+    exact. It ends with the block, with k points, or when ``ATTEMPTS`` points in turn
+    were too near. Returned are ``n_chosen``, and the failures since the last point that
+    was chosen.
     """
     # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
     distances = np.full(len(block), np.inf)
     if n_chosen:
         others = chosen[:n_chosen]
-        distances = (
-            block @ (-2 * others.T) + np.einsum("ij,ij->i", others, others)
-        ).min(axis=1)
-        distances += np.einsum("ij,ij->i", block, block)
+        norms = squared_norms(others)
+        scores = block @ (-2 * others.T) + norms
+        distances = scores.min(axis=1)
+        distances += squared_norms(block)
     for i, point in enumerate(block):
         if distances[i] < separation:
             failures += 1
@@ -103,11 +111,12 @@ def take_apart(
                 break
             continue
         chosen[n_chosen] = point
-        n_chosen, failures = n_chosen + 1, 0
+        n_chosen += 1
+        failures = 0
         if n_chosen == len(chosen):
             break
         rest = block[i + 1 :] - point
-        near = np.einsum("ij,ij->i", rest, rest)
+        near = squared_norms(rest)
         np.minimum(distances[i + 1 :], near, out=distances[i + 1 :])
     return n_chosen, failures
 
@@ -120,7 +129,8 @@ def _random_points(
     values = (2 * margins + 1).astype(np.uint64)
     # The bias is below 2**-6 of a point's probability, and irrelevant to where a
     # centroid starts.
-    offsets = ((words >> np.uint64(32)) * values) >> np.uint64(32)
+    upper_halves = words >> np.uint64(32)
+    offsets = (upper_halves * values) >> np.uint64(32)
     return offsets.astype(np.float64) - margins
 
 
@@ -162,7 +172,7 @@ def server_kmeans_plus_plus(
 def server_lloyd(
     server_data: ArrayLike, n_clusters: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the centroids (k, d) of k-means on the server's points, the best of ten starts.
+    """Return centroids (k, d) of k-means on a server's points, the best of ten starts.
 
     Parameters and errors are those of `server_kmeans_plus_plus`.
     """
@@ -170,44 +180,49 @@ def server_lloyd(
     from sklearn.cluster import KMeans
 
     points = check_server_data(server_data, n_clusters)
+    model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng))
     # One thread: a server's points are few, and the result is then the same in every
     # run.
     with threadpool_limits(limits=1):
-        model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng)).fit(
-            points
-        )
+        model.fit(points)
     return np.asarray(model.cluster_centers_, dtype=np.float64)
 
 
 def check_server_data(
     server_data: ArrayLike, n_clusters: int, n_features: int | None = None
 ) -> FloatArray:
-    """Return a server's points as a finite float64 array (m, d), k of them different."""
+    """Return a server's points as a finite array (m, d), k of them different."""
     try:
         points = check_records(server_data, n_features, name="server_data")
     except DataError as error:
         raise ConfigurationError(str(error)) from None
     integer("n_clusters", n_clusters, 1, LARGEST)
-    if len(points) < n_clusters or len(np.unique(points, axis=0)) < n_clusters:
+    n_different = len(np.unique(points, axis=0)) if len(points) else 0
+    if n_different < n_clusters:
         raise ConfigurationError(
             f"Expected server_data with at least n_clusters={n_clusters} different points. "
-            f"Got {len(np.unique(points, axis=0)) if len(points) else 0} instead."
+            f"Got {n_different} instead."
         )
     return points
 
 
 def public_generator(seed: int, round_number: int) -> np.random.Generator:
-    """Return the public randomness of a server's part of a round: never of keys or noise."""
-    return np.random.default_rng(np.random.SeedSequence((seed, round_number)))
+    """Return a server's public randomness of a round, never of keys or noise."""
+    sequence = np.random.SeedSequence((seed, round_number))
+    return np.random.default_rng(sequence)
 
 
 def public_words(key: int) -> np.random.Philox:
-    """Return the public words of a 128-bit key: ``random_raw`` is the same with every NumPy."""
-    return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
+    """Return the public words of a 128-bit key.
+
+    ``random_raw`` is the same with every NumPy.
+    """
+    halves = np.array([key % 2**64, key >> 64], dtype=np.uint64)
+    return np.random.Philox(key=halves)
 
 
 def round_words(seed: int, round_number: int) -> np.random.Philox:
-    """Return the public words of one round of a run: all that an `update` of clients may draw."""
+    """Return the public words of one round, all that a client's `update` may draw."""
     # Other uses of the seed have numbers below 2^32 beside it, so their keys are
     # others.
     return public_words(seed + ((2**32 + round_number) << 64))

@@ -19,14 +19,15 @@ _SMALL = 1e-14  # of the two diagonal entries: a rotation for less would change 
 
 
 def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return eigenvectors and eigenvalues (d,) of a symmetric matrix (d, d), in descending order.
+    """Return eigenvectors and eigenvalues (d,) of a symmetric matrix (d, d).
 
-    The vectors are orthonormal columns. The matrix is finite, of at most 1e150 in
-    absolute value.
+    Eigenvalues descend. The vectors are orthonormal columns. The matrix is finite, of
+    at most 1e150 in absolute value.
     """
     d = len(matrix)
     half = (d + 1) // 2
-    work, vectors = np.zeros((2 * half, 2 * half)), np.eye(2 * half)
+    work = np.zeros((2 * half, 2 * half))
+    vectors = np.eye(2 * half)
     # an odd one is paired with a column of zeros, which is never rotated
     work[:d, :d] = matrix
     turn = _turn(half)
@@ -35,24 +36,28 @@ def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
     values = np.diagonal(work).copy()
     # After whole sweeps all columns are at their first places again.
     order = np.argsort(-values[:d], kind="stable")
-    return vectors[:d, :d][:, order], values[:d][order]
+    without_padding = vectors[:d, :d]
+    return without_padding[:, order], values[:d][order]
 
 
 def orthonormal(columns: FloatArray) -> FloatArray:
-    """Return an orthonormal basis (d, p) of columns that are not dependent (Gram and Schmidt)."""
+    """Return an orthonormal basis (d, p) of independent columns (Gram and Schmidt)."""
     rows = columns.T.copy()
     # rounding leaves parts of the vectors before, and nothing after twice
     for _ in range(2):
         for i, row in enumerate(rows):
-            row /= math.sqrt(float(row_sums((row * row)[None])[0]))
+            square = float(row_sums((row * row)[None])[0])
+            row /= math.sqrt(square)
             later = rows[i + 1 :]
-            later -= row_sums(later * row)[:, None] * row
+            products = row_sums(later * row)
+            later -= products[:, None] * row
     return rows.T
 
 
 def _turn(half: int) -> NDArray[np.intp]:
-    """Return where columns of the next round come from: place 0 stays, the others go around."""
-    top, bottom = np.arange(half), np.arange(half, 2 * half)
+    """Return the places of the next round's columns: 0 stays, the others go around."""
+    top = np.arange(half)
+    bottom = np.arange(half, 2 * half)
     if half == 1:
         return np.arange(2)
     return np.concatenate([[0], bottom[:1], top[1:-1], bottom[1:], top[-1:]])
@@ -61,13 +66,20 @@ def _turn(half: int) -> NDArray[np.intp]:
 def _sweep(work: FloatArray, vectors: FloatArray, turn: NDArray[np.intp]) -> None:
     """Rotate every pair of columns once, in place."""
     half = len(work) // 2
-    top, bottom = np.arange(half), np.arange(half, 2 * half)
+    top = np.arange(half)
+    bottom = np.arange(half, 2 * half)
     for _ in range(len(work) - 1):
-        first, second, product = work[top, top], work[bottom, bottom], work[top, bottom]
-        used = np.abs(product) > _SMALL * (np.abs(first) + np.abs(second))
-        theta = np.where(used, second - first, 0.0) / np.where(used, 2 * product, 1.0)
-        tangent = 1 / (np.abs(theta) + np.sqrt(theta * theta + 1))
-        tangent = np.where(used, np.where(theta >= 0, tangent, -tangent), 0.0)
+        first = work[top, top]
+        second = work[bottom, bottom]
+        product = work[top, bottom]
+        size = np.abs(first) + np.abs(second)
+        used = np.abs(product) > _SMALL * size
+        # theta is the cotangent of twice the angle.
+        difference = np.where(used, second - first, 0.0)
+        theta = difference / np.where(used, 2 * product, 1.0)
+        absolute = 1 / (np.abs(theta) + np.sqrt(theta * theta + 1))
+        signed = np.where(theta >= 0, absolute, -absolute)
+        tangent = np.where(used, signed, 0.0)
         cosine = 1 / np.sqrt(tangent * tangent + 1)
         sine = tangent * cosine
         _rotate(work, cosine, sine)
@@ -80,6 +92,7 @@ def _sweep(work: FloatArray, vectors: FloatArray, turn: NDArray[np.intp]) -> Non
 def _rotate(matrix: FloatArray, cosine: FloatArray, sine: FloatArray) -> None:
     """Rotate the columns of the first half with those of the second, in place."""
     half = matrix.shape[1] // 2
-    left, right = matrix[:, :half].copy(), matrix[:, half:].copy()
+    left = matrix[:, :half].copy()
+    right = matrix[:, half:].copy()
     matrix[:, :half] = cosine * left - sine * right
     matrix[:, half:] = sine * left + cosine * right

@@ -46,7 +46,10 @@ def logarithm(values: FloatArray) -> FloatArray:
 
 
 def exponential(values: FloatArray) -> FloatArray:
-    """Return ``exp`` of numbers within [-700, 700], to about 1e-15 of it per unit of the number."""
+    """Return ``exp`` of numbers within [-700, 700].
+
+    The relative error is about 1e-15 per unit of the number.
+    """
     powers = np.floor(values * (1 / _LN2) + 0.5)
     rest = values - powers * _LN2
     series = np.ones_like(rest)
@@ -70,19 +73,26 @@ def quarter_sine(fractions: FloatArray) -> FloatArray:
 
 
 def uniforms(words: WordArray) -> FloatArray:
-    """Return numbers in (0, 1) from the upper halves of words: odd multiples of 2^-33."""
-    return ((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
+    """Return numbers in (0, 1), odd multiples of 2^-33, from words' upper halves."""
+    upper_halves = words >> np.uint64(32)
+    return (upper_halves.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def normals(words: WordArray) -> FloatArray:
-    """Return a standard normal number from every word, up to steps of 2^-32 in probability."""
+    """Return a standard normal number from every word.
+
+    Its probability is in steps of 2^-32.
+    """
     squared = -2 * logarithm(uniforms(words))
     # The lower half of a word: a sign for the cosine, and an angle within a quarter
     # turn.
     low = words & np.uint64(2**32 - 1)
-    sine = quarter_sine(((low >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-31)
-    found = np.sqrt(np.maximum(squared * (1 - sine * sine), 0.0))
-    np.negative(found, out=found, where=(low & np.uint64(1)).astype(bool))
+    angle = (low >> np.uint64(1)).astype(np.float64)
+    is_negative = (low & np.uint64(1)).astype(bool)
+    sine = quarter_sine((angle + 0.5) * 2.0**-31)
+    cosine_square = 1 - sine * sine
+    found = np.sqrt(np.maximum(squared * cosine_square, 0.0))
+    np.negative(found, out=found, where=is_negative)
     return np.asarray(found)
 
 
@@ -93,7 +103,7 @@ def levy_table() -> FloatArray:
     ``sigma_u u / |v|^(1 / beta)``, u and v independent standard normal numbers
     (Mantegna 1994; PE-means, equation 4), by Box and Muller from points of a lattice
     that fill the unit square. A table costs a fiftieth of drawing u and v. Its largest
-    value is about 200: what the tail lacks would have left the domain. The second half
+    value is about 200: longer steps would leave the domain. The second half
     is the first with the other sign.
     """
     n = 2**15
@@ -101,8 +111,10 @@ def levy_table() -> FloatArray:
     squared = -2 * logarithm((points + 0.5) * (1 / n))
     turned = points * _GOLDEN
     sine = quarter_sine(turned - np.floor(turned) + 0.5 / n)
-    steps = np.sqrt(np.maximum(squared * (1 - sine * sine), 0.0))
-    steps *= exponential(logarithm(squared * sine * sine) * (-0.5 / LEVY_BETA))
+    cosine_square = 1 - sine * sine
+    steps = np.sqrt(np.maximum(squared * cosine_square, 0.0))
+    v_square = squared * sine * sine
+    steps *= exponential(logarithm(v_square) * (-0.5 / LEVY_BETA))
     steps *= LEVY_SCALE
     table = np.concatenate([steps, -steps])
     table.setflags(write=False)
@@ -111,5 +123,6 @@ def levy_table() -> FloatArray:
 
 def levy_steps(words: WordArray) -> FloatArray:
     """Return four numbers of `levy_table`'s law from every word, (4 m,) from (m,)."""
-    steps: FloatArray = levy_table()[words.astype("<u8", copy=False).view("<u2")]
+    places = words.astype("<u8", copy=False).view("<u2")
+    steps: FloatArray = levy_table()[places]
     return steps

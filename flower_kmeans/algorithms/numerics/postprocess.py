@@ -19,14 +19,15 @@ _FAR = 2.0**62  # rounded integers saturate there, so that a sum of two cannot w
 def quotients(
     sums: IntArray, counts: IntArray, fraction_bits: int, min_count: float
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return sums (k, d) per record, zeros where counts are below ``min_count``, and where not.
+    """Return sums (k, d) per record, and a mask of the usable counts (k,).
 
-    Counts are in units of ``2**-fraction_bits`` records, ``min_count`` in records and
-    positive.
+    Counts below ``min_count`` are not usable: their quotients are 0. Counts are in
+    units of ``2**-fraction_bits`` records, ``min_count`` in records and positive.
     """
     records = counts.astype(np.float64) * 2.0**-fraction_bits
     usable = records >= min_count
-    means = sums.astype(np.float64) / np.where(usable, records, 1.0)[:, None]
+    divisors = np.where(usable, records, 1.0)
+    means = sums.astype(np.float64) / divisors[:, None]
     means[~usable] = 0.0
     return means, usable
 
@@ -38,13 +39,15 @@ def clip_rows(vectors: FloatArray, radius: FloatArray | float) -> FloatArray:
     """
     squares = row_sums(vectors * vectors)
     longer = squares > radius * radius
-    factors = np.where(longer, radius / np.sqrt(np.where(longer, squares, 1.0)), 1.0)
+    lengths = np.sqrt(np.where(longer, squares, 1.0))
+    factors = np.where(longer, radius / lengths, 1.0)
     return vectors * factors[:, None]
 
 
 def to_grid(values: FloatArray) -> IntArray:
     """Return the nearest integers, ``floor(x + 1/2)``; beyond 2**62 they saturate."""
-    return np.clip(np.floor(values + 0.5), -_FAR, _FAR).astype(np.int64)
+    nearest = np.floor(values + 0.5)
+    return np.clip(nearest, -_FAR, _FAR).astype(np.int64)
 
 
 def scaled(integers: IntArray, exponent: int) -> FloatArray:
@@ -53,10 +56,10 @@ def scaled(integers: IntArray, exponent: int) -> FloatArray:
 
 
 def fold(points: IntArray, half_widths: IntArray) -> IntArray:
-    """Reflect coordinates (k, d), at most 2**62 + 2**26, at the box's walls until they lie inside.
+    """Reflect coordinates (k, d) at the box's walls until they lie inside.
 
-    See docs/guarantees.md, "Lloyd family, one round". FastLloyd's formula sends 1.2 B
-    to -0.8 B.
+    They are at most 2**62 + 2**26. See docs/guarantees.md, "Lloyd family, one round".
+    FastLloyd's formula sends 1.2 B to -0.8 B.
     """
     period = np.maximum(4 * half_widths, 1)
     r = (points + half_widths) % period
@@ -70,53 +73,62 @@ def truncate(points: IntArray, half_widths: IntArray) -> IntArray:
 
 
 def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArray:
-    """Move points (k, d) that lie outside of the domain onto its boundary, coordinates first."""
+    """Move points (k, d) outside of the domain onto its boundary, coordinates first."""
     inside = truncate(points, domain.grid_half_widths(fraction_bits))
     if isinstance(domain, Box):
         return inside
-    return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(
-        np.int64
-    )
+    on_grid = domain.quantise(scaled(inside, fraction_bits), fraction_bits)
+    return on_grid.astype(np.int64)
 
 
 # --------------------------------------------------------------------------- histograms
 
 
 def zero_small(histogram: FloatArray, total: float) -> FloatArray:
-    """Return a noisy histogram (m,) with zeros for its smallest bins, which the total can miss.
+    """Return a noisy histogram (m,) with zeros for its smallest bins.
 
     The largest bins are kept until they sum to more than the total (PE-means, Algorithm
     2, lines 7 to 9), of equal bins the first. Noise moves many records' worth into
     empty bins, but little into each.
     """
     order = np.argsort(-histogram, kind="stable")
-    # Negative bins come last, so the sums rise before they fall: the first excess is
-    # what counts.
+    # Negative bins come last, so the sums rise before they fall: the first excess
+    # counts.
     beyond = np.cumsum(histogram[order]) > total
-    largest = order[: int(beyond.argmax()) + 1] if beyond.any() else order
+    if beyond.any():
+        largest = order[: int(beyond.argmax()) + 1]
+    else:
+        largest = order
     kept = np.zeros_like(histogram)
     kept[largest] = np.maximum(histogram[largest], 0.0)
     return kept
 
 
 def surely_counted(histogram: FloatArray, noise: float) -> float:
-    """Return the sum of bins (m,) less three standard deviations, ``noise`` being that of a bin."""
-    return math.fsum(histogram.tolist()) - 3 * noise * math.sqrt(len(histogram))
+    """Return the sum of bins (m,) less three of its standard deviations.
+
+    ``noise`` is the standard deviation of a bin.
+    """
+    total = math.fsum(histogram.tolist())
+    return total - 3 * noise * math.sqrt(len(histogram))
 
 
 def expected_total(
     histogram: FloatArray, noise: float, planned: float, answered: float
 ) -> float:
-    """Return how many records the answers hold, in [0, planned], a public figure or infinite.
+    """Return the number of records in the answers, in [0, planned].
 
-    A part ``answered`` of the clients has that part of the planned records if all have
-    as many; those who are missing may have none, or twice as many. That figure and the
-    noisy total, of bins (m,) of standard deviation ``noise``, are weighted by their
-    variances.
+    ``planned`` is a public figure or infinite. A part ``answered`` of the clients has
+    that part of the planned records if all have as many; those who are missing may have
+    none, or twice as many. That figure and the noisy total, of bins (m,) of standard
+    deviation ``noise``, are weighted by their variances.
     """
-    likely, spread = answered * planned, (1 - answered) * planned / 2
+    likely = answered * planned
+    spread = (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:
         return planned
-    weight = spread * spread / (spread * spread + noise * noise * len(histogram))
+    variance = spread * spread
+    weight = variance / (variance + noise * noise * len(histogram))
     found = math.fsum(histogram.tolist())
-    return min(max(likely + weight * (found - likely), 0.0), planned)
+    expected = likely + weight * (found - likely)
+    return min(max(expected, 0.0), planned)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
-from flower_kmeans.data.domain import Ball, Domain, GridRecords, IntArray
+from flower_kmeans.data.domain import Ball, Domain, GridRecords, IntArray, squared_norms
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
@@ -21,7 +21,7 @@ _MAX_BITS = 25
 _BLOCK_BYTES = 2**22
 _FEWEST_ROWS = 64
 _MAX_ROWS = 2**15
-_ROW_WORK = 64  # of a coordinate, in products: what reading it costs
+_ROW_WORK = 64  # of a coordinate, in products: the cost of reading it
 _FUSED_COLUMNS = 64  # of more, BLAS is quicker than the kernel
 
 
@@ -29,15 +29,19 @@ _FUSED_COLUMNS = 64  # of more, BLAS is quicker than the kernel
 
 
 def moment_bits(fraction_bits: int) -> int:
-    """Return the fractional bits q' of the coarser grid on which second moments are taken."""
+    """Return the fractional bits q' of the coarser grid of second moments."""
     return min(fraction_bits, MOMENT_BITS)
 
 
 def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
-    """Return the largest squared norm of a record, exactly, without its ``coarser`` last bits."""
+    """Return the largest squared norm of a record, without its ``coarser`` last bits.
+
+    It is exact.
+    """
     if isinstance(domain, Ball):
         return int(4 ** (fraction_bits - coarser))
-    return sum((int(g) >> coarser) ** 2 for g in domain.grid_half_widths(fraction_bits))
+    half_widths = domain.grid_half_widths(fraction_bits)
+    return sum((int(width) >> coarser) ** 2 for width in half_widths)
 
 
 def second_moments(records: GridRecords) -> IntArray:
@@ -51,7 +55,8 @@ def second_moments(records: GridRecords) -> IntArray:
     factor = 2.0 ** (bits - records.fraction_bits)
     # A product of few rows would cost less than adding it to the total. Its entries are
     # integers of at most 4**bits a record, and exact below 2**53.
-    rows = min(max(_rows(d), min(d, _MAX_ROWS)), 2 ** (53 - 2 * bits))
+    exact_rows = 2 ** (53 - 2 * bits)
+    rows = min(max(_rows(d), min(d, _MAX_ROWS)), exact_rows)
 
     def part(start: int, stop: int) -> tuple[IntArray]:
         total = np.zeros((d, d), dtype=np.int64)
@@ -63,27 +68,31 @@ def second_moments(records: GridRecords) -> IntArray:
 
     work = records.shape[0] * d * (d + _ROW_WORK)
     fused = fused_kernel(work, d) if d <= _FUSED_COLUMNS else None
-    in_range = part if fused is None else fused.second_moments(records, bits)
+    if fused is None:
+        in_range = part
+    else:
+        in_range = fused.second_moments(records, bits)
     (total,) = sum_in_parts(records.shape[0], work, in_range)
-    return np.concatenate([np.diagonal(total), total[np.triu_indices(d, 1)]])
+    above = total[np.triu_indices(d, 1)]
+    return np.concatenate([np.diagonal(total), above])
 
 
 def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
-    """Return the sensitivities of second moments, (d (d + 1) / 2,), in their grid units.
+    """Return the sensitivities of second moments, (d (d + 1) / 2,), in grid units.
 
     D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on
     the coarser grid (docs/guarantees.md, "FedDP-KMeans").
     """
     d = domain.n_features
-    bound = float(
-        squared_bound(domain, fraction_bits, fraction_bits - moment_bits(fraction_bits))
-    )
+    coarser = fraction_bits - moment_bits(fraction_bits)
+    bound = float(squared_bound(domain, fraction_bits, coarser))
     above = math.nextafter(bound / math.sqrt(2.0), math.inf)
-    return np.concatenate([np.full(d, bound), np.full(d * (d - 1) // 2, above)])
+    n_above = d * (d - 1) // 2
+    return np.concatenate([np.full(d, bound), np.full(n_above, above)])
 
 
 def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
-    """Return the symmetric matrix (d, d) float64 whose diagonal and upper triangle are given."""
+    """Return the symmetric matrix (d, d) of a diagonal and upper triangle."""
     d = n_features
     matrix = np.zeros((d, d))
     matrix[np.triu_indices(d, 1)] = words[d:]
@@ -95,9 +104,9 @@ def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
 def leading_directions(
     words: IntArray, n_features: int, n_directions: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the leading eigenvectors (d, p) of noisy second moments, and their eigenvalues (p,).
+    """Return the leading eigenvectors (d, p) and eigenvalues (p,) of noisy moments.
 
-    In descending order; the first columns and NaN if the decomposition failed.
+    They are in descending order; the first columns and NaN if the decomposition failed.
     """
     try:
         with np.errstate(all="ignore"), single_threaded_blas():
@@ -128,14 +137,16 @@ class Projection:
 
     @cached_property
     def bits(self) -> int:
-        """Bits of the largest projected coordinate, with which squared distances are exact."""
-        return min(self.most_bits, (51 - (self.n_directions - 1).bit_length()) // 2)
+        """Bits of the largest projected coordinate; squared distances are exact."""
+        exact_bits = (51 - (self.n_directions - 1).bit_length()) // 2
+        return min(self.most_bits, exact_bits)
 
     @cached_property
     def shift(self) -> int:
-        """Bits that are cut off ``x V``: as many as V has, or more if records are too long."""
+        """Bits that are cut off ``x V``: those of V, more if records are too long."""
         longest = math.isqrt(squared_bound(self.domain, self.fraction_bits)) + 1
-        return self.fraction_bits + max(0, longest.bit_length() - self.bits)
+        too_long = max(0, longest.bit_length() - self.bits)
+        return self.fraction_bits + too_long
 
     @property
     def exponent(self) -> int:
@@ -161,11 +172,11 @@ class Projection:
         return np.clip(projected, -self.limit, self.limit, out=projected)
 
     def lift(self, projected: IntArray, matrix: IntArray) -> FloatArray:
-        """Return the points (k, d) of the record's grid units whose projections are given."""
+        """Return the points (k, d) of given projections, in grid units of records."""
+        coordinates = projected.astype(np.float64)
+        directions = matrix.astype(np.float64)
         with single_threaded_blas():
-            points: FloatArray = (
-                projected.astype(np.float64) @ matrix.astype(np.float64).T
-            )
+            points: FloatArray = coordinates @ directions.T
         return points * 2.0**-self.exponent
 
 
@@ -204,46 +215,55 @@ def lifted_sums(
     centers: IntArray,
     margin: float = 1.0,
 ) -> tuple[IntArray, IntArray]:
-    """Return the sum (k, d) and the number (k,) of the records of each projected centre (k, p).
+    """Return the sums (k, d) and numbers (k,) of records by projected centre (k, p).
 
     A record counts for its nearest centre only if that is at most ``margin`` times as
     far as the second nearest.
     """
-    k, d = len(centers), records.shape[1]
-    points, work = centers.astype(np.float64), matrix.astype(np.float64)
+    k = len(centers)
+    d = records.shape[1]
+    points = centers.astype(np.float64)
+    directions = matrix.astype(np.float64)
 
     def part(start: int, stop: int) -> tuple[IntArray, IntArray]:
-        sums, counts = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
+        sums = np.zeros((k, d), dtype=np.int64)
+        counts = np.zeros(k, dtype=np.int64)
         for block in records.blocks(_rows(d + k), start, stop):
-            labels = _nearest(projection.project(block, work), points, margin)
-            # Integers below 2**53, so exact; the last group is of those that count for
-            # none.
-            sums += Groups(labels, k + 1).sums(block)[:k].astype(np.int64)
+            projected = projection.project(block, directions)
+            labels = _nearest(projected, points, margin)
+            # Integers below 2**53, so exact. Records of the last group count for none.
+            of_groups = Groups(labels, k + 1).sums(block)
+            sums += of_groups[:k].astype(np.int64)
             counts += np.bincount(labels, minlength=k + 1)[:k]
         return sums, counts
 
     n = records.shape[0]
-    sums, counts = sum_in_parts(
-        n, n * d * (projection.n_directions + k + _ROW_WORK), part
-    )
+    work = n * d * (projection.n_directions + k + _ROW_WORK)
+    sums, counts = sum_in_parts(n, work, part)
     return sums, counts
 
 
 def _nearest(
     points: FloatArray, centers: FloatArray, margin: float
 ) -> NDArray[np.intp]:
-    """Return the nearest centre of each point, the lowest of several, or k if it is ambiguous."""
+    """Return the nearest centre of each point, or k if it is ambiguous.
+
+    Of several nearest centres it is the lowest.
+    """
     scores = points @ (-2 * centers.T)
-    scores += np.einsum("ij,ij->i", centers, centers)
+    scores += squared_norms(centers)
     labels: NDArray[np.intp] = scores.argmin(axis=1)
     if margin < 1 and len(centers) > 1:
         # Squared distances are integers below 2**53; one product rounds, alike for
         # every record.
-        scores += np.einsum("ij,ij->i", points, points)[:, None]
-        nearest, second = np.partition(scores, 1, axis=1)[:, :2].T
+        scores += squared_norms(points)[:, None]
+        ordered = np.partition(scores, 1, axis=1)
+        nearest = ordered[:, 0]
+        second = ordered[:, 1]
         labels[nearest > margin * margin * second] = len(centers)
     return labels
 
 
 def _rows(width: int) -> int:
+    """Return the number of rows of a width that are read at a time."""
     return max(_FEWEST_ROWS, min(_MAX_ROWS, _BLOCK_BYTES // (8 * width)))
