@@ -427,7 +427,7 @@ def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
     sums_mu2 = round_mu2 - counts_mu2
     mu = math.sqrt((wider**2 + 6) * sums_mu2 + 7 * counts_mu2)
     assert f"{epsilon_of_mu(mu, 1e-6):.2f}" == documented
-    assert documented in (ROOT / "docs/guarantees.md").read_text("utf-8")
+    assert documented in (ROOT / "docs/guarantees/lloyd.md").read_text("utf-8")
 
 
 def test_a_counted_n_changes_the_rounds_at_one_record():
