@@ -249,6 +249,7 @@ def test_a_file_of_the_operators_decides(tmp_path):
     assert enrol_with(**file) == Code.POLICY
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
     assert enrol_with(ClientPolicy(), **file) is None
@@ -262,6 +263,7 @@ def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
     assert enrol_with(SIMULATED, **file) == Code.LEDGER
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 @pytest.mark.parametrize(
     "text",
     ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1', None],
@@ -281,6 +283,7 @@ def test_a_file_that_cannot_be_followed_refuses_every_run(
     assert "policy" in caplog.text
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 @pytest.mark.parametrize(
     "key", ["policy", "policy_file", "Policy-File", " policy-file"]
 )
@@ -317,6 +320,7 @@ class OwnFiles(RecordingGrid):
             )
 
 
+@pytest.mark.claim("what-epsilon-means", "clients-ledger-adds-up")
 def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
     for _ in range(2):
@@ -331,6 +335,7 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
         run_on(grid)
 
 
+@pytest.mark.claim("reference/strategies", "initial-also-takes-finished")
 def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_path):
     """What they charge is what the second report says both cost together."""
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
@@ -364,6 +369,7 @@ def test_beside_a_run_for_records_a_run_for_clients_costs_what_one_record_moves(
         assert least < ledger.epsilon(1e-6) < least * 1.001  # for records
 
 
+@pytest.mark.claim("threat-model", "file-read-every-message")
 @pytest.mark.parametrize(
     ("tightened", "code", "expected"),
     [
@@ -430,6 +436,7 @@ NOT_NEEDED = {
 }
 
 
+@pytest.mark.claim("threat-model", "process-loads-neither-scipy")
 def test_a_process_that_answers_loads_no_more_than_it_needs(tmp_path, monkeypatch):
     """A node starts a process for each message, so every import is paid for in each of them."""
     records, asked = np.random.default_rng(1).random((3_000, 2)), {}

@@ -70,6 +70,7 @@ def planned_scales(made):
 
 # That finished sums have this noise is tested with all strategies
 # (test_noise_of_sums.py).
+@pytest.mark.claim("guarantees", "34")
 @pytest.mark.parametrize("clip", [None, 7.5])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_for_clients_is_clip_times_the_noise_for_records(trust, clip):
@@ -83,6 +84,7 @@ def test_noise_for_clients_is_clip_times_the_noise_for_records(trust, clip):
     assert planned_scales(made) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.claim("guarantees", "34")
 def test_laplace_noise_for_clients_is_clip_times_that_for_records():
     expected = laplace_scales(100.0, 2)
     assert planned_scales(strategy(SuLloyd, delta=0.0)) == pytest.approx(
@@ -140,6 +142,7 @@ def test_a_document_must_mean_one_number_of_clients():
 # --------------------------------------------------------------------------- reports
 
 
+@pytest.mark.claim("guarantees", "34")
 def test_the_report_says_what_one_client_is():
     made = strategy(trust="distributed-noise", k=2, min_clients=4)
     report = run_recorded(made, CORNER).strategy.report

@@ -3,11 +3,14 @@
 import struct
 
 import numpy as np
+import pytest
 from pages import ROOT, blocks
 from tensorboardX.proto.event_pb2 import Event
 
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.strategies import SynopsisKMeans
+
+pytestmark = pytest.mark.claim("threat-model", "metrics-each-round-what")
 
 PARTS = [np.random.default_rng(i).uniform(0, 10, (180, 4)) for i in range(10)]
 

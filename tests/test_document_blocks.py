@@ -196,6 +196,12 @@ RUN_PAGES = [
 ]
 
 
+@pytest.mark.claim("CONTRIBUTING", "tests-test-document-blocks")
+@pytest.mark.claim("own-data", "from-messy-table-private")
+@pytest.mark.claim("how-sums-work", "masks-shares-do-not")
+@pytest.mark.claim("vertical", "every-party-receives-centroids")
+@pytest.mark.claim("what-epsilon-means", "most-true-positives-four")
+@pytest.mark.claim("deploy", "commands-these-pages-write")
 @pytest.mark.parametrize("page", RUN_PAGES, ids=page_id)
 def test_blocks_run(page, ran):
     _, done = ran(page_id(page))
@@ -203,6 +209,7 @@ def test_blocks_run(page, ran):
     assert [block for block, _ in done] == blocks(page)  # and none was left out
 
 
+@pytest.mark.claim("README", "existing-app-gets-one")
 def test_the_readmes_app_and_server_make_a_run(ran):
     readme, _ = ran("README.md")
     readme["results"].clear()
@@ -213,6 +220,7 @@ def test_the_readmes_app_and_server_make_a_run(ran):
     assert len({result.centroids.tobytes() for result in readme["results"]}) == 1
 
 
+@pytest.mark.claim("own-data", "from-messy-table-private")
 def test_the_result_of_own_data_is_near_the_one_on_the_page(ran):
     """Its noise is new each time: in 20 runs by 1 year, 4 minutes, 16 % and 165 visits at most."""
     namespace, done = ran("docs/own-data.md")
@@ -283,6 +291,7 @@ def run_text(text, directory, monkeypatch):
     return run_page(page, {}, directory, monkeypatch)
 
 
+@pytest.mark.claim("own-data", "from-messy-table-private")
 def test_commands_run_or_stop_as_the_page_says(tmp_path, monkeypatch):
     stops = "```bash\n# stops\nflower-kmeans inspect {}\n```\n"
     said = "```output\nError: The data file other.csv does not exist.\n```\n"

@@ -130,21 +130,10 @@ def test_relative_links_lead_somewhere(page):
     assert not missing
 
 
-def test_tests_that_are_named_as_evidence_exist():
-    page = (ROOT / "docs/tables/claims.md").read_text("utf-8")
-    named = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", page)
-    assert len(named) > 50
-    for file, name in named:
-        source = (ROOT / file).read_text("utf-8")
-        assert re.search(rf"^ *def {name or 'test_'}", source, re.MULTILINE), (
-            file,
-            name,
-        )
-
-
 # --------------------------------------------------------------------------- README
 
 
+@pytest.mark.claim("CONTRIBUTING", "tests-test-document-blocks")
 def test_the_commands_of_the_readme_are_installed():
     shell = [
         block.text for block in blocks(ROOT / "README.md") if block.language == "bash"
@@ -171,6 +160,7 @@ def build(strategy, trust=None, **options):
     return strategy(3, box, budget, 600, trust=trust, n_clients=6, **options)
 
 
+@pytest.mark.claim("adding-an-algorithm", "library-derives-trust-models")
 def test_strategies_are_as_in_the_table():
     rows = {
         code_spans(name)[0]: row for name, *row in table("docs/choosing.md", "strategy")
@@ -206,6 +196,7 @@ def runs(strategy, trust):
     )
 
 
+@pytest.mark.claim("threat-model", "without-state-dir-private")
 def test_private_work_needs_in_memory():
     assert ClientPolicy().in_memory is False
     with pytest.raises(TooFewClientsError, match=re.escape(Code.LEDGER.sentence)):
@@ -216,6 +207,7 @@ def test_private_work_needs_in_memory():
         simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy(state_dir="state"))
 
 
+@pytest.mark.claim("threat-model", "put-these-settings-into")
 def test_policies_have_the_documented_defaults():
     rows = {
         code_spans(row[0]): row[1]
@@ -243,6 +235,7 @@ def test_policies_have_the_documented_defaults():
         assert rows[names].startswith(f"{epsilon}, 10⁻⁶ ")
 
 
+@pytest.mark.claim("threat-model", "put-these-settings-into")
 def test_the_documented_policy_file_is_one(tmp_path):
     files = [
         block.text
@@ -288,6 +281,7 @@ def test_the_documented_policies_with_a_domain_are_complete(tmp_path):
     assert "income: number 1000 to 1e6, log scale\n" in lines
 
 
+@pytest.mark.claim("reference/domains", "only-rules-missing-cells")
 def test_errors_point_to_examples_that_are_there():
     pointer = re.compile(
         r"(docs/[\w/-]+\.md) has (?:an example|examples) under '([^']+)'"
@@ -340,6 +334,7 @@ def run_counted(strategy):
     return grid
 
 
+@pytest.mark.claim("how-a-run-works", "protocol-has-number-round")
 @pytest.mark.parametrize("trust", sorted(TRUST_MODELS))
 def test_round_trips_are_as_documented(trust):
     documented = [
@@ -361,6 +356,7 @@ def test_round_trips_are_as_documented(trust):
             assert grid.round_trips == strategy.report.round_trips == expected
 
 
+@pytest.mark.claim("how-a-run-works", "k-clusters-d-columns")
 def test_a_masked_answer_is_k_times_d_plus_2_plus_1_words():
     grid = run_counted(build(FastLloyd))
     replies = [decode_reply(from_content(reply.content)) for reply in grid.replies]
@@ -369,6 +365,7 @@ def test_a_masked_answer_is_k_times_d_plus_2_plus_1_words():
     assert sizes == [(8 * (3 * (2 + 2) + 1), False)] * 2 * 6
 
 
+@pytest.mark.claim("how-a-run-works", "answers-twice-another-round")
 def test_the_report_lists_who_was_missing():
     faults = [
         Fault(client=3, round=1, kind="drop"),
@@ -394,6 +391,7 @@ def unit_box(d):
     return Box([-1.0] * d, [1.0] * d)
 
 
+@pytest.mark.claim("guarantees", "13")
 @pytest.mark.parametrize(
     ("k", "d", "n"), [(15, 2, 5000), (16, 3, 273_280), (3, 10, 20_000)]
 )
@@ -416,6 +414,8 @@ def test_formulas_of_the_lloyd_family(k, d, n):
     )
 
 
+@pytest.mark.claim("guarantees", "14")
+@pytest.mark.claim("tables/differences", "theorem-5-1-bounds")
 @pytest.mark.parametrize(("k", "documented"), [(15, "1.93"), (100, "4.81")])
 def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
     algorithm = FastLloydAlgorithm(
@@ -430,6 +430,8 @@ def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
     assert documented in (ROOT / "docs/guarantees/lloyd.md").read_text("utf-8")
 
 
+@pytest.mark.claim("guarantees", "2")
+@pytest.mark.claim("tables/differences", "n-size-data-set")
 def test_a_counted_n_changes_the_rounds_at_one_record():
     def rounds(n):
         budget = PrivacyBudget(1.0, 1 / (n * math.log(n)))
@@ -441,6 +443,7 @@ def test_a_counted_n_changes_the_rounds_at_one_record():
     assert (rounds(3026), rounds(3027)) == (2, 3)
 
 
+@pytest.mark.claim("guarantees", "10")
 def test_sums_that_do_not_fit_are_refused():
     FastLloydAlgorithm(3, unit_box(2), BUDGET, n_records=10**13)
     with pytest.raises(ConfigurationError, match=r"2\^63"):
@@ -448,6 +451,7 @@ def test_sums_that_do_not_fit_are_refused():
     assert 32_768 * 2**16 == 2**31  # what the documents say of 32 bits
 
 
+@pytest.mark.claim("guarantees", "41")
 def test_distributed_noise_is_as_documented():
     photo = Box([0] * 3, [255] * 3)
     strategy = FastLloyd(
@@ -484,6 +488,12 @@ def names_of(kind):
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
+@pytest.mark.claim(
+    "protocol",
+    "sizes-messages-shares-one",
+    "messages-messagepack-maps-encodings",
+    "round-trips-2-t",
+)
 def test_tables_of_the_protocol():
     codes = {
         int(number): (name, text)
@@ -527,6 +537,7 @@ STRUCTS = {  # by the heading of their table
 }
 
 
+@pytest.mark.claim("protocol", "round-trips-2-t")
 def test_sizes_and_moduli_of_vertical_runs():
     for row in table("docs/protocol.md", "k | levels"):
         k, n_levels, *sizes = map(float, row)
@@ -544,6 +555,8 @@ def test_sizes_and_moduli_of_vertical_runs():
         np.testing.assert_allclose(np.array(found) / 1e6, sizes, rtol=0.03)
 
 
+@pytest.mark.claim("guarantees", "39")
+@pytest.mark.claim("protocol", "messages-messagepack-maps-encodings")
 def test_committees_of_the_protocol():
     text = (ROOT / "docs/protocol.md").read_text("utf-8").replace(",", "")
     columns = re.findall(
@@ -585,6 +598,7 @@ def report_of(trust, keys, **facts):
     return Report("FastLloyd", plan, model, keys, **facts)
 
 
+@pytest.mark.claim("protocol", "report-states-order-importance")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_the_report_says_what_section_11_requires(trust, keys):
     section = (
@@ -613,6 +627,7 @@ def test_the_report_says_what_section_11_requires(trust, keys):
     assert "No ledger was kept" not in kept
 
 
+@pytest.mark.claim("what-epsilon-means", "who-depends-on-trust")
 @pytest.mark.parametrize("trust", [*SHARED, "oblivious-server", "trusted-server"])
 def test_a_run_says_what_its_report_says_in_that_mode(trust):
     report = simulate(build(FastLloyd, trust), PARTITIONS).report
@@ -624,6 +639,7 @@ def test_a_run_says_what_its_report_says_in_that_mode(trust):
     assert facts["protects_against"] == expected.protects_against
 
 
+@pytest.mark.claim("what-epsilon-means", "who-depends-on-trust")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_who_a_run_protects_against_is_as_in_the_threat_model(trust, keys):
     """No, where the table has bold words; a number, where one noise share is left."""

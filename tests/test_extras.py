@@ -101,6 +101,7 @@ def no_sklearn(monkeypatch):
     monkeypatch.delitem(sys.modules, "flower_kmeans.sklearn", raising=False)
 
 
+@pytest.mark.claim("CONTRIBUTING", "scikit-learn-extra-no")
 @pytest.mark.default_cases("SynopsisKMeans", "FastLloyd", "FedDPKMeans")
 @pytest.mark.parametrize("name", WITHOUT_SKLEARN)
 def test_a_federation_runs_without_scikit_learn(no_sklearn, name):
@@ -116,6 +117,7 @@ def test_a_federation_runs_without_scikit_learn(no_sklearn, name):
     assert found.centroids.shape == (2, width)
 
 
+@pytest.mark.claim("CONTRIBUTING", "scikit-learn-extra-no")
 def test_every_strategy_was_tried_without_scikit_learn():
     """The strategies for columns at different parties have an extra of their own."""
     assert set(WITHOUT_SKLEARN) | {"VerticalKMeans"} == {
@@ -141,6 +143,7 @@ USES = {
 }
 
 
+@pytest.mark.claim("CONTRIBUTING", "scikit-learn-extra-no")
 @pytest.mark.parametrize("purpose", USES)
 def test_what_needs_scikit_learn_names_its_extra(no_sklearn, purpose):
     said = f"{purpose} needs the package scikit-learn: install it with pip install "
@@ -176,6 +179,7 @@ for words in (
 """
 
 
+@pytest.mark.claim("own-data", "csv-read-base-install")
 def test_a_csv_is_read_by_the_base_install(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n8,7.5\n" * 30, "utf-8")
     subprocess.run(

@@ -156,6 +156,7 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"half"
 
 
+@pytest.mark.claim("own-data", "on-error-such-full")
 def test_files_of_one_run_take_their_places_together(tmp_path):
     names = ("report.json", "centroids.npz", "picture.png")
 
@@ -259,6 +260,7 @@ HIDDEN = [
 ]
 
 
+@pytest.mark.claim("threat-model", "no-name-no-category")
 @pytest.mark.parametrize("hidden", ["", *HIDDEN])
 def test_no_other_form_of_a_sign_begins_a_cell(hidden):
     """A cell begins with a sign after what shows nothing, or at a semicolon."""
@@ -296,6 +298,7 @@ def test_what_acts_is_escaped(text, name):
     assert csv_name(text) == name
 
 
+@pytest.mark.claim("threat-model", "files-run-documents-nested")
 @pytest.mark.parametrize("depth", [33, 900, 100_000])
 @pytest.mark.parametrize(
     ("parse", "text"),

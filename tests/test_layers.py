@@ -165,6 +165,7 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
     assert importing(*prefixes) == ({f"flower_kmeans.{module}"} if module else set())
 
 
+@pytest.mark.claim("CONTRIBUTING", "scikit-learn-extra-no")
 @pytest.mark.default_cases("strategies-absent1", "client-absent3")
 @pytest.mark.parametrize(
     ("modules", "absent"),
@@ -358,6 +359,7 @@ CLOCKS = {"time", "datetime"}
 SERVER_SIDE = {"exchange"}
 
 
+@pytest.mark.claim("threat-model", "no-rule-client-reads")
 def test_no_rule_of_a_client_reads_a_clock():
     rooms = ("protocol", "algorithms", "secagg")
     own = [path for name in rooms for path in of(name) if path.stem not in SERVER_SIDE]

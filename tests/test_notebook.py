@@ -9,6 +9,8 @@ from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.strategies import FastLloyd, Lloyd, VerticalKMeans
 
+pytestmark = pytest.mark.claim("tutorial", "notebook-shows-table-strategy")
+
 HOSTILE = '<script>alert("x")</script>'
 
 
@@ -87,6 +89,7 @@ def test_names_of_columns_are_escaped():
         assert "&lt;script" in holder._repr_html_()
 
 
+@pytest.mark.claim("threat-model", "no-name-no-category")
 def test_no_name_of_a_column_is_a_formula():
     domain = Box([0, 0], [10, 10], columns=["\uff1dcmd|' /C calc'!A0", "=A1"])
     found = simulate(Lloyd(3, domain), PARTITIONS)

@@ -9,6 +9,8 @@ from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.strategies import BY_NAME, SynopsisKMeans
 
+pytestmark = pytest.mark.claim("existing-app", "takes-synopsiskmeans-under-distributed")
+
 TEMPLATES = ROOT / "flower_kmeans" / "cli" / "new_app"
 NEW = "flower-kmeans new"
 MEASUREMENTS = "docs/tables/"  # of all strategies

@@ -20,6 +20,8 @@ from flower_kmeans import metrics, strategies
 from flower_kmeans.cli.app import app
 from flower_kmeans.protocol.trust import TRUST_MODELS
 
+pytestmark = pytest.mark.claim("CONTRIBUTING", "new-page-goes-into")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -233,6 +233,7 @@ FRAME = pd.DataFrame(
 )
 
 
+@pytest.mark.claim("reference/sklearn", "bounds-read-columns-refused")
 @pytest.mark.parametrize(
     "bounds",
     [
@@ -253,6 +254,7 @@ def test_every_form_of_bounds_is_read_by_columns(bounds):
     assert box_of(bounds, FRAME) == ([0, 10, -1], [2, 30, 1])
 
 
+@pytest.mark.claim("reference/sklearn", "bounds-read-columns-refused")
 @pytest.mark.parametrize(
     ("bounds", "expected"),
     [
@@ -273,6 +275,7 @@ def test_bounds_of_two_columns(bounds, expected):
     assert box_of(bounds, FRAME[["a", "b"]]) == expected
 
 
+@pytest.mark.claim("reference/sklearn", "bounds-read-columns-refused")
 @pytest.mark.parametrize(
     "bounds", [([0, 10], [2, 30]), [(0, 10), (2, 30)], [[0, 10], [2, 30]]]
 )
@@ -338,6 +341,7 @@ def test_numbers_that_name_columns_are_their_names_before_their_places():
         box_of({"a": (0, 2), "b": (10, 30)}, frame.to_numpy())
 
 
+@pytest.mark.claim("own-data", "private-fit-counts-no")
 def test_a_private_fit_counts_no_record():
     """What is released of neighbours, and for how much, follows from public numbers alone."""
     with pytest.raises(ConfigurationError) as first:
@@ -418,6 +422,7 @@ def composed(n_fits, delta=1e-6):
     return epsilon_of_mu(mu_of_budget(1.0, delta) * np.sqrt(n_fits), delta)
 
 
+@pytest.mark.claim("reference/sklearn", "state-dir-ledger-counts")
 def test_a_search_without_scoring_says_what_its_fits_cost_together():
     """Three candidates, three folds and the last fit: ten fits."""
     search = GridSearchCV(estimator(), {"n_clusters": [2, 3, 4]}, cv=3)
@@ -502,6 +507,7 @@ def test_copies_count_together_and_a_fitted_pickle_goes_on():
     assert kept.total_privacy_spent_[0] == pytest.approx(composed(3), rel=1e-6)
 
 
+@pytest.mark.claim("reference/sklearn", "state-dir-ledger-counts")
 def test_fits_in_other_processes_have_no_total_without_a_ledger(monkeypatch):
     monkeypatch.setattr("flower_kmeans.sklearn._Sums._is_told_here", False)
     base = estimator().fit(RECORDS)
@@ -521,6 +527,7 @@ def test_fits_in_other_processes_have_no_total_without_a_ledger(monkeypatch):
     ]
 
 
+@pytest.mark.claim("reference/sklearn", "state-dir-ledger-counts")
 def test_with_a_ledger_the_total_is_that_of_the_ledger(tmp_path):
     charged = estimator(state_dir=tmp_path / "own", max_total_epsilon=5.0)
     assert charged.total_privacy_spent_ == (0.0, 1e-6)
@@ -548,6 +555,7 @@ def test_a_start_from_a_fit_without_privacy_is_not_private(tmp_path):
     assert fitted.fit(RECORDS).privacy_spent_[0] == pytest.approx(1.0)
 
 
+@pytest.mark.claim("own-data", "private-fit-counts-no")
 def test_no_fit_passes_a_ledger_for_free(tmp_path):
     spent = estimator(state_dir=tmp_path / "own", max_total_epsilon=1.0).fit(RECORDS)
     before = spent.total_privacy_spent_
@@ -561,6 +569,7 @@ def test_no_fit_passes_a_ledger_for_free(tmp_path):
     assert spent.total_privacy_spent_ == before
 
 
+@pytest.mark.claim("reference/sklearn", "state-dir-ledger-counts")
 def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_path):
     """A grid search fits clones: the third of them finds too little left."""
     charged = estimator(epsilon=1.0, state_dir=tmp_path, max_total_epsilon=1.5)

@@ -7,6 +7,7 @@ from flower_kmeans.templates import Table, html_summary, shown
 HOSTILE = "<img src=x onerror=alert(1)>&\u202e\n"
 
 
+@pytest.mark.claim("tutorial", "notebook-shows-table-strategy")
 def test_every_value_is_escaped_and_no_control_character_is_left():
     table = Table(HOSTILE, (HOSTILE,), ((HOSTILE,),))
     page = html_summary(

@@ -120,6 +120,7 @@ def statistics():
     }
 
 
+@pytest.mark.claim("guarantees", "8")
 @pytest.mark.parametrize("name", statistics())
 @pytest.mark.parametrize("n", [1, 2, 1_003])
 def test_threads_change_no_statistic(three_threads, name, n):

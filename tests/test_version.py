@@ -10,6 +10,8 @@ from flower_kmeans import version
 from flower_kmeans.protocol.messages import Software
 from flower_kmeans.report import report as reports
 
+pytestmark = pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
+
 
 @pytest.mark.parametrize(
     ("text", "stated", "numbers"),

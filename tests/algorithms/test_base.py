@@ -19,6 +19,8 @@ from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
+pytestmark = pytest.mark.claim("guarantees", "10")
+
 ALGORITHM = LloydAlgorithm(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
 
 

@@ -16,6 +16,8 @@ from flower_kmeans.algorithms.client_clipping import (
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.saying import assert_within
 
+pytestmark = pytest.mark.claim("guarantees", "34")
+
 CLIENT = PrivacyBudget(1.0, unit="client")
 NORMS = ("l1", "l2")
 LEAST, LARGEST = -(2**63), 2**63 - 1
@@ -181,6 +183,7 @@ def worst_moves(parts, clips, reach, together=False):
     return worst
 
 
+@pytest.mark.claim("guarantees", "35")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("clip", [0.5, 1.0, 2.0, 3.5, 10.0])
 @pytest.mark.parametrize("norm", NORMS)
@@ -197,6 +200,7 @@ def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit)
     )
 
 
+@pytest.mark.claim("guarantees", "35")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("norms", [("l2", "l2"), ("l2", "l1"), ("l1", "l1")])
 @pytest.mark.parametrize("clips", [(2.0, 2.0), (1.0, 4.0)])

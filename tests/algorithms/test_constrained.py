@@ -137,6 +137,7 @@ CASES = [
 ]
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("aggregation", ["mna", "amn", "in a ball"])
 @pytest.mark.parametrize(
@@ -167,6 +168,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(
             assert_within(what, found, least=0.38 / most * bounds[name])
 
 
+@pytest.mark.claim("guarantees", "17")
 def test_the_bounds_are_nearly_attained():
     """What one record can change is no less than four fifths of what the proof allows."""
     swap = made(2, 1, 4, low=2, high=2, mechanism="laplace")
@@ -187,6 +189,7 @@ def test_the_bounds_are_nearly_attained():
     assert changed == counting.block_sensitivities(1)["counts"]
 
 
+@pytest.mark.claim("guarantees", "17")
 def test_the_bound_that_the_thesis_claims_does_not_hold():
     """One record comes, in a place that was empty, and all sums change by three half widths."""
     algorithm = made(3, 1, 6, low=1, high=3)
@@ -197,6 +200,7 @@ def test_the_bound_that_the_thesis_claims_does_not_hold():
     assert np.abs(one["sums"] - other["sums"]).sum() > 2 * ONE
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_units_are_those_of_a_replaced_slot(assignment, mechanism):
@@ -225,6 +229,7 @@ def slots_of(algorithm, points):
     return algorithm._slots(GridRecords.from_grid(points, Q))
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 9, 30])
 def test_a_record_that_comes_or_goes_replaces_one_slot(n):
     rng, algorithm = np.random.default_rng(2), made(n=6)
@@ -258,6 +263,7 @@ def test_which_records_stay_follows_from_seed_and_record_alone():
     assert 0 < len(kept[0] & kept[1]) < min(map(len, kept))
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.parametrize("aggregation", ["mna", "amn"])
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 @pytest.mark.parametrize("kind", ["any", "equal", "symmetric", "few"])
@@ -303,6 +309,7 @@ def enumerated(levels, n, low, high, most):
             yield tuple(int((costs * held).sum()) for costs in levels), held
 
 
+@pytest.mark.claim("guarantees", "18")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("first", [1, 2, 4, 1000])
 @pytest.mark.parametrize(
@@ -329,6 +336,7 @@ def test_the_assignment_is_the_best_on_all_levels(n, k, low, high, most, first):
         np.testing.assert_array_equal(found, held)
 
 
+@pytest.mark.claim("guarantees", "18")
 @pytest.mark.default_cases("130")
 @pytest.mark.parametrize("k", [130, 220])
 def test_later_levels_decide_between_many_clusters(k):
@@ -340,6 +348,7 @@ def test_later_levels_decide_between_many_clusters(k):
     np.testing.assert_array_equal(found.argmax(axis=1), places[1])
 
 
+@pytest.mark.claim("guarantees", "18")
 @pytest.mark.parametrize(
     ("low", "high", "most"),
     [(40, 40, 1), (10, 60, 1), (38, 45, 1), (70, 90, 2), (100, 240, 3)],
@@ -390,6 +399,7 @@ def test_the_nearest_slots_are_those_of_a_sort():
             np.testing.assert_array_equal(held[:, j], np.bincount(first, minlength=9))
 
 
+@pytest.mark.claim("guarantees", "18")
 def test_no_price_of_ties_can_overflow():
     """A path through as many clusters as there may be adds up costs of ties in int64."""
     points = np.arange(4000).reshape(-1, 2)
@@ -404,6 +414,7 @@ def test_no_price_of_ties_can_overflow():
     assert sorted(_prices(ring)[1]) == list(range(400))
 
 
+@pytest.mark.claim("guarantees", "18")
 def test_no_cost_can_overflow_the_solver():
     for n_nodes in (4, 100, 5000, 10**5, MAX_ARCS):
         for largest in (1, 2**20, 2**53):
@@ -414,6 +425,7 @@ def test_no_cost_can_overflow_the_solver():
             assert (np.diff(found[0]) >= 0).all()
 
 
+@pytest.mark.claim("guarantees", "18")
 @pytest.mark.parametrize("most", [1, 2])
 def test_the_largest_costs_are_solved(most):
     """Records and centroids in opposite corners of a fine grid, and sizes that must be equal."""
@@ -561,6 +573,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.parametrize(("options", "match"), REFUSED)
 def test_what_cannot_be_kept_is_refused_from_public_figures(options, match):
     options = {"budget": BUDGET, "n_records": 60, "n_clients": 3, **options}
@@ -581,6 +594,7 @@ def test_sizes_that_are_not_given_are_those_of_the_thesis():
     assert uneven.n_slots == 2501
 
 
+@pytest.mark.claim("guarantees", "17")
 def test_what_can_be_kept_is_solved_whatever_the_records_are():
     """All parameters of small runs, with clients of no, some and too many records."""
     rng, n_tried = np.random.default_rng(16), 0

@@ -89,6 +89,7 @@ def sizes(release, changes):
     return np.where(fits, np.abs(changes).sum(axis=1) / bounds.sum(), np.inf)
 
 
+@pytest.mark.claim("guarantees", "12", "19", "20", "13", "22", "24", "28")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where"), ON_GRIDS)
 def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
@@ -122,6 +123,7 @@ DECLARED = TableDomain(
 
 
 # 17 columns
+@pytest.mark.claim("guarantees", "7")
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])
 def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
     """All records that a table can hold: of a category, a number, and missing cells."""
@@ -170,6 +172,7 @@ def test_records_outside_the_bounds_count_as_records_on_them(name):
             np.testing.assert_array_equal(array, found[1].blocks[block])
 
 
+@pytest.mark.claim("guarantees", "19", "22")
 @pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", [name for name in RUNS if "constrained" not in name])
 def test_statistics_add_up_and_no_records_add_zeros(name):
@@ -225,6 +228,7 @@ CLIPPED = [
 ]
 
 
+@pytest.mark.claim("guarantees", "34", "21", "22", "28")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where", "number"), CLIPPED)
 def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number):
@@ -258,6 +262,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
         )
 
 
+@pytest.mark.claim("guarantees", "35")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("clip", [3.0, 20.0])
 @pytest.mark.parametrize("name", [name for name, grid in GRIDS.items() if grid.clients])
@@ -342,6 +347,7 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
 # --------------------------------------------------------------------------- queries
 
 
+@pytest.mark.claim("threat-model", "17")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", SUMS)
 @pytest.mark.parametrize("name", RUNS)
@@ -363,6 +369,8 @@ def changed(query, name, array):
     return Query(query.round, {**query.arrays, name: array})
 
 
+@pytest.mark.claim("guarantees", "19", "22", "28")
+@pytest.mark.claim("threat-model", "17")
 @pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_single_violation_is_refused_without_a_value(name):
@@ -420,6 +428,7 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
             assert words.shape == (algorithm.words(number),)
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize(
     ("name", "t", "key"), [("feddp", 4, "centroids"), ("pe-means", 5, None)]
 )
@@ -446,6 +455,7 @@ DTYPES = [
 ]
 
 
+@pytest.mark.claim("threat-model", "17")
 @pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", RUNS)
 @settings(max_examples=20, deadline=None)
@@ -517,6 +527,8 @@ TOTAL = [
 ]
 
 
+@pytest.mark.claim("guarantees", "19", "22", "24", "28")
+@pytest.mark.claim("protocol", "update-accepts-all-integers")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where", "epsilon"), TOTAL)
 @settings(max_examples=8, deadline=None)
@@ -746,6 +758,7 @@ def test_distances_must_be_exact(kind):
 # --------------------------------------------------------------------------- plans
 
 
+@pytest.mark.claim("guarantees", "34")
 @pytest.mark.parametrize("kind", PRIVATE)
 def test_delta_is_chosen_from_the_number_of_units(kind):
     assert make(kind, budget=PrivacyBudget(1.0)).budget.delta == 1e-6
@@ -761,6 +774,7 @@ def test_delta_is_chosen_from_the_number_of_units(kind):
     assert algorithm.clip == (math.sqrt(20) if kind == "synopsis" else 20.0)
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("name", RUNS)
 def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
     algorithm = RUNS[name]()

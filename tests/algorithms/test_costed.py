@@ -18,6 +18,8 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.saying import assert_within
 
+pytestmark = pytest.mark.claim("guarantees", "16")
+
 RNG = np.random.default_rng
 Q = 3  # a grid small enough to enumerate
 PAPER = partial(FastLloydAlgorithm, relocation=False)

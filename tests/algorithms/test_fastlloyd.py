@@ -10,6 +10,8 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from tests.algorithms.rows import box, run_of
 
+pytestmark = pytest.mark.claim("guarantees", "14")
+
 BUDGET = PrivacyBudget(1.0)
 ONE = 2**16
 
@@ -123,6 +125,7 @@ def test_distances_to_free_centroids_are_exact():
     np.testing.assert_array_equal(blocks["sums"], expected)
 
 
+@pytest.mark.claim("guarantees", "13")
 def test_the_integers_of_a_run_never_change():
     algorithm = build(3, 2, seed=7, n_rounds=2)
     state = algorithm.initial_state()

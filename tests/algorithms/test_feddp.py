@@ -144,6 +144,7 @@ ONE = 2**FINE
 IDENTITY = np.eye(2, dtype=np.int64) * ONE
 
 
+@pytest.mark.claim("guarantees", "21")
 def test_means_are_those_of_the_clients_records_toward_zero():
     centers = np.array([[ONE, 0], [-ONE, 0], [0, ONE]])
     points = [[4000, 3], [4001, 2], [3999, 3], [-4000, -5], [-4001, -8]]
@@ -165,6 +166,7 @@ def test_means_are_those_of_the_clients_records_toward_zero():
         np.testing.assert_array_equal(blocks["counts"], [ONE, ONE, 0])
 
 
+@pytest.mark.claim("guarantees", "21")
 def test_a_round_is_shortened_by_one_factor():
     """So the means of what a client adds stay where they are, whatever its size."""
     clips = {"lift-sums": 0.5, "lift-counts": 9.0, "lloyd-sums": 0.5}
@@ -186,6 +188,7 @@ def test_a_round_is_shortened_by_one_factor():
         np.testing.assert_allclose(factor, factor[0], atol=2 / ONE)
 
 
+@pytest.mark.claim("guarantees", "20")
 def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
     """To the next wider one that a factor stands for; means and sizes stay those of records."""
     algorithm = build(budget=OPEN, sums="narrowing", fraction_bits=16)
@@ -226,6 +229,7 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         np.testing.assert_array_equal(algorithm.counts(last), kept.sum(axis=1))
 
 
+@pytest.mark.claim("guarantees", "20")
 def test_a_radius_is_the_wider_the_noisier_its_spread_is():
     """By one standard deviation of the planned noise, and never wider than in the first round."""
     algorithm = build(sums="narrowing", fraction_bits=16, n_records=10**5)
@@ -282,6 +286,7 @@ PROJECTED = {
 CORNERS = [[-8, -8], [8, 8]]  # of means of -7.75 and 7.5, rounded
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize(
     ("weights", "centers", "warnings"),
     [
@@ -317,6 +322,7 @@ OF_WEIGHTS = [
 ]
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("options", OF_WEIGHTS)
 def test_the_least_weight_is_two_deviations_of_its_planned_noise(options):
     algorithm = make(2, SQUARE, **options)
@@ -357,6 +363,7 @@ def test_without_noise_points_without_records_are_dropped_alone(n_records):
     assert algorithm.warnings(state) == ()
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("options", [*OF_WEIGHTS, {"budget": OPEN}])
 def test_a_least_weight_that_is_given_stays(options):
     """Five records, as the default was, whatever the noise."""
@@ -371,6 +378,7 @@ def test_a_least_weight_that_is_given_stays(options):
     assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("options", [*OF_WEIGHTS, {"min_weight": 5}, {"budget": OPEN}])
 def test_documents_have_the_least_weight_that_was_chosen(options):
     algorithm = make(2, SQUARE, **options)
@@ -420,6 +428,7 @@ def test_projected_points_may_all_be_equal():
     )
 
 
+@pytest.mark.claim("guarantees", "19")
 def test_clusters_without_enough_records_are_lifted_from_their_projection():
     algorithm = build(budget=OPEN)
     arrays = {
@@ -536,6 +545,7 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_ro
         assert estimate.value == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.default_cases("gaussian")
 @pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])
 def test_with_noise_it_comes_near_the_optimum(mechanisms):
@@ -566,6 +576,7 @@ def test_with_noise_it_comes_near_the_optimum(mechanisms):
 # ----------------------------------------------------------------- parameters and plans
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("n_lloyd_rounds", [1, 2, 7])
 @pytest.mark.parametrize("sums", ["absolute", "relative"])
 @pytest.mark.parametrize("d", [2, 100])
@@ -593,6 +604,7 @@ def test_default_shares_are_those_of_the_guarantees(d, sums, n_lloyd_rounds):
     assert all(cost == costs[0] for cost in costs)
 
 
+@pytest.mark.claim("guarantees", "20")
 def test_spread_and_cost_have_small_shares():
     """The spread of the first Lloyd round, the cost of the last one."""
     algorithm = make(sums="narrowing", n_lloyd_rounds=3, cost=True)
@@ -610,6 +622,7 @@ def test_spread_and_cost_have_small_shares():
     assert units[places["spread"]] == algorithm.radius**2 >> 16
 
 
+@pytest.mark.claim("guarantees", "20")
 def test_a_radius_narrows_unless_something_is_against_it():
     square = partial(make, domain=SQUARE, n_lloyd_rounds=2)
     one, small = {"n_lloyd_rounds": 1}, {"alpha": 1e-3}
@@ -738,6 +751,7 @@ def test_the_largest_messages_and_runs():
         sized(1000, 1000, 1000, n_lloyd_rounds=133)
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize(
     ("k", "d", "alpha", "sums"),
     [
@@ -759,6 +773,7 @@ def test_sums_are_relative_where_the_radius_is_small(k, d, alpha, sums):
     )
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("kind", ["records", "sums", "means"])
 def test_a_second_lloyd_round_needs_little_noise(kind):
     """A tenth of D for a sum of N / k records; half that for clients, or for as many means."""
@@ -806,6 +821,7 @@ TWIN = {"n_clients": None, "n_lloyd_rounds": 1, "min_weight": 1e-6}
 twin = partial(suggest, budget=PrivacyBudget(None, unit="client"), **TWIN)
 
 
+@pytest.mark.claim("guarantees", "21")
 def test_norms_are_those_of_records_drawn_from_the_servers_points():
     plain, means = twin(sums="absolute"), (RNG(99).random((4, 20)) - 0.5) / 3.0
     parts = pseudo_clients(plain, 50, RNG(3))
@@ -832,6 +848,7 @@ def test_norms_are_those_of_records_drawn_from_the_servers_points():
             assert norms[f"{stage}-counts"][i] == pytest.approx(np.linalg.norm(counts))
 
 
+@pytest.mark.claim("guarantees", "21")
 @pytest.mark.default_cases("options0", "options5")
 @pytest.mark.parametrize(
     "options",
@@ -868,6 +885,7 @@ def test_without_server_points_they_are_the_public_figures():
         )
 
 
+@pytest.mark.claim("guarantees", "21")
 def test_clips_that_are_given_stay():
     given = suggest(clips={"projection": 1.5, "lloyd-sums": 0.7})
     clips = clips_of(given)
@@ -883,6 +901,7 @@ def test_clips_that_are_given_stay():
     }
 
 
+@pytest.mark.claim("guarantees", "21")
 def test_offsets_are_added_where_their_clip_is_suggested():
     wide = suggest()
     narrow = suggest(domain=Box([-1] * 2, [2] * 2), server_data=blobs(80, d=2))
@@ -910,6 +929,7 @@ def test_what_large_clients_add_grows_in_proportion():
             np.testing.assert_allclose(many[name], (4 if grows else 1) * norms)
 
 
+@pytest.mark.claim("guarantees", "21")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("contribution", ["sums", "means"])
 @pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])

@@ -90,11 +90,13 @@ TESTED = [
 ]
 
 
+@pytest.mark.claim("guarantees", "11")
 @pytest.mark.parametrize("name", TESTED)
 def test_steps_do_not_depend_on_sums(name):
     expect_equal_steps(REPLAYABLE[name]())
 
 
+@pytest.mark.claim("guarantees", "11")
 @pytest.mark.parametrize(
     ("name", "module", "function"),
     [

@@ -18,6 +18,8 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import plan_from_config
 from tests.algorithms.rows import box, run_of
 
+pytestmark = pytest.mark.claim("guarantees", "15")
+
 ALL = [LloydAlgorithm, SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
 
 
@@ -125,6 +127,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     assert all(some.cost >= pure.cost * (1 - 1e-4) for some, pure in pairs)
 
 
+@pytest.mark.claim("guarantees", "15")
 @pytest.mark.default_cases("2-7-1.16", "16-5-2.2")
 @pytest.mark.parametrize(
     ("d", "n_rounds", "less"), [(2, 7, 1.16), (16, 5, 2.2), (64, 5, 4.2), (784, 7, 16)]
@@ -155,6 +158,7 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     assert words == 4 * d + 4
 
 
+@pytest.mark.claim("guarantees", "15")
 @pytest.mark.default_cases("2-1")
 @pytest.mark.parametrize(("d", "n_rounds"), [(2, 1), (16, 2)])
 def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
@@ -175,6 +179,7 @@ def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
     assert tolerance < 0.05e-2
 
 
+@pytest.mark.claim("guarantees", "15")
 def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
     """By the half width of each, however many there are of it; balls and pure epsilons jointly."""
     deep, options = (
@@ -294,6 +299,7 @@ def test_what_an_algorithm_cannot_do_is_refused(cls, options, error, message):
         cls(3, box(2), **{"budget": OPEN, "n_records": 50, **options})
 
 
+@pytest.mark.claim("guarantees", "34")
 @pytest.mark.parametrize("cls", PRIVATE)
 def test_automatic_rounds_see_the_noise_that_there_is(cls):
     """Clients are as records of which there are N over clip; without noise there are seven."""

@@ -69,6 +69,7 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
             assert t == 1 or not words[2 * (n_variations + 1) :].any()
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_all_noise_is_alike():
     algorithm = build(ball(17))
     (multiplier,) = {release.noise_multiplier for release in algorithm.plan().releases}
@@ -77,6 +78,7 @@ def test_all_noise_is_alike():
     assert algorithm.plan().mu == pytest.approx(math.sqrt(5) / multiplier)
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_votes_have_a_clip_of_their_own():
     def clips(d=2, **options):
         return dict(build(ball(d), budget=CLIENTS, n_clients=10, **options).clips)
@@ -120,6 +122,7 @@ def population(algorithm, state):
     return population_of(algorithm, algorithm.query(state))
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_selection_is_weighted_k_means_of_what_the_zeroing_rule_keeps():
     algorithm = build(n_variations=4)
     state = algorithm.initial_state()
@@ -135,6 +138,7 @@ def test_selection_is_weighted_k_means_of_what_the_zeroing_rule_keeps():
     assert sorted(algorithm.counts(state)) == [50, 51]
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_the_zeroing_rule_wants_no_votes_of_clients_that_did_not_answer():
     """Noise that fills up what is missing is kept where N votes are waited for, and no longer."""
     algorithm = build(n_variations=4)
@@ -143,6 +147,7 @@ def test_the_zeroing_rule_wants_no_votes_of_clients_that_did_not_answer():
     assert sum(algorithm.counts(round_of(algorithm, votes, answered=0.5))) == 55
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_variations_are_halved_exactly_when_noise_exceeds_the_signal():
     """Line 8, with the noise of all candidates: sum of kept squares against |S| sigma^2."""
     algorithm = build(n_variations=6, n_records=10**6)
@@ -167,6 +172,7 @@ def test_variations_are_halved_exactly_when_noise_exceeds_the_signal():
     assert (state.arrays["variations"].tolist(), exact.warnings(state)) == ([6], ())
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_fewer_candidates_than_clusters_with_votes_are_noted():
     algorithm = build(k=3, n_variations=4)
     assert algorithm.centroids(algorithm.initial_state()) is None
@@ -222,6 +228,7 @@ def test_the_last_round_divides_by_counts_that_are_worth_their_noise(
         assert (not state.arrays["centroids"][0].any()) is usable
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_the_last_round_lifts_centroids_or_leaves_them_where_the_projection_has_them():
     domain = ball(40)
     algorithm = build(domain, n_vote_rounds=1, budget=EXACT)
@@ -242,6 +249,7 @@ def test_the_last_round_lifts_centroids_or_leaves_them_where_the_projection_has_
     np.testing.assert_allclose(state.arrays["centroids"][1], back, atol=0.5 + 1e-9)
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_projections_keep_lengths_on_average():
     """The scale is 1 / sqrt p of the projection's columns, not 1 / sqrt d."""
     ratios = []
@@ -324,6 +332,7 @@ def test_a_box_is_taken_as_a_part_of_its_enclosing_ball(box):
 # ----------------------------------------------------- what follows from public figures
 
 
+@pytest.mark.claim("guarantees", "28")
 @pytest.mark.parametrize("epsilon", [0.25, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("d", [1, 2, 16, 128])
 def test_rounds_are_those_of_the_paper(d, epsilon):
@@ -349,6 +358,7 @@ def test_rounds_are_no_more_than_a_run_can_have():
     assert make(domain=ball(16), budget=EXACT).n_rounds == 16  # those of epsilon 1
 
 
+@pytest.mark.claim("guarantees", "28")
 @pytest.mark.parametrize(
     ("n", "expected"), [(5, 4), (19, 4), (25, 5), (1000, 200), (5000, 1000)]
 )
@@ -360,6 +370,7 @@ def test_variations_are_those_of_the_paper(n, expected):
     assert {algorithm.words(t) for t in (2, 5)} == {2 * (expected + 1)}
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_the_cap_binds_and_says_so():
     free = make(10, n_records=1000, max_candidates=2010)
     assert free.warnings(free.initial_state()) == ()
@@ -374,6 +385,7 @@ def test_the_cap_binds_and_says_so():
     assert not exact.warnings(exact.initial_state())
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_many_columns_start_from_fewer_candidates_but_one_for_every_cluster():
     options = {"n_records": 10**6, "max_candidates": 2**20}
     for d, p in ((2, 2), (16, 16), (800, 16)):

@@ -20,6 +20,8 @@ from flower_kmeans.algorithms.pe_means_population import (
     variations,
 )
 
+pytestmark = pytest.mark.claim("guarantees", "28")
+
 ONE = 2**16
 
 

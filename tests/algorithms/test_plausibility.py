@@ -38,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from false_alarms import ALGORITHMS, N_CLIENTS, N, noise_draws, parts_of
 
+pytestmark = pytest.mark.claim("reading-a-report", "warning-counts-add-up")
+
 ROOT = Path(__file__).resolve().parents[2]
 BOX = Box([-1.0, -1.0], [1.0, 1.0])
 ONE = 2**16
@@ -73,6 +75,7 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
 # -------------------------------------------------------------------------- honest runs
 
 
+@pytest.mark.claim("reading-a-report", "report-dict-warnings-at")
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.default_cases(
     *(
@@ -116,6 +119,7 @@ LIES = {
 
 # One party of a vertical run holds no answer of its own: what it opens is tested as a
 # sum below.
+@pytest.mark.claim("reading-a-report", "report-dict-warnings-at")
 @pytest.mark.parametrize(
     "name", [name for name in ALGORITHMS if name != "VerticalKMeans"]
 )
@@ -133,6 +137,7 @@ def test_a_large_lie_of_one_client_of_ten_is_flagged(name, lie):
     assert [each for each in found if each.kind.is_alarm]
 
 
+@pytest.mark.claim("reading-a-report", "client-multiplies-answer-3")
 def test_limit_a_lie_that_other_records_could_be_is_not_flagged():
     algorithm = ALGORITHMS["FastLloyd"](N)
     for lie in (np.zeros_like, lambda words: 3 * words):
@@ -277,6 +282,7 @@ def test_light_and_outside_are_notes_on_the_result():
     assert not found.kind.is_alarm
 
 
+@pytest.mark.claim("reading-a-report", "warning-further-below-0")
 def test_a_count_of_minus_536_under_client_privacy_is_said():
     algorithm = FastLloydAlgorithm(
         8,

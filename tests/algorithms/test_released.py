@@ -18,6 +18,8 @@ def report(counts, noise=10.0, low=90, high=110):
     return SizeReport(tuple(counts), noise, low, high)
 
 
+@pytest.mark.claim("equal-groups", "missed-lies-outside")
+@pytest.mark.claim("guarantees", "25")
 @settings(max_examples=200, deadline=None)
 @given(COUNTS, NOISE, BOUNDS)
 def test_a_cluster_has_kept_its_bounds_or_missed_them_only_if_its_interval_shows_it(
@@ -56,6 +58,8 @@ def test_one_cluster_has_the_usual_interval():
     assert report([-50.0], 5.0, low=0).bounds_kept == ("kept",)
 
 
+@pytest.mark.claim("equal-groups", "95-probability-over-noise")
+@pytest.mark.claim("guarantees", "25")
 @pytest.mark.parametrize("k", [1, 3, 16, 100])
 def test_all_intervals_hold_at_once_as_often_as_they_say(k):
     """Accepted at the true noise, and rejected at 2/3 of it."""
@@ -123,6 +127,8 @@ def test_the_statements_have_every_number():
     )
 
 
+@pytest.mark.claim("equal-groups", "plan-log-have-warning")
+@pytest.mark.claim("guarantees", "26")
 def test_too_much_noise_is_named_with_its_numbers():
     assert note_on_noise(312.5, 20_000, 16) is None
     note = note_on_noise(313.0, 20_000, 16)

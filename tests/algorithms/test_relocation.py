@@ -54,6 +54,7 @@ def test_near_records_weigh_more_where_noise_is_large():
     )
 
 
+@pytest.mark.claim("guarantees", "13")
 @pytest.mark.parametrize("far", [0.0, 0.1, 0.5, 0.9, 1.0, 1.5])
 def test_weights_do_not_change_how_far_a_centroid_moves(far):
     """Where records are equally near, a move is their mean offset, clipped to the radius."""
@@ -234,6 +235,7 @@ def digest():
     return found.hexdigest()
 
 
+@pytest.mark.claim("guarantees", "13")
 def test_the_integers_of_a_relocated_run_never_change():
     assert (
         digest() == "2fa4b1a868e3341138bef63b9047519ad67249cac101b76fff548bc282dc7c4f"

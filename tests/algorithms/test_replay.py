@@ -156,12 +156,15 @@ def test_states_are_the_same_integers_on_an_older_processor():
     ]
 
 
+@pytest.mark.claim("guarantees", "11")
+@pytest.mark.claim("protocol", "this-needs-replayable-algorithm")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_the_same_integers_on_every_processor(name, found):
     assert {digests[name] for digests in found} == {DIGESTS[name]}
 
 
+@pytest.mark.claim("guarantees", "11")
 @pytest.mark.parametrize(
     "name",
     [

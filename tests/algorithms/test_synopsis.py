@@ -186,6 +186,7 @@ def refined(blocks, arrays=REFINED, answered=1.0, **options):
     return algorithm, after(algorithm, algorithm.n_rounds, blocks, arrays, answered)
 
 
+@pytest.mark.claim("guarantees", "22")
 def test_refinement_moves_centroids_by_their_mean_residuals():
     sums = np.array([[400.0, -200.0], [0.0, 3000.0]])
     algorithm, state = refined({"sums": sums, "counts": [1000.0, 2000.0]})
@@ -214,6 +215,7 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     assert real(state, "mean_square")[0] == pytest.approx(0.15 * 0.02)
 
 
+@pytest.mark.claim("guarantees", "22")
 def test_refinement_goes_on_in_the_direction_of_the_round_before():
     blocks = {"sums": [[400.0, 0.0], [800.0, 0.0]], "counts": [1000.0] * 2}
     _, alone = refined(blocks)
@@ -280,6 +282,7 @@ def test_the_first_refinement_follows_the_mean_square_of_the_synopsis():
     assert state.arrays["radius"][0] == int(0.9 * 2.6 * np.sqrt(first) * 2**16)
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize(
     ("answered", "number", "held"), [(0.8, 3, True), (1.0, 3, False), (0.8, 2, False)]
 )
@@ -297,6 +300,7 @@ def test_a_cell_whose_clients_did_not_answer_stays_as_it_was(answered, number, h
         assert sorted(algorithm.counts(state)) == [500.0, 500.0]
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize(
     ("answered", "number", "far"), [(1.0, 2, False), (0.5, 2, True), (0.5, 3, False)]
 )
@@ -317,6 +321,7 @@ def test_cells_are_also_made_where_nobody_answered_in_the_first_synopsis_round(
     assert expected.sum() == pytest.approx(1000)
 
 
+@pytest.mark.claim("guarantees", "22")
 def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
     before = {**REFINED, "moves": np.array([[0.01, 0.0], [0.0, 0.0]])}
     blocks = {"sums": np.full((2, 2), 100.0), "counts": [240.0, 2000.0]}

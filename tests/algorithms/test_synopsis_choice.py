@@ -17,6 +17,8 @@ from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.report.synopsis import Synopsis
 from tests.algorithms.rows import run_of
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 RNG = np.random.default_rng
 SILENT = Noise(0.0, 0.0, 0.0)
 N = 6000

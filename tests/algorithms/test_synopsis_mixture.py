@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from flower_kmeans.algorithms.numerics.initialization import public_words
 from flower_kmeans.algorithms.synopsis_mixture import (
@@ -12,6 +13,8 @@ from flower_kmeans.algorithms.synopsis_mixture import (
     sample,
 )
 from tests.algorithms.mixtures import STEP, mixture_of, random_mixture
+
+pytestmark = pytest.mark.claim("guarantees", "22")
 
 WORDS = public_words
 

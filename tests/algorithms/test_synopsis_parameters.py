@@ -57,6 +57,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("case", BY_HAND)
 def test_the_schedule_is_that_of_the_recipe(case):
     (signal, k, d), (moments, n_directions, cells, count_share) = BY_HAND[case]
@@ -122,6 +123,7 @@ def test_the_schedule_follows_from_public_figures():
         )
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("d", [1, 4, 16, 100])
 @pytest.mark.parametrize("signal", [1.0, 200.0, 1e5])
 def test_shares_are_those_of_the_guarantees(signal, d):
@@ -149,6 +151,7 @@ def test_shares_are_those_of_the_guarantees(signal, d):
     assert sum(sum(found.values()) for found in shares) == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.claim("equal-groups", "tenth-runs-goes-four")
 @pytest.mark.parametrize("d", [1, 4, 16, 100])
 @pytest.mark.parametrize("signal", [1.0, 200.0, 1e5])
 def test_sizes_have_a_tenth_of_the_plan_and_the_rest_its_proportions(signal, d):
@@ -248,6 +251,7 @@ def test_the_largest_schedule_that_a_client_follows():
             read(d, **change)
 
 
+@pytest.mark.claim("guarantees", "11")
 def test_the_noise_is_read_from_the_document():
     """Calibration may differ between processors in its last bits: clients take the server's."""
     algorithm = build()

@@ -129,6 +129,8 @@ def test_sizes_are_released_after_the_last_round_only():
     assert sum(algorithm.sizes(after).counts) == N
 
 
+@pytest.mark.claim("equal-groups", "equal-records-always-one")
+@pytest.mark.claim("guarantees", "26")
 @pytest.mark.default_cases("1.0")
 @pytest.mark.parametrize("epsilon", [None, 1.0])
 def test_records_that_are_all_equal_make_a_run(epsilon):
@@ -142,6 +144,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
     assert sorted(sizes_of(algorithm, state, np.full((N, 2), 0.5))) == [0, 0, N]
 
 
+@pytest.mark.claim("guarantees", "24")
 @pytest.mark.default_cases("0.5")
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
@@ -177,6 +180,7 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     assert_within(what, loss[0] / loss[1], most=1.03, unit="of that with all")
 
 
+@pytest.mark.claim("equal-groups", "sizes-those-clients-answered")
 def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_result():
     """Half of alike clients answer in a sizing round: the weights hardly change."""
     algorithm, whole = build(), np.concatenate(records_of())
@@ -245,6 +249,8 @@ def covered(reports):
     return times / len(reports) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(reports))
 
 
+@pytest.mark.claim("equal-groups", "95-probability-over-noise")
+@pytest.mark.claim("guarantees", "25")
 @pytest.mark.thorough
 def test_true_sizes_lie_in_all_intervals_at_once():
     found = measured()

@@ -44,6 +44,8 @@ def change(members, x, others, y, centroids, chosen):
 # -------------------------------------------------------------------------- sensitivity
 
 
+@pytest.mark.claim("guarantees", "29")
+@pytest.mark.claim("threat-model", "V15")
 @pytest.mark.parametrize(
     "n_drawn", [400, pytest.param(1500, marks=pytest.mark.thorough)]
 )
@@ -78,6 +80,7 @@ def test_units_bound_every_replacement_and_are_reached(radius, n_drawn):
     assert worst > 2 / 3, f"{found}: two thirds of the units would do."
 
 
+@pytest.mark.claim("guarantees", "29")
 def test_the_plan_is_one_release_that_meets_the_budget_exactly():
     chosen = algorithm(k=5, d=2, radius=False)
     plan = chosen.plan()
@@ -100,6 +103,7 @@ def test_the_plan_is_one_release_that_meets_the_budget_exactly():
     assert not charge_of(less).fits(1.0, 1e-6)
 
 
+@pytest.mark.claim("vertical", "sums-then-offsets-which")
 def test_a_radius_needs_less_noise_for_sums_and_the_same_for_counts():
     near, far = (
         algorithm(k=16, d=2, radius=radius).sensitivities(1) for radius in (True, False)
@@ -113,6 +117,7 @@ def corner(rng, k, eta):
     return (wins + np.tril(1 - wins.T, -1) + np.eye(k)).prod(1)
 
 
+@pytest.mark.claim("guarantees", "30")
 @pytest.mark.parametrize(
     "n_drawn", [5_000, pytest.param(20_000, marks=pytest.mark.thorough)]
 )
@@ -136,6 +141,7 @@ def test_soft_memberships_lengthen_an_answer_by_what_the_corners_give(n_drawn):
     assert bound(ETA, 16) * (1 + ETA) <= SOFT
 
 
+@pytest.mark.claim("guarantees", "30")
 @pytest.mark.parametrize(("k", "d"), [(16, 2), (2, 2), (16, 8), (5, 3)])
 def test_a_record_outside_of_the_radius_adds_no_more_than_one_at_it(k, d):
     """Membership times offset, for every distance and every size of the comparison.
@@ -153,6 +159,7 @@ def test_a_record_outside_of_the_radius_adds_no_more_than_one_at_it(k, d):
         assert (np.abs(inside) * offset).max() <= radius / 2 * (1 + 1e-9)
 
 
+@pytest.mark.claim("guarantees", "31")
 @pytest.mark.parametrize(
     ("n_parties", "holders", "n", "error"),
     [
@@ -188,6 +195,7 @@ def test_twelve_deviations_of_a_fresh_error_at_the_worst_records_are_paid_for():
 # --------------------------------------------------------------------- the paper's flow
 
 
+@pytest.mark.claim("threat-model", "V1")
 @pytest.mark.parametrize(("k", "d_a", "d_b"), [(2, 1, 1), (3, 2, 2), (5, 4, 4)])
 @pytest.mark.parametrize("others", [0.0, 20.0])
 def test_noise_of_the_computing_party_alone_is_solved_for(k, d_a, d_b, others):
@@ -282,6 +290,7 @@ def test_update_takes_the_means_and_keeps_what_has_no_records(radius):
 # --------------------------------------------------------------------------- parameters
 
 
+@pytest.mark.claim("known-limitations", "vertical-runs-have-further")
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -302,6 +311,7 @@ def test_domains_and_budgets_that_cannot_be_served_are_refused(options, names):
         algorithm(**options)
 
 
+@pytest.mark.claim("known-limitations", "vertical-runs-have-further")
 def test_values_that_could_wrap_and_noise_shares_that_hide_nothing_are_refused():
     algorithm(n_records=MAX_RECORDS).require_capacity(2.0)
     with pytest.raises(ConfigurationError, match="larger epsilon"):

@@ -67,6 +67,7 @@ def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(
     )
 
 
+@pytest.mark.claim("benchmarks", "meta-json-each-command")
 def test_each_command_that_added_rows_is_kept(start, out, commands, done, monkeypatch):
     for runs, found in (
         (1, "0123456789" * 4 + "+"),
@@ -116,6 +117,7 @@ def test_a_command_that_is_killed_is_shown(start, out, commands, monkeypatch):
     assert ": and was killed; " in (out / "tables.md").read_text()
 
 
+@pytest.mark.claim("benchmarks", "one-command-at-time")
 def test_one_command_at_a_time_writes_to_a_directory(start, bare):
     def measure(task, options):
         with pytest.raises(
@@ -150,6 +152,7 @@ def test_a_finished_file_is_shown_without_its_data(start, own):
     assert "| mine | noise |" not in start.printed
 
 
+@pytest.mark.claim("benchmarks", "rows-another-suite-settings")
 def test_rows_of_another_file_of_that_name_are_refused(start, own, done):
     start(data=(f"{own}:2",))
     start(2, data=(f"{own}:2",))
@@ -165,6 +168,7 @@ def test_rows_of_another_file_of_that_name_are_refused(start, own, done):
     assert len(done()) == 6
 
 
+@pytest.mark.claim("benchmarks", "rows-another-suite-settings")
 def test_rows_of_another_directory_of_data_are_refused(
     start, bare, out, tmp_path, done
 ):
@@ -190,6 +194,7 @@ def test_rows_of_another_directory_of_data_are_refused(
         start(2, replace(bare, sources={"mine": {"bounds": "0 2"}}))
 
 
+@pytest.mark.claim("benchmarks", "rows-another-suite-settings")
 def test_rows_of_other_settings_are_refused(start, suite, out, done):
     start()
     before = (out / "runs.csv").read_bytes()
@@ -220,6 +225,7 @@ def test_plots_need_matplotlib_and_nothing_else_does(start, suite, monkeypatch, 
 # --------------------------------------------------------------------------- tasks
 
 
+@pytest.mark.claim("benchmarks", "same-command-continues-where")
 def test_nothing_is_done_twice(start, done):
     first = start()
     assert (first.n_done, first.n_left) == (6, 0)
@@ -235,6 +241,7 @@ def test_time_that_is_up_leaves_the_rest_for_the_next_command(start, done):
     assert start().n_done == 6
 
 
+@pytest.mark.claim("benchmarks", "jobs-processes-work-at")
 def test_two_processes_do_the_same_as_one(start, done):
     assert start(2, jobs=2, output="both") == start(2)
     assert len(done()) == 24
@@ -274,6 +281,7 @@ def processes(toy, done):
     return lambda: [int(line.split()[0]) for line in done()]
 
 
+@pytest.mark.claim("benchmarks", "plots-adds-figures-alone")
 @pytest.mark.thorough
 def test_each_task_may_have_a_process_for_itself(processes, start, suite):
     options, chosen = (
@@ -289,6 +297,7 @@ def test_each_task_may_have_a_process_for_itself(processes, start, suite):
         assert len({*processes()[before:]} - {os.getpid()}) == 3
 
 
+@pytest.mark.claim("benchmarks", "jobs-processes-work-at")
 @pytest.mark.thorough
 def test_a_suite_that_measures_time_runs_alone(processes, start, suite, monkeypatch):
     monkeypatch.setattr(runner, "available_cores", lambda: 2)
@@ -433,6 +442,7 @@ def test_options_are_the_plurals_of_columns():
     }
 
 
+@pytest.mark.claim("benchmarks", "meta-json-each-command")
 def test_commands_are_shown_as_they_are_typed_without_folders_of_a_machine(tmp_path):
     sets = f"{tmp_path / 'sets' / 'own.npz'}:3"
     command = [

@@ -21,6 +21,8 @@ from flower_kmeans.bench.generators import (
 )
 from flower_kmeans.errors import ConfigurationError
 
+pytestmark = pytest.mark.claim("benchmarks", "synth-k-d-seed")
+
 
 @given(st.integers(1, 128), st.integers(0, 20_000))
 def test_sizes_grow_by_the_ratio_and_sum_up(k, more):
@@ -47,6 +49,7 @@ def index_along(direction, delta, first, second):
     return (low[1] - high[0]) / (high[1] - low[0])
 
 
+@pytest.mark.claim("benchmarks", "degree-separation-qiu-joes")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
@@ -87,6 +90,7 @@ def nearest_of(centers, covariances):
     ]
 
 
+@pytest.mark.claim("benchmarks", "degree-separation-qiu-joes")
 @settings(max_examples=20, deadline=None)
 @given(
     st.integers(2, 12),

@@ -35,6 +35,7 @@ def test_its_tasks_are_those_of_the_table():
     assert projected == {"g2_32_50"}
 
 
+@pytest.mark.claim("benchmarks", "runs-all-strategies-on")
 def test_every_method_runs_as_the_protocol_says(small, monkeypatch):
     seen = []
     real = simulation.simulate

@@ -41,6 +41,7 @@ def test_rows_are_read_as_they_were_written(suite, path, tasks, written):
     assert read_runs(suite, path.with_name("other.csv")) == {}
 
 
+@pytest.mark.claim("benchmarks", "same-command-continues-where")
 def test_a_file_cut_off_anywhere_loses_its_last_row_alone(suite, path, tasks, written):
     whole = path.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
@@ -81,6 +82,7 @@ def test_of_rows_of_one_task_the_first_counts(suite, path, tasks, written):
     assert read_runs(suite, path)[tasks[0]]["loss"] == 0.1
 
 
+@pytest.mark.claim("benchmarks", "rows-another-suite-settings")
 def test_files_of_others_are_refused_and_left_alone(suite, path, written):
     for text in (
         "a,b\n1,2\n",

@@ -18,6 +18,8 @@ from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.vertical.costs import costs
 
+pytestmark = pytest.mark.claim("tables/papers", "vertical-k-means-has")
+
 # Tasks that go into one line of the first table each, and measures that must be
 # positive.
 SMALL = {
@@ -37,6 +39,7 @@ TIMED = {
 FRESH = {"load", "ray_clients", "ray_round", "vertical"}
 
 
+@pytest.mark.claim("benchmarks", "plots-adds-figures-alone")
 @pytest.mark.parametrize("name", sorted(TIMED))
 def test_time_is_measured_by_one_process_and_memory_by_a_new_one(script, name):
     suite = script(name).SUITE
@@ -103,6 +106,7 @@ def test_fits_are_of_the_strategies_and_trust_models_of_their_names(
         assert f"{type(strategy).__name__}, {strategy.trust}" == name
 
 
+@pytest.mark.claim("tables/deployments", "last-column-adds-up")
 def test_every_message_of_a_run_is_weighed_by_round_trip(script):
     size = script("weighing").Size(4, clusters=3, columns=2, rounds=2)
     grid = size.over(size.fastlloyd(lambda info: None, "oblivious-server"))
@@ -114,6 +118,7 @@ def test_every_message_of_a_run_is_weighed_by_round_trip(script):
     assert size.reply < min(grid.answered["ask 2"]) < size.reply + 200
 
 
+@pytest.mark.claim("tables/deployments", "last-column-adds-up")
 def test_round_trips_of_every_trust_model(script):
     module = script("load")
     tasks = [module.Task(trust, 5, 2, 0) for trust in module.TRUSTS]
@@ -260,6 +265,8 @@ def stranded():
         yield known | {"RAY_TMPDIR": folder}
 
 
+@pytest.mark.claim("reference/simulation", "after-lost-worker-node")
+@pytest.mark.claim("benchmarks", "plots-adds-figures-alone")
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_simulation_for_each_run_from_the_installed_command(tmp_path, stranded):

@@ -38,6 +38,7 @@ def parts(audit):
     return SimpleNamespace(**audit.attack.__globals__)
 
 
+@pytest.mark.claim("audit", "all-private-strategies-but")
 def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(
     audit, parts
 ):
@@ -90,6 +91,7 @@ def cell_of(parts, text):
     return parts.Cell(strategy, trust, unit, variant="".join(variant))
 
 
+@pytest.mark.claim("tables/audit", "neighbours-attain-at-least")
 @pytest.mark.default_cases(
     "FastLloyd oblivious-server record", "SynopsisKMeans distributed-noise record"
 )
@@ -129,6 +131,7 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
         assert 0.97 < absent.change[0, -1] / unit <= 1
 
 
+@pytest.mark.claim("tables/audit", "variants-stand-brackets-beside")
 def test_variants_are_what_they_are_called(parts):
     def answers_of(text):
         return parts.Answers(parts.setting_of(cell_of(parts, text)))
@@ -183,6 +186,7 @@ def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
     assert math.isnan(line.ratio)
 
 
+@pytest.mark.claim("audit", "no-attack-exceeds-claim")
 @pytest.mark.default_cases(
     "GLloyd distributed-noise record", "PEMeans trusted-server client"
 )
@@ -219,6 +223,8 @@ CERTAIN = {
 }
 
 
+@pytest.mark.claim("guarantees", "13")
+@pytest.mark.claim("audit", "no-attack-exceeds-claim")
 @pytest.mark.default_cases("noise reused")
 @pytest.mark.parametrize("name", CERTAIN)
 def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
@@ -241,6 +247,7 @@ def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     assert absent.verdict == audit.BELOW
 
 
+@pytest.mark.claim("audit", "no-attack-exceeds-claim")
 @pytest.mark.parametrize("absent", [-99, 99])
 def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(
     audit, parts, monkeypatch, absent
@@ -306,6 +313,7 @@ def test_tasks_are_all_cells_at_the_epsilons_asked_for_and_each_bug_twice(audit)
     assert len(both.tasks) == len(plan.tasks) + len(of_cells)
 
 
+@pytest.mark.claim("audit", "ends-status-1-if")
 @pytest.mark.thorough
 def test_it_goes_on_where_it_was_stopped_and_writes_everything(
     audit, run, tmp_path, capsys
@@ -352,6 +360,7 @@ def rows_of(audit, lines):
     return [{**asdict(task), **asdict(line)} for task, line in lines.items()]
 
 
+@pytest.mark.claim("audit", "ends-status-1-if")
 def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit, made):
     cell, bug = audit.Cell("PEMeans", "trusted-server"), audit.BUGS["noise halved"]
     first = audit.task_of(cell, 20)
@@ -380,6 +389,7 @@ def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit, m
     assert "attain 0.50 of the cost" in weak
 
 
+@pytest.mark.claim("audit", "ends-status-1-if")
 def test_lines_that_are_not_as_they_must_be_end_with_status_1(run, capsys):
     run.catches = False
     with pytest.raises(SystemExit) as ended:
@@ -408,6 +418,7 @@ def table_rows(page):
     ]
 
 
+@pytest.mark.claim("audit", "all-private-strategies-but")
 def test_the_page_has_every_line_and_every_bug(audit):
     rows = table_rows("tables/audit.md")
     lines = {tuple(row[:4]): row[-1] for row in rows if len(row) == 14}
@@ -442,6 +453,7 @@ def ranges(lines, between=" to "):
     return between.join(dict.fromkeys(f"{part:.2f}" for part in (parts[0], parts[-1])))
 
 
+@pytest.mark.claim("audit", "all-private-strategies-but")
 def test_the_headlines_are_those_of_the_tables():
     lines = [
         row
@@ -491,6 +503,7 @@ def test_the_headlines_are_those_of_the_tables():
     assert "4.45 of a claimed 4.00" in text
 
 
+@pytest.mark.claim("audit", "no-attack-exceeds-claim")
 @pytest.mark.slow
 def test_every_line_of_the_audit_is_as_it_must_be(audit):
     effort = audit.Effort(repetitions=5_000, recorded=2)

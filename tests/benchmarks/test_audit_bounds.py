@@ -11,6 +11,8 @@ from scripts import load_script
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.noise import SAMPLERS
 
+pytestmark = pytest.mark.claim("tables/audit", "both-neighbours-have-one")
+
 
 @pytest.fixture
 def audit(monkeypatch):
@@ -89,6 +91,7 @@ def test_many_runs_come_near_the_truth(audit):
         assert audit.mu_lower_bound(*counts) == 0.0
 
 
+@pytest.mark.claim("audit", "here-best-one-these")
 @pytest.mark.parametrize("scale", [0.7, 3.0, 200.0])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_likelihoods_are_those_of_the_samplers_laws(audit, sampler, scale):

@@ -9,6 +9,8 @@ from scripts import load_script
 from flower_kmeans.algorithms import plausibility
 from tests.support.documents import library_algorithms
 
+pytestmark = pytest.mark.claim("reading-a-report", "cases-at-limit-what")
+
 
 @pytest.fixture
 def script(monkeypatch):

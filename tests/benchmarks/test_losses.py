@@ -11,6 +11,8 @@ from scripts import load_script
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of
 
+pytestmark = pytest.mark.claim("benchmarks", "area-under-loss-mean")
+
 
 @pytest.fixture
 def script(monkeypatch):

@@ -11,6 +11,8 @@ from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 
+pytestmark = pytest.mark.claim("tables/sizes", "all-true-sizes-were")
+
 IRIS = Options(6, data=("sklearn-iris",))
 
 

@@ -39,6 +39,8 @@ from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Dropped
 from flower_kmeans.strategies import BY_NAME, options_of
 
+pytestmark = pytest.mark.claim("README", "bounds-n-records-number")
+
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
 
 
@@ -213,6 +215,7 @@ class TestSimulate:
         names = "report.html, report.json, centroids.npz, centroids.csv"
         assert files == f"Files    out: {names}"
 
+    @pytest.mark.claim("own-data", "strategy-trust-which-ones")
     @pytest.mark.parametrize(
         ("arguments", "strategy", "trust"),
         [
@@ -235,6 +238,7 @@ class TestSimulate:
         assert planned.exit_code == 0, planned.output
         assert f"trust model {trust}." in planned.stdout
 
+    @pytest.mark.claim("own-data", "strategy-trust-which-ones")
     @pytest.mark.parametrize("command", ["simulate", "plan"])
     @pytest.mark.parametrize(
         ("arguments", "strategy"),
@@ -327,6 +331,7 @@ class TestSimulate:
         assert " per client, trust model" in result.stdout
         assert report["noise_factor"] == pytest.approx((4 / 3) ** 0.5)
 
+    @pytest.mark.claim("own-data", "server-data-file-servers")
     def test_feddp_starts_from_the_servers_file(self, simulated, server):
         arguments = (
             "--epsilon",
@@ -348,6 +353,7 @@ class TestSimulate:
         assert "round 4 of 4: 4 clients answered" in result.stdout
         assert_near_the_blobs(saved["centroids"], 1.0)
 
+    @pytest.mark.claim("equal-groups", "flower-kmeans-simulate-takes")
     @pytest.mark.default_cases("distributed-noise")
     @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
     def test_bounds_on_sizes_give_weights_and_intervals(
@@ -388,6 +394,7 @@ class TestSimulate:
             assert statements.count("Exact sizes cannot be promised") == 1
         assert len(page_of(tmp_path).the("section", id="sizes").all("g", "span")) == 3
 
+    @pytest.mark.claim("equal-groups", "plan-log-have-warning")
     def test_too_much_noise_for_bounds_is_said_before_the_run(
         self, simulated, tmp_path
     ):
@@ -400,6 +407,7 @@ class TestSimulate:
             in page_of(tmp_path).the("section", id="first").text
         )
 
+    @pytest.mark.claim("equal-groups", "flower-kmeans-simulate-takes")
     @pytest.mark.parametrize(
         "strategy", sorted({*BY_NAME} - {"synopsis", "constrained-lloyd"})
     )
@@ -414,6 +422,7 @@ class TestSimulate:
         for result in (run("plan", *given), simulate(run, blobs, *given)):
             assert_one_sentence(result, *words)
 
+    @pytest.mark.claim("equal-groups", "flower-kmeans-simulate-takes")
     @pytest.mark.parametrize("bounds", [("--min-size", 401), ("--max-size", 399)])
     def test_bounds_that_cannot_be_kept_are_refused_before_the_run(
         self, run, blobs, bounds
@@ -490,6 +499,7 @@ class TestSimulate:
         assert (report["bounds_from_data"], report["private"]) == (False, True)
         assert "not private" not in result.output.lower()
 
+    @pytest.mark.claim("reading-a-report", "warnings-follow-gravest-first")
     def test_bounds_from_data_warn_loudly(self, simulated, tmp_path):
         result, report, _ = simulated(
             "--n-records", 1200, "--bounds-from-data", "--rounds", 2
@@ -511,6 +521,7 @@ class TestSimulate:
         )
         assert "NOT PRIVATE" in page.the("header").text
 
+    @pytest.mark.claim("reading-a-report", "private-runs-page-has")
     def test_the_page_holds_nothing_that_was_counted_in_records(
         self, simulated, tmp_path, monkeypatch
     ):
@@ -683,6 +694,7 @@ class TestErrors:
         result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
         assert_one_sentence(result, "ray", "flower-kmeans[simulation]", "in-process")
 
+    @pytest.mark.claim("own-data", "on-error-such-full")
     def test_a_full_disk_leaves_an_earlier_result(self, run, blobs, tmp_path):
         lloyd = ("--strategy", "lloyd", "--lower", -5, "--upper", 10)
         assert simulate(run, blobs, *lloyd).exit_code == 0
@@ -772,6 +784,7 @@ class TestErrors:
         assert (tmp_path / "out" / "report.json").exists()
         assert not (tmp_path / "out" / "picture.png").exists()
 
+    @pytest.mark.claim("reference/simulation", "where-ray-cannot-be")
     def test_auto_goes_on_in_this_process_where_ray_does_not_start(
         self, run, blobs, tmp_path, monkeypatch
     ):
@@ -901,6 +914,7 @@ class TestPlan:
         clip = "clip 40 records' worth of a client in each release"
         assert f"{crowd}, {clip}, noise factor 1" in clients
 
+    @pytest.mark.claim("own-data", "server-data-file-servers")
     def test_every_release_of_feddp_from_parameters_alone(self, planned):
         text = planned(
             "--strategy", "feddp", "--server-points", 40, "--features", 8, "--epsilon", 2,
@@ -918,6 +932,7 @@ class TestPlan:
         # factor.
         assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
 
+    @pytest.mark.claim("equal-groups", "tenth-runs-goes-four")
     def test_the_plan_of_bounds_has_four_more_rounds_and_warns_where_noise_is_large(
         self, planned
     ):
@@ -944,6 +959,7 @@ class TestPlan:
         multiplier = next(float(row[4]) for row in rows_of(text) if "counts" in row[1])
         assert stated_noise(text) == pytest.approx(multiplier * factor, rel=0.01)
 
+    @pytest.mark.claim("own-data", "server-data-file-servers")
     def test_the_plan_of_feddp_is_that_of_a_run(self, planned, simulated, server):
         same = (
             "--strategy",
@@ -1184,6 +1200,7 @@ def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
     assert options_of(Toy).keys() == {*options_by_strategy()["fastlloyd"], "speed"}
 
 
+@pytest.mark.claim("own-data", "server-data-file-servers")
 def test_every_strategy_can_be_chosen_by_name():
     others = {"KFed", "KMeansStrategy", "RoundInfo"}
     assert {each.__name__ for each in BY_NAME.values()} == {

@@ -13,6 +13,8 @@ from flower_kmeans.cli.outputs import write_centroids
 from flower_kmeans.data import tables
 from flower_kmeans.strategies import SynopsisKMeans
 
+pytestmark = pytest.mark.claim("own-data", "assign-gives-new-records")
+
 COLUMNS = ("age", "weight")
 RNG = np.random.default_rng(6)
 CENTERS = np.array([[20.0, 50.0], [40.0, 90.0], [70.0, 60.0]])

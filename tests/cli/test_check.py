@@ -37,6 +37,8 @@ from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import read_identity, write_members
 
+pytestmark = pytest.mark.claim("threat-model", "flower-kmeans-check-policy")
+
 ROOT = Path(__file__).parents[2]
 PLAN = gaussian_plan()
 SECRET = 7.1325891
@@ -337,6 +339,7 @@ def test_a_parent_that_cannot_be_written(node):
     refused(node, "ledger", "writable")
 
 
+@pytest.mark.claim("protocol", "10-ledger-clients-privacy")
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(
     node, exists, monkeypatch
@@ -354,6 +357,7 @@ def test_a_ledger_whose_disk_is_full_is_not_one_that_does_not_allow(
     assert "disk" not in text
 
 
+@pytest.mark.claim("threat-model", "work-dir-vertical-state")
 @pytest.mark.skipif(find_spec("tenseal") is None, reason="party 0 needs tenseal")
 def test_the_work_dir_of_party_0_is_private_and_without_links(node):
     work = node / "work"
@@ -374,6 +378,7 @@ def test_the_work_dir_of_party_0_is_private_and_without_links(node):
     refused(node, "vertical", "cannot be used")
 
 
+@pytest.mark.claim("threat-model", "rows-key-file-none")
 def test_the_key_of_rows_is_read_by_its_owner_alone(node):
     settings = 'trusts = ["vertical"]\nparty = 1\nstate_dir = "state"\nrows_key_file = "rows.key"'
     written(node / "policy.toml", settings)
@@ -547,6 +552,7 @@ SECRETS = {  # what the pages' commands make at a node, and what --data names th
 }
 
 
+@pytest.mark.claim("deploy", "check-names-file-others")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o602, 0o620, 0o666])
 @pytest.mark.parametrize("name", SECRETS)
@@ -565,6 +571,7 @@ def test_what_others_may_read_or_change_is_refused_with_the_command_that_mends_i
     assert run(node, *data)[0] == 0
 
 
+@pytest.mark.claim("deploy", "check-names-file-others")
 @pytest.mark.parametrize("name", SECRETS)
 def test_what_is_another_users_is_refused_with_the_command_that_mends_it(
     name, node, monkeypatch
@@ -584,6 +591,7 @@ def test_what_is_another_users_is_refused_with_the_command_that_mends_it(
     assert f"chown {os.geteuid()} {path.resolve()}." in text.replace("named/../", "")
 
 
+@pytest.mark.claim("deploy", "check-names-file-others")
 def test_a_reason_lets_others_read_the_table_and_never_a_key(node):
     (node / "records.csv").chmod(0o640)
     data = ("--data", node / "records.csv")
@@ -647,6 +655,7 @@ def declared(node):
     return node
 
 
+@pytest.mark.claim("deploy", "shares-rounded-neither-value")
 def test_a_decimal_comma_is_refused_with_what_to_do(declared):
     """Of all columns and causes at once; a stated value for missing cells does not hide it."""
     people(200, n_commas=190, n_missing=42, n_old=20)(declared)
@@ -677,6 +686,7 @@ def test_a_decimal_comma_is_refused_with_what_to_do(declared):
     )
 
 
+@pytest.mark.claim("deploy", "shares-rounded-neither-value")
 def test_what_is_accepted_needs_a_reason_and_is_printed_with_it(declared):
     people(200, n_missing=120)(declared)
     data = ("--data", declared / "records.csv")
@@ -754,6 +764,7 @@ def test_a_source_file_says_how_the_node_reads(declared):
     assert "the node needs these names as header=" in found["data"].text
 
 
+@pytest.mark.claim("deploy", "shares-rounded-neither-value")
 def test_each_limit_is_in_the_help_and_in_the_documents():
     text = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     for limit in LIMITS:
@@ -793,6 +804,7 @@ def link(credentials):
         server.server_close()
 
 
+@pytest.mark.claim("deploy", "superlinks-address-nodes-also")
 def test_a_superlink_that_is_reached_and_verified(node, link, credentials):
     authority = ("--root-certificates", credentials / "own/ca.crt")
     arguments = ("--superlink", f"127.0.0.1:{link[0]}", *authority)
@@ -809,6 +821,7 @@ def test_a_superlink_that_is_reached_and_verified(node, link, credentials):
     assert result.stderr.startswith("Error: --root-certificates needs --superlink")
 
 
+@pytest.mark.claim("deploy", "superlinks-address-nodes-also")
 def test_a_superlink_that_cannot_be_trusted_or_reached(node, link, credentials):
     secure, without_tls = link
     with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -21,6 +21,8 @@ from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError
 
+pytestmark = pytest.mark.claim("reference/domains", "flower-kmeans-domain-init")
+
 DOMAIN = (
     """
 [[columns]]
@@ -199,6 +201,7 @@ class TestInit:
         records = load_table(path, domain=found, malformed="nan", header=True).records
         np.testing.assert_array_equal(records, [[1, 1], [0, np.nan], [1, 0]])
 
+    @pytest.mark.claim("reference/domains", "init-names-each-column")
     def test_each_column_that_is_left_out_has_its_own_reason(self, run, tmp_path):
         rows = range(30)
         columns = {
@@ -290,6 +293,7 @@ class TestInit:
         names = "--from-records", "t.csv", "--header", "a,b", "--output", "off.toml"
         assert run("domain", "init", *names).exit_code == 0
 
+    @pytest.mark.claim("reference/domains", "init-names-each-column")
     def test_the_file_and_a_simulation_say_the_same_of_missing_cells(
         self, run, visits, tmp_path
     ):
@@ -581,6 +585,7 @@ class TestCheck:
 
         return check
 
+    @pytest.mark.claim("reference/domains", "only-rules-missing-cells")
     def test_the_policys_domain_reads_the_records_and_has_a_digest(
         self, node, tmp_path
     ):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from flower_kmeans import TableDomain
 from flower_kmeans.cli.app import app
 
+pytestmark = pytest.mark.claim("own-data", "inspect-shows-holder-table")
+
 N = 120
 NAMES = "patient,age,fare,ward,admitted,note,code,empty,same,badge"
 DOMAIN = """

@@ -19,6 +19,8 @@ from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
+pytestmark = pytest.mark.claim("existing-app", "without-app-flower-kmeans")
+
 FILES = {"pyproject.toml", "README.md", "tests/test_app.py", "my_app/domain.toml"} | {
     f"my_app/{name}.py" for name in ("__init__", "client_app", "data", "server_app")
 }
@@ -193,6 +195,7 @@ def test_a_node_refuses_what_nobody_accounts_for(
 # ------------------------------------------------------------------ by Flower's command
 
 
+@pytest.mark.claim("deploy", "if-too-few-nodes")
 @pytest.mark.deployment
 def test_it_runs_by_the_command_that_was_printed(made, tmp_path, monkeypatch):
     output, _ = made

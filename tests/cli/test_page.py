@@ -14,6 +14,8 @@ from flower_kmeans.cli.outputs import write_centroids, write_report
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.strategies import FastLloyd
 
+pytestmark = pytest.mark.claim("reading-a-report", "flower-kmeans-report-report")
+
 NAMES = ["age", "<visits>"]
 
 
@@ -172,6 +174,7 @@ def test_what_is_no_report_is_refused(left):
     assert "Expected the report.json of a run" in refusal(left)
 
 
+@pytest.mark.claim("threat-model", "files-run-documents-nested")
 @pytest.mark.parametrize("depth", [31, 40, 900])
 def test_runs_in_runs_that_lie_too_deep_are_refused(left, depth):
     values = json.loads(left.read_text("utf-8")) | {"earlier": "HERE"}

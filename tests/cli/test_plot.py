@@ -20,6 +20,8 @@ from flower_kmeans.report.synopsis import Synopsis
 pytest.importorskip("matplotlib")
 from matplotlib.colors import rgb_to_hsv
 
+pytestmark = pytest.mark.claim("reading-a-report", "other-numbers-clusters-runs")
+
 RNG = np.random.default_rng
 KINDS = ("axes", "pairs", "sizes", "profiles")
 CENTROIDS = np.array([[-3.0, 30, 0.1], [3, -30, 0.2], [4, 40, -0.4]])

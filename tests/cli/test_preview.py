@@ -15,6 +15,8 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.metrics import inertia
 from flower_kmeans.strategies import FastLloyd
 
+pytestmark = pytest.mark.claim("reference/command", "plan-simulate-also-runs")
+
 SIZES = Sizes(1200, 2, 4)
 SMALL = ("--features", 2, "--n-records", 1200, "--clusters", 4, "--clients", 3)
 

@@ -16,6 +16,8 @@ from flower_kmeans.cli.options import even_widths
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.vertical import engine
 
+pytestmark = pytest.mark.claim("reference/command", "strategy-vertical-clients-hold")
+
 NAMES = ("age", "income", "visits")
 
 

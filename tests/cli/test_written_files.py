@@ -17,6 +17,8 @@ from flower_kmeans.cli.app import app
 from flower_kmeans.cli.new import _FILES as APP_FILES
 from flower_kmeans.cli.outputs import FILES as RUN_FILES
 
+pytestmark = pytest.mark.claim("deploy", "commands-these-pages-write")
+
 OWN, PUBLIC = 0o600, 0o644
 SHARED = 0o666  # less what the umask takes: nothing in it is secret
 DIRECTORY = 0o700  # of a key

@@ -375,6 +375,7 @@ def partitioned(text, n_clients=4, seed=0):
     return split_by_partitioner(text, columns.__getitem__, 100, n_clients, seed)
 
 
+@pytest.mark.claim("reference/command", "simulate-split-takes-partitioner")
 @pytest.mark.parametrize(
     ("text", "n_clients"),
     [
@@ -430,6 +431,7 @@ def test_the_seed_of_a_partitioner_is_that_of_the_run_unless_it_has_its_own():
     assert same(partitioned(fixed, seed=4), partitioned(free, seed=3))
 
 
+@pytest.mark.claim("reference/command", "simulate-split-takes-partitioner")
 @pytest.mark.parametrize(
     "text",
     [

@@ -26,6 +26,8 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.protocol.wire import decode, encode
 
+pytestmark = pytest.mark.claim("guarantees", "7")
+
 BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])
 COMMON = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0], scale="common")
 BALL = Ball(2.5, [1.0, -2.0, 300.0])
@@ -293,6 +295,7 @@ class TestGridRecords:
             GridRecords(np.zeros((2, 4)), BOX, 16)
 
 
+@pytest.mark.claim("guarantees", "8")
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 16, 100])
 def test_around_the_sphere_a_record_is_cut_as_if_it_stood_alone(d):
     """Sums whose last bits may depend on the block decide nothing there."""

@@ -8,6 +8,8 @@ from flower_kmeans.data.domain_file import KEYS, line_of
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.errors import ConfigurationError
 
+pytestmark = pytest.mark.claim("reference/domains", "flower-kmeans-domain-init")
+
 FILE = """\
 # agreed on by all parties
 

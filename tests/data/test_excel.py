@@ -13,6 +13,8 @@ from openpyxl.utils.datetime import CALENDAR_MAC_1904
 from flower_kmeans.data.excel import Sheet, open_sheet
 from flower_kmeans.errors import ConfigurationError, DataError
 
+pytestmark = pytest.mark.claim("SECURITY", "entities-grow-xml-files")
+
 HEADER = ["name", "age", "share"]
 
 

@@ -71,6 +71,7 @@ def test_a_cell_looks_like_its_digits_letters_and_punctuation(cell, shape):
     assert shape_of(cell) == shape
 
 
+@pytest.mark.claim("own-data", "cell-unreadable-if-neither")
 @pytest.mark.parametrize(
     ("cell", "cause"),
     [
@@ -111,6 +112,7 @@ def test_amounts_with_and_without_points_between_thousands_have_one_cause():
     assert numbers_found(["999,99", "12,50", 1]).cause == "a decimal comma: --decimal ,"
 
 
+@pytest.mark.claim("own-data", "cell-unreadable-if-neither")
 def test_two_causes_of_one_column_are_named_and_rare_ones_are_not():
     found = numbers_found(["1,5"] * 60 + ["<0,5"] * 30 + ["k. A."] * 20 + ["12 kg", 1])
     assert found.cause == (
@@ -152,6 +154,7 @@ def test_what_helps_is_said_of_cells_and_of_lines():
 LETTERS = "\u03b1\u03b2\u03b3\u03b4"  # in no sentence of ours
 
 
+@pytest.mark.claim("own-data", "findings-show-no-text")
 @given(
     st.lists(st.text(LETTERS, min_size=1, max_size=9), min_size=1, max_size=5),
     st.lists(
@@ -285,6 +288,7 @@ class TestLines:
 
 
 class TestLimits:
+    @pytest.mark.claim("deploy", "shares-rounded-neither-value")
     @pytest.mark.parametrize(
         ("cells", "bounds", "words"),
         [

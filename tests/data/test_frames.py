@@ -32,6 +32,8 @@ from flower_kmeans.data import sources
 from flower_kmeans.data.sources import as_source, checked_source, has_a_record
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
+pytestmark = pytest.mark.claim("own-data", "refused-type-one-sentence")
+
 refusals = pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
 with_and_without_names = pytest.mark.parametrize("columns", [None, NAMES])
 NEED_NAMES = {"other namedtuples", "no names", "names in two lines", "another column"}
@@ -117,6 +119,7 @@ _rows = st.one_of(
 )
 
 
+@pytest.mark.claim("reference/domains", "run-no-cell-error")
 @given(st.lists(_rows, min_size=1, max_size=6), _rows, st.data())
 @settings(max_examples=200, deadline=None)
 def test_another_record_changes_no_other_record_and_no_error(rows, other, data):
@@ -132,6 +135,7 @@ def test_another_record_changes_no_other_record_and_no_error(rows, other, data):
         np.testing.assert_array_equal(after[place], alone)
 
 
+@pytest.mark.claim("reference/domains", "run-no-cell-error")
 @given(st.lists(_cells, min_size=1, max_size=6), _cells, st.data())
 @settings(max_examples=200, deadline=None)
 def test_another_cell_of_an_object_column_changes_no_other_record(cells, other, data):

@@ -64,6 +64,7 @@ def dying_once(path, algorithm, query, block):
     os._exit(1)
 
 
+@pytest.mark.claim("own-data", "ray-adds-up-blocks")
 def test_blocks_come_in_order_or_are_added_up_where_they_are(dataset, tmp_path):
     source = as_source(dataset, 3, BOX.columns)
     np.testing.assert_array_equal(source.loaded(), GOOD)
@@ -149,6 +150,7 @@ def blocks_of_one_record_each():
     }
 
 
+@pytest.mark.claim("own-data", "ray-adds-up-blocks")
 @pytest.mark.parametrize(
     "case", blocks_of_one_record_each().values(), ids=blocks_of_one_record_each()
 )
@@ -184,6 +186,7 @@ def broken(block):
     raise ValueError("7.891")
 
 
+@pytest.mark.claim("own-data", "ray-adds-up-blocks")
 def test_columns_that_are_not_there_are_an_error_before_a_run(dataset):
     """Inside of it they hold null records: a single record decides what Ray knows of columns."""
     for columns, message in (

@@ -154,6 +154,7 @@ _LINES = st.one_of(
 )
 
 
+@pytest.mark.claim("CONTRIBUTING", "pythons-csv-module-line")
 @given(
     _LINES.map(lambda line: line.replace(b"\n", b"").replace(b"\r", b"")),
     st.integers(0, 2),

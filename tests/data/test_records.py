@@ -14,6 +14,11 @@ from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.tables import Table
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
+pytestmark = [
+    pytest.mark.claim("guarantees", "7"),
+    pytest.mark.claim("tables/differences", "code-radius-test-keeps"),
+]
+
 
 def usable_records(records, n_features, columns=None):
     """Return what counts during a run, and how many records do not."""

@@ -81,6 +81,7 @@ KINDS = {
 }
 
 
+@pytest.mark.claim("own-data", "blocks-read-once-per")
 @pytest.mark.parametrize("block", [64, 300, 2**20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_source_has_the_same_records_in_the_same_order(
@@ -101,6 +102,7 @@ def test_every_source_has_the_same_records_in_the_same_order(
         shutil.rmtree(tmp_path / "parts", ignore_errors=True)
 
 
+@pytest.mark.claim("own-data", "blocks-read-once-per")
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(1, 9), st.randoms())
 def test_borders_do_not_show(sizes, block, random):
@@ -164,6 +166,7 @@ CELLS = {
 }
 
 
+@pytest.mark.claim("own-data", "cell-without-number-null")
 @pytest.mark.parametrize(("cells", "expected"), CELLS.values(), ids=CELLS)
 def test_cells_of_any_type_of_numbers(cells, expected, tmp_path):
     """A cell that is none, in a column of text too, is a null record and no error."""
@@ -172,6 +175,7 @@ def test_cells_of_any_type_of_numbers(cells, expected, tmp_path):
     assert source.n_null == 3 - len(expected)
 
 
+@pytest.mark.claim("own-data", "cell-without-number-null")
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "utf8")]
 )
@@ -212,6 +216,7 @@ def test_columns_that_hold_no_numbers_are_refused(cells):
         as_source(ds.dataset(pa.table({"x": cells})), 1)
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 def test_every_file_of_a_data_set_has_the_columns(tmp_path):
     """Pyarrow would make up nulls, and convert one cell after the other."""
     parquet(tmp_path / "0.parquet")
@@ -247,6 +252,7 @@ def test_files_whose_cells_decide_their_types_are_refused(tmp_path):
 # ---------------------------------------------------------------------- files that fail
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 @pytest.mark.parametrize("kind", ["map", "data set", "folder"])
 def test_files_that_change_during_a_pass_are_an_error(kind, tmp_path, monkeypatch):
     small_blocks(monkeypatch, 3 * 64)
@@ -260,6 +266,7 @@ def test_files_that_change_during_a_pass_are_an_error(kind, tmp_path, monkeypatc
     assert len(source.loaded()) == len(GOOD)  # the next pass begins anew
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 @pytest.mark.parametrize("kind", ["map", "data set", "folder"])
 def test_files_that_vanish_are_an_error(kind, tmp_path):
     source = as_source(KINDS[kind](tmp_path), 3)
@@ -269,6 +276,7 @@ def test_files_that_vanish_are_an_error(kind, tmp_path):
         source.loaded()
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 @pytest.mark.parametrize("offset", [0, 3 * 2**16])
 def test_a_file_that_became_shorter_than_its_map_is_an_error(offset, tmp_path):
     """To read what it no longer has would end the process."""
@@ -284,6 +292,7 @@ def test_a_file_that_became_shorter_than_its_map_is_an_error(offset, tmp_path):
         path.write_bytes(bytes(offset) + TABLE.tobytes())
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 @pytest.mark.parametrize("make", [ds.dataset, pq.ParquetFile])
 def test_files_that_cannot_be_read_are_an_error_without_their_text(make, tmp_path):
     path = parquet(tmp_path / "x.parquet", compression="snappy")
@@ -334,6 +343,7 @@ def test_a_factory_returns_chunks_anew_at_each_call():
             as_source(chunks, 3)
 
 
+@pytest.mark.claim("own-data", "columns-domain-chooses-columns")
 def test_chunks_are_tables_of_the_runs_columns():
     for chunk, message in (
         (np.zeros((2, 4)), "must have 3 columns, got 4"),

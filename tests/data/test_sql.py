@@ -67,6 +67,7 @@ def test_a_database_is_told_from_a_file(text, expected):
 # --------------------------------------------------------------------------- SQLite
 
 
+@pytest.mark.claim("own-data", "postgresql-read-through-adbc")
 def test_each_cell_has_the_type_that_it_is_stored_with(table):
     query = open_query(table, "SELECT a, b FROM t ORDER BY b")
     assert query.names == ("a", "b")
@@ -77,6 +78,7 @@ def test_each_cell_has_the_type_that_it_is_stored_with(table):
     assert list(map(type, found)) == list(map(type, CELLS))
 
 
+@pytest.mark.claim("own-data", "postgresql-read-through-adbc")
 def test_a_text_that_is_no_utf_8_changes_no_other_cell(tmp_path):
     uri = sqlite_table(tmp_path / "x.db", ["a"], [("é",), (None,)])
     sqlite_script(
@@ -85,6 +87,7 @@ def test_a_text_that_is_no_utf_8_changes_no_other_cell(tmp_path):
     assert rows_of(Query(uri, "SELECT a FROM t")) == [("é",), ("f\ufffd",)]
 
 
+@pytest.mark.claim("own-data", "query-result-one-select")
 def test_rows_come_in_blocks_of_bounded_size(tmp_path, monkeypatch):
     uri = sqlite_table(tmp_path / "x.db", ["a", "b"], [(i, -i) for i in range(1000)])
     monkeypatch.setattr(sql, "_BLOCK_CELLS", 600)
@@ -98,6 +101,7 @@ def test_rows_come_in_blocks_of_bounded_size(tmp_path, monkeypatch):
     assert [len(block["a"]) for block in many] == [65536, 4464]
 
 
+@pytest.mark.claim("own-data", "query-result-one-select")
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, monkeypatch):
     uri = sqlite_table(
         tmp_path / "x.db", ["a", "b"], [(i + 0.5, i) for i in range(300)]
@@ -138,6 +142,7 @@ def test_names_are_known_before_anything_is_computed(table):
         rows_of(query)
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 @pytest.mark.parametrize(
     "query",
     [
@@ -163,6 +168,7 @@ def test_nothing_is_written(table, tmp_path, monkeypatch, query):
     assert os.listdir(tmp_path) == ["x.db"]
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 def test_the_file_is_opened_for_reading_alone(table, tmp_path, monkeypatch):
     opened, connect = [], sql.sqlite3.connect
     monkeypatch.setattr(
@@ -222,6 +228,7 @@ def test_paths_may_have_any_characters_and_be_relative(tmp_path, monkeypatch):
     assert rows_of(Query("sqlite:///ä b?mode=rwc#%41.db", "SELECT a FROM t")) == [(1,)]
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 def test_a_computation_that_fails_says_nothing_about_its_record(tmp_path):
     rows = [(1,), (SECRET,), (-(2**63),)]
     uri = sqlite_table(tmp_path / "x.db", ["a"], rows)
@@ -242,6 +249,7 @@ def test_a_computation_that_fails_says_nothing_about_its_record(tmp_path):
 # --------------------------------------------------------------------------- URIs
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 @pytest.mark.parametrize(
     "uri",
     [
@@ -363,6 +371,7 @@ def test_a_query_without_the_columns_of_a_run_is_an_error(
         as_source(Query(people, "SELECT * FROM t", domain), width, columns)
 
 
+@pytest.mark.claim("own-data", "simulate-reads-each-partition")
 def test_a_simulation_reads_a_query_once(people, tmp_path):
     records = checked_source(
         Query(people, "SELECT age FROM t LIMIT 3"), 1, ["age"], "x"
@@ -395,6 +404,7 @@ def server():
         yield uri
 
 
+@pytest.mark.claim("own-data", "postgresql-read-through-adbc")
 def test_columns_of_postgresql_have_their_types(server):
     """Whether a cell is NULL, infinite or before the year 1 changes no other one."""
     query = open_query(server, "SELECT * FROM t ORDER BY n")
@@ -442,6 +452,7 @@ def test_other_types_of_postgresql_are_refused_unless_the_query_turns_them(
     assert len(rows_of(open_query(server, f"SELECT CAST({value} AS text) AS x"))) == 1
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("query", "message"),
@@ -471,6 +482,7 @@ def test_postgresql_makes_one_select_and_writes_nothing(server, query, message):
     assert len(rows_of(Query(server, "SELECT n FROM t"))) == 4
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("query", "match"),
@@ -490,6 +502,7 @@ def test_a_row_that_fails_says_nothing_about_its_record(server, query, match):
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.claim("own-data", "query-result-one-select")
 @pytest.mark.thorough
 def test_a_million_rows_of_postgresql_take_bounded_memory(server):
     """Measured in a process of its own, beyond what the first rows take."""
@@ -527,6 +540,7 @@ def test_a_pass_that_ends_early_closes_its_connection(server):
     ) == [(0,)]
 
 
+@pytest.mark.claim("own-data", "postgresql-read-through-adbc")
 @pytest.mark.thorough
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_texts_of_other_encodings_are_read(server, encoding):
@@ -564,6 +578,7 @@ def test_a_server_that_cannot_be_reached_is_said_clearly(server):
         assert said in str(caught.value)
 
 
+@pytest.mark.claim("own-data", "database-opened-reading-only")
 @pytest.mark.thorough
 def test_a_password_comes_from_the_environment_or_a_file(server, tmp_path, monkeypatch):
     folder = server.partition("host=")[2].partition("&")[0]

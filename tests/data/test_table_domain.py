@@ -31,6 +31,8 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, Dat
 from flower_kmeans.sklearn import PrivateKMeans
 from flower_kmeans.strategies import GLloyd, Lloyd
 
+pytestmark = pytest.mark.claim("guarantees", "7")
+
 DAYS = date(2020, 1, 1), date(2024, 12, 31)
 AGE = Number("age", 0, 120, missing=40)
 INCOME = Number("income", 1000, 1_000_000, scale="log")
@@ -521,6 +523,7 @@ def test_sensitivity_is_that_of_the_box_and_attained():
     ).max() <= 2 * SMALL.l2_bound(BITS)
 
 
+@pytest.mark.claim("reference/domains", "policy-pins-domain-runs")
 def test_what_was_read_off_records_has_no_private_budget():
     read_off = TableDomain(DOMAIN.declared, from_records=True)
     with pytest.raises(ConfigurationError, match="read off records"):
@@ -606,6 +609,7 @@ def columns_of(cells):
     return tables
 
 
+@pytest.mark.claim("reference/domains", "run-no-cell-error")
 @pytest.mark.parametrize("kind", columns_of(FIRST_IDS))
 def test_a_large_integer_is_its_category_beside_a_missing_cell(kind):
     encode = TableDomain([IDS]).encode
@@ -649,6 +653,7 @@ NO_DATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.claim("reference/domains", "run-no-cell-error")
 @given(st.lists(st.sampled_from(DATES_BY_CELL + NO_DATES), min_size=1, max_size=9))
 @settings(max_examples=100, deadline=None)
 def test_dates_of_an_object_column_are_each_read_by_themselves(cells):
@@ -684,6 +689,7 @@ def date_columns():
     }
 
 
+@pytest.mark.claim("reference/domains", "run-no-cell-error")
 @pytest.mark.parametrize("kind", date_columns())
 def test_the_date_of_a_time_is_that_in_its_own_zone(kind):
     column, domain = date_columns()[kind], TableDomain([STAY])
@@ -750,6 +756,7 @@ def test_a_type_that_holds_nothing_of_what_is_declared_is_refused(
             TableDomain([declared]).encode({"x": column}, malformed)
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 @pytest.mark.parametrize("habit", READ)
 def test_tables_of_all_kinds_are_encoded_by_their_columns(habit):
     """Those that have names for their columns; others are refused."""

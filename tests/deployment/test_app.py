@@ -127,6 +127,7 @@ def could_take_part(node):
     return CliRunner().invoke(flower_kmeans, command[1:]).exit_code == 0
 
 
+@pytest.mark.claim("deploy", "pages-defaults-on-one", "commands-these-pages-write")
 def test_the_apps_two_sides_make_a_run(run, tmp_path):
     report = run()
     assert (report["strategy"], report["trust"]) == (
@@ -142,6 +143,7 @@ def test_the_apps_two_sides_make_a_run(run, tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o600}
 
 
+@pytest.mark.claim("reading-a-report", "so-does-server-apps")
 def test_a_blind_server_has_no_centroid(run, tmp_path):
     report = run(*CHOSEN["fastlloyd"])
     assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
@@ -150,6 +152,7 @@ def test_a_blind_server_has_no_centroid(run, tmp_path):
     assert "Centroids" not in tables(page)
 
 
+@pytest.mark.claim("reading-a-report", "so-does-server-apps")
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
 def test_the_trust_model_and_the_keys_are_settings(run, trust, keys, tmp_path):
@@ -172,6 +175,7 @@ def test_the_trust_model_and_the_keys_are_settings(run, trust, keys, tmp_path):
     assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
 
 
+@pytest.mark.claim("deploy", "app-runs-synopsiskmeans-under")
 @pytest.mark.parametrize(
     ("name", "strategy", "n_rounds", "accepted"),
     [
@@ -209,6 +213,7 @@ CHOSEN = {  # strategies whose result only the nodes have
 }
 
 
+@pytest.mark.claim("deploy", "each-node-now-has")
 @pytest.mark.parametrize("name", CHOSEN)
 def test_assign_takes_the_result_file_of_a_node(run, name, tmp_path):
     run(*CHOSEN[name])
@@ -267,6 +272,7 @@ def strategy_of(monkeypatch):
     return load_script(monkeypatch, "server_app", loopback.APP).strategy_of
 
 
+@pytest.mark.claim("deploy", "app-runs-synopsiskmeans-under")
 @pytest.mark.parametrize(
     ("name", "cls", "bounds", "rounds"),
     [
@@ -343,6 +349,9 @@ def test_settings_that_do_not_fit_are_refused(
 NAMED = {"bounds": "x0=-14:14,x1=-14:14"}
 
 
+@pytest.mark.claim("reading-a-report", "so-does-server-apps")
+@pytest.mark.claim("protocol", "policys-domain-columns-pin")
+@pytest.mark.claim("reference/domains", "clients-other-declarations-have")
 @pytest.mark.parametrize(
     ("config", "odd", "bounds", "reason", "could"),
     [
@@ -378,6 +387,7 @@ def test_a_node_refuses_what_differs_from_its_policy(
     assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
 
 
+@pytest.mark.claim("protocol", "policys-domain-columns-pin")
 def test_columns_that_are_named_are_those_of_the_policy_the_file_and_the_page(
     run, tmp_path
 ):
@@ -390,6 +400,7 @@ def test_columns_that_are_named_are_those_of_the_policy_the_file_and_the_page(
     assert tomllib.loads(f"{line}\n{loopback.policy_text(loopback.BOUNDS)}")["columns"]
 
 
+@pytest.mark.claim("threat-model", "refusal-one-line-clients")
 def test_the_pages_refusal_is_what_a_node_logs(run, tmp_path, caplog):
     with pytest.raises(TooFewClientsError, match="policy"):
         run(odd={"max_epsilon": 0.5})
@@ -476,6 +487,7 @@ def declared(monkeypatch, tmp_path):
     return start
 
 
+@pytest.mark.claim("deploy", "categories-dates-missing-cells")
 def test_nodes_read_their_tables_by_a_domain_file(declared, tmp_path):
     page = declared(odd=ODD_LINES)
     found = tables(page)
@@ -505,6 +517,7 @@ def test_nodes_read_their_tables_by_a_domain_file(declared, tmp_path):
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.claim("deploy", "categories-dates-missing-cells")
 def test_no_malformed_cell_shows_in_what_a_client_sends(declared):
     """As many messages of the same sizes, whatever the cells of a node hold, and no refusal."""
     declared(n_rounds=1)
@@ -516,6 +529,7 @@ def test_no_malformed_cell_shows_in_what_a_client_sends(declared):
         assert sorted(declared.sizes) == usual
 
 
+@pytest.mark.claim("deploy", "categories-dates-missing-cells")
 @pytest.mark.parametrize(
     ("old", "new"),
     [

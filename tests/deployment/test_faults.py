@@ -16,9 +16,12 @@ from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.randomness import token
 
+pytestmark = pytest.mark.claim("deploy", "all-this-was-measured")
+
 DELTA = 1e-6
 
 
+@pytest.mark.claim("deploy", "superlink-dies-same-database")
 @pytest.mark.deployment
 @pytest.mark.parametrize("trust", faults.TRUSTS)
 @pytest.mark.parametrize("name", faults.FAULTS)

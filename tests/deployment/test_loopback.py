@@ -43,6 +43,7 @@ def credentials(monkeypatch):
 # -------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.claim("deploy", "pages-defaults-on-one")
 @pytest.mark.deployment
 def test_the_pages_defaults_make_a_run(tmp_path):
     partitions = loopback.example_partitions()
@@ -51,6 +52,7 @@ def test_the_pages_defaults_make_a_run(tmp_path):
     )
 
 
+@pytest.mark.claim("reading-a-report", "page-server-saw-no")
 @pytest.mark.deployment
 def test_three_nodes_learn_the_same_and_the_server_nothing(tmp_path):
     partitions = loopback.example_partitions()
@@ -58,6 +60,7 @@ def test_three_nodes_learn_the_same_and_the_server_nothing(tmp_path):
     check_blind_outcome(run_once(tmp_path, partitions, BLIND, policy), partitions)
 
 
+@pytest.mark.claim("reading-a-report", "page-server-saw-no")
 @pytest.mark.deployment
 def test_four_nodes_and_a_server_that_sees_no_sum(tmp_path):
     """``clients-only`` with pinned keys: every client adds a noise share, and clients open."""
@@ -68,6 +71,7 @@ def test_four_nodes_and_a_server_that_sees_no_sum(tmp_path):
     )
 
 
+@pytest.mark.claim("deploy", "another-strategy-trust-model")
 @pytest.mark.deployment
 def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path):
     partitions = loopback.example_partitions()
@@ -77,6 +81,7 @@ def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path):
     )
 
 
+@pytest.mark.claim("deploy", "nodes-see-projections-points")
 @pytest.mark.deployment
 def test_the_server_starts_feddp_from_points_that_stay_with_it(tmp_path):
     partitions, points = loopback.example_partitions(), server_points()
@@ -120,6 +125,7 @@ def commands():
     return found
 
 
+@pytest.mark.claim("tables/deployments", "last-row-run-pages")
 def test_the_pages_commands_are_those_that_run():
     documented = commands()
     settings = {
@@ -162,6 +168,7 @@ def test_the_pages_commands_are_those_that_run():
     )
 
 
+@pytest.mark.claim("tables/deployments", "last-row-run-pages")
 def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     made = [

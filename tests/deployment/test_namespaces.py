@@ -58,6 +58,7 @@ def watched(machines):
 # -------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.claim("tables/deployments", "test-between-network-namespaces")
 @pytest.mark.deployment
 @pytest.mark.parametrize("condition", ["plain", "netem", "relay"])
 def test_three_machines_and_the_server_learn_the_same(network, tmp_path, condition):
@@ -99,6 +100,7 @@ def rows_of_ports(grpc):
     return {(a, b, int(port)) for a, b, port, use in rows if not use.startswith(other)}
 
 
+@pytest.mark.claim("deploy", "firewalls-table")
 @pytest.mark.parametrize("grpc", [False, True])
 def test_firewalls_are_the_pages_table(monkeypatch, grpc):
     monkeypatch.setattr(namespaces, "fleet_is_grpc", lambda: grpc)
@@ -123,6 +125,7 @@ def test_firewalls_are_the_pages_table(monkeypatch, grpc):
     ) in rows_of_ports(grpc)
 
 
+@pytest.mark.claim("tables/deployments", "test-between-network-namespaces")
 def test_bad_networks_are_as_bad_as_on_the_page():
     late, jitter = namespaces.DELAY_MS, namespaces.JITTER_MS
     text = (ROOT / "docs" / "tables" / "deployments.md").read_text("utf-8")
@@ -165,6 +168,7 @@ def listening(net, name, host, *ports):
             process.kill()
 
 
+@pytest.mark.claim("deploy", "firewalls-table")
 @pytest.mark.thorough
 def test_machines_reach_each_other_at_the_ports_of_their_firewalls_only(network):
     link = namespaces.Machine("link", "10.99.0.1", serves=(8000,))

@@ -98,6 +98,7 @@ def check_charges(directory, parties=2):
         assert not work.exists() or not list(work.iterdir())
 
 
+@pytest.mark.claim("deploy-vertical", "both-then-have-centroids")
 @pytest.mark.deployment
 @pytest.mark.parametrize(
     ("widths", "holders", "trips"),
@@ -129,6 +130,7 @@ def test_all_parties_learn_the_same_and_the_server_nothing(
     check_charges(tmp_path, len(widths))
 
 
+@pytest.mark.claim("deploy-vertical", "then-run-ends-at")
 @pytest.mark.deployment
 def test_a_party_that_dies_between_requests_ends_the_run_and_is_named(tmp_path):
     config = settings(120, radius=False)
@@ -157,6 +159,7 @@ def test_an_undisturbed_run_to_compare_with(tmp_path):
     check_charges(tmp_path)
 
 
+@pytest.mark.claim("deploy-vertical", "partys-process-dies-repeated")
 @pytest.mark.deployment
 @pytest.mark.parametrize("party", [0, 1])
 def test_a_party_that_is_killed_and_started_again_goes_on(tmp_path, party):
@@ -175,6 +178,7 @@ def test_a_party_that_is_killed_and_started_again_goes_on(tmp_path, party):
     check_charges(tmp_path)
 
 
+@pytest.mark.claim("deploy-vertical", "partys-process-dies-repeated")
 @pytest.mark.deployment
 def test_a_server_that_is_killed_goes_on_and_costs_one_charge(tmp_path):
     config = settings(120, radius=False, resume=str(tmp_path / "kept"))
@@ -198,6 +202,7 @@ def test_a_server_that_is_killed_goes_on_and_costs_one_charge(tmp_path):
     check_charges(tmp_path)
 
 
+@pytest.mark.claim("deploy-vertical", "partys-process-dies-repeated")
 @pytest.mark.deployment
 def test_rows_that_differ_end_the_run_before_anybody_is_charged(tmp_path):
     with set_up(tmp_path, first_rows=[0, 1]) as running:
@@ -217,6 +222,7 @@ def test_rows_that_differ_end_the_run_before_anybody_is_charged(tmp_path):
 # --------------------------------------------------------------------------- the page
 
 
+@pytest.mark.claim("deploy", "commands-these-pages-write")
 def test_the_pages_words_are_those_that_run(tmp_path):
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     lines = [
@@ -245,6 +251,7 @@ def test_the_pages_words_are_those_that_run(tmp_path):
     assert known["config"]["bounds"] in PAGE
 
 
+@pytest.mark.claim("deploy", "commands-these-pages-write")
 def test_the_pages_policy_is_read_and_pins_one_partys_columns(tmp_path):
     limits = {"min_clients": 2, "max_opened": 100, "work_dir": "/srv/work"}
     limits["rows_key_file"] = "rows.key"
@@ -258,6 +265,7 @@ def test_the_pages_policy_is_read_and_pins_one_partys_columns(tmp_path):
     assert (policy.trusts, policy.columns) == (("vertical",), ("income", "age"))
 
 
+@pytest.mark.claim("deploy", "commands-these-pages-write")
 def test_the_pages_figures_are_those_of_the_plan():
     rows = re.findall(
         r"^\| (?!with a radius|-)(.*) \|$", PAGE.split("## What it takes")[1], re.M

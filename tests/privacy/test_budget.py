@@ -38,6 +38,7 @@ def test_what_is_no_budget_is_refused(options, error, name):
         PrivacyBudget(*options)
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.parametrize(
     ("n_units", "delta"),
     [(1, 1e-6), (10_000, 1e-6), (10_001, 1 / 1_000_100), (10**9, 1e-11)],

@@ -21,6 +21,8 @@ from flower_kmeans.privacy.calibration import (
     mu_of_budget,
 )
 
+pytestmark = pytest.mark.claim("guarantees", "1", "2")
+
 TABLE = json.loads(
     Path(__file__).with_name("tensorflow_privacy_table.json").read_text()
 )
@@ -95,6 +97,7 @@ EPSILONS = [0.01, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 10.0]
 MUS = [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.3, 2.0, 3.0, 5.0, 8.0, 11.0]
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.parametrize("delta", DELTAS)
 def test_mu_is_rounded_downward(delta):
     """It stays within the budget as a real number does, and its successor does not."""
@@ -104,6 +107,7 @@ def test_mu_is_rounded_downward(delta):
         assert exact_delta(math.nextafter(mu, math.inf), epsilon) > delta
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.parametrize("delta", DELTAS)
 def test_epsilon_is_rounded_upward(delta):
     for mu in MUS:
@@ -113,6 +117,7 @@ def test_epsilon_is_rounded_upward(delta):
             assert exact_delta(mu, math.nextafter(epsilon, 0.0)) > delta
 
 
+@pytest.mark.claim("guarantees", "1")
 def test_delta_is_rounded_upward():
     ups = 0
     for mu, epsilon in itertools.product(MUS, EPSILONS):

@@ -13,6 +13,8 @@ from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
+pytestmark = pytest.mark.claim("guarantees", "42")
+
 STDS = [2.0, 2.1, 2.75, 4.0, 7.5]
 # Standard deviation in grid units, shift of a coordinate, how many coordinates are
 # shifted, delta.
@@ -150,6 +152,7 @@ def shares_and_plan(shares, share_std):
     return variance, planned
 
 
+@pytest.mark.claim("guarantees", "41")
 @pytest.mark.default_cases("2-2.0", "3-2.0", "8-2.0")
 @pytest.mark.parametrize(("shares", "share_std"), SHARES)
 def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
@@ -163,6 +166,7 @@ def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
         assert largest_step([0.98 * mpmath.mpf(variance)] * shares, planned) > mu
 
 
+@pytest.mark.claim("guarantees", "41")
 @pytest.mark.default_cases("weights0")
 @pytest.mark.parametrize("weights", [(4, 4, 9), (4, 30), (4, 6, 9, 25)])
 def test_a_sum_of_unequal_parts_is_as_private_as_planned(weights, variance_of):
@@ -176,6 +180,7 @@ def test_a_sum_of_unequal_parts_is_as_private_as_planned(weights, variance_of):
         assert largest_step([0.98 * part for part in parts], planned) > mu
 
 
+@pytest.mark.claim("guarantees", "41")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("shares", "share_std"), [(2, 2.0), (3, 2.0), (8, 2.0)])
 @pytest.mark.parametrize("shift", [1, 3])
@@ -200,6 +205,7 @@ def test_the_profile_of_a_sum_of_shares_stays_below_the_plans(shares, share_std,
         assert exceeds(0.98 * variance) > 0
 
 
+@pytest.mark.claim("guarantees", "41")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("share_std", [2.0, 2.5])
 @pytest.mark.parametrize("shares", [2, 3, 4, 8])

@@ -48,6 +48,7 @@ def laplace_tradeoff(alpha, cost):
     return mpmath.exp(-cost) * (1 - alpha)
 
 
+@pytest.mark.claim("guarantees", "4")
 @pytest.mark.default_cases("1e-06", "0.2", "1", "8", "150")
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
@@ -70,6 +71,7 @@ def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
         assert laplace_tradeoff(alpha, mpmath.mpf(cost)) < mpmath.ncdf(-less / 2)
 
 
+@pytest.mark.claim("guarantees", "4")
 @pytest.mark.parametrize(
     "parts",
     [
@@ -93,6 +95,7 @@ def test_a_release_of_many_words_reveals_no_more_than_one_of_one_word(parts):
 # --------------------------------------------------------------------------- sums
 
 
+@pytest.mark.claim("guarantees", "6")
 def test_charges_are_exact_and_rounded_upward():
     third = gaussian(1 / 3.0)
     one = charge_of([third])
@@ -231,6 +234,7 @@ def loss_of(releases):
     return laplace_loss(releases[0].cost, len(releases))
 
 
+@pytest.mark.claim("guarantees", "3", "5")
 @pytest.mark.default_cases("either", "pure")
 @pytest.mark.parametrize("first", FIRST)
 def test_runs_chosen_after_a_result_keep_the_ledgers_limit(first, tmp_path):
@@ -251,6 +255,7 @@ def test_runs_chosen_after_a_result_keep_the_ledgers_limit(first, tmp_path):
     assert delta_at(ahead(best, loss_of(FIRST[first]))) <= DELTA * 1.002
 
 
+@pytest.mark.claim("guarantees", "3")
 def test_three_runs_chosen_one_after_the_other_keep_the_limit():
     """Each from six mechanisms, for every result of those before."""
     square = mu_of_budget(EPSILON, DELTA) ** 2
@@ -268,6 +273,7 @@ def fixed_epsilon(releases):
     return PrivacyPlan(PrivacyBudget(EPSILON, DELTA), None, (releases,)).epsilon()
 
 
+@pytest.mark.claim("guarantees", "3")
 @pytest.mark.thorough
 def test_what_one_fixed_composition_allows_exceeds_the_limit():
     """The same adversary, where runs are composed as if they had been fixed beforehand."""
@@ -279,6 +285,7 @@ def test_what_one_fixed_composition_allows_exceeds_the_limit():
     assert delta_at(ahead(best, loss_of(first))) > 2 * DELTA
 
 
+@pytest.mark.claim("guarantees", "3")
 def test_a_sequence_of_gaussian_runs_reaches_the_limit(tmp_path):
     """Runs that differ in scale, as many as the ledger accepts."""
     value, run, scale = END, 0, 0.5

@@ -205,6 +205,7 @@ def test_beside_runs_for_records_a_run_for_clients_counts_what_one_record_moves(
     assert spent_epsilon(state_dir, DELTA) == ledger.epsilon(DELTA)
 
 
+@pytest.mark.claim("threat-model", "run-ends-result-was")
 def test_what_an_ended_run_did_not_use_comes_back(ledger, state_dir):
     charge(ledger, answer_of(t=2), PLAN, LOOSE)
     assert ledger.epsilon(DELTA) == cost(1)
@@ -237,6 +238,7 @@ def test_runs_that_are_ended_together_give_back_what_they_left(ledger, state_dir
     assert spent_epsilon(state_dir, DELTA) == ledger.epsilon(DELTA)
 
 
+@pytest.mark.claim("threat-model", "run-ends-result-was")
 def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
     """What a charge reads and computes does not grow with what was charged before."""
 
@@ -282,6 +284,7 @@ def test_other_answers_and_those_before_the_last_are_refused(
     charge(ledger, answer_of(2, t=t, attempt=attempt), plan, LOOSE)  # another run
 
 
+@pytest.mark.claim("threat-model", "59")
 @pytest.mark.parametrize("plan", [gaussian_plan(), None], ids=["private", "plain"])
 def test_all_attempts_at_a_round_are_for_one_query(ledger, plan):
     """Two answers to two queries of a round would be two releases for one charge."""
@@ -325,6 +328,7 @@ def test_one_sum_of_a_round_is_voted_for(ledger, state_dir):
     assert ledger.epsilon(DELTA) == cost(1)
 
 
+@pytest.mark.claim("threat-model", "vote-reserves-like-answer")
 def test_a_first_vote_reserves_the_plan_and_answers_charge_it_round_by_round(
     ledger, state_dir
 ):
@@ -349,6 +353,7 @@ def test_a_vote_after_an_answer_reserves_nothing_further(ledger):
     assert ledger.epsilon(DELTA) == cost(1 / 3)
 
 
+@pytest.mark.claim("threat-model", "vote-reserves-like-answer")
 def test_votes_without_answers_are_bounded_by_the_budget(ledger, state_dir):
     """The end gives back what a vote reserved, and a run without privacy reserves nothing."""
     for run in (1, 2, 3):
@@ -454,6 +459,7 @@ def test_gaussian_noise_never_meets_a_total_delta_of_zero(ledger):
 # --------------------------------------------------------------------------- memories
 
 
+@pytest.mark.claim("threat-model", "ledger-keeps-at-most")
 def test_enrolments_without_an_answer_cost_a_bounded_file(ledger, state_dir):
     """Thousands of documents, each padded: the file stays that of the few that are kept."""
     document = bytes(20_000)
@@ -493,6 +499,7 @@ def test_the_sessions_that_were_used_last_are_kept(ledger, state_dir):
     assert ledger.load(b"s" * 32) == (second, b"second")
 
 
+@pytest.mark.claim("threat-model", "last-answer-last-vote")
 def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening(
     state_dir,
 ):
@@ -558,6 +565,7 @@ def test_a_memory_is_replaced_by_whoever_read_it_last(ledger, state_dir):
 # ---------------------------------------------------------------------- other processes
 
 
+@pytest.mark.claim("what-epsilon-means", "clients-ledger-adds-up")
 def test_two_processes_together_never_exceed_the_limit(state_dir):
     runs = (range(1, 13), range(101, 113))
     found = side_by_side(
@@ -741,6 +749,7 @@ def test_what_is_no_directory_and_no_ledger_is_one_sentence(tmp_path, state_dir)
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.claim("threat-model", "run-ends-result-was")
 def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     """`fullfsync` matters on macOS alone, where `fsync` leaves data in the drive's cache."""
     settings = ("synchronous", "fullfsync", "checkpoint_fullfsync", "secure_delete")

@@ -32,6 +32,8 @@ from flower_kmeans.privacy.noise import (
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
+pytestmark = pytest.mark.claim("guarantees", "9")
+
 VECTORS = json.loads(Path(__file__).with_name("noise_vectors.json").read_text())
 # Public keys: the goodness-of-fit tests below are repeatable. Each would pass for all
 # but a millionth of all keys.
@@ -237,6 +239,8 @@ def test_draw_is_the_multiplier_times_the_unit():
         assert sampler_name(release, shared=True) == "discrete-gaussian/2"
 
 
+@pytest.mark.claim("CONTRIBUTING", "no-seed-reaches-keys")
+@pytest.mark.claim("guarantees", "9")
 def test_the_same_parameters_twice_give_other_noise():
     one, two = (draw(GAUSSIAN, np.full(50, 1000.0), Stream.fresh()) for _ in range(2))
     assert not np.array_equal(one, two)
@@ -245,6 +249,7 @@ def test_the_same_parameters_twice_give_other_noise():
     assert not draw_share(exact, np.full(9, 1000.0), 3, Stream.fresh()).any()
 
 
+@pytest.mark.claim("guarantees", "41")
 def test_shares_add_up_to_the_planned_noise():
     """Planned standard deviation: 3 * 20. A sum of discrete Gaussians is one, up to 7e-17."""
     units = np.full(20_000, 20.0)
@@ -255,6 +260,7 @@ def test_shares_add_up_to_the_planned_noise():
     assert_scale(total, 60)
 
 
+@pytest.mark.claim("guarantees", "43")
 @pytest.mark.parametrize("numbers", [(15, 16, 17, 18, 19), (1, 19), (799, 845, 999)])
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
@@ -282,6 +288,7 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
         )
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_a_share_in_parts_has_the_law_of_a_share():
     """At the least widths: two grid units for a part, and for what is left when it is removed."""
     unit = np.full(20_000, math.sqrt(4 * 8) / 3)

@@ -57,6 +57,7 @@ def accountant_epsilon(plan, delta):
     return accountant.get_epsilon(delta)
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
@@ -69,6 +70,7 @@ def test_gaussian_plans_agree_with_dp_accounting(epsilon, delta):
     assert accountant_epsilon(plan, delta) == pytest.approx(epsilon, rel=2e-3)
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.parametrize("row", TABLE["rounds"])
 def test_rounds_agree_with_tensorflow_privacy(row):
     rounds = ((gaussian(row["noise_multiplier"]),),) * row["rounds"]
@@ -97,6 +99,7 @@ def test_one_factor_scales_all_releases(rounds):
     assert plan_from_config(decode(encode(plan.to_config()), dict[str, Any])) == plan
 
 
+@pytest.mark.claim("guarantees", "2")
 @pytest.mark.parametrize("rounds", [LAPLACE, MIXED])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-6), (5.0, 1e-9)])
 def test_mixtures_meet_the_budget_and_waste_little(rounds, epsilon, delta):
@@ -197,6 +200,7 @@ def exact_delta(square, epsilon):
         return (above - mpmath.exp(e) * mpmath.erfc((e / mu + mu / 2) / root)) / 2
 
 
+@pytest.mark.claim("guarantees", "1")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.7, 1.0, 2.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 3e-7, 1e-9])
@@ -328,6 +332,7 @@ def test_plan_refuses_what_it_cannot_promise(budget, releases, message):
     assert len(PrivacyPlan(PrivacyBudget(1.0, 1e-6), 10, ((COLUMNS,),)).releases) == 1
 
 
+@pytest.mark.claim("guarantees", "15")
 def test_parts_of_a_release_compose_as_releases_do():
     columns = Release("sums", "laplace", "linf", 12.0, ("sums",), ((0.5, 3), (1.0, 2)))
     one_by_one = [laplace(24.0, f"{i}") for i in range(3)] + [
@@ -354,6 +359,7 @@ def test_parts_of_a_release_compose_as_releases_do():
 # -------------------------------------------------------------------- two runs together
 
 
+@pytest.mark.claim("guarantees", "6")
 @pytest.mark.parametrize(("first", "second"), [(GAUSSIAN, GAUSSIAN), (GAUSSIAN, MIXED)])
 def test_two_runs_cost_what_all_of_their_releases_cost(first, second):
     plans = [

@@ -19,6 +19,7 @@ def blocks(key, counters):
     return np.frombuffer(data, dtype="<u8")
 
 
+@pytest.mark.claim("guarantees", "9")
 def test_everything_secret_comes_through_one_name(monkeypatch):
     assert len(token(32)) == 32
     assert token(32) != token(32)

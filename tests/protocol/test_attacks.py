@@ -117,6 +117,7 @@ def enrol(scene, i=0, data=b""):
 # ---------------------------------------------------------------------- 1 to 6: one sum
 
 
+@pytest.mark.claim("threat-model", "1")
 @shared
 def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
     """It has all public keys and the lasting keys of nobody; the seal's own members open it."""
@@ -131,6 +132,7 @@ def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
             )
 
 
+@pytest.mark.claim("threat-model", "1")
 def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     s = start(B)
     s.round(1)
@@ -147,6 +149,7 @@ def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
                 assert key_agreement.unseal(key, sealed, context)
 
 
+@pytest.mark.claim("threat-model", "2")
 @stopped_by("require_one_vote", of=[(S, "roster"), (B, "relayed")])
 @shared
 @each_keys
@@ -159,6 +162,7 @@ def test_02_two_survivor_sets_of_one_context(start, trust, keys):
     assert isinstance(s.add(0, answers), Added)  # the same one may be repeated
 
 
+@pytest.mark.claim("threat-model", "3")
 @stopped_by("require_one_vote", of=[(S, "roster", False)])
 @shared
 @each_keys
@@ -172,6 +176,7 @@ def test_03_sums_of_two_attempts_of_one_round(start, trust, keys, ledger):
     defended(s.add(0, second, attempt=2), Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "4")
 @stopped_by("require_one_vote", of=[(B,)])
 @shared
 def test_04_other_shares_of_the_same_survivors(start, trust):
@@ -185,6 +190,7 @@ def test_04_other_shares_of_the_same_survivors(start, trust):
     defended(s.add(0, s.deal(attempt=2), attempt=2), Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "6")
 @stopped_by("require_crowd", of=[(S, "roster"), (B, "relayed")])
 @shared
 @each_keys
@@ -202,6 +208,7 @@ def test_06_the_shares_of_one_client(start, trust, keys):
 # ------------------------------------------------------------------- 7 to 9: committees
 
 
+@pytest.mark.claim("threat-model", "7")
 @stopped_by("require_crowd", of=[(S,), (O,)])
 @protected
 def test_07_a_cohort_of_two(start, trust):
@@ -210,6 +217,7 @@ def test_07_a_cohort_of_two(start, trust):
     defended(s.ask(0), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "7")
 @stopped_by("require_committee", of=[(S, "roster"), (B, "relayed")])
 @shared
 @each_keys
@@ -219,6 +227,7 @@ def test_07_a_committee_without_some_slots(start, trust, keys):
     defended(s.ask(0), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "8")
 @stopped_by("require_committee")
 def test_08_a_committee_that_the_server_chose(start):
     s = start(S, n=70)
@@ -230,6 +239,7 @@ def test_08_a_committee_that_the_server_chose(start):
     defended(s.ask(s.committee.slots[1], attempt=2), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "8")
 @shared
 def test_08_two_committees_in_two_attempts(start, trust):
     """Each half is called absent in one attempt: too few are left to open in either."""
@@ -246,6 +256,7 @@ def replace_committee(scene, slots=None, keys=None):
     return Committee(slots, keys, scene.frame.n_slots, 1).encode()
 
 
+@pytest.mark.claim("threat-model", "9")
 def test_09_an_epoch_beyond_the_last(start):
     s = start(set_up=False, epoch=15)
     assert isinstance(enrol(s), Enrolled)
@@ -254,6 +265,7 @@ def test_09_an_epoch_beyond_the_last(start):
     )
 
 
+@pytest.mark.claim("threat-model", "9")
 def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
     s = start(S, n=70, absent=[3])
     for run in (b"\1" * 16, b"\2" * 16):
@@ -266,6 +278,7 @@ def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
 # ---------------------------------------------------------------------- 10 to 14: slots
 
 
+@pytest.mark.claim("threat-model", "10")
 @stopped_by("is_claimed", to=always(True), of=[(S,)])
 @shared
 def test_10_a_swapped_public_key_of_a_member(start, trust):
@@ -290,6 +303,7 @@ CLAIMS = {
 }
 
 
+@pytest.mark.claim("threat-model", "10")
 @pytest.mark.default_cases("values")
 @stopped_by("is_claimed", to=always(True), of=[(S, claim) for claim in CLAIMS])
 @pytest.mark.parametrize("wrong", CLAIMS)
@@ -316,6 +330,7 @@ def test_10_a_claim_for_another_slot_run_node_or_key(start, trust, wrong):
     defended(s.ask(0, claims=claims(false)), Code.KEY)
 
 
+@pytest.mark.claim("threat-model", "11")
 @stopped_by("static_secret", to=always(b""), of=[(S,), (B,)])
 @shared
 def test_11_a_share_dealt_in_a_clients_name(start, trust):
@@ -350,6 +365,7 @@ def share_of(scene, i, sums):
     return scene.run.trust.sum.protect(vector, sums, i, bytes(32))[0]
 
 
+@pytest.mark.claim("threat-model", "12")
 @shared
 @each_keys
 def test_12_shares_of_another_member_attempt_order_or_run(start, trust, keys):
@@ -394,6 +410,7 @@ def slot_of_another(scene, i, slot):
     return request
 
 
+@pytest.mark.claim("threat-model", "13")
 @stopped_by("require_own_slot", "is_claimed", to=always(True), of=[(S,)])
 @stopped_by("require_own_slot", of=[(O,)])
 @protected
@@ -403,6 +420,7 @@ def test_13_a_slot_that_the_server_chose(start, trust):
     defended(s.ask(0, n_slots=8), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "13")
 @stopped_by("require_one_slot", of=[(S,), (O,)])
 @protected
 def test_13_one_client_at_two_slots(start, trust):
@@ -411,6 +429,7 @@ def test_13_one_client_at_two_slots(start, trust):
     defended(s.ask(0, attempt=2, **slot_of_another(s, 0, 2)), Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "14")
 @stopped_by("require_leaf", of=[(S, "roster"), (O, "relayed")])
 @protected
 @each_keys
@@ -427,6 +446,7 @@ def test_14_a_cohort_without_this_session(start, trust, keys):
     defended(s.ask(0), Code.RENEW)
 
 
+@pytest.mark.claim("threat-model", "14")
 def test_14_a_committee_without_the_clients_own_key(start):
     s = start(S)
     keys = list(s.committee.public_keys)
@@ -452,6 +472,7 @@ def two_vectors_under_one_mask(first, second):
         raise SucceededError
 
 
+@pytest.mark.claim("threat-model", "15")
 @stopped_by("is_committed", to=always(True), of=[(False,)])
 @pytest.mark.parametrize("copies", [False, True])
 def test_15_records_changed_after_a_ledger_was_rolled_back(start, copies):
@@ -468,6 +489,7 @@ def test_15_records_changed_after_a_ledger_was_rolled_back(start, copies):
         defended(second, Code.RENEW)
 
 
+@pytest.mark.claim("threat-model", "15")
 @stopped_by("require_one_answer")
 def test_15_records_changed_between_two_requests(start):
     """Even if a commitment were blind to the change, an attempt has one answer."""
@@ -482,6 +504,7 @@ def test_15_records_changed_between_two_requests(start):
         defended(second, Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "15")
 @stopped_by("require_one_answer", of=[(S,)])
 @shared
 def test_15_under_shares_an_attempt_has_one_answer_and_the_next_another(start, trust):
@@ -494,6 +517,8 @@ def test_15_under_shares_an_attempt_has_one_answer_and_the_next_another(start, t
     assert isinstance(s.ask(0, attempt=2), Answer)
 
 
+@pytest.mark.claim("threat-model", "15")
+@pytest.mark.claim("protocol", "ledger-kept-restored-from")
 def test_15_a_ledger_from_a_backup_repeats_its_bytes(start):
     s = start(O, ledger=True, policy={"copy_records": False})
     directory = s.nodes[0].policy.state_dir
@@ -513,6 +538,7 @@ def first_query(scene):
     return dict(algorithm.query(algorithm.initial_state(None)).arrays)
 
 
+@pytest.mark.claim("threat-model", "16")
 @stopped_by("require_one_answer", "require_one_query", of=[(False,)])
 @each_ledger
 def test_16_two_queries_in_one_attempt(start, ledger):
@@ -528,6 +554,7 @@ def test_16_two_queries_in_one_attempt(start, ledger):
     assert s.ask(0) == first
 
 
+@pytest.mark.claim("threat-model", "59")
 @stopped_by("require_one_query", of=[(S, False), ("trusted-server", False)])
 @pytest.mark.parametrize("trust", [S, "trusted-server"])
 @each_ledger
@@ -544,6 +571,7 @@ def test_59_two_queries_in_two_attempts(start, trust, ledger):
     assert isinstance(s.ask(0, attempt=2), Answer)
 
 
+@pytest.mark.claim("threat-model", "59")
 @stopped_by("require_one_query", of=[(False,)])
 @each_ledger
 def test_59_two_histories_in_two_sessions(start, ledger):
@@ -566,6 +594,7 @@ def entry_with_other_words(scene):
     return bytes(words)
 
 
+@pytest.mark.claim("threat-model", "17")
 @stopped_by(
     "flower_kmeans.algorithms.base.Algorithm.check_query",
     of=[(S,), ("trusted-server",)],
@@ -577,6 +606,7 @@ def test_17_a_query_out_of_range(start, trust):
     defended(s.ask(0, query=encode_arrays(wide)), Code.BAD_MESSAGE)
 
 
+@pytest.mark.claim("threat-model", "17")
 @every
 def test_17_a_malformed_query(start, trust):
     """A blind server sends none."""
@@ -615,6 +645,7 @@ WEAK = {
 }
 
 
+@pytest.mark.claim("threat-model", "18")
 @stopped_by("require_policy", of=[(B, name) for name in WEAK])
 @pytest.mark.parametrize("name", WEAK)
 @shared
@@ -625,6 +656,7 @@ def test_18_a_weak_plan_or_few_clients(start, trust, name):
     assert s.nodes[0].n_loads == 0
 
 
+@pytest.mark.claim("threat-model", "18")
 @stopped_by("require_policy")
 def test_18_relayed_keys_at_a_client_with_a_roster(start):
     s = start(B, set_up=False)
@@ -636,6 +668,7 @@ def test_18_relayed_keys_at_a_client_with_a_roster(start):
     defended(enrol(other, data=s.run.data), Code.POLICY, Code.KEY)
 
 
+@pytest.mark.claim("threat-model", "18")
 @stopped_by("require_policy")
 def test_18_a_policy_that_was_tightened_counts_at_once(start):
     s = start(B)
@@ -658,6 +691,7 @@ def test_18_another_document_under_a_runs_hash(start):
     defended(reply, Code.BAD_MESSAGE)
 
 
+@pytest.mark.claim("threat-model", "19")
 @stopped_by("require_roster")
 def test_19_another_roster_or_beacon(start):
     s = start(B, set_up=False)
@@ -680,6 +714,7 @@ def test_19_levels_of_noise_that_no_sum_of_the_roster_reaches(start):
         defended(enrol(s, data=encode(change(s.document, levels=levels))), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "19")
 def test_19_one_poisoned_line_at_one_client(start, tmp_path):
     """A client that holds another key for an absent one takes part in no run of the others."""
     s = start(O, set_up=False)
@@ -700,6 +735,7 @@ def entry_changed(scene, **changes):
     return (change(scene.entries[-1], **changes),)
 
 
+@pytest.mark.claim("threat-model", "20")
 @stopped_by("require_checksum", of=[(O,)])
 @blind
 def test_20_an_announced_sum_that_is_not_the_survivors(start, trust):
@@ -720,6 +756,7 @@ def close_with(scene, named, added):
     scene.announce(entry)
 
 
+@pytest.mark.claim("threat-model", "20")
 @stopped_by("require_checksum")
 def test_20_masked_words_that_are_not_the_survivors(start):
     """One client's words are left out of the sum that is announced for all."""
@@ -728,6 +765,7 @@ def test_20_masked_words_that_are_not_the_survivors(start):
     defended(s.ask(0, t=2), Code.GARBAGE)
 
 
+@pytest.mark.claim("threat-model", "20")
 @stopped_by("require_crowd", of=[("roster",)])
 @each_keys
 def test_21_a_sum_of_two_clients(start, keys):
@@ -736,6 +774,7 @@ def test_21_a_sum_of_two_clients(start, keys):
     defended(s.ask(4, t=2), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "21")
 @stopped_by("is_followed", to=always(False), of=[(B,), (O,)])
 @blind
 def test_22_a_second_sum_of_a_round(start, trust):
@@ -753,6 +792,7 @@ def test_22_a_second_sum_of_a_round(start, trust):
             raise SucceededError
 
 
+@pytest.mark.claim("threat-model", "22")
 @stopped_by(f"{SECAGG}.key_agreement.query_key", to=always(ZERO))
 def test_23_a_blind_server_guesses_the_query(start):
     """Even the right guess of query and history does not confirm itself, from the first key on."""
@@ -771,6 +811,7 @@ def test_23_a_blind_server_guesses_the_query(start):
 QUERY_TAG, NOISE_KEY = transcript.query_tag, key_agreement.noise_key
 
 
+@pytest.mark.claim("threat-model", "23")
 @stopped_by(
     f"{PROTOCOL}.transcript.query_tag",
     to=lambda key, h, query: QUERY_TAG(key, b"", query),
@@ -815,6 +856,7 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
     assert not any(seen)
 
 
+@pytest.mark.claim("threat-model", "24")
 @stopped_by(f"{PROTOCOL}.session.ContextMemory.save_records", of=[(O, False)])
 @protected
 @each_ledger
@@ -829,6 +871,7 @@ def test_24_commitments_do_not_show_that_records_changed(start, trust, ledger):
         raise SucceededError
 
 
+@pytest.mark.claim("threat-model", "24")
 @stopped_by("require_few_sessions", of=[(False,)])
 @each_ledger
 def test_24_without_a_copy_three_sessions_show_it_at_most(start, ledger):
@@ -868,6 +911,7 @@ def opened(parts, context, vector):
     return found
 
 
+@pytest.mark.claim("threat-model", "25")
 @stopped_by(f"{SECAGG}.shares._require_few")
 def test_25_other_false_shares_for_every_prime():
     """One false position in each prime is correctable there; together they are too many."""
@@ -876,6 +920,7 @@ def test_25_other_false_shares_for_every_prime():
     assert opened(parts | false, context, vector) is None
 
 
+@pytest.mark.claim("threat-model", "25")
 @stopped_by(f"{SECAGG}.shares._fit", to=always(True))
 def test_25_a_false_share_that_the_random_combination_misses():
     vector, context, parts = dealt()
@@ -888,6 +933,7 @@ def test_25_a_false_share_that_the_random_combination_misses():
 # ----------------------------------------------------------------------------- 26 to 31
 
 
+@pytest.mark.claim("threat-model", "26")
 @stopped_by("require_same_query", of=[(B,), (O,)])
 @blind
 def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
@@ -920,6 +966,7 @@ def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
     assert isinstance(s.ask(0, t=3), Answer)
 
 
+@pytest.mark.claim("threat-model", "27")
 @stopped_by("require_add_history")
 def test_27_add_for_a_history_that_it_does_not_share(start):
     s = start(B)
@@ -937,6 +984,7 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
     defended(s.add(0, answers, t=2, h=b"h" * 32, sealed=sealed), Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "27")
 @stopped_by("require_add_history")
 def test_27_add_for_a_round_whose_sum_it_followed(start):
     s = start(B)
@@ -947,6 +995,7 @@ def test_27_add_for_a_round_whose_sum_it_followed(start):
     defended(s.add(0, answers, h=before), Code.STALE)
 
 
+@pytest.mark.claim("threat-model", "28")
 @stopped_by("require_next_round", "require_not_stale", of=[(B, False)])
 @stopped_by("require_not_stale", of=[(S, False)])
 @every
@@ -960,6 +1009,7 @@ def test_28_an_old_round_again(start, trust, ledger):
         defended(s.ask(0, t=t, attempt=attempt, entries=()), Code.STALE)
 
 
+@pytest.mark.claim("threat-model", "28")
 @stopped_by("require_attempt_order", of=[(S, False), (O, False)])
 @every
 @each_ledger
@@ -977,6 +1027,7 @@ def test_28_an_attempt_or_a_round_beyond_the_last(start, trust):
     defended(s.ask(0, t=4), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "28")
 @stopped_by("require_no_later_vote")
 def test_28_a_vote_for_an_old_round(start):
     s = start(S)
@@ -986,6 +1037,7 @@ def test_28_a_vote_for_an_old_round(start):
     defended(s.add(0, answers), Code.STALE)
 
 
+@pytest.mark.claim("threat-model", "28")
 @every
 def test_28_a_run_that_is_over(start, trust):
     s = start(trust)
@@ -1003,6 +1055,7 @@ def test_28_a_run_that_is_over(start, trust):
     assert len(s.nodes[0].results) == 1
 
 
+@pytest.mark.claim("threat-model", "29")
 @stopped_by(
     f"{PROTOCOL}.messages.decode",
     to=lambda data, kind: msgspec.msgpack.decode(data, type=kind),
@@ -1015,6 +1068,7 @@ def test_29_a_second_encoding(start, trust):
         defended(messages.decode_reply(s.nodes[0].answer(other)), Code.BAD_MESSAGE)
 
 
+@pytest.mark.claim("threat-model", "30")
 @stopped_by(
     f"{PROTOCOL}.session.LedgerMemory.require_room",
     "flower_kmeans.privacy.ledger._require",
@@ -1032,6 +1086,7 @@ def test_30_many_runs(start):
     defended(enrol(start(others=s, run=b"\3" * 16, set_up=False)), Code.LEDGER)
 
 
+@pytest.mark.claim("threat-model", "31")
 @stopped_by(
     f"{PROTOCOL}.removal.noise_key",
     to=lambda secret, _: NOISE_KEY(secret, ZERO),
@@ -1067,6 +1122,7 @@ def single_vector(scene, answer, attempt=1, of=0):
 # ----------------------------------------------------------------------------- 33 to 49
 
 
+@pytest.mark.claim("threat-model", "33")
 @shared
 @each_keys
 def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys):
@@ -1083,6 +1139,7 @@ def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys):
     assert isinstance(s.add(0, answers), Added)  # who names has not voted
 
 
+@pytest.mark.claim("threat-model", "35")
 def test_35_a_second_vote_in_a_new_session_with_a_ledger(start):
     """A ledger keeps the last answer and vote apart from the session."""
     s = start(S, ledger=True)
@@ -1107,6 +1164,7 @@ def test_35_many_enrolments_do_not_drop_a_vote(start):
     defended(s.add(0, second, attempt=2), Code.CONFLICT)
 
 
+@pytest.mark.claim("threat-model", "35")
 def test_35_limit_without_a_ledger_a_lost_vote_counts_among_the_corrupt(start):
     """Not defended: such a client may vote twice in the round, and is one of the f."""
     s = start(S)
@@ -1130,6 +1188,7 @@ def outsiders_wrap(scene, slot=2):
     return messages.Wrap(distributor=peer.row, key_id=key_id, envelope=envelope)
 
 
+@pytest.mark.claim("threat-model", "36")
 @stopped_by(
     "is_claimed",
     "static_secret",
@@ -1143,6 +1202,7 @@ def test_36_an_outsider_as_key_distributor(start, trust):
         defended(s.ask(0, wraps=(outsiders_wrap(s, slot),)), Code.KEY)
 
 
+@pytest.mark.claim("threat-model", "36")
 @stopped_by("is_claimed", to=always(True), of=[(O,), (B,)])
 @blind
 def test_36_envelopes_go_to_owners_of_their_keys_only(start, trust):
@@ -1221,6 +1281,7 @@ def test_36_a_second_key_of_a_client_with_a_right_claim(start, trust):
     assert isinstance(hold(s.session(0).group_secret), messages.Held)
 
 
+@pytest.mark.claim("threat-model", "36")
 @blind
 def test_36_two_keys_of_one_distributor(start, trust):
     """An envelope that opens to another key than its id says is none: a complaint, no other key."""
@@ -1252,6 +1313,7 @@ def test_36_two_keys_of_one_distributor(start, trust):
     assert s.nodes[5].send(change(hold, wraps=s.wraps(5))) == held
 
 
+@pytest.mark.claim("threat-model", "36")
 def test_36_limit_relayed_keys_let_an_active_server_be_the_distributor(start):
     """Not defended: relayed keys protect against a server that only reads."""
     s = start(O, "relayed")
@@ -1259,6 +1321,7 @@ def test_36_limit_relayed_keys_let_an_active_server_be_the_distributor(start):
     assert s.session(0).group_secret == b"k" * 32
 
 
+@pytest.mark.claim("threat-model", "36")
 @blind
 def test_36_another_group_key_after_the_first_entry(start, trust):
     s = start(trust)
@@ -1273,6 +1336,7 @@ def test_36_another_group_key_after_the_first_entry(start, trust):
     assert s.group_key(0) == before
 
 
+@pytest.mark.claim("threat-model", "37")
 @pytest.mark.default_cases("values")
 @stopped_by(
     f"{PROTOCOL}.session.ClientSession.end",
@@ -1353,6 +1417,7 @@ def everything_in(node):
     return b"".join(value for value in values if isinstance(value, bytes))
 
 
+@pytest.mark.claim("threat-model", "38")
 def test_38_refusals_depend_on_the_checksum_word_alone(start):
     s, rng = start(O), np.random.default_rng(3)
     s.round(1)
@@ -1363,6 +1428,7 @@ def test_38_refusals_depend_on_the_checksum_word_alone(start):
             raise SucceededError
 
 
+@pytest.mark.claim("threat-model", "39")
 @stopped_by(f"{PROTOCOL}.run.PROTOCOL", to=mock.ANY, of=[("flower-kmeans/2",)])
 @pytest.mark.parametrize(
     "protocol", ["flower-kmeans/2", "flower-kmeans/4", "flower-kmeans/3 "]
@@ -1372,6 +1438,7 @@ def test_39_a_downgrade(start, protocol):
     defended(enrol(s, data=encode(change(s.document, protocol=protocol))), Code.VERSION)
 
 
+@pytest.mark.claim("threat-model", "40")
 @every
 @each_ledger
 def test_40_a_repeated_request_repeats_the_bytes(start, trust, ledger):
@@ -1390,6 +1457,7 @@ def test_40_a_repeated_request_repeats_the_bytes(start, trust, ledger):
         assert s.nodes[0].send(request) == first
 
 
+@pytest.mark.claim("threat-model", "41")
 @pytest.mark.parametrize("trust", [O, "trusted-server", "plain"])
 def test_41_a_server_without_a_committee_asks_to_add(start, trust):
     s = start(trust)
@@ -1398,6 +1466,7 @@ def test_41_a_server_without_a_committee_asks_to_add(start, trust):
     defended(s.nodes[0].send(messages.Add(**at, h=ZERO, tag=ZERO, **some)), Code.POLICY)
 
 
+@pytest.mark.claim("threat-model", "43")
 def test_43_a_client_that_is_not_on_the_roster(start, tmp_path):
     s = start(B, set_up=False)
     (key, _) = write_members(tmp_path / "outsider", ["outsider"])
@@ -1405,6 +1474,8 @@ def test_43_a_client_that_is_not_on_the_roster(start, tmp_path):
     defended(enrol(s), Code.KEY)
 
 
+@pytest.mark.claim("guarantees", "40")
+@pytest.mark.claim("threat-model", "49")
 def test_49_limit_more_than_tau_members_read_single_answers(start):
     """Not defended: R members that pool their shares see each answer, under its own noise."""
     s = start(S, n=10)
@@ -1424,6 +1495,7 @@ def test_a_turn_of_a_vertical_run_is_none_of_another_kind(start, trust):
     assert isinstance(enrol(s), Enrolled)
 
 
+@pytest.mark.claim("threat-model", "61")
 @every
 @each_ledger
 def test_61_after_an_abort_nothing_is_answered(start, trust, ledger):
@@ -1444,6 +1516,7 @@ def test_61_after_an_abort_nothing_is_answered(start, trust, ledger):
 # ------------------------------------------------------------------- without the checks
 
 
+@pytest.mark.claim("CONTRIBUTING", "if-change-stops-attack")
 @pytest.mark.parametrize(
     ("attack", "arguments", "paths", "to"),
     MUTANTS,
@@ -1469,6 +1542,7 @@ NOT_ONE_CHECK = {
 }
 
 
+@pytest.mark.claim("CONTRIBUTING", "if-change-stops-attack")
 def test_every_check_stops_an_attack():
     taken_away = {
         path.rsplit(".", 1)[1] for _, _, paths, _ in MUTANTS for path in paths

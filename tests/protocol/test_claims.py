@@ -70,6 +70,7 @@ def answers_in_part(request, reply):
     return reply if isinstance(reply, Enrolled | messages.Wrapped) else LOST
 
 
+@pytest.mark.claim("threat-model", "53")
 @pytest.mark.parametrize("lie", [ever_silent, answers_nothing, answers_in_part])
 @each_protected
 def test_53_a_silent_node_loses_its_slot_to_the_next_node_with_its_key(
@@ -87,6 +88,7 @@ def test_53_a_silent_node_loses_its_slot_to_the_next_node_with_its_key(
     assert TAKEN in {i.reason for i in net.server.incidents if i.node_id == 10}
 
 
+@pytest.mark.claim("threat-model", "53")
 @each_protected
 def test_53_the_takeover_costs_two_trips_where_nobody_can_be_missing(trust, tmp_path):
     """Of five, four are enough for a sum; under masks `min_clients` of 5 waits for the owner."""
@@ -130,6 +132,7 @@ def test_a_node_has_one_slot_also_with_the_keys_of_two(tmp_path):
     assert [len(cohort.claims[slot]) for slot in range(5)] == [1] * 5
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_a_slot_has_the_claims_of_few_nodes_and_of_few_keys(tmp_path):
     net = make_net(tmp_path, n=5).set_up()
     cohort, run = net.server._cohort, net.server.run
@@ -202,6 +205,7 @@ def test_a_renewal_carries_a_claim_that_is_checked(trust, wrong, tmp_path):
 # ------------------------------------------------------------------------- what is kept
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_55_what_strangers_send_is_not_kept(tmp_path):
     """Six nodes that know a public key, with the longest enrolments that can be read."""
     net = make_net(tmp_path, n=5)
@@ -243,6 +247,7 @@ def test_55_what_strangers_send_is_not_kept(tmp_path):
     assert {i.reason for i in net.server.incidents} == {UNCLAIMED}
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 def test_keys_that_a_committee_cannot_list_are_refused(keys, tmp_path):
     net = make_net(tmp_path, keys=keys, n=5)
@@ -304,6 +309,7 @@ def named_net(directory, trust, keys, n, named, **options):
     return net
 
 
+@pytest.mark.claim("threat-model", "43")
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @each_protected
 def test_nodes_that_are_not_named_are_neither_asked_nor_read(trust, keys, tmp_path):

@@ -57,6 +57,8 @@ from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.simulation.clients import Own
 
+pytestmark = pytest.mark.claim("own-data", "under-oblivious-server-client")
+
 NOBODY = b"\7" * 32
 OBLIVIOUS = "oblivious-server"
 change = msgspec.structs.replace
@@ -139,6 +141,7 @@ def test_any_bytes_get_a_code(data):
     assert isinstance(decode_reply(node.answer(data)), Refusal)
 
 
+@pytest.mark.claim("threat-model", "39")
 def test_any_content_gets_a_code(tmp_path):
     for fields, expected in (
         ({"v": 3}, Code.BAD_MESSAGE),
@@ -169,6 +172,7 @@ def test_a_document_that_contradicts_itself(tmp_path):
         tmp_path /= "next"
 
 
+@pytest.mark.claim("guarantees", "7")
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 def test_whatever_load_data_raises_is_data(tmp_path, trust):
     """A client that commits to its records loads them when it enrols, others when they answer."""
@@ -183,6 +187,7 @@ def test_whatever_load_data_raises_is_data(tmp_path, trust):
             assert code(cohort.ask(0)) == Code.DATA
 
 
+@pytest.mark.claim("guarantees", "7")
 def test_what_is_no_table_is_data(tmp_path):
     cohort = Cohort(tmp_path).set_up()
     for records in (None, "text", np.zeros((3, 5)), {"a": 1}, object()):
@@ -207,6 +212,7 @@ def answer_of(cohort, records):
     return cohort.set_up([0]).ask(0)
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 def test_tables_of_all_kinds_are_the_same_records_at_a_node(tmp_path):
     """In this trust model the words of an answer are a client's exact sums."""
     cohort = Cohort(tmp_path, "plain", algorithm=named_algorithm("plain")).set_up()
@@ -218,6 +224,7 @@ def test_tables_of_all_kinds_are_the_same_records_at_a_node(tmp_path):
         assert answer_of(cohort, make()).words == nothing, habit
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 @pytest.mark.parametrize("trust", ["distributed-noise", "oblivious-server"])
 def test_other_types_are_refused_by_a_node_which_says_why_and_spends_nothing(
     tmp_path, trust, caplog
@@ -351,6 +358,7 @@ def test_the_first_defect_counts(tmp_path, trust, first, second):
 # -------------------------------------------------------------------- sessions, records
 
 
+@pytest.mark.claim("own-data", "under-oblivious-server-client")
 @each_ledger
 def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path, ledger):
     """Whatever happens to the records: the run goes on with those of its beginning."""
@@ -496,6 +504,7 @@ def test_a_run_is_the_same_wherever_records_come_from(
     assert not cohort.refusals
 
 
+@pytest.mark.claim("own-data", "under-oblivious-server-client")
 @each_ledger
 def test_records_that_change_during_the_pass_that_answers_renew_the_session(
     tmp_path, ledger
@@ -533,6 +542,7 @@ def test_records_that_change_while_they_are_copied_are_refused(tmp_path):
     assert not copies(node)
 
 
+@pytest.mark.claim("own-data", "maps-data-sets-whose")
 @each_trust
 @pytest.mark.parametrize("error", [OSError("7.891"), KeyError(7.891), None])
 def test_chunks_that_fail_are_data_and_charge_nothing(tmp_path, trust, error):
@@ -565,6 +575,7 @@ def database(node, path):
     return query
 
 
+@pytest.mark.claim("deploy", "records-database-copied-under")
 @pytest.mark.default_cases("values")
 @each_ledger
 @each_trust
@@ -599,6 +610,7 @@ def test_a_run_reads_a_database_once(tmp_path, trust, ledger, caplog):
     assert null == ["1 records are malformed or not finite; each counts as none."]
 
 
+@pytest.mark.claim("deploy", "records-database-copied-under")
 @each_ledger
 def test_a_database_that_changes_between_rounds_changes_no_result(tmp_path, ledger):
     def centroids(name, change, records=None):
@@ -627,6 +639,7 @@ def test_a_database_that_changes_between_rounds_changes_no_result(tmp_path, ledg
     assert not np.array_equal(centroids("changed anew", change, anew), expected)
 
 
+@pytest.mark.claim("deploy", "records-database-copied-under")
 @pytest.mark.default_cases("values")
 @each_ledger
 @each_trust
@@ -651,6 +664,7 @@ def test_a_database_is_refused_where_records_may_not_be_copied(
             assert opened.last_answer(cohort.doc_hash) is None
 
 
+@pytest.mark.claim("deploy", "records-database-copied-under")
 @pytest.mark.parametrize("trust", ["distributed-noise", OBLIVIOUS])
 def test_a_copy_of_a_database_that_is_lost_or_damaged_is_made_anew(tmp_path, trust):
     """A run that commits to records shows whether they changed, any other one does not."""
@@ -768,6 +782,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.claim("protocol", "refusal-carries-code-alone")
 @each_blind
 def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path, trust):
     cohort = Cohort(tmp_path, trust, rounds=4).set_up()
@@ -944,6 +959,7 @@ def moved_lines(caplog):
     ]
 
 
+@pytest.mark.claim("deploy", "client-how-many-values")
 @each_trust
 def test_values_outside_are_logged_once_and_change_no_reply(
     tmp_path, trust, caplog, monkeypatch
@@ -978,6 +994,7 @@ def test_values_outside_are_logged_once_and_change_no_reply(
     assert len(moved_lines(caplog)) == 1
 
 
+@pytest.mark.claim("deploy", "client-how-many-values")
 @each_trust
 def test_values_outside_are_in_no_message(tmp_path, trust, caplog):
     """Also without any, replies are as long; and whoever has none outside logs nothing."""

@@ -45,6 +45,7 @@ def chance_of_more(n_slots, colluders, corrupt):
     return Fraction(ways, math.comb(n_slots, MAX_POSITIONS))
 
 
+@pytest.mark.claim("guarantees", "39")
 @given(st.integers(65, 3000), st.floats(0, 0.6))
 @settings(max_examples=40, deadline=None)
 def test_corrupt_positions_are_the_least_with_an_exact_bound(n_slots, fraction):
@@ -76,6 +77,7 @@ def test_a_committee_that_may_be_wholly_corrupt_is_refused():
 # ------------------------------------------------------------------------------ drawing
 
 
+@pytest.mark.claim("threat-model", "9")
 def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
     keys = keys_of(200)
     found = {
@@ -91,6 +93,7 @@ def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
     assert len({committees.roster_digest(*roster) for roster in rosters}) == 3
 
 
+@pytest.mark.claim("guarantees", "39")
 def test_every_slot_is_drawn_equally_often():
     """40 epochs of 80 slots: each is drawn 32 times on average, standard deviation 2.5."""
     counts = np.bincount(
@@ -164,6 +167,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.claim("threat-model", "8")
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_lists_are_refused_before_they_are_read(data):
     with memory_below(2**16), pytest.raises(MessageError):

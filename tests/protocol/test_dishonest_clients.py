@@ -180,6 +180,7 @@ LIES = {
 }
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("liar", [3, 38])  # the first of them is a key distributor
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
@@ -246,6 +247,7 @@ MADE_48 = {"renews rightly": renews_rightly, "two keys": two_keys}
 FIT = [("oblivious-server", 4), *((trust, n) for trust in PROTECTED for n in (5, 6, 7))]
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("liar", [3, 17])
 @pytest.mark.parametrize("lie", [*LIES_48, *MADE_48])
@@ -269,6 +271,7 @@ def test_48_one_liar_of_few_costs_itself_only(trust, lie, liar, n, tmp_path):
             assert ledger.epsilon(1e-6) == pytest.approx(whole, rel=1e-9)
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.parametrize("trust", SHARED)
 def test_limit_one_dishonest_client_of_four_ends_a_run(trust, tmp_path):
     """All four sum-shares are needed."""
@@ -277,6 +280,7 @@ def test_limit_one_dishonest_client_of_four_ends_a_run(trust, tmp_path):
             play(tmp_path, trust, {3: LIES[lie]}, n=4)
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.parametrize("n", [5, 6, 7])
 @pytest.mark.parametrize("trust", PROTECTED)
 def test_a_wrong_claim_leaves_out_who_makes_it_and_nobody_else(trust, n, tmp_path):
@@ -308,6 +312,7 @@ def claims_of(net, victim):
     }
 
 
+@pytest.mark.claim("threat-model", "52")
 @pytest.mark.parametrize("kind", ["its own claim", "any claim", "a copied claim"])
 @pytest.mark.parametrize(
     ("trust", "n"),
@@ -333,6 +338,7 @@ def test_52_nobody_takes_the_slot_of_another_even_if_it_comes_first(
     assert len(spent) == 1  # charged once for each round, like a run without the liar
 
 
+@pytest.mark.claim("threat-model", "52")
 @pytest.mark.parametrize("kind", ["any claim", "a copied claim"])
 @pytest.mark.parametrize("trust", PROTECTED)
 def test_52_six_strangers_that_come_first_take_nothing_and_leave_nothing(
@@ -379,6 +385,8 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.claim("threat-model", "48")
+@pytest.mark.claim("protocol", "named-clients-if-at")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("trust", "kinds"), [*REQUESTS, *((trust, (Add,)) for trust in SHARED)]
@@ -398,6 +406,7 @@ def test_no_refusal_ends_a_run(trust, code, kinds, tmp_path):
 # ------------------------------------------------------------------------- who is heard
 
 
+@pytest.mark.claim("threat-model", "43")
 @pytest.mark.parametrize(("keys", "why"), [("roster", STRANGER), ("relayed", LATE)])
 @pytest.mark.parametrize("trust", PROTECTED)
 def test_strangers_are_not_heard(trust, keys, why, tmp_path):
@@ -468,6 +477,7 @@ def test_malformed_words_are_not_added(trust, words, tmp_path):
         assert net.reasons("failed") == {31: T}
 
 
+@pytest.mark.claim("threat-model", "50")
 def test_random_words_end_a_run_of_an_oblivious_server(tmp_path):
     """Not defended: clients refuse the sum, and a second one would cost privacy."""
     with pytest.raises(TooFewClientsError, match="The announced sum does not open"):
@@ -477,6 +487,8 @@ def test_random_words_end_a_run_of_an_oblivious_server(tmp_path):
 # ------------------------------------------------------------------------------ shares
 
 
+@pytest.mark.claim("threat-model", "48")
+@pytest.mark.claim("protocol", "named-clients-if-at")
 @pytest.mark.parametrize("trust", SHARED)
 @pytest.mark.parametrize(
     "lie", [empty_shares, one_empty_share, one_share_more, words_too]
@@ -501,6 +513,8 @@ def seals_badly_to(positions, n=N):
     return on(Answer, [1], sealed=make)
 
 
+@pytest.mark.claim("threat-model", "33")
+@pytest.mark.claim("protocol", "named-clients-if-at")
 @pytest.mark.parametrize("trust", SHARED)
 def test_a_dealer_whose_shares_do_not_open_is_named_once(trust, tmp_path):
     net = play(tmp_path, trust, {17: bad_seals})
@@ -510,6 +524,7 @@ def test_a_dealer_whose_shares_do_not_open_is_named_once(trust, tmp_path):
     assert len(net.trips) == ROUND_TRIPS[trust] + 1
 
 
+@pytest.mark.claim("threat-model", "33")
 @pytest.mark.parametrize("trust", SHARED)
 def test_bad_seals_to_some_members_end_one_round(trust, tmp_path):
     # tau 6, k 1, R 7: three that do not vote are too many
@@ -559,6 +574,7 @@ def test_sum_shares_of_another_length_are_not_passed_on(tmp_path):
     assert net.reasons("failed") == {59: T}
 
 
+@pytest.mark.claim("threat-model", "32")
 def test_false_sum_shares_are_corrected_and_named_up_to_the_limit(tmp_path):
     # tau 43, k 10, R 53: up to 5 of 64
     net = make_net(tmp_path, n=64, document={"rounds": 2})
@@ -616,6 +632,7 @@ def test_32_limit_one_more_share_shows_that_one_is_false_but_not_which(tmp_path)
     assert not net.reasons("liar")
 
 
+@pytest.mark.claim("threat-model", "34")
 def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(
     tmp_path, monkeypatch
 ):
@@ -640,6 +657,7 @@ def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(
 # --------------------------------------------------------------------------- group keys
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.parametrize("trust", BLIND)
 @pytest.mark.parametrize("n_other", [2, 5, 7])
 def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
@@ -652,6 +670,7 @@ def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
     assert len(net.trips) <= ROUND_TRIPS[trust] + 2
 
 
+@pytest.mark.claim("threat-model", "48")
 @pytest.mark.parametrize("n_other", [3, 4, 5, 6])
 @pytest.mark.parametrize("trust", BLIND)
 def test_two_group_keys_leave_out_nobody_where_those_with_one_are_too_few(

@@ -266,6 +266,7 @@ def test_a_trip_ends_a_grace_time_after_enough_have_answered(
     assert seconds <= took <= seconds + 0.5
 
 
+@pytest.mark.claim("protocol", "so-64-slow-nodes")
 def test_six_rounds_with_a_silent_client_cost_at_most_two_grace_times():
     grid = Nodes(6, lambda node, n: None if node == 2 else 1.0)
     own, begin = grid.exchange(), grid.clock()
@@ -343,6 +344,7 @@ def gaps(times):
     return [after - before for before, after in pairwise(times)]
 
 
+@pytest.mark.claim("how-a-run-works", "round-too-few-answers")
 def test_a_request_that_came_back_with_an_error_is_sent_again_every_15_seconds():
     grid = Returning(3, fails=lambda node, n: node == 2 and n < 4)
     found = take_all(grid)
@@ -421,6 +423,7 @@ def test_a_long_request_is_waited_for_beyond_the_patience():
     assert len(grid.sent_at[1]) == 1
 
 
+@pytest.mark.claim("how-a-run-works", "round-too-few-answers")
 def test_a_trip_that_has_enough_never_waits_for_who_is_gone():
     grid = Returning(4, fails=lambda node, n: node == 3, away=lambda at: {3})
     assert len(go(grid.exchange(patience=600.0), grid.nodes, enough=3)) == 4
@@ -638,6 +641,7 @@ def uploads():
         grid.complete.set()
 
 
+@pytest.mark.claim("protocol", "so-64-slow-nodes")
 @pytest.mark.parametrize(
     ("n_nodes", "slow", "enough"),
     [
@@ -672,6 +676,7 @@ def honest_seconds(grid, own, honest, others):
     return last
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_55_64_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
     """Also if they are all looked at before the honest ones."""
     grid = uploads(84, slow=range(64), seconds=lambda node, n: 0.0)
@@ -686,6 +691,7 @@ def test_55_64_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
     assert grid.most_pulls <= 56 + 8 + 64
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_55_300_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
     """They join a run whose clients have replied once, and are looked at before these."""
     grid = uploads(320, slow=range(300), seconds=lambda node, n: 0.0)
@@ -699,6 +705,7 @@ def test_55_300_slow_uploads_cost_honest_nodes_at_most_two_grace_times(uploads):
     assert grid.most_pulls == 128
 
 
+@pytest.mark.claim("protocol", "fetch-longer-than-grace")
 def test_a_late_node_is_pulled_once_at_a_time_and_is_prompt_after_one_reply_in_time(
     uploads,
 ):
@@ -829,6 +836,7 @@ def test_flowers_simulation_is_polled_in_this_thread_for_all_replies_at_once(
     assert {len(ids) for ids in grid.pulls} == {2}
 
 
+@pytest.mark.claim("reference/simulation", "after-lost-worker-node")
 def test_a_run_in_flowers_simulation_ends_where_a_ray_worker_was_lost(simulation):
     grid = simulation(4)
     with pytest.raises(RunError, match=r"Ray cluster was lost.*start the run again"):

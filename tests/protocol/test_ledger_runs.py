@@ -67,6 +67,7 @@ def cost(run, n_rounds=None):
 # --------------------------------------------------------------------------- restarts
 
 
+@pytest.mark.claim("protocol", "ledger-kept-restored-from")
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
 def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
     cohort = start(tmp_path, trust).set_up()
@@ -94,6 +95,7 @@ def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
         assert spent(node) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.claim("threat-model", "last-answer-last-vote")
 @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
 def test_attempts_and_changed_records_are_charged_once(trust, tmp_path):
     cohort = start(tmp_path, trust, max_attempts=3).set_up()
@@ -152,6 +154,7 @@ def in_the_file(node, secrets):
     return {name for name, secret in secrets.items() if secret in content}
 
 
+@pytest.mark.claim("threat-model", "last-answer-last-vote")
 @pytest.mark.parametrize(
     "trust", ["clients-only", "distributed-noise", "oblivious-server"]
 )
@@ -192,6 +195,7 @@ def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(
     assert spent(cohort.nodes[1]) == pytest.approx(cost(cohort.run), rel=1e-9)
 
 
+@pytest.mark.claim("threat-model", "61")
 @pytest.mark.parametrize(
     "trust", ["clients-only", "oblivious-server", "trusted-server"]
 )
@@ -255,6 +259,7 @@ def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeyp
 # --------------------------------------------------------------------------- enrolments
 
 
+@pytest.mark.claim("threat-model", "ledger-keeps-at-most")
 def test_enrolments_do_not_let_the_ledger_grow(tmp_path):
     """Each has another document, padded with names of columns; a run that answered is kept."""
     cohort = start(tmp_path).set_up()
@@ -293,6 +298,7 @@ def voted_only(tmp_path, others, **document):
     return cohort, cohort.add(0, {i: cohort.ask(i, 1) for i in (1, 2, 3)})
 
 
+@pytest.mark.claim("threat-model", "vote-reserves-like-answer")
 def test_votes_without_an_answer_are_bounded_by_the_budget(tmp_path):
     """A server makes up runs whose documents are padded, and lets a client add in each."""
     first = start(tmp_path, keys="relayed")
@@ -331,6 +337,7 @@ def test_of_two_runs_that_enrolled_for_the_last_room_one_may_be_voted_in(tmp_pat
     assert spent(first.nodes[0]) == pytest.approx(cost(second.run), rel=1e-9)
 
 
+@pytest.mark.claim("threat-model", "vote-reserves-like-answer")
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("how", ["finish", "forget"])
 def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
@@ -349,6 +356,7 @@ def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
 # -------------------------------------------------------------------------- the account
 
 
+@pytest.mark.claim("threat-model", "30")
 def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
     first = start(tmp_path)
     whole = first.run.price.whole[0]
@@ -453,6 +461,7 @@ def locked(node, monkeypatch):
     return other
 
 
+@pytest.mark.claim("protocol", "10-ledger-clients-privacy")
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -565,6 +574,7 @@ def test_what_another_process_did_meanwhile_counts(first, second, expected, tmp_
     )
 
 
+@pytest.mark.claim("threat-model", "40")
 def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
     """Both find no vote; the second to write finds one in the ledger, and looks again."""
     cohort = start(tmp_path).set_up()
@@ -596,6 +606,7 @@ def probe(epsilon):
     return Enrol(doc=encode(document))
 
 
+@pytest.mark.claim("threat-model", "server-may-enrol-node")
 def test_limit_a_server_learns_by_20_free_enrolments_how_much_is_spent_and_nothing_else(
     tmp_path,
 ):

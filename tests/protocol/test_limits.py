@@ -116,6 +116,7 @@ def places():
         yield decoder, lambda value: value
 
 
+@pytest.mark.claim("threat-model", "55")
 @pytest.mark.default_cases("empty bytes", "maps")
 @pytest.mark.parametrize("element", SMALL.values(), ids=SMALL.keys())
 def test_55_many_small_objects_in_any_field_take_no_memory(element):
@@ -131,6 +132,7 @@ def test_55_many_small_objects_in_any_field_take_no_memory(element):
                 decoder(data)
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_55_the_messages_that_took_twenty_times_their_size():
     """At a server that did not know which reply it waits for, and at a client."""
     size = 32 * MiB
@@ -215,6 +217,7 @@ def test_a_parcel_has_at_most_64_receivers():
             decode(encode(parcel), messages.Parcel)
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_a_run_document_has_at_most_4096_rounds_and_a_mebibyte():
     document = make_run("plain", "none").document
     words = msgspec.structs.replace(document, words=(1,) * 4_096)
@@ -270,6 +273,7 @@ class Seen:
         return self.results[-1]
 
 
+@pytest.mark.claim("protocol", "request-at-most-1")
 def test_replies_of_a_run_are_as_long_as_planned(played):
     run, kinds = played.net.server.run, set()
     for _, _, request, reply in played.net.log:
@@ -291,6 +295,7 @@ def test_a_reply_may_have_an_envelope_for_each_peer_of_its_request(keys, tmp_pat
         assert reply_limit(run, many) - reply_limit(run, without) == 48_000
 
 
+@pytest.mark.claim("protocol", "request-at-most-1")
 def test_requests_of_a_run_are_no_longer_than_planned(played):
     run, trust = played.net.server.run, played.net.server.run.trust
     for _, _, request, _ in played.net.log:
@@ -357,6 +362,7 @@ def reply_of(content):
     return SimpleNamespace(has_content=lambda: True, content=content)
 
 
+@pytest.mark.claim("threat-model", "55")
 @pytest.mark.parametrize("n_bytes", [2**10 + 1, 10**6, 2**20 + 8, 10**8])
 def test_55_a_reply_that_is_too_long_is_not_decoded(n_bytes, monkeypatch):
     monkeypatch.setattr(exchange, "decode_reply", seen := Seen(messages.decode_reply))
@@ -416,6 +422,7 @@ def honest(message):
     return [Message(to_content(encode(FINISHED)), reply_to=message)]
 
 
+@pytest.mark.claim("threat-model", "55")
 def test_55_of_a_trip_one_reply_of_each_node_is_read(monkeypatch):
     """Neither second replies, nor those to other trips, nor those of nodes that were not asked."""
     large = content_of(10**8)
@@ -496,6 +503,7 @@ def refused(cohort, request, expected):
     assert (Code(reply.code), reply.doc_hash) == (expected, request.doc_hash)
 
 
+@pytest.mark.claim("threat-model", "55")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_55_a_longer_request_than_the_run_has_is_not_decoded(
     trust, tmp_path, long_ones
@@ -543,6 +551,7 @@ def test_entries_of_more_rounds_than_the_run_has_had_are_not_decoded(
     assert isinstance(cohort.ask(0, t=2), Answer)
 
 
+@pytest.mark.claim("protocol", "request-at-most-1")
 @pytest.mark.parametrize("trust", SHARED)
 def test_what_a_client_of_an_unknown_run_is_sent_is_not_decoded_without_its_document(
     trust, tmp_path, long_ones
@@ -580,6 +589,7 @@ def test_a_long_request_of_a_run_that_the_policy_refuses_is_not_decoded(
     assert long_ones == []
 
 
+@pytest.mark.claim("protocol", "request-at-most-1")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_long_request_of_a_run_that_is_over_is_not_decoded(
     trust, tmp_path, long_ones

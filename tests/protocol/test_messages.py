@@ -37,6 +37,8 @@ from flower_kmeans.protocol.wire import (
     from_content,
 )
 
+pytestmark = pytest.mark.claim("protocol", "receiver-decodes-encodes-requires")
+
 VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 BYTES = {name: bytes.fromhex(data) for name, data in VECTORS["messages"].items()}
 MiB = 2**20
@@ -260,6 +262,7 @@ def test_receivers_of_a_parcel_are_four_bytes_each():
         messages.read_receivers(bytes(5))
 
 
+@pytest.mark.claim("threat-model", "29")
 @given(
     st.sampled_from([message for _, message in EVERY]),
     st.randoms(use_true_random=False),

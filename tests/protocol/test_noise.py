@@ -20,6 +20,7 @@ def _algorithm(epsilon=1.0, d=2, **options):
 LAPLACE = SuLloydAlgorithm(2, BOX, PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2)
 
 
+@pytest.mark.claim("guarantees", "42")
 @pytest.mark.parametrize(
     ("algorithm", "shares", "match"),
     [

@@ -23,6 +23,8 @@ from flower_kmeans.protocol.run import Horizontal, Run, open_run
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.protocol.wire import encode
 
+pytestmark = pytest.mark.claim("threat-model", "put-these-settings-into")
+
 OPEN = ClientPolicy.for_simulation()
 IN_MEMORY = ClientPolicy(in_memory=True)
 BOX = Box([0, 0], [1, 1])
@@ -59,6 +61,7 @@ def test_the_defaults_are_strict():
         assert not accepts(IN_MEMORY, make_run(trust, min_clients=2))
 
 
+@pytest.mark.claim("threat-model", "without-state-dir-private")
 def test_private_work_needs_a_ledger_or_in_memory(tmp_path):
     assert not ClientPolicy().allows_private_work
     assert IN_MEMORY.allows_private_work
@@ -84,6 +87,7 @@ def test_guarantees_beyond_the_limits_are_refused(epsilon, delta, accepted):
         assert accepts(IN_MEMORY, make_run()) is accepted
 
 
+@pytest.mark.claim("protocol", "max-attempts-attempts-at")
 @pytest.mark.parametrize(
     "trust", ["oblivious-server", "distributed-noise", "clients-only"]
 )
@@ -123,6 +127,7 @@ LIMITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.claim("protocol", "max-attempts-attempts-at")
 @pytest.mark.parametrize(("limit", "changes"), LIMITS)
 def test_each_limit_refuses_and_each_limit_of_an_app_tightens(limit, changes):
     run = make_run(**changes)
@@ -152,6 +157,7 @@ def test_pins_and_names_accept_their_own():
     assert replace(OPEN, domain=NAMED).columns == ("age", "income")
 
 
+@pytest.mark.claim("protocol", "refusal-carries-code-alone")
 def test_an_objection_is_one_line_whatever_the_document_says():
     run = make_run()
     body = Horizontal(
@@ -301,6 +307,7 @@ def test_files_that_cannot_be_followed_are_refused(error, match, text, tmp_path)
 AGE = '[[columns]]\nkind = "number"\nname = "age"\nlower = {}\nupper = 1\n'
 
 
+@pytest.mark.claim("reference/domains", "only-rules-missing-cells")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -358,6 +365,7 @@ WARDS = Category("ward", ("surgery", "medicine"))
 DECLARED = TableDomain([Number("age", 0, 120), WARDS])
 
 
+@pytest.mark.claim("reference/domains", "policy-pins-domain-runs")
 def test_a_domain_file_pins_bounds_and_names_and_is_its_operators(tmp_path):
     path = write(tmp_path, 'domain = "domain.toml"\nin_memory = true\n')
     file = tmp_path / "domain.toml"
@@ -389,6 +397,7 @@ def test_a_domain_file_pins_bounds_and_names_and_is_its_operators(tmp_path):
         ClientPolicy.from_file(path)
 
 
+@pytest.mark.claim("reference/domains", "policy-pins-domain-runs")
 def test_no_policy_pins_what_was_read_off_records(tmp_path):
     read_off = TableDomain(DECLARED.declared, from_records=True)
     with pytest.raises(ConfigurationError, match="one that was read off records"):
@@ -443,6 +452,7 @@ def some_runs():
     ]
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 @settings(deadline=None)
 @given(policies, policies)
 def test_the_tightest_policy_accepts_what_both_accept(operator, app):

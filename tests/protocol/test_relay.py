@@ -90,6 +90,7 @@ def steps_of(net):
 # --------------------------------------------------------------------- V14: rows differ
 
 
+@pytest.mark.claim("threat-model", "V14")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("slot", [0, 1, 2])
 @pytest.mark.parametrize("n_holders", [1, 2])
@@ -105,6 +106,7 @@ def test_v14_nobody_is_charged_for_rows_that_differ(slot, n_holders, tmp_path):
     assert [node.asked[-1] for node in nodes] == ["abort"] * 3
 
 
+@pytest.mark.claim("threat-model", "V14")
 def test_rows_are_compared_before_keys_and_columns_travel(tmp_path):
     net, nodes = network(tmp_path, 3, 2, True)
     set_up(net)
@@ -122,6 +124,7 @@ class BrokenError(Exception):
     """What Flower may raise."""
 
 
+@pytest.mark.claim("protocol", "set-up-was-open")
 @pytest.mark.parametrize(
     ("n_holders", "step", "charged"),
     [
@@ -152,6 +155,7 @@ def test_a_set_up_that_the_server_ends_charges_who_answered_from_records(
     assert [node.party.session(net.run).secret for node in nodes] == [b""] * len(nodes)
 
 
+@pytest.mark.claim("protocol", "set-up-was-open")
 def test_an_error_of_the_abort_does_not_hide_why_the_run_ended(tmp_path):
     net, _ = network(tmp_path)
 
@@ -163,6 +167,7 @@ def test_an_error_of_the_abort_does_not_hide_why_the_run_ended(tmp_path):
         set_up(net)
 
 
+@pytest.mark.claim("threat-model", "V4")
 def test_v4_a_joint_holder_that_restarts_before_its_join_ends_the_run(tmp_path):
     """It has no column out and no charge; a holder that answered `join` before stays charged."""
     net, nodes = network(tmp_path, 3, 2)
@@ -185,6 +190,7 @@ def test_v4_a_joint_holder_that_restarts_before_its_join_ends_the_run(tmp_path):
     assert isinstance(replies[-1], Abort)
 
 
+@pytest.mark.claim("protocol", "party-missing-waited-rule")
 @pytest.mark.default_cases("encrypt")
 @pytest.mark.parametrize("step", ["encrypt", "step", "open"])
 def test_a_joint_holder_may_restart_once_it_answered_join(step, tmp_path):
@@ -205,6 +211,7 @@ def test_a_joint_holder_may_restart_once_it_answered_join(step, tmp_path):
 # ---------------------------------------------------------------------- a party returns
 
 
+@pytest.mark.claim("protocol", "party-missing-waited-rule")
 def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(tmp_path):
     """In each trip Flower first reports an error in its place, then it answers the same request."""
     net, nodes = network(tmp_path, 4, 2, True)
@@ -278,6 +285,7 @@ class Owners:
         self.is_dead, self.first.fails = False, fails
 
 
+@pytest.mark.claim("protocol", "roster-up-4-nodes")
 @pytest.mark.parametrize(
     ("twice", "check_ids", "step"),
     [(1, False, "keys"), (1, True, "ids"), (2, True, "ids"), (0, True, "ids")],
@@ -294,6 +302,7 @@ def test_a_second_node_with_a_partys_key_takes_over_before_its_first_answer(
     assert owners.first.spent == 0
 
 
+@pytest.mark.claim("protocol", "roster-up-4-nodes")
 @pytest.mark.parametrize(
     ("twice", "check_ids", "n_holders", "step"),
     [
@@ -314,6 +323,7 @@ def test_no_node_takes_over_after_an_answer_that_needs_the_partys_key(
     assert owners.second.spent == 0
 
 
+@pytest.mark.claim("protocol", "roster-up-4-nodes")
 def test_nodes_with_a_partys_key_are_few(tmp_path):
     """The server remembers four of them."""
     owners = Owners(tmp_path, 1, n_parties=2)

@@ -106,6 +106,7 @@ def kept_noise(slots, context, n_parts):
 # --------------------------------------------------------------------------- the levels
 
 
+@pytest.mark.claim("guarantees", "43")
 @pytest.mark.parametrize(
     ("shares", "most"), [(15, 19), (1, 19), (799, 999), (3, 3), (79, 99)]
 )
@@ -126,6 +127,7 @@ def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
     assert removal.levels_up_to(2, 10**30)[-1] == MAX_SLOTS
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_documents_have_levels_where_a_committee_adds_and_the_server_opens():
     for run in (RUN, run_of(levels=(), trust="clients-only"), run_of(levels=())):
         verify_plan(run.data)
@@ -149,6 +151,7 @@ def forget_variances():
     removal._part_variances.cache_clear()
 
 
+@pytest.mark.claim("guarantees", "43")
 @pytest.mark.parametrize(("variance", "expected"), [
     (2.0**40, (1, 2, 3, 5)), (31, (1, 2, 3, 5)), (27, (1, 2, 3)), (22, (1, 2, 5)), (14, (1, 2)),
     (6, (1,)),
@@ -177,6 +180,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
 # ------------------------------------------------------------------------ noise of sums
 
 
+@pytest.mark.claim("guarantees", "43")
 @pytest.mark.parametrize("n_survivors", range(2, M + 1))
 def test_what_is_left_in_a_sum_has_the_noise_less_the_parts_that_are_removed(
     n_survivors,
@@ -223,6 +227,7 @@ def test_without_levels_every_byte_is_the_secure_sums():
     )
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_keys_take_few_bytes():
     """Five elements, or fewer where words are packed, for each level and position."""
     for sharing, elements in ((SHARING, 5), (SPARE, 3)):
@@ -295,6 +300,7 @@ def test_each_level_and_each_context_has_separate_shares():
 # ------------------------------------------------------------------------------ faults
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else():
     context = context_of(sharing=SPARE)
     dealings = dealt_by(range(M), context)

@@ -60,6 +60,7 @@ def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
     return keys
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_every_split_of_the_votes_opens_keys_of_no_larger_sum(cohort: Cohort) -> None:
     """A server asks each member for the large sum or for the small one, and then for the other."""
     answers = cohort.deal()
@@ -80,6 +81,7 @@ def test_every_split_of_the_votes_opens_keys_of_no_larger_sum(cohort: Cohort) ->
             assert not opened_keys(cohort, context, large, 2)
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) -> None:
     """Both sums: the keys of the large one take noise out of the small one."""
     monkeypatch.setattr(checks, "require_one_vote", lambda last, vote: None)

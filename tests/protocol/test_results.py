@@ -114,6 +114,7 @@ def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
     assert (found.weights, found.size_report) == (None, None)
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("trust", SIGHTED)
 def test_results_have_as_many_clusters_as_the_run_may_find(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, min_clusters=1).set_up()
@@ -132,6 +133,7 @@ def test_results_have_as_many_clusters_as_the_run_may_find(tmp_path, trust):
         assert len(cohort.nodes[k].results[0].centroids) == k
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("trust", SIGHTED)
 def test_wrong_synopses_are_refused(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, **BOUNDS).set_up()
@@ -212,6 +214,7 @@ def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
     assert cohort.nodes[1].results[0].warnings == ()
 
 
+@pytest.mark.claim("reading-a-report", "how-large-clusters-runs")
 @pytest.mark.default_cases("distributed-noise", "oblivious-server")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
@@ -323,6 +326,7 @@ def whole_result(**changes):
     return replace(ClientResult(PLACES, np.array([400.0, 600.5]), *parts), **changes)
 
 
+@pytest.mark.claim("deploy", "each-node-now-has")
 def test_a_saved_result_is_whole_and_its_owners_alone(tmp_path):
     path, result = tmp_path / "result.npz", whole_result()
     path.write_text("that of a run before")

@@ -87,6 +87,7 @@ def n_waves(make, federation, directory):
     return federation.grid.n_pushes
 
 
+@pytest.mark.claim("threat-model", "57")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
@@ -123,6 +124,7 @@ def test_57_a_server_that_is_killed_goes_on(begin, trust, keys, when):
                     assert spent == pytest.approx(report.epsilon, rel=1e-6)
 
 
+@pytest.mark.claim("threat-model", "57")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_57_noise_is_added_once(begin, trust):
     """What was released, with its noise, is what the resumed run goes on with."""
@@ -163,6 +165,7 @@ class Deaf:
         return self.app(message, context)
 
 
+@pytest.mark.claim("threat-model", "57")
 @pytest.mark.parametrize("when", ["unanswered", "answered"])
 @pytest.mark.parametrize("trust", SHARED)
 def test_57_the_answers_that_were_chosen_are_those_that_are_added(begin, trust, when):
@@ -320,6 +323,7 @@ def test_57_a_stranger_does_not_hold_up_a_run_that_goes_on(begin, trust):
 # -------------------------------------------------------------------- 58: copies of DIR
 
 
+@pytest.mark.claim("threat-model", "58")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_58_an_older_copy_of_the_directory_is_refused_before_noise_is_drawn(
     begin, trust
@@ -344,6 +348,7 @@ def test_58_an_older_copy_of_the_directory_is_refused_before_noise_is_drawn(
     assert codes == {Code.STALE}
 
 
+@pytest.mark.claim("threat-model", "58")
 @pytest.mark.parametrize(
     "trust", ["clients-only", "oblivious-server", "distributed-noise"]
 )
@@ -389,6 +394,7 @@ def test_58_two_runs_do_not_hold_one_directory(tmp_path):
     Journal(place).close()
 
 
+@pytest.mark.claim("threat-model", "58")
 def test_58_two_processes_do_not_hold_one_directory(tmp_path):
     Journal(tmp_path / "run").close()
     other = sqlite3.connect(tmp_path / "run" / "run.sqlite3")

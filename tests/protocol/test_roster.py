@@ -12,6 +12,8 @@ from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 from flower_kmeans.secagg.hashing import H
 from flower_kmeans.secagg.key_agreement import lasting_key
 
+pytestmark = pytest.mark.claim("deploy", "new-data-holder-means")
+
 NAMES = ["clinic-a", "b", "c_3"]
 
 

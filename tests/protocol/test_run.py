@@ -26,6 +26,8 @@ from flower_kmeans.protocol.run import (
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode
 
+pytestmark = pytest.mark.claim("protocol", "receiver-decodes-encodes-requires")
+
 change = msgspec.structs.replace
 RUNS = [
     (trust, name)
@@ -252,6 +254,7 @@ def test_changed_configurations_are_read_or_refused(data, draw):
     assert run.data == changed
 
 
+@pytest.mark.claim("threat-model", "files-run-documents-nested")
 @pytest.mark.parametrize("depth", [40, 400])
 @pytest.mark.parametrize("is_mapping", [True, False])
 def test_a_document_whose_values_lie_too_deep_is_malformed(depth, is_mapping):

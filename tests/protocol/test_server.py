@@ -64,6 +64,8 @@ def losing(fate, kind, *rounds, of=lambda node_id: True, attempts=range(99)):
 # --------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.claim("how-a-run-works", "protocol-has-number-round")
+@pytest.mark.claim("protocol", "limits-when-run-planned")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_a_run_takes_the_announced_round_trips(trust, keys, tmp_path):
     net = completes(make_net(tmp_path, trust, keys))
@@ -108,6 +110,7 @@ def test_a_loss_at_any_point_costs_no_round_trip(trust, keys, fate, tmp_path):
 
 
 # of 12: tau 8, k 2, R 10
+@pytest.mark.claim("protocol", "named-clients-if-at")
 @pytest.mark.parametrize(("gone", "repeats"), [(2, 0), (3, 1)])
 @pytest.mark.parametrize("trust", SHARED)
 def test_missing_sum_shares_are_asked_for_again(trust, gone, repeats, tmp_path):
@@ -194,6 +197,9 @@ def test_a_run_that_silence_ends_names_who_was_silent(trust, keys, tmp_path):
     assert missing == {(node_id, 1, "silent") for node_id in net.nodes}
 
 
+@pytest.mark.claim(
+    "protocol", "late-restarted-renewed-clients", "ledger-kept-restored-from"
+)
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 @pytest.mark.parametrize("ledger", [True, False])
@@ -216,6 +222,7 @@ def test_a_restarted_client_comes_back(trust, keys, ledger, tmp_path):
         assert set(net.reasons("renewed")) == {31}
 
 
+@pytest.mark.claim("protocol", "late-restarted-renewed-clients")
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_clients_that_come_late_join_unless_keys_are_relayed(trust, keys, tmp_path):
@@ -229,6 +236,7 @@ def test_clients_that_come_late_join_unless_keys_are_relayed(trust, keys, tmp_pa
 # -------------------------------------------------------------------------- lost rounds
 
 
+@pytest.mark.claim("protocol", "named-clients-if-at")
 def test_a_lost_round_is_an_iteration_less(tmp_path):
     net = make_net(
         tmp_path, lossy=losing("reply", "add", 2, of=lambda node_id: node_id > 10)
@@ -263,6 +271,7 @@ def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path):
 
 
 # with one, both nodes have one session too
+@pytest.mark.claim("protocol", "named-clients-if-at")
 @pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("trust", PROTECTED)
 def test_of_two_nodes_with_one_lasting_key_the_first_has_the_slot(
@@ -447,6 +456,7 @@ def with_words(trust, words, n_clients=3):
     return replaced(run, document=replace(run.document, words=(words,)))
 
 
+@pytest.mark.claim("protocol", "limits-when-run-planned")
 def test_a_run_whose_messages_are_too_long_is_not_planned():
     for trust in TRUSTS:
         require_sizes(with_words(trust, 2112), 1000)

@@ -232,6 +232,7 @@ def test_files_of_records_are_their_owners_and_go_with_their_session(ledger, tmp
         elsewhere.save_records(RUN, begun(), [RECORDS], RECORDS.shape)
 
 
+@pytest.mark.claim("threat-model", "24")
 def test_copies_of_forgotten_runs_are_removed(ledger, tmp_path):
     memory, session = LedgerMemory(ledger, LIMIT, tmp_path / "state"), begun()
     saved(memory, session)
@@ -245,6 +246,7 @@ def test_copies_of_forgotten_runs_are_removed(ledger, tmp_path):
     assert forget_unfinished(ledger) == 0
 
 
+@pytest.mark.claim("threat-model", "24")
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_next_message_removes_copies_of_runs_that_grew_old(tmp_path, answered):
     def memory_after(seconds):

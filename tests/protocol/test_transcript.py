@@ -28,6 +28,8 @@ from flower_kmeans.protocol.transcript import (
     variant_hash,
 )
 
+pytestmark = pytest.mark.claim("protocol", "each-block-has-each")
+
 V = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 DOC_HASH, ROOT = bytes.fromhex(V["document_hash"]), bytes.fromhex(V["root"])
 COMMITTEE = bytes.fromhex(V["committee"]["hash"])

@@ -50,6 +50,7 @@ def test_what_follows_from_a_trust_model(name):
         assert model.sum.name == model.secure_sum
 
 
+@pytest.mark.claim("adding-an-algorithm", "library-derives-trust-models")
 @pytest.mark.parametrize("trust", PROPERTIES)
 @pytest.mark.parametrize("name", RUNS_UNDER)
 def test_which_algorithm_runs_where_is_derived(name, trust):

@@ -42,6 +42,8 @@ from flower_kmeans.secagg.hashing import H, u32, u64
 from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
 from tests.support.ring import pack, unpack
 
+pytestmark = pytest.mark.claim("protocol", "each-block-has-each")
+
 VECTORS = json.loads(Path(__file__).with_name("vectors.json").read_text())
 M = 5
 ROUND, GROUP, MESSAGES = VECTORS["round"], VECTORS["group"], VECTORS["messages"]

@@ -160,6 +160,7 @@ def story(kind_of_signs, tmp_path_factory):
     return story
 
 
+@pytest.mark.claim("protocol", "request-at-most-1")
 @pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
 def test_turns_and_their_replies_are_as_long_as_planned(name, request):
     story = request.getfixturevalue(name)
@@ -287,6 +288,7 @@ def joint(kind_of_signs, tmp_path_factory):
     return story_of(tmp_path_factory.mktemp("joint"), (1, 1, 1), *steps, key_holders=2)
 
 
+@pytest.mark.claim("vertical", "centroids-those-k-means")
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -302,6 +304,7 @@ def test_parties_get_what_plaintext_gives_under_the_same_noise(name, parts, requ
     assert {(i, q.step): r.parts for i, q, r in story.turns() if r.parts > 1} == parts
 
 
+@pytest.mark.claim("guarantees", "32")
 def test_every_party_adds_another_noise_share(story):
     for t in (1, 2):
         shares = noise_shares(story, t)
@@ -309,6 +312,7 @@ def test_every_party_adds_another_noise_share(story):
         assert not np.isclose(shares[0], shares[1]).any()
 
 
+@pytest.mark.claim("protocol", "message-holds-at-most")
 @pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
 def test_parcels_are_those_that_the_plan_lists(name, request):
     story = request.getfixturevalue(name)
@@ -334,6 +338,7 @@ def test_parcels_are_those_that_the_plan_lists(name, request):
 # ----------------------------------------------------------------------------- restarts
 
 
+@pytest.mark.claim("protocol", "repeated-request-gets-same")
 def test_an_interrupted_step_is_done_again_with_the_same_bytes(story, tmp_path):
     """The process ends after it has computed, and before its session is written."""
     for slot, step in ((0, "step"), (1, "open")):
@@ -359,6 +364,7 @@ def test_a_result_that_nobody_kept_is_delivered_again(story, tmp_path):
     )
 
 
+@pytest.mark.claim("threat-model", "V18")
 def test_a_file_that_changed_ends_the_run(story, tmp_path):
     party = story.copies[0].copied(tmp_path / "copy")
     (directory,) = (party.directory / "vertical").iterdir()
@@ -371,6 +377,7 @@ def test_a_file_that_changed_ends_the_run(story, tmp_path):
 # ------------------------------------------------------------------------------ charges
 
 
+@pytest.mark.claim("vertical", "each-ledger-charges-whole")
 def test_every_party_charges_the_plan_once_with_its_first_answer_about_records(story):
     whole = pytest.approx(story.run.plan.epsilon())
     later = dict.fromkeys(("one round", "two rounds", "over"), [whole] * 2)
@@ -378,6 +385,7 @@ def test_every_party_charges_the_plan_once_with_its_first_answer_about_records(s
     assert whole == 8.0
 
 
+@pytest.mark.claim("vertical", "each-ledger-charges-whole")
 @pytest.mark.parametrize("slot", [0, 1])
 def test_what_an_aborted_run_charged_stays_charged(story, tmp_path, slot):
     party = story.copies[slot].copied(tmp_path / "copy")
@@ -473,6 +481,7 @@ def secrets_in(party, session):
     ]
 
 
+@pytest.mark.claim("threat-model", "V10")
 def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_place(
     tmp_path,
 ):
@@ -495,6 +504,7 @@ def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_pla
     assert spent_epsilon(parties[1].directory, 1e-6) == 0
 
 
+@pytest.mark.claim("vertical", "every-party-receives-centroids")
 @pytest.mark.parametrize("name", ["story", "one_holder"])
 def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
     story = request.getfixturevalue(name)
@@ -517,6 +527,7 @@ def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request
     )
 
 
+@pytest.mark.claim("threat-model", "V18")
 def test_nothing_secret_is_left_when_a_run_is_over(story):
     """Attack 20: who steals a node later cannot open what was recorded."""
     for slot, party in enumerate(story.parties):
@@ -551,6 +562,7 @@ IDS = make_run(check_ids=True)
 MEMORY = {"state_dir": None, "in_memory": True}
 
 
+@pytest.mark.claim("vertical", "partys-slot-party-policy")
 @pytest.mark.parametrize(
     ("slot", "run", "changes"),
     [
@@ -575,6 +587,8 @@ def test_a_party_joins_at_the_slot_of_its_policy(
     assert joined.commitment == b""
 
 
+@pytest.mark.claim("vertical", "partys-slot-party-policy", "each-ledger-charges-whole")
+@pytest.mark.claim("threat-model", "V7")
 @pytest.mark.parametrize(
     ("slot", "run", "changes", "code"),
     [
@@ -632,6 +646,7 @@ def body(widths=(1, 1), **changes):
     return {"body": Vertical(algorithm=algorithm, domain=BODY.domain, widths=widths)}
 
 
+@pytest.mark.claim("protocol", "document-contradicts-itself-not")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -659,6 +674,7 @@ def test_a_document_that_contradicts_itself_is_not_accepted(changes):
         verify_plan(data)  # which opens the run
 
 
+@pytest.mark.claim("protocol", "document-contradicts-itself-not")
 def test_a_round_opens_a_thousand_values_at_most():
     assert make_run((498, 1), make_algorithm((498, 1), n_rounds=1)).document.words == (
         1000,
@@ -667,6 +683,7 @@ def test_a_round_opens_a_thousand_values_at_most():
         make_run((499, 1), make_algorithm((499, 1), n_rounds=1))
 
 
+@pytest.mark.claim("guarantees", "32")
 @pytest.mark.parametrize(("colluders", "shares"), [(1, 2), (2, 1)])
 def test_max_colluders_say_how_wide_a_noise_share_is(colluders, shares):
     widths = (1, 1, 1)

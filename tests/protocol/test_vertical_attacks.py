@@ -172,6 +172,7 @@ def open_turn(scene, data=None, t=1):
 # -------------------------------------------------------------------- a holder's rounds
 
 
+@pytest.mark.claim("threat-model", "V6")
 def test_a_round_is_opened_once_and_the_same_bytes_come_again(holder):
     """Attack 6: another c1, or averaging repeated noise."""
     first = holder.party.ask(open_turn(holder))
@@ -184,6 +185,7 @@ def test_a_round_is_opened_once_and_the_same_bytes_come_again(holder):
     assert holder.code(holder.turn("keys")) == Code.STALE
 
 
+@pytest.mark.claim("threat-model", "V6", "V16")
 def test_limit_a_holder_whose_ledger_was_restored_opens_rounds_once_more(holder):
     """Attack 16: each round since the backup, another c1 under other noise."""
     with interrupted(holder.party):
@@ -199,6 +201,7 @@ def test_limit_a_holder_whose_ledger_was_restored_opens_rounds_once_more(holder)
     assert encode(repeated) == encode(again[1])
 
 
+@pytest.mark.claim("threat-model", "V6")
 def test_a_holder_without_a_ledger_opens_a_round_once(tmp_path):
     """In a simulation; a real party refuses to take part."""
     run = make_run()
@@ -210,6 +213,7 @@ def test_a_holder_without_a_ledger_opens_a_round_once(tmp_path):
     assert scene.code(open_turn(scene, t=2)) == Code.LEDGER
 
 
+@pytest.mark.claim("threat-model", "V7")
 def test_rounds_are_opened_in_order_and_no_more_than_planned(holder):
     """Attack 7."""
     assert holder.code(open_turn(holder, t=2)) == Code.NEED
@@ -241,6 +245,8 @@ def flipped(data):
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
+@pytest.mark.claim("threat-model", "V3", "V7", "V10", "V11")
+@pytest.mark.claim("protocol", "slot-columns-bounds-values")
 @pytest.mark.parametrize(
     ("make", "code"),
     [
@@ -269,12 +275,14 @@ def test_other_parcels_than_those_of_a_turn_are_refused(holder, make, code):
     assert isinstance(holder.party.ask(open_turn(holder)), Sent)
 
 
+@pytest.mark.claim("threat-model", "V10")
 def test_keys_of_other_parties_cannot_be_swapped_during_a_run(holder):
     """Attack 10."""
     swapped = Peer(0, Forged(holder.run, 0).pairs.public_key).row
     assert holder.code(changed(open_turn(holder), peers=swapped)) == Code.CONFLICT
 
 
+@pytest.mark.claim("protocol", "slot-columns-bounds-values")
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -306,6 +314,7 @@ def test_keys_that_agree_with_everyone_are_refused(holders_scene, tmp_path, publ
     assert scene.code(scene.turn("keys", peers=peers)) == Code.KEY
 
 
+@pytest.mark.claim("threat-model", "V11")
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_hostile_bytes_raise(holders_scene, data):
@@ -327,6 +336,7 @@ def test_no_hostile_bytes_raise(holders_scene, data):
 # ------------------------------------------------------------------------------ noise
 
 
+@pytest.mark.claim("guarantees", "32")
 def test_noise_of_a_share_has_the_planned_scale(tmp_path):
     """A c1 of zeros makes a holder's words its noise alone; accepted at no other scale."""
     scene = scene_of(tmp_path, 1, (150, 1), n_rounds=1)
@@ -363,6 +373,8 @@ def column_parcels(sent):
     return [each.data for each in sent.parcels if each.number >= COLUMNS]
 
 
+@pytest.mark.claim("vertical", "missing-value-becomes-middle")
+@pytest.mark.claim("threat-model", "V13")
 def test_columns_are_clipped_and_missing_values_are_the_middle(
     holders_scene, tmp_path, caplog
 ):
@@ -393,6 +405,7 @@ def test_columns_are_clipped_and_missing_values_are_the_middle(
     ]
 
 
+@pytest.mark.claim("protocol", "slot-columns-bounds-values")
 @pytest.mark.parametrize(
     "records",
     [
@@ -417,6 +430,7 @@ def test_other_records_than_announced_are_refused_before_anything_is_charged(
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
 
 
+@pytest.mark.claim("own-data", "simulate-reads-each-partition")
 def test_a_query_of_a_database_is_refused(holders_scene, tmp_path, caplog):
     """Its rows may be others, or in another order, at each message."""
     scene = holders_scene.before.copied(tmp_path / "copy")
@@ -428,6 +442,7 @@ def test_a_query_of_a_database_is_refused(holders_scene, tmp_path, caplog):
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_changed_records_end_the_run(holder):
     """Attack 16: nothing is encrypted twice under one number."""
     holder.party.records = holder.party.records + 1e-9
@@ -480,6 +495,7 @@ def parcel(scene, number, data=None, step="keys", t=0):
     return scene.deliver(data, step, t, number, sender=1)
 
 
+@pytest.mark.claim("threat-model", "V14")
 def test_v14_rows_of_another_order_are_refused_before_anything_is_loaded(joined):
     ids = joined.party.ids
     load = joined.turn("load", 0, [parcel(joined, COLUMNS)])
@@ -501,6 +517,7 @@ def test_v14_rows_of_another_order_are_refused_before_anything_is_loaded(joined)
     assert spent_epsilon(joined.party.directory, 1e-6) == 0
 
 
+@pytest.mark.claim("protocol", "roster-up-4-nodes")
 def test_v14_rows_are_compared_again_with_another_node_of_a_party(first):
     """Whose key is another one; it may take the place as long as nothing else was given."""
     load = first.turn("load", 0, [parcel(first, COLUMNS)])
@@ -515,6 +532,7 @@ def test_v14_rows_are_compared_again_with_another_node_of_a_party(first):
     assert first.code(load) == Code.CONFLICT  # it has the other one's column
 
 
+@pytest.mark.claim("threat-model", "V14")
 def test_v14_one_of_several_parties_has_other_rows(tmp_path):
     scene = scene_of(tmp_path, 0, (1, 1, 1), check_ids=True)
     right, wrong = ids_digest(scene.party.ids), ids_digest(scene.party.ids[::-1])
@@ -523,6 +541,7 @@ def test_v14_one_of_several_parties_has_other_rows(tmp_path):
     assert isinstance(scene.party.ask(ids_turn(scene, right, right)), Sent)
 
 
+@pytest.mark.claim("threat-model", "V14")
 @pytest.mark.parametrize(("slot", "holders"), [(1, 1), (1, 2), (3, 2)])
 def test_v14_keys_and_columns_travel_after_row_ids(slot, holders, tmp_path):
     """Of a sole holder, a joint one, and a party without a key."""
@@ -561,6 +580,7 @@ def test_v14_row_ids_are_not_asked_for_where_they_are_not_compared(
     assert scene.code(scene.turn("ids")) == Code.BAD_MESSAGE
 
 
+@pytest.mark.claim("threat-model", "V14")
 def test_v14_ids_are_hashed_under_the_key_that_aligned_the_rows(joined, tmp_path):
     """So a server that stands between parties with relayed keys cannot test guesses."""
     party, path = joined.party, tmp_path / "rows.key"
@@ -572,6 +592,7 @@ def test_v14_ids_are_hashed_under_the_key_that_aligned_the_rows(joined, tmp_path
     assert isinstance(party.ask(ids_turn(joined, right)), Sent)
 
 
+@pytest.mark.claim("threat-model", "rows-key-file-none")
 @pytest.mark.parametrize(
     ("content", "bits"), [(b"short", 0o600), (bytes(32), 0o644), (None, 0o600)]
 )
@@ -589,6 +610,7 @@ def test_v14_a_key_of_rows_that_cannot_be_used_is_refused_at_once(
     assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)
 
 
+@pytest.mark.claim("protocol", "slot-columns-bounds-values")
 def test_no_round_begins_before_everything_is_there(first):
     some = [parcel(first, PUBLIC), parcel(first, RELIN)]
     for t, loads in ((1, []), (1, some), (2, [])):
@@ -598,6 +620,7 @@ def test_no_round_begins_before_everything_is_there(first):
     assert spent_epsilon(first.party.directory, 1e-6) == 0
 
 
+@pytest.mark.claim("threat-model", "V11")
 @pytest.mark.parametrize(
     ("make", "code"),
     [
@@ -619,6 +642,7 @@ def test_party_0_takes_the_parcels_of_a_set_up_only(first, make, code):
     assert first.code(first.turn("load", 0, [make(first)])) == code
 
 
+@pytest.mark.claim("threat-model", "V11")
 def test_words_of_keys_are_below_their_primes_and_turns_those_of_party_0(first):
     """Attack 11."""
     wrong = parcel(first, PUBLIC, b"\xff" * packed_bytes(Q.key))
@@ -648,6 +672,7 @@ def test_columns_lie_where_a_step_looks_for_them(tmp_path):
     assert not list(work_dir.iterdir())
 
 
+@pytest.mark.claim("threat-model", "V4")
 def test_party_0_computes_only_with_keys_on_which_all_holders_agree(tmp_path):
     scene = scene_of(tmp_path, 0, (1, 1, 1), key_holders=2)
     loads = [
@@ -689,6 +714,7 @@ def shares(scene, t, words):
     return [scene.deliver(np.asarray(words, "<u8").tobytes(), "open", t, sender=1)]
 
 
+@pytest.mark.claim("protocol", "slot-columns-bounds-values")
 def test_a_step_is_done_once(begun, tmp_path):
     """Party 0 goes on with whatever opens, and with one answer for each round."""
     scene = begun.copied(tmp_path / "copy")
@@ -716,6 +742,7 @@ def test_a_step_is_done_once(begun, tmp_path):
     assert scene.code(second) == Code.STALE
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_v16_zeros_under_another_key_have_other_masks(begun, tmp_path):
     """Party 0's ledger is restored, and the holder or the server swaps the public key.
 
@@ -751,6 +778,7 @@ def test_a_party_that_lost_its_session_does_not_go_on(begun, tmp_path):
 WIDTHS = (1, 1, 1, 1)
 
 
+@pytest.mark.claim("threat-model", "V4")
 def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     """Attacks 4 and 5: rogue keys, and false sums."""
     scene = scene_of(tmp_path, 1, WIDTHS, key_holders=2)
@@ -847,6 +875,7 @@ def attack(tmp_path):
     return JointHolderAttack(tmp_path)
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 def test_v4_v5_a_restored_ledger_gives_no_first_message_under_another_list(attack):
     with interrupted(attack.scene.party):
         first = attack.first_message()
@@ -859,6 +888,7 @@ def test_v4_v5_a_restored_ledger_gives_no_first_message_under_another_list(attac
     assert code_of(attack.ask_join(relin)) == Code.KEY
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 def test_v4_v5_without_the_list_in_the_context_the_secret_is_read(attack, monkeypatch):
     monkeypatch.setattr(PartySession, "require_commitments", lambda *_: None)
     with interrupted(attack.scene.party):
@@ -868,6 +898,7 @@ def test_v4_v5_without_the_list_in_the_context_the_secret_is_read(attack, monkey
     assert attack.read(attack.ask_join(relin)) == 1
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 def test_v4_v5_a_node_that_restarts_before_its_join_ends_the_run(attack):
     """Its ledger says that the first message was revealed, and what it followed from is lost."""
     attack.first_message()
@@ -886,6 +917,7 @@ def test_v4_v5_a_node_that_restarts_before_its_join_ends_the_run(attack):
     assert attack.spent == 0
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 def test_v4_v5_a_node_that_restarts_before_its_first_message_commits_to_another(attack):
     attack.scene.party.restart()
     # its old commitment is in the list
@@ -897,6 +929,7 @@ def test_v4_v5_a_node_that_restarts_before_its_first_message_commits_to_another(
     assert attack.spent == 0
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "without"])
 def test_v4_v5_with_a_restored_ledger_and_a_restarted_node_every_secret_is_new(
     attack, is_bound, monkeypatch
@@ -922,6 +955,7 @@ def test_v4_v5_with_a_restored_ledger_and_a_restarted_node_every_secret_is_new(
     assert part < 0.5 if is_bound else part == 1
 
 
+@pytest.mark.claim("threat-model", "V5")
 def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatch):
     """In the ledger, with the answer: the node may restart afterwards, and not without one."""
     scene, party = attack.scene, attack.scene.party
@@ -948,6 +982,7 @@ def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatc
     assert isinstance(party.ask(open_turn(scene, c1(words=10))), Sent)
 
 
+@pytest.mark.claim("threat-model", "V18")
 @pytest.mark.parametrize("end", ["abort", "finish"])
 def test_v18_what_a_joint_holder_keeps_in_its_context_is_erased_at_the_end(attack, end):
     scene, party = attack.scene, attack.scene.party
@@ -971,6 +1006,7 @@ def test_v18_what_a_joint_holder_keeps_in_its_context_is_erased_at_the_end(attac
     assert not list(party.state)
 
 
+@pytest.mark.claim("threat-model", "V4")
 def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_path):
     scene = scene_of(tmp_path, 3, WIDTHS, key_holders=2)
     party = scene.party
@@ -995,6 +1031,7 @@ def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_pat
     assert encode(party.ask(turn)) == encode(sent)
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_columns_are_encrypted_under_one_key(tmp_path):
     """Attack 16; a restored ledger makes another mask for another key."""
     scene = scene_of(tmp_path, 3, WIDTHS)
@@ -1046,6 +1083,7 @@ def keys_turn(scene, public_key=b"", node_id=7, claim=b""):
     return scene.turn("keys", peers=peer.row)
 
 
+@pytest.mark.claim("threat-model", "V10")
 def test_a_roster_gives_the_slot_and_authenticates_the_keys(rosters_scene):
     """Attack 10: the policy's party does not count, and no key without its owner's claim."""
     scene, stranger = rosters_scene, Forged(rosters_scene.run, 0)
@@ -1061,6 +1099,7 @@ def test_a_roster_gives_the_slot_and_authenticates_the_keys(rosters_scene):
     assert isinstance(scene.party.ask(keys_turn(scene)), Sent)
 
 
+@pytest.mark.claim("threat-model", "V20")
 def test_who_steals_lasting_keys_opens_nothing_that_was_recorded(rosters_scene):
     """Attack 20: ephemeral keys are erased with the run."""
     scene = rosters_scene
@@ -1108,6 +1147,7 @@ def played(run, nodes, roster=None, named=None):
     return net
 
 
+@pytest.mark.claim("threat-model", "V10")
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize("changes", [{}, {"claim": bytes(64)}, {"copies": True}])
 def test_v10_a_stranger_takes_no_partys_slot_of_a_roster(slot, changes, tmp_path):
@@ -1125,6 +1165,7 @@ def test_v10_a_stranger_takes_no_partys_slot_of_a_roster(slot, changes, tmp_path
     assert [bool(each.results) for each in (stranger, *parties)] == [False, True, True]
 
 
+@pytest.mark.claim("threat-model", "V10")
 @pytest.mark.parametrize("slot", [0, 1])
 def test_v10_under_relayed_keys_the_named_nodes_are_the_parties(slot, tmp_path):
     """A stranger has a whole client of its own; without names it would be the party."""

@@ -82,6 +82,7 @@ def spent(federation):
     ]
 
 
+@pytest.mark.claim("threat-model", "57")
 @pytest.mark.default_cases("widths0-answered")
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("widths", [(1, 1), (1, 1, 1)])

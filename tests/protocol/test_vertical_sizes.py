@@ -10,6 +10,7 @@ from flower_kmeans.protocol import messages, parcels
 from flower_kmeans.protocol.wire import MAX_MESSAGE
 
 
+@pytest.mark.claim("protocol", "message-holds-at-most")
 @pytest.mark.parametrize("radius", [False, True])
 @pytest.mark.parametrize("n_clusters", [2, 5, 16])
 @pytest.mark.parametrize("holders", [1, 2, 3])

@@ -133,6 +133,7 @@ def test_shared_noise_grows_with_the_clients_and_the_report_says_by_how_much(
     assert f"sqrt(|S|/M') with M' = {shares}" in text
 
 
+@pytest.mark.claim("guarantees", "40")
 def test_removed_noise_is_reported_and_weakens_what_a_single_answer_has():
     report = report_of(fast("distributed-noise"))
     assert report.levels[-1] == 5  # answers of honest clients, if all six answer
@@ -315,6 +316,7 @@ def test_sizes_stand_beside_their_bounds_where_the_server_has_them():
     assert made("trusted-server").to_dict()["sizes"] is None
 
 
+@pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
 def test_a_report_has_what_one_must_know_to_sign_it(tmp_path, monkeypatch):
     software = {"flower-kmeans": "0.3", "cryptography": "1.2.3"}
     monkeypatch.setattr(reports, "now", lambda: "2026-01-31T12:00:00Z")
@@ -355,6 +357,7 @@ def test_a_report_has_what_one_must_know_to_sign_it(tmp_path, monkeypatch):
         assert words in page
 
 
+@pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
 def test_without_a_roster_nobody_has_a_name():
     report = report_of(fast("trusted-server"))
     assert (report.roster, report.parties) == ("", ())
@@ -368,6 +371,7 @@ def test_without_a_roster_nobody_has_a_name():
     }
 
 
+@pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
 def test_restarts_are_the_sessions_that_clients_began_again():
     renewed = [Dropped(0, 7, 2, "", "renewed"), Dropped(1, 8, 2, "", "renewed")]
     report = made("distributed-noise", incidents=[*renewed, Dropped(2, 9, 1, "")])
@@ -403,6 +407,7 @@ def test_an_active_server_is_kept_out_fully_only_where_clients_keep_ledgers(
         assert ("can add twice" in words) == (not with_ledger)
 
 
+@pytest.mark.claim("what-epsilon-means", "who-depends-on-trust")
 @pytest.mark.parametrize("trust", sorted(TRUST_MODELS))
 @pytest.mark.parametrize("keys", ["relayed", "roster"])
 def test_every_party_has_an_answer(trust, keys):

@@ -27,6 +27,8 @@ from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.strategies import FastLloyd, SynopsisKMeans
 from tests.algorithms.rows import run_of
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 RNG = np.random.default_rng
 CENTERS = np.array([[-8.0, -6, 2], [-8, 6, -4], [0, 0, 6], [8, -6, -3], [8, 7, 3]])
 BALL = Ball(14.0, [0.0, 0, 0])

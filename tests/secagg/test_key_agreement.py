@@ -100,6 +100,7 @@ def test_the_two_halves_of_a_lasting_key_are_converted_alike(seed):
     assert keys.exchange_key(other_sign) == keys.exchange_key(lasting)
 
 
+@pytest.mark.claim("threat-model", "10")
 def test_a_claim_is_for_one_slot_node_key_and_run():
     right = {
         "doc_hash": bytes(32),
@@ -169,6 +170,7 @@ def test_what_is_sealed_opens_and_nothing_else_does(key, data, associated):
             keys.unseal(*wrong)
 
 
+@pytest.mark.claim("SECURITY", "ghsa-537c-gmf6-5ccf")
 @pytest.mark.parametrize("tag", [bytes(16), None])
 def test_no_seal_of_empty_data_opens(tag):
     """OpenSSL before 3.5.7 took some for authentic (CVE-2026-45446)."""

@@ -13,6 +13,11 @@ from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.base import SumContext, secure_sum
 from flower_kmeans.secagg.masks import correction, mask
 
+pytestmark = [
+    pytest.mark.claim("how-sums-work", "masks-shares-do-not"),
+    pytest.mark.claim("guarantees", "37"),
+]
+
 KEY = bytes(range(32))
 G_STREAM = 2**64 - 1
 SUM = secure_sum("masks")
@@ -54,6 +59,7 @@ def test_opened_sum_is_the_plain_integer_sum(survivors, digest, data):
     assert opened.liars == ()
 
 
+@pytest.mark.claim("threat-model", "1")
 @pytest.mark.parametrize(
     ("m", "bits"), [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (5, 1)]
 )

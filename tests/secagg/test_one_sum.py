@@ -83,6 +83,8 @@ def some_votes(rng, n_honest, n_variants):
     return [None if rng.random() < 0.05 else int(vote) for vote in votes]
 
 
+@pytest.mark.claim("guarantees", "38")
+@pytest.mark.claim("threat-model", "5", "42")
 @given(seeds)
 @settings(max_examples=150, deadline=None)
 def test_what_leaks_is_a_function_of_one_sum(rng):
@@ -99,6 +101,8 @@ def test_what_leaks_is_a_function_of_one_sum(rng):
             assert is_one_sum(found, [variant])
 
 
+@pytest.mark.claim("guarantees", "38")
+@pytest.mark.claim("threat-model", "42")
 @given(seeds)
 @settings(max_examples=150, deadline=None)
 def test_two_attempts_with_other_absentees_and_clients_that_deal_twice(rng):
@@ -126,6 +130,8 @@ def test_everything_that_may_open_does_in_some_of_the_random_votes():
 THREE = [[0, 1], [2, 3], [0, 1, 2, 3]]  # the last is the sum of the others
 
 
+@pytest.mark.claim("guarantees", "38")
+@pytest.mark.claim("threat-model", "5")
 @pytest.mark.parametrize(("m", "f"), [(5, 2), (7, 2), (6, 1), (4, 1)])
 def test_a_majority_would_not_be_enough(m, f):
     """Three variants split the votes: none has a majority, and two sums combine all the same."""
@@ -139,6 +145,7 @@ def test_a_majority_would_not_be_enough(m, f):
     assert not leaks([SUM.set_up(m, f, m)] * 4, seen)
 
 
+@pytest.mark.claim("threat-model", "5")
 def test_packed_shares_under_less_than_a_majority_leak_one_clients_words():
     variants = [[0, 1, 2], [0, 1]]
     seen = seen_by(1, 9, 3, variants, [0] * 4 + [1] * 4)
@@ -173,6 +180,7 @@ def sums_and_keys(rng, binds_keys):
     return next(iter(sums), None), keys
 
 
+@pytest.mark.claim("guarantees", "43")
 @given(seeds)
 @settings(max_examples=150, deadline=None)
 def test_keys_that_open_are_of_the_level_of_the_sum_that_opens(rng):
@@ -183,6 +191,7 @@ def test_keys_that_open_are_of_the_level_of_the_sum_that_opens(rng):
         assert all(level <= len(honest) and i in honest for level, i in keys)
 
 
+@pytest.mark.claim("guarantees", "43")
 def test_keys_that_no_vote_binds_would_leave_too_little_noise():
     found = [
         sums_and_keys(np.random.default_rng(n), binds_keys=False) for n in range(40)

@@ -31,6 +31,8 @@ from flower_kmeans.secagg.shares import (
 from tests.support.ring import eliminate, generator, lied, pack, residues_of, unpack
 from tests.support.saying import assert_within
 
+pytestmark = pytest.mark.claim("how-sums-work", "masks-shares-do-not")
+
 SUM = secure_sum("shares")
 EVERYONE = np.ones(5, dtype=bool)
 seeds = st.integers(0, 2**32).map(np.random.default_rng)
@@ -92,6 +94,7 @@ def test_parts_shrink_with_the_packing():
             call()
 
 
+@pytest.mark.claim("guarantees", "38")
 @given(committees(), st.integers(1, 30), st.integers(1, 4), seeds)
 @settings(max_examples=60, deadline=None)
 def test_any_threshold_of_sum_shares_opens_the_exact_sum(
@@ -133,6 +136,8 @@ def test_dealings_are_repeatable_and_differ_by_everything():
     assert len({parts[0] for parts in (dealt(), *others)}) == 4
 
 
+@pytest.mark.claim("guarantees", "38")
+@pytest.mark.claim("threat-model", "1")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     "sharing",
@@ -174,6 +179,7 @@ def test_any_tau_shares_are_uniform(sharing, secret, monkeypatch):
         assert len(more) < len(ring) ** (sharing.privacy + 1)
 
 
+@pytest.mark.claim("guarantees", "38")
 @given(committees(), st.sampled_from(PRIMES), seeds)
 @settings(max_examples=60, deadline=None)
 def test_any_tau_shares_hide_the_words_at_the_real_primes(sharing, prime, rng):
@@ -183,6 +189,7 @@ def test_any_tau_shares_hide_the_words_at_the_real_primes(sharing, prime, rng):
     assert eliminate(generator(sharing, prime)[chosen, :tau], tau, prime) == tau
 
 
+@pytest.mark.claim("threat-model", "32")
 @given(committees(), st.integers(1, 20), seeds)
 @settings(max_examples=60, deadline=None)
 def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words, rng):
@@ -209,6 +216,7 @@ def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words
     assert opened.liars == tuple(sorted(liars))
 
 
+@pytest.mark.claim("threat-model", "32")
 @given(st.integers(2, 7), seeds)
 @settings(max_examples=200, deadline=None)
 def test_decoding_is_the_search_for_the_nearest_polynomial(n, rng):

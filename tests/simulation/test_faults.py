@@ -142,6 +142,7 @@ WHY = {
 }  # fmt: skip
 
 
+@pytest.mark.claim("how-a-run-works", "computes-another-query-other")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("t", "kind"), [(None, None), *itertools.product([1, 3], KINDS)]

@@ -22,6 +22,8 @@ from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.simulation.ray import connected
 from flower_kmeans.strategies import FastLloyd, Lloyd, SynopsisKMeans
 
+pytestmark = pytest.mark.claim("reference/simulation", "runs-may-overlap-one")
+
 BOX = Box([0.0, -5.0], [10.0, 5.0])
 CENTRES = np.array([[2.0, -3.0], [5.0, 3.0], [8.0, -1.0]])
 ORDERS = list(itertools.permutations(range(3)))
@@ -232,6 +234,7 @@ def pretended(monkeypatch):
     return ray
 
 
+@pytest.mark.claim("reference/simulation", "runs-engine-ray-share")
 @pytest.mark.parametrize("order", ORDERS)
 def test_runs_share_one_connection_which_the_last_one_ends(pretended, order):
     own = [contextlib.ExitStack() for _ in order]
@@ -243,6 +246,7 @@ def test_runs_share_one_connection_which_the_last_one_ends(pretended, order):
     assert pretended.calls == ["init", "shutdown"]
 
 
+@pytest.mark.claim("reference/simulation", "runs-engine-ray-share")
 def test_a_connection_of_the_caller_stays(pretended):
     pretended.init()
     other = connected("10.0.0.2:6379")
@@ -271,6 +275,7 @@ def without_start(pretended, monkeypatch):
 REASON = r"Ray cannot be started \(RuntimeError: The raylet died early\)"
 
 
+@pytest.mark.claim("reference/simulation", "where-ray-cannot-be")
 @pytest.mark.usefixtures("without_start")
 def test_where_ray_does_not_start_auto_goes_on_here_and_says_so():
     strategy = Lloyd(3, BOX, n_records=300, n_clients=4, n_rounds=4)
@@ -285,6 +290,7 @@ def test_where_ray_does_not_start_auto_goes_on_here_and_says_so():
     assert_is_run(simulate(strategy, parts_of(1)), 1)
 
 
+@pytest.mark.claim("reference/simulation", "where-ray-cannot-be")
 def test_auto_goes_on_here_where_ray_is_broken(monkeypatch, tmp_path):
     (tmp_path / "ray.py").write_text("raise OSError('libray.so: wrong ELF class')")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -296,6 +302,7 @@ def test_auto_goes_on_here_where_ray_is_broken(monkeypatch, tmp_path):
         assert_is_run(simulate(strategy, parts_of(1), engine="auto"), 1)
 
 
+@pytest.mark.claim("reference/simulation", "runs-engine-ray-share")
 @pytest.mark.ray
 @pytest.mark.thorough
 def test_runs_on_ray_may_end_in_another_order_than_they_began():

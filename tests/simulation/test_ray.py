@@ -109,6 +109,7 @@ def always_dying(partition):
     return records_of(partition)
 
 
+@pytest.mark.claim("reference/simulation", "partitions-function-partition-id")
 @pytest.mark.thorough
 def test_a_function_is_called_on_both_nodes_which_need_no_file_of_this_process(
     cluster, tmp_path, monkeypatch
@@ -134,6 +135,7 @@ def alive(cluster):
         ray.shutdown()
 
 
+@pytest.mark.claim("reference/simulation", "engine-ray-error-then")
 @pytest.mark.parametrize("by", ["argument", "environment"])
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "auto", "nobody"])
 def test_an_address_without_a_cluster_is_refused(by, address, monkeypatch, tmp_path):
@@ -151,6 +153,7 @@ def test_an_address_without_a_cluster_is_refused(by, address, monkeypatch, tmp_p
     assert not ray.is_initialized()
 
 
+@pytest.mark.claim("reference/simulation", "partitions-function-partition-id")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_references_and_arrays_are_partitions_and_the_connection_stays():
@@ -163,6 +166,11 @@ def test_references_and_arrays_are_partitions_and_the_connection_stays():
     assert ray.is_initialized()
 
 
+@pytest.mark.claim(
+    "reference/simulation",
+    "simulate-makes-keys-rosters",
+    "partitions-function-partition-id",
+)
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_keys_of_a_roster_reach_both_nodes_and_no_file(tmp_path, monkeypatch):
@@ -185,6 +193,7 @@ def test_keys_of_a_roster_reach_both_nodes_and_no_file(tmp_path, monkeypatch):
     assert found == ["roster.toml"] * 2
 
 
+@pytest.mark.claim("reference/simulation", "worker-node-lost-tasks")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_survives_a_worker(tmp_path):
@@ -192,6 +201,7 @@ def test_a_run_survives_a_worker(tmp_path):
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.claim("reference/simulation", "worker-node-lost-tasks")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_ends_where_workers_die_again_and_again():
@@ -201,6 +211,7 @@ def test_a_run_ends_where_workers_die_again_and_again():
         simulate(lloyd(), always_dying, engine="ray")
 
 
+@pytest.mark.claim("reference/simulation", "worker-node-lost-tasks")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_survives_a_node(cluster):
@@ -213,6 +224,7 @@ def test_a_run_survives_a_node(cluster):
     assert_same(simulate(lloyd(), records_of, engine="ray", on_round=lose))
 
 
+@pytest.mark.claim("reference/simulation", "engine-ray-error-then")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_data_sets_of_ray_are_not_read_by_tasks_that_hold_the_processors():
@@ -221,6 +233,7 @@ def test_data_sets_of_ray_are_not_read_by_tasks_that_hold_the_processors():
         simulate(lloyd(), data_set, engine="ray", timeout=60)
 
 
+@pytest.mark.claim("reference/simulation", "worker-node-lost-tasks")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_for_which_no_processor_becomes_free_ends_at_its_timeout(cluster):
@@ -268,6 +281,7 @@ def malformed(partition):
     return [["n/a", 1.0]] if partition == 3 else records_of(partition)
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_function_whose_tables_are_refused_sends_nothing(monkeypatch):
@@ -295,6 +309,7 @@ def test_another_address_than_that_of_the_connection_is_refused():
         simulate(lloyd(), records_of, engine="ray", ray_address="127.0.0.1:1")
 
 
+@pytest.mark.claim("reference/simulation", "engine-ray-error-then")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_ledger_needs_a_cluster_of_one_node(tmp_path):
@@ -303,6 +318,7 @@ def test_a_ledger_needs_a_cluster_of_one_node(tmp_path):
         simulate(Lloyd(3, BOX), [records_of(0)], engine="ray", policy=policy)
 
 
+@pytest.mark.claim("reference/simulation", "engine-ray-error-then")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_columns_need_a_cluster_of_one_node():

@@ -165,6 +165,7 @@ def _distinguishable(first, second):
     return min(p_values) <= P_VALUE or _shape(first[0]) != _shape(second[0])
 
 
+@pytest.mark.claim("index", "server-noisy-sums-centroids")
 @pytest.mark.parametrize("trust", [*BLIND, "distributed-noise"])
 def test_a_server_sees_uniform_words_whatever_the_data_are(trust):
     first, second = _views(trust)
@@ -202,6 +203,7 @@ def test_the_sum_of_all_answers_is_uniform_too():
     assert byte_p_value(b"".join(sums)) > P_VALUE
 
 
+@pytest.mark.claim("index", "server-noisy-sums-centroids")
 @pytest.mark.parametrize("trust", BLIND)
 def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust):
     outcome = run_recorded(fast(trust, n_records=240), parted(blobs()))
@@ -226,6 +228,7 @@ def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust
 MARKER = "MARKER-5f1c"
 
 
+@pytest.mark.claim("threat-model", "51")
 @pytest.mark.parametrize("trust", [*PRIVATE, "plain"])
 def test_the_text_of_a_clients_exception_never_reaches_the_server(trust):
     parts = parted(blobs())
@@ -264,6 +267,7 @@ def test_the_text_of_a_clients_exception_never_reaches_the_server(trust):
 K = 100
 
 
+@pytest.mark.claim("CONTRIBUTING", "no-seed-reaches-keys")
 @pytest.mark.parametrize("trust", PRIVATE)
 def test_the_same_public_seed_gives_different_noise(trust):
     """In other runs, and in all rounds and blocks of one: no stream is used twice."""
@@ -314,6 +318,7 @@ def fixed_source(monkeypatch):
     monkeypatch.setattr(randomness, "_os_random", source)
 
 
+@pytest.mark.claim("reference/strategies", "flowers-stock-strategy-start")
 @pytest.mark.parametrize("trust", [*PRIVATE, "plain"])
 def test_flowers_own_start_gives_the_same_run(trust, monkeypatch):
     """Byte for byte, as both draw from the one seam of all randomness."""
@@ -512,6 +517,8 @@ def test_errors_never_hold_record_values():
     assert "nan" not in str(caught.value).replace("NaN", "")
 
 
+@pytest.mark.claim("own-data", "blocks-read-once-per")
+@pytest.mark.claim("reference/simulation", "engine-auto-default-command")
 @pytest.mark.parametrize("kind", [Lloyd, PEMeans, ConstrainedLloyd])
 def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
     """Wherever a border lies, and in float32 too, the result has the same bits."""
@@ -553,6 +560,7 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
     assert simulate(much, sources_of, engine="auto").report.answers == [4] * 3
 
 
+@pytest.mark.claim("own-data", "blocks-read-once-per")
 @pytest.mark.parametrize(
     ("trust", "more"),
     [("distributed-noise", 0), ("trusted-server", 0), ("oblivious-server", 2)],
@@ -569,6 +577,7 @@ def test_chunks_are_read_once_per_round(trust, more):
     assert len(passes) == 1 + more + 3
 
 
+@pytest.mark.claim("own-data", "columns-domain-chooses-columns")
 def test_partitions_that_name_their_columns_have_those_of_the_domain():
     """As clients require it: tables in another order would be clustered by the wrong columns."""
     pandas = pytest.importorskip("pandas")
@@ -620,6 +629,7 @@ def temporary(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.claim("reference/simulation", "simulate-makes-keys-rosters")
 @pytest.mark.parametrize("trust", [*BLIND, "distributed-noise"])
 def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(trust, temporary):
     """Other ones in every run. The roster is in a file for the server, keys are in none."""
@@ -644,6 +654,7 @@ def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(trust, tempora
     assert (len(keys), len(set(keys))) == (4 * 6, 2 * 6)
 
 
+@pytest.mark.claim("reference/simulation", "simulate-makes-keys-rosters")
 def test_the_roster_is_removed_after_a_run_that_fails(temporary):
     faults = [Fault(i, 2, "crash") for i in range(6)]
     with pytest.raises(TooFewClientsError, match="round 2"):
@@ -702,6 +713,7 @@ def test_a_function_says_nothing_about_the_number_of_clients():
         simulate(Lloyd(3, BOX), lambda partition: blobs())
 
 
+@pytest.mark.claim("reference/simulation", "engine-auto-default-command")
 @pytest.mark.parametrize(
     ("n_records", "has_ray", "address", "expected"),
     [
@@ -781,6 +793,7 @@ def pushed(monkeypatch):
     return sent
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 @pytest.mark.parametrize("has_function", [False, True])
 def test_partitions_may_be_tables_of_all_kinds(has_function):
     """Each client has another one, and the run has the same bits as one with arrays."""
@@ -797,6 +810,7 @@ def test_partitions_may_be_tables_of_all_kinds(has_function):
     np.testing.assert_array_equal(found.centroids, expected.centroids)
 
 
+@pytest.mark.claim("own-data", "refused-type-one-sentence")
 @pytest.mark.parametrize("habit", REFUSED)
 def test_other_types_are_refused_before_anything_is_sent(habit, pushed):
     make, message = REFUSED[habit]
@@ -811,6 +825,7 @@ def test_other_types_are_refused_before_anything_is_sent(habit, pushed):
     assert not pushed
 
 
+@pytest.mark.claim("own-data", "simulate-also-stops-if")
 def test_a_function_whose_records_are_all_malformed_is_refused_before_anything_is_sent(
     pushed,
 ):

@@ -73,6 +73,7 @@ def test_a_simulation_returns_a_clustering_of_all_columns(here):
     assert here.report.vertical.check_ids
 
 
+@pytest.mark.claim("vertical", "party-can-compute-nearest")
 def test_a_party_predicts_in_its_own_columns(here):
     labels = here.predict(RECORDS)
     for columns, places in (
@@ -117,6 +118,7 @@ def test_columns_that_are_not_there_are_one_sentence(
         here.predict(RECORDS[:, :width], columns=columns)
 
 
+@pytest.mark.claim("own-data", "columns-domain-chooses-columns")
 @pytest.mark.parametrize(
     ("first", "second", "wrong"),
     [(["visits", "income"], ["age"], 0), (["income", "visits"], ["visits"], 1)],
@@ -146,6 +148,7 @@ def test_parties_may_have_tables_of_other_kinds(here, monkeypatch):
     np.testing.assert_array_equal(given[1].records, RECORDS[:, 2:])
 
 
+@pytest.mark.claim("reference/strategies", "flowers-stock-strategy-start")
 @pytest.mark.thorough
 @pytest.mark.ray
 def test_ray_gives_the_same_result(here, monkeypatch):

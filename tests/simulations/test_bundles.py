@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from flower_kmeans.cli.app import app as flower_kmeans
 from flower_kmeans.cli.check import FLWR
 
+pytestmark = pytest.mark.claim("deploy", "flowers-bundle-format-1")
+
 ROOT = Path(__file__).parents[2]
 LICENSE = (ROOT / "LICENSE").read_bytes()
 SHIPPED = {

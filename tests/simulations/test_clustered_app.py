@@ -17,6 +17,8 @@ from harness import RecordingGrid
 
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
+pytestmark = pytest.mark.claim("existing-app", "cluster-clients-model-per")
+
 APP = Path(__file__).parents[2] / "simulations" / "clustered"
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())
 FLOWER = CONFIG["tool"]["flwr"]["app"]

@@ -32,6 +32,8 @@ from flower_kmeans.protocol.messages import Code
 from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import SynopsisKMeans
 
+pytestmark = pytest.mark.claim("deploy", "each-node-now-has")
+
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "simulations" / "existing-app"
 PACKAGE = "digits_app"
@@ -267,6 +269,7 @@ def test_the_page_quotes_what_a_server_says():
 # ------------------------------------------------------------------------- what it does
 
 
+@pytest.mark.claim("existing-app", "training-stays")
 @pytest.mark.parametrize("form", FORMS)
 def test_training_is_what_it_was_without_the_clustering(form, load, plain, tmp_path):
     before = run(load(plain, form), tmp_path / "before")
@@ -342,6 +345,7 @@ def results(monkeypatch):
     return found
 
 
+@pytest.mark.claim("existing-app", "under-clients-only-client")
 def test_server_and_clients_have_the_same_centroids(load, results, tmp_path):
     done = run(load(APP, "decorators"), tmp_path / "out")
     (result,) = results
@@ -350,6 +354,8 @@ def test_server_and_clients_have_the_same_centroids(load, results, tmp_path):
     )
 
 
+@pytest.mark.claim("threat-model", "does-not-cover-other")
+@pytest.mark.claim("existing-app", "under-clients-only-client")
 def test_the_server_gets_models_and_no_centroid(load, blind, results, tmp_path):
     output = tmp_path / "out"
     done = run(load(blind, "decorators"), output)
@@ -383,6 +389,7 @@ def policy_files(tmp_path, text):
     return node_config
 
 
+@pytest.mark.claim("existing-app", "under-clients-only-client")
 def test_on_a_node_the_operators_file_decides(load, tmp_path):
     apps = load(APP, "decorators")
     done = run(apps, tmp_path / "accepted", policy_files(tmp_path, "max_epsilon = 1.0"))
@@ -440,6 +447,7 @@ def test_both_work_on_ray(load, tmp_path, monkeypatch):
 # ----------------------------------------------------------------------- what comes out
 
 
+@pytest.mark.claim("existing-app", "medians-this-function-over")
 def test_costs_are_as_the_page_says():
     found = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (block,) = (each for each in found if "def cost(" in each)

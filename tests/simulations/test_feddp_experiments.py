@@ -63,6 +63,7 @@ def quick(experiments, tmp_path_factory):
     return arguments, experiments.main(arguments), output
 
 
+@pytest.mark.claim("tables/feddp", "feddp-kmeans-within-0")
 def test_all_methods_and_their_guarantee_are_in_the_table(experiments, quick):
     _, outcomes, output = quick
     table = (output / "record.md").read_text("utf-8")
@@ -76,6 +77,7 @@ def test_all_methods_and_their_guarantee_are_in_the_table(experiments, quick):
     assert (output / "feddp.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.claim("tables/feddp", "feddp-kmeans-within-0")
 def test_little_noise_is_near_the_optimum(experiments, quick):
     _, outcomes, _ = quick
     assert of(outcomes, experiments.OPTIMUM)["ratio"] == pytest.approx(1)
@@ -198,6 +200,7 @@ def test_a_file_with_a_column_of_clients(experiments, tmp_path):
 # ----------------------------------------------------------------------- public numbers
 
 
+@pytest.mark.claim("tables/feddp", "domains-seeds-these-experiments")
 def test_domain_is_of_the_parameters(populations):
     mixture = populations.Mixture(3, 20, d=7, variance=0.3)
     assert mixture.domain.center == (0.5,) * 7
@@ -205,6 +208,7 @@ def test_domain_is_of_the_parameters(populations):
     assert mixture.draw("a", 0).domain == mixture.draw("b", 1).domain == mixture.domain
 
 
+@pytest.mark.claim("tables/feddp", "domains-seeds-these-experiments")
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_other_records_make_the_same_strategies(experiments, populations, unit):
     drawn = populations.Mixture(3, 20, d=4, n_uniform=30).draw("a", 0)
@@ -281,6 +285,7 @@ def measured(experiments, tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.claim("tables/feddp", "all-commands-this-section")
 @pytest.mark.thorough
 def test_the_documents_commands_share_an_output(experiments, measured):
     page = (FOLDER.parents[1] / "docs" / "tables" / "feddp.md").read_text("utf-8")
@@ -297,6 +302,7 @@ def test_the_documents_commands_share_an_output(experiments, measured):
     assert len(measured) == n_done
 
 
+@pytest.mark.claim("tables/feddp", "all-commands-this-section")
 def test_rows_of_other_data_are_refused(experiments, measured):
     command = (
         "data --data china.csv --client-column column --bounds 0 255 --runs 1 --jobs 1"

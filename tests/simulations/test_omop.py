@@ -11,6 +11,8 @@ from scripts import load_script
 
 from flower_kmeans.data.sql import Query
 
+pytestmark = pytest.mark.claim("own-data", "example-has-omop-like")
+
 FOLDER = Path(__file__).parents[2] / "simulations" / "omop"
 KINDS = [(1998, 1.5, 115), (1972, 6.0, 150), (1945, 15.0, 128)]
 

@@ -19,6 +19,8 @@ from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
+pytestmark = pytest.mark.claim("deploy", "each-node-now-has")
+
 APP = Path(__file__).parents[2] / "simulations" / "vertical"
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text("utf-8"))
 FLOWER = CONFIG["tool"]["flwr"]["app"]
@@ -148,6 +150,7 @@ def nodes(tmp_path):
     ]
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 def test_nodes_with_files_follow_their_operators(is_real, run, nodes):
     run(nodes, bounds=BOUNDS)
     centroids, _ = read(nodes[0]["result"])
@@ -200,6 +203,7 @@ def test_a_domain_that_was_read_off_records_is_refused(run, tmp_path, monkeypatc
         run(domains=f"{path},{other}")
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can", "V14")
 def test_rows_in_another_order_end_the_run(is_real, run, nodes, tmp_path):
     ids = Path(nodes[1]["ids"])
     ids.write_text("\n".join(reversed(ids.read_text("utf-8").splitlines())), "utf-8")
@@ -211,6 +215,7 @@ def test_rows_in_another_order_end_the_run(is_real, run, nodes, tmp_path):
     assert not Path(nodes[0]["result"]).exists()
 
 
+@pytest.mark.claim("threat-model", "policy-app-code-can")
 def test_a_node_with_data_and_no_policy_answers_no_run(run, nodes):
     del nodes[1]["policy-file"]
     with pytest.raises(RunError, match="party 1 to join"):

@@ -23,6 +23,7 @@ def make(name="constrained, mna", trust="oblivious-server", **options):
 DROPS = [Fault(1, 2, "drop"), Fault(4, 2, "drop")]
 
 
+@pytest.mark.claim("guarantees", "17")
 @pytest.mark.parametrize(
     ("name", "trust", "faults", "answers"),
     [

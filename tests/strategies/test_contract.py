@@ -54,6 +54,15 @@ def finished(name, trust, unit):
 # --------------------------------------------------------------------------- runs
 
 
+@pytest.mark.claim(
+    "choosing",
+    "feddpkmeans-second-moments-votes",
+    "synopsiskmeans-second-moments-then",
+    "pemeans-votes-nearest-many",
+)
+@pytest.mark.claim("how-a-run-works", "where-server-saw-no")
+@pytest.mark.claim("protocol", "so-result-one-codeword")
+@pytest.mark.claim("guarantees", "17", "22")
 @pytest.mark.default_cases("pairs")
 @pytest.mark.parametrize(
     ("name", "trust", "unit", "start"),
@@ -97,6 +106,7 @@ def test_runs_end_with_one_result(name, trust, unit, start):
     assert not report.lost_rounds
 
 
+@pytest.mark.claim("guarantees", "19", "21", "28")
 @pytest.mark.default_cases("values")
 @cases("record", "client")
 def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
@@ -119,6 +129,7 @@ def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
     assert report["clips"] == strategy.clips
 
 
+@pytest.mark.claim("protocol", "party-sees-sums-computes")
 @pytest.mark.default_cases(
     "FastLloyd",
     "SuLloyd",
@@ -158,6 +169,8 @@ def test_without_noise_every_trust_model_gives_the_same_integers(name):
 FAULTY = ("PEMeans", "SynopsisKMeans", "Split")
 
 
+@pytest.mark.claim("choosing", "pemeans-votes-nearest-many")
+@pytest.mark.claim("protocol", "clients-replay-entries-ask")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("name", "trust", "unit", "kind"),
@@ -191,6 +204,7 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(
         )
 
 
+@pytest.mark.claim("protocol", "clients-replay-entries-ask")
 @pytest.mark.default_cases("values")
 @cases("record", names=FAULTY)
 def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path):
@@ -211,6 +225,7 @@ def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path)
     assert np.isfinite(outcome.one.counts).all()
 
 
+@pytest.mark.claim("protocol", "clients-replay-entries-ask")
 @pytest.mark.default_cases("values")
 @cases("record", names=FAULTY)
 def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_path):
@@ -236,6 +251,7 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
             assert epsilon == pytest.approx(strategy.plan.epsilon(), rel=1e-9)
 
 
+@pytest.mark.claim("reference/simulation", "engines-process-ray-give")
 @pytest.mark.default_cases("FastLloyd-clients-only", "FedDPKMeans-distributed-noise")
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
@@ -285,6 +301,7 @@ def test_runs_take_keys_from_a_roster(name, trust, unit, tmp_path):
     assert strategy.report.answers == [M] * strategy.n_rounds
 
 
+@pytest.mark.claim("reading-a-report", "warnings-follow-gravest-first")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("records", [0, 200], ids=["none", "equal"])
 @cases(
@@ -338,6 +355,7 @@ def test_rows_for_single_records_only_refuse_to_protect_clients(name):
             make(name, trust, unit="client")
 
 
+@pytest.mark.claim("choosing", "synopsiskmeans-second-moments-then")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize(
     "name", [name for name, row in ROWS.items() if "initial" not in row[2]]

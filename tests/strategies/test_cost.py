@@ -71,6 +71,7 @@ def exact_cost(outcome):
     return exact, len(near) * 2.0 ** -(q + 1) * user_scale(algorithm.domain)[0] ** 2
 
 
+@pytest.mark.claim("guarantees", "16")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
@@ -89,6 +90,7 @@ def test_without_noise_the_cost_is_exact(kind, trust, domain):
     assert 1000 < exact < 4500  # about the 3 * 1200 of the records' variance
 
 
+@pytest.mark.claim("guarantees", "16")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
@@ -130,6 +132,7 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     assert report.cost.value > planned.value
 
 
+@pytest.mark.claim("guarantees", "34")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("cost", [False, True])
 @pytest.mark.parametrize("unit", ["record", "client"])
@@ -146,6 +149,7 @@ def test_a_cost_is_there_where_it_was_asked_for_and_says_that_clients_are_clippe
     assert said == (cost and unit == "client")
 
 
+@pytest.mark.claim("guarantees", "16")
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 @pytest.mark.parametrize("kind", ["FastLloyd", "GLloyd"])
 def test_a_server_that_sees_no_sums_is_given_no_cost(kind, trust):

@@ -46,6 +46,7 @@ def run(strategy, parts=PARTS, **options):
     return run_recorded(strategy, parts, **options)
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize(
     ("trust", "d"), [("trusted-server", 784), ("distributed-noise", 100)]
 )
@@ -77,6 +78,7 @@ def test_sums_that_do_not_fit_the_words_of_the_secure_sum_are_refused():
         FedDPKMeans(3, BALL, budget, 3 * 2**41, **options)
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     "mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}]
@@ -105,6 +107,8 @@ def test_clients_may_add_means(trust):
     assert strategy.report.answers == [6] * 5
 
 
+@pytest.mark.claim("deploy", "nodes-see-projections-points")
+@pytest.mark.claim("protocol", "m-min-clients-c")
 @pytest.mark.parametrize("trust", [*SIGHTED, "plain"])
 def test_the_servers_points_are_in_no_message(trust):
     """Neither their numbers, nor where they lie on the grid."""
@@ -134,6 +138,7 @@ def test_the_servers_points_are_in_no_message(trust):
     assert seen.shape == (len(SERVER), 2)
 
 
+@pytest.mark.claim("deploy", "nodes-see-projections-points")
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_projections_to_all_directions_are_the_servers_points(k):
     """With as many clusters as columns a client can turn the projections back."""
@@ -144,6 +149,7 @@ def test_projections_to_all_directions_are_the_servers_points(k):
     assert (np.abs(back - SERVER).max() < 0.01) == (k >= 3)
 
 
+@pytest.mark.claim("guarantees", "34")
 @pytest.mark.parametrize(
     "options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}]
 )
@@ -210,6 +216,7 @@ def test_the_initialisation_stands_alone():
     assert releases == ["projection", "weights", "lift-sums", "lift-counts"]
 
 
+@pytest.mark.claim("reference/strategies", "initial-also-takes-finished")
 @pytest.mark.parametrize("unit", ["record", "client"])
 @pytest.mark.parametrize("cls", [FastLloyd, GLloyd, SuLloyd])
 def test_any_strategy_starts_from_it_and_reports_both_costs(cls, unit):
@@ -256,6 +263,8 @@ def test_a_start_from_a_run_without_privacy_is_stated():
     )
 
 
+@pytest.mark.claim("reference/strategies", "initial-also-takes-finished")
+@pytest.mark.claim("guarantees", "36")
 def test_results_that_a_server_must_not_see_are_no_start():
     """Initial centroids are public: with them, that server could solve for the noise it added."""
     first = from_result(FastLloyd, CENTERS)

@@ -48,6 +48,7 @@ def content_of(name):
     return to_content(HEAD + many)
 
 
+@pytest.mark.claim("threat-model", "55")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start], ids=["start", "stock"])
 @pytest.mark.parametrize("takes_part", [True, False])

@@ -17,6 +17,11 @@ from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.protocol import client as clients
 from flower_kmeans.strategies import FastLloyd, Lloyd, SynopsisKMeans
 
+pytestmark = [
+    pytest.mark.claim("reading-a-report", "report-dict-warnings-at"),
+    pytest.mark.claim("threat-model", "34"),
+]
+
 N_CLIENTS, N_RECORDS = 10, 1000
 BOX = Box([-1, -1], [1, 1])
 CENTERS = np.array([[-0.7, -0.7], [0.7, 0.7], [-0.7, 0.7]])
@@ -137,6 +142,7 @@ def test_rounds_before_the_last_are_remembered_by_clients_of_a_blind_server():
     assert "of rounds 1, 2 and 3 add up" in outcome.results[0].warnings[0]
 
 
+@pytest.mark.claim("reading-a-report", "warning-further-below-0")
 def test_a_blind_run_of_clients_with_a_negative_size_is_not_silent():
     """Sixty protected clients, whose noise is far larger than a cluster."""
     rng = np.random.default_rng(0)

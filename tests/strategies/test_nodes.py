@@ -83,6 +83,7 @@ def squatting(request, static, n):
     return messages.Enrolled(doc_hash=request.doc_hash, **values, **made)
 
 
+@pytest.mark.claim("threat-model", "52")
 @pytest.mark.parametrize("n", [5, 6])
 def test_52_a_node_in_anothers_slot_ends_no_run(n, tmp_path):
     """The last client stays away, and its node claims the first one's slot before its owner."""
@@ -153,6 +154,7 @@ def test_only_named_nodes_take_part_and_are_waited_for():
 OPEN = "any node that the SuperLink admits can join"
 
 
+@pytest.mark.claim("threat-model", "43")
 def test_the_report_says_when_any_node_can_join():
     said = []
     for options, wrap in (
@@ -170,6 +172,7 @@ def test_the_report_says_when_any_node_can_join():
     assert said == [True, False, False]
 
 
+@pytest.mark.claim("threat-model", "V10")
 @pytest.mark.parametrize("options", [{}, {"keys": "relayed"}])
 def test_v10_a_vertical_run_needs_a_roster_or_names_outside_of_simulations(options):
     strategy = VerticalKMeans(

@@ -267,6 +267,8 @@ def has_enough(found, releases, enough):
     return min([sizes[name] for name in releases] or [sum(sizes.values())]) >= enough
 
 
+@pytest.mark.claim("protocol", "party-sees-sums-computes", "m-min-clients-c")
+@pytest.mark.claim("guarantees", "2", "34", "20", "17", "22", "24", "28", "43")
 @pytest.mark.default_cases("values")
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("name", "trust", "unit", "situation"), cases())

@@ -71,6 +71,7 @@ def test_a_further_attempt_asks_the_same_query():
     outcome.agreed()
 
 
+@pytest.mark.claim("protocol", "m-min-clients-c")
 @pytest.mark.parametrize("start", [None, stock_start])
 def test_answers_hold_nothing_but_sealed_shares(start):
     """And each sum is opened before the next query."""
@@ -93,6 +94,8 @@ def test_answers_hold_nothing_but_sealed_shares(start):
     assert [each.key_id for each in messages if isinstance(each, Added)] == [b""] * 12
 
 
+@pytest.mark.claim("choosing", "synopsiskmeans-second-moments-then")
+@pytest.mark.claim("reading-a-report", "warnings-follow-gravest-first")
 def test_warnings_of_the_algorithm_are_in_the_report(capsys):
     """All records are in one cell, so one of the two thresholds is not."""
     strategy = make("Split", None)
@@ -109,6 +112,7 @@ def test_warnings_of_the_algorithm_are_in_the_report(capsys):
 # ----------------------------------------------------------------------- of the clients
 
 
+@pytest.mark.claim("known-limitations", "warnings-algorithm-not-report")
 @BLIND
 def test_what_the_algorithm_notes_is_in_the_clients_logs_alone(caplog, trust):
     strategy = make("PEMeans", trust, epsilon=0.05, n_variations=300)
@@ -120,6 +124,7 @@ def test_what_the_algorithm_notes_is_in_the_clients_logs_alone(caplog, trust):
     assert strategy.report.warnings == ()
 
 
+@pytest.mark.claim("protocol", "clients-replay-entries-ask")
 @pytest.mark.default_cases("values")
 @BLIND
 @NAMES
@@ -178,6 +183,7 @@ def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypat
 # -------------------------------------------------------------------------- of PE-means
 
 
+@pytest.mark.claim("guarantees", "28")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
 @pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans"])

@@ -25,6 +25,8 @@ from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import GLloyd
 
+pytestmark = pytest.mark.claim("how-a-run-works", "round-too-few-answers")
+
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 N, ROUNDS = 3, 2
 PARTS = [np.random.default_rng(i).random((40, 2)) for i in range(6)]
@@ -200,6 +202,7 @@ def trips(trust):
 CASES = [(trust, kind) for trust in TRUSTS for kind in trips(trust)]
 
 
+@pytest.mark.claim("threat-model", "56")
 @pytest.mark.default_cases("pairs")
 # the first distributor of the group key, and not
 @pytest.mark.parametrize("victim", [0, 2])
@@ -226,6 +229,7 @@ def test_56_a_killed_node_that_comes_back_costs_a_run_nothing_but_time(
     assert len({content.object_id for content in asked}) == 1
 
 
+@pytest.mark.claim("threat-model", "56")
 @pytest.mark.default_cases("values")
 # the first distributor of the group key, and not
 @pytest.mark.parametrize("victim", [0, 2])

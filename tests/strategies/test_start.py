@@ -299,6 +299,7 @@ def test_a_third_trust_model_is_one_registration():
     assert outcome.strategy.report.answers == [5, 5, 5]
 
 
+@pytest.mark.claim("how-a-run-works", "min-clients-fewest-clients")
 @pytest.mark.parametrize(
     ("options", "least", "most"),
     [
@@ -399,6 +400,7 @@ def test_evaluate_fn_sees_every_rounds_centroids(trust, start):
 # ----------------------------------------------------------------------- public metrics
 
 
+@pytest.mark.claim("threat-model", "metrics-each-round-what")
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
 @pytest.mark.parametrize("start", [None, stock_start])
 def test_metrics_of_each_round_are_what_the_plan_and_the_answers_say(trust, start):
@@ -425,6 +427,7 @@ def test_metrics_of_each_round_are_what_the_plan_and_the_answers_say(trust, star
     assert told[-1]["epsilon"] == strategy.report.epsilon
 
 
+@pytest.mark.claim("threat-model", "metrics-each-round-what")
 def test_metrics_do_not_depend_on_the_records():
     found = []
     for parts in (PARTS, [np.zeros((0, 2)), *([[9.0, 9.0]] for _ in range(4))]):
@@ -440,6 +443,7 @@ def test_without_privacy_there_is_no_epsilon_so_far():
 # ----------------------------------------------------------------------- how a run ends
 
 
+@pytest.mark.claim("known-limitations", "start-accepts-should-stop")
 def test_should_stop_is_accepted_and_answered_by_a_sentence(caplog):
     caplog.set_level("WARNING", "flwr")
     outcome = run_recorded(
@@ -466,6 +470,7 @@ def logged_as_flower_does(error):
     return text.getvalue()
 
 
+@pytest.mark.claim("deploy", "if-too-few-nodes")
 def test_a_refusal_ends_flowers_log_by_one_sentence():
     policy = replace(SIMULATED, max_epsilon=0.5)
     with pytest.raises(TooFewClientsError) as caught:
@@ -481,6 +486,7 @@ def test_a_refusal_ends_flowers_log_by_one_sentence():
     assert "Traceback" in logged_as_flower_does(caught.value)
 
 
+@pytest.mark.claim("known-limitations", "start-accepts-should-stop")
 @pytest.mark.parametrize(
     ("installed", "expected"),
     [({"flwr-nightly": "1.43.0.dev20261026"}, "1.43.0.dev20261026"), ({}, "unknown")],
@@ -517,6 +523,7 @@ def test_messages_and_waiting_end_with_the_timeout():
         run_recorded(make(n_clients=50), PARTS[:2], timeout=0.6)
 
 
+@pytest.mark.claim("protocol", "timeout-default-5-minutes")
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 def test_a_request_has_five_minutes_and_a_second_for_each_megabyte(trust):
     times = set()
@@ -540,6 +547,7 @@ def test_a_request_has_five_minutes_and_a_second_for_each_megabyte(trust):
     assert large.default_timeout > 300 + 200 * 200 * 30 * 8 / 1e6
 
 
+@pytest.mark.claim("protocol", "timeout-default-5-minutes")
 def test_clients_accept_the_default_number_of_attempts():
     usual = ClientPolicy()
     strategy = make()

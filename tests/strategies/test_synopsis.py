@@ -43,6 +43,7 @@ def make(
     return SynopsisKMeans(k, domain, budget, n_records, trust=trust, **options)
 
 
+@pytest.mark.claim("choosing", "synopsiskmeans-second-moments-then")
 def test_the_plan_and_shares_of_noise_limit_rounds_and_bits():
     with pytest.raises(ConfigurationError, match="n_rounds='auto' for SynopsisKMeans"):
         make(n_rounds=5)
@@ -68,6 +69,7 @@ def test_second_moments_travel_by_half_and_only_where_they_are_worth_it(d):
     assert longest[1] < 2000
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize("alone", [None, 0, 2])
 def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     """Each cluster is that of two clients; or one holds everything, and misses one round.
@@ -107,6 +109,7 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     )
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", ["plain", *rows.TRUSTS])
@@ -289,6 +292,7 @@ def test_sizes_are_those_of_the_clients_that_answered_the_last_round(trust):
     assert np.abs(sizes_of(strategy, result) - result.counts).max() > 50
 
 
+@pytest.mark.claim("equal-groups", "equal-records-always-one")
 @pytest.mark.default_cases("oblivious-server")
 @pytest.mark.parametrize("trust", ["distributed-noise", "oblivious-server"])
 def test_clients_may_hold_whole_clusters(trust):

@@ -166,6 +166,7 @@ def pair(request, tmp_path_factory):
 # -------------------------------------------------------------------------- two parties
 
 
+@pytest.mark.claim("vertical", "every-party-receives-centroids")
 def test_two_parties_learn_the_means_and_the_server_nothing(pair):
     strategy, app = pair
     assert set(app.results) == {0, 1}
@@ -188,6 +189,7 @@ def test_two_parties_learn_the_means_and_the_server_nothing(pair):
     assert not [value for value in values if np.float64(value).tobytes() in seen]
 
 
+@pytest.mark.claim("reference/command", "plan-strategy-vertical-features")
 def test_round_trips_and_bytes_are_as_planned(pair):
     strategy, app = pair
     report = strategy.report
@@ -206,6 +208,8 @@ def test_round_trips_and_bytes_are_as_planned(pair):
     ]  # fmt: skip
 
 
+@pytest.mark.claim("threat-model", "V14")
+@pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
 def test_the_report_states_the_guarantee_and_who_must_collude(pair):
     strategy, _ = pair
     report = strategy.report
@@ -261,6 +265,8 @@ def test_the_page_shows_the_trust_table_and_the_parties_columns(pair):
     assert f"{app.results[0].centroids[0, 0]!r}" not in page
 
 
+@pytest.mark.claim("guarantees", "33")
+@pytest.mark.claim("threat-model", "V8")
 def test_one_word_reveals_at_most_what_the_report_says(pair):
     """docs/threat-model.md, V8: 16 bits with a holder's noise of 20 records."""
     strategy, _ = pair
@@ -309,6 +315,7 @@ TWO_HOLDERS = (3, {}, 5, 3 / 2, ("party 0 and all key holders but one cannot",))
 THREE_HOLDERS = (4, {"max_colluders": 2}, 5, 2, ())
 
 
+@pytest.mark.claim("vertical", "centroids-those-k-means")
 @pytest.mark.parametrize(
     ("n_parties", "options", "trips", "factor", "words", "is_real"),
     [
@@ -353,6 +360,7 @@ def test_more_parties_learn_the_means(
 # -------------------------------------------------------------------- Flower's own loop
 
 
+@pytest.mark.claim("reference/strategies", "flowers-stock-strategy-start")
 def test_flowers_own_loop_and_replies_that_get_lost(is_real, tmp_path):
     """Each first reply is lost: the same bytes are sent once more, and answered by the same."""
     strategy, lost, again = made(), set(), {}
@@ -391,6 +399,8 @@ def test_hooks_are_called_in_order():
 # --------------------------------------------------------------------------- faults
 
 
+@pytest.mark.claim("protocol", "repeated-request-gets-same")
+@pytest.mark.claim("threat-model", "V21")
 @pytest.mark.parametrize(
     ("slot", "step", "words"),
     [
@@ -443,6 +453,7 @@ class SilentGrid(CountingGrid):
         return set()
 
 
+@pytest.mark.claim("protocol", "party-missing-waited-rule")
 @pytest.mark.default_cases("0-step")
 @pytest.mark.parametrize(
     ("slot", "step"),
@@ -486,6 +497,7 @@ def test_a_party_that_is_away_for_a_minute_is_waited_for_in_every_turn(
     assert report.round_trips == 2 * report.n_rounds + 4  # as without it
 
 
+@pytest.mark.claim("protocol", "repeated-request-gets-same")
 def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     """An exchange that knew of the first silence would wait ten seconds for the second."""
     now = [0.0]
@@ -536,6 +548,7 @@ def test_a_party_that_ends_in_any_turn_and_returns_finishes_the_run(
     assert now[0] < 60 * len(failed)
 
 
+@pytest.mark.claim("threat-model", "V21")
 @pytest.mark.parametrize(
     ("party", "options", "words", "kinds"),
     [
@@ -598,6 +611,7 @@ def answering(server, keys, **changes):
     return Trips(answer)
 
 
+@pytest.mark.claim("threat-model", "V14")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -637,6 +651,7 @@ def spoil(**changes):
     return lambda first, *rest: (1, (msgspec.structs.replace(first, **changes), *rest))
 
 
+@pytest.mark.claim("protocol", "message-holds-at-most")
 @pytest.mark.parametrize(
     "sent",
     [
@@ -662,6 +677,7 @@ def test_only_planned_parcels_are_delivered(sent):
     assert not server._mail.has(0)
 
 
+@pytest.mark.claim("protocol", "message-holds-at-most")
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts):
     """Two parts of party 1, so that one load runs while it sends the second."""
@@ -691,6 +707,7 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
 # --------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.claim("known-limitations", "vertical-runs-have-further")
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -738,6 +755,7 @@ def test_parameters_out_of_range_are_one_sentence(name, changes):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.claim("vertical", "missing-value-becomes-middle")
 @pytest.mark.parametrize(
     ("error", "words", "partitions"),
     [
@@ -807,6 +825,7 @@ def test_initial_arrays_are_public_and_given_once():
 # --------------------------------------------------------------------------- costs
 
 
+@pytest.mark.claim("protocol", "round-trips-2-t")
 def test_costs_are_those_of_the_document():
     """docs/protocol.md, section 13: MB of keys and of rounds, for two columns."""
     for k, keys, in_round in ((2, 43.5, 1.2), (5, 54.8, 2.9), (16, 67.5, 9.4)):
@@ -818,6 +837,7 @@ def test_costs_are_those_of_the_document():
     assert whole.round_trips == 24
 
 
+@pytest.mark.claim("reference/command", "plan-strategy-vertical-features")
 @pytest.mark.parametrize(
     ("k", "radius", "first", "second", "memory"),
     [

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.vertical.align import align_rows, ids_digest
 
+pytestmark = pytest.mark.claim("threat-model", "V14")
+
 KEY = bytes(range(16))
 
 

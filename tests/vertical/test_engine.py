@@ -73,6 +73,8 @@ def test_counts_and_sums_are_the_polynomials(is_real, k, d, n):
         assert (keys.engine.chunk(chunk) == words).all()
 
 
+@pytest.mark.claim("guarantees", "31")
+@pytest.mark.claim("threat-model", "V12")
 @pytest.mark.parametrize(
     ("keys", "encrypt", "allowed"),
     [
@@ -121,6 +123,7 @@ def test_a_narrow_column_is_exact_away_from_borders():
     assert np.abs(e).max() < 1e-3
 
 
+@pytest.mark.claim("guarantees", "31")
 def test_a_radius_stays_within_the_error_with_every_record_on_it(is_real):
     """Fresh errors of the column and of its square both enter (sums: tests of the workers)."""
     keys, c, radius = keys_of(1, moduli(2, radius=True)), 0.5, 0.45
@@ -133,6 +136,7 @@ def test_a_radius_stays_within_the_error_with_every_record_on_it(is_real):
     )
 
 
+@pytest.mark.claim("threat-model", "V19")
 @pytest.mark.parametrize(
     ("largest", "C"),
     [
@@ -152,6 +156,7 @@ def test_columns_of_zeros_do_not_stop_the_evaluation(is_real, largest, C):
 # ---------------------------------------------------------------------- attacks
 
 
+@pytest.mark.claim("threat-model", "V2")
 def test_c1_shows_which_data_were_used_unless_zero_is_added():
     """A key holder could confirm a guess of party 0's records, in spite of noise in c0."""
     x, own = np.random.default_rng(3).uniform(-1, 1, (2, SLOTS))
@@ -168,6 +173,7 @@ def test_c1_shows_which_data_were_used_unless_zero_is_added():
     assert (c1(own) != c1(neighbour)).any()
 
 
+@pytest.mark.claim("threat-model", "V11")
 def test_words_that_are_not_residues_never_reach_seal():
     words = ALONE.encrypt_alone(np.zeros(1))
     bad = words.copy()

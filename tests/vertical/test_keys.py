@@ -109,6 +109,7 @@ def test_columns_hide_their_values(of):
             assert 0 < np.abs(error).max() <= bound
 
 
+@pytest.mark.claim("threat-model", "V9")
 @pytest.mark.parametrize("send", [ALONE.encrypt, ALONE.encrypt_alone])
 def test_values_are_clipped_and_what_is_no_number_is_the_middle(send):
     """Beyond the box the sign polynomials explode, and a refusal would depend on records."""
@@ -140,6 +141,7 @@ def test_a_public_key_that_holders_do_not_agree_on_is_refused():
 # --------------------------------------------------------------------------- decryption
 
 
+@pytest.mark.claim("vertical", "party-0-all-holders")
 @both
 def test_all_holders_multiply_and_open_and_fewer_learn_nothing(of):
     """A product of two columns on SEAL, its sum, and what holders' shares of it add up to."""
@@ -155,6 +157,7 @@ def test_all_holders_multiply_and_open_and_fewer_learn_nothing(of):
         assert abs(of.open(words, some) - x @ y) > 100
 
 
+@pytest.mark.claim("vertical", "party-0-all-holders")
 def test_two_of_three_secrets_open_no_column():
     column = JOINT.encrypt(VALUES)[:, 0]
     assert np.abs(phase(column, JOINT.holders)).max() < 2**41
@@ -192,6 +195,7 @@ def test_opened_values_are_signed():
     assert keys.opened(MODULI, constants, shares).tolist() == values
 
 
+@pytest.mark.claim("threat-model", "V2")
 @both
 def test_an_encryption_of_zero_changes_every_word_and_not_the_value(of):
     """Without it c1 is a function of the computing party's data: holders confirm guesses."""
@@ -213,6 +217,8 @@ def test_an_encryption_of_zero_changes_every_word_and_not_the_value(of):
     assert all((a != b).mean() > 0.99 for i, a in enumerate(c1) for b in c1[:i])
 
 
+@pytest.mark.claim("guarantees", "32")
+@pytest.mark.claim("threat-model", "V6", "V16")
 def test_a_share_carries_noise_that_follows_from_round_and_c1():
     (holder,), c1, drawn = ALONE.holders, c1_of(2), []
 
@@ -252,6 +258,7 @@ def test_asking_again_gives_the_same_words():
     assert (ALONE.encrypt(VALUES) == ALONE.encrypt(VALUES.tolist())).all()
 
 
+@pytest.mark.claim("threat-model", "V16")
 @pytest.mark.parametrize(
     ("values", "number", "party", "doc_hash"),
     [
@@ -281,6 +288,7 @@ def without_pk(moduli, half):
     return b""
 
 
+@pytest.mark.claim("threat-model", "V16")
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "without"])
 def test_v16_one_column_under_two_public_keys_is_not_read(is_named, monkeypatch):
     """A ledger was restored, and the server sends another key: it or party 0 has no secret.
@@ -313,6 +321,7 @@ def test_v16_one_column_under_two_public_keys_is_not_read(is_named, monkeypatch)
     assert is_mask == (not is_named)
 
 
+@pytest.mark.claim("threat-model", "V16")
 @pytest.mark.parametrize("name", ["mask", "errors"])
 def test_v16_each_stream_of_a_ciphertext_names_the_key(name, monkeypatch):
     """Of a column and of an encryption of zero, mask and errors alike."""
@@ -334,6 +343,7 @@ def test_v16_each_stream_of_a_ciphertext_names_the_key(name, monkeypatch):
     assert {what: len(each) for what, each in found.items()} == {"column": 2, "zero": 2}
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_v16_a_zero_is_hidden_by_another_mask_under_another_key():
     """The same value of the same round: c1 of both would be equal."""
     words, c1 = ALONE.encrypt(VALUES)[:, 0], []
@@ -343,6 +353,7 @@ def test_v16_a_zero_is_hidden_by_another_mask_under_another_key():
     assert share_no_mask(*c1)
 
 
+@pytest.mark.claim("threat-model", "V5")
 def test_v5_secrets_of_joint_holders_follow_from_what_no_ledger_has():
     """Another run, session or r: other keys, and other noise."""
     of = [(b"z" * 32, b"r" * 32, DOC_HASH), (b"z" * 32, b"q" * 32, DOC_HASH)]
@@ -352,6 +363,7 @@ def test_v5_secrets_of_joint_holders_follow_from_what_no_ledger_has():
     assert all(len(each) == 32 for each in found)
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkeypatch):
     bound = keys.secret_key
     monkeypatch.setattr(
@@ -365,6 +377,7 @@ def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkey
     assert (difference == encoded[1] - encoded[0]).all()
 
 
+@pytest.mark.claim("threat-model", "V2")
 def test_zeros_are_other_ones_for_other_words():
     hidden = []
     for words in (ALONE.encrypt(v)[:, 0] for v in (VALUES, CHANGED)):
@@ -431,6 +444,7 @@ def flipped(position):
     return forge
 
 
+@pytest.mark.claim("threat-model", "V4", "V5")
 @pytest.mark.parametrize(
     "forge", [rogue_share, of_a_false_sum, *map(flipped, (0, packed_bytes(PRIMES), -1))]
 )
@@ -452,6 +466,7 @@ def test_malformed_messages_are_refused_even_if_committed_to(pair):
 # ------------------------------------------------------------------------------ attacks
 
 
+@pytest.mark.claim("threat-model", "V4")
 def test_a_share_that_depends_on_the_others_is_a_key_that_one_holder_has():
     """Why holders commit to their shares: the last one cancels what the others sent."""
     honest, rogue = JOINT.holders[:2], KeyHolder(MODULI, secret(66), DOC_HASH)
@@ -473,6 +488,7 @@ def false_sum():
     return h
 
 
+@pytest.mark.claim("threat-model", "V5")
 def test_an_answer_to_a_false_sum_of_round_1_is_the_secret():
     """Why holders add up the others' committed shares themselves."""
     (victim,) = ALONE.holders
@@ -493,6 +509,7 @@ def test_answers_to_two_sums_share_no_error():
     assert (errors[0] != errors[1]).mean() > 0.8
 
 
+@pytest.mark.claim("threat-model", "V8")
 def test_a_share_for_a_chosen_c1_reads_eight_coefficients_of_the_key():
     """A stated limit: the computing party follows the protocol, and opened words are few."""
     (holder,), step = ALONE.holders, Q0 // 3**8
@@ -514,6 +531,7 @@ def test_a_share_for_a_chosen_c1_reads_eight_coefficients_of_the_key():
     assert math.log2(Q0 / (math.sqrt(2 * math.pi * math.e) * sigma * MODULI.unit)) < 16
 
 
+@pytest.mark.claim("threat-model", "V18")
 def test_no_secret_is_shown_or_written_and_holders_need_no_tenseal(tmp_path):
     """Representations, errors and files of a holder's whole part of a run."""
     code = """

@@ -96,6 +96,7 @@ def refused_by(store, pattern):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.claim("threat-model", "work-dir-vertical-state")
 @pytest.mark.parametrize("bits", [0o755, 0o701, 0o770, 0o1777])
 def test_a_work_dir_that_is_open_to_others_is_refused(store, bits):
     store.directory.parent.mkdir()
@@ -106,6 +107,7 @@ def test_a_work_dir_that_is_open_to_others_is_refused(store, bits):
     assert not list(store.directory.parent.iterdir())
 
 
+@pytest.mark.claim("threat-model", "work-dir-vertical-state")
 @pytest.mark.parametrize("which", ["work", "run"])
 def test_a_work_dir_of_another_user_is_refused(store, which, monkeypatch):
     store.write("a", [b"old"])
@@ -128,6 +130,7 @@ def test_a_work_dir_of_another_user_is_refused(store, which, monkeypatch):
     assert store.path("a").read_bytes() == b"old"
 
 
+@pytest.mark.claim("threat-model", "work-dir-vertical-state")
 @pytest.mark.parametrize("exists", [True, False])
 def test_no_file_is_written_or_removed_behind_a_link(store, exists, tmp_path):
     """Somebody placed it before the work_dir had the right mode."""
@@ -184,6 +187,7 @@ def test_too_little_disk_is_an_error_beforehand(store):
     assert not store.directory.exists()  # nothing was made for a run that cannot start
 
 
+@pytest.mark.claim("reference/command", "plan-strategy-vertical-features")
 def test_the_disk_is_what_files_take(store):
     """Files of the shapes of a run with one chunk and one encrypted column."""
     q, values = WITHOUT_RADIUS, 2 * 3
@@ -277,6 +281,8 @@ def test_a_step_opens_to_the_counts_and_sums_under_own_noise(keys, party):
     assert (again == noise).all()  # nothing new
 
 
+@pytest.mark.claim("vertical", "party-0-all-holders")
+@pytest.mark.claim("threat-model", "V3")
 def test_without_its_share_of_the_key_nothing_opens(party):
     constants = party.open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
     assert np.abs(constants / moduli(2).unit - expected()).max() > 1e3
@@ -290,6 +296,7 @@ def test_a_repeated_step_gives_what_was_sent(party, tmp_path):
     assert (restarted(party, tmp_path).step(1, OWN, C) == c1).all()
 
 
+@pytest.mark.claim("threat-model", "V2")
 def test_c1_does_not_show_which_data_were_used(party, knows_words, tmp_path):
     """Other parties' zeros hide it: without them a guess of the records could be confirmed."""
     c1 = party.step(1, OWN, C)
@@ -310,6 +317,7 @@ def test_a_step_and_the_one_before_are_kept(party, knows_words, tmp_path):
         party_of(store).open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
 
 
+@pytest.mark.claim("threat-model", "V13")
 def test_records_cannot_make_a_step_fail(keys, party):
     """Values outside of the box, and what is not finite."""
     assert (np.abs(OWN[:2]) > 1).any(axis=1).tolist() == [True, True]
@@ -359,6 +367,7 @@ def words(filled):
     return evaluate(filled, STEP, 1)
 
 
+@pytest.mark.claim("tables/vertical", "two-workers-share-step")
 @pytest.mark.thorough
 def test_two_workers_give_the_words_of_one(filled, words):
     before = sorted(path.name for path in filled.directory.iterdir())

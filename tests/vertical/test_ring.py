@@ -13,6 +13,8 @@ from flower_kmeans.vertical import ring
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import SLOTS, N, pack, packed_bytes, unpack
 
+pytestmark = pytest.mark.claim("protocol", "label-ciphertext-also-contains")
+
 KEY = bytes(range(32))
 PRIMES = moduli(16).key
 SOME = (PRIMES[0], PRIMES[1], PRIMES[-2], PRIMES[-1])  # 48, 40, 40 and 49 bits
@@ -262,6 +264,7 @@ def test_moduli_and_scales_are_those_of_the_design(k, radius):
     assert abs(math.log2(made.unit) - 26) < 0.01
 
 
+@pytest.mark.claim("guarantees", "33")
 @pytest.mark.parametrize(("k", "radius"), ALL)
 def test_moduli_are_within_the_bounds_of_the_standard(k, radius):
     """881 bits for 128-bit security with N = 2^15; 827 against quantum computers."""

@@ -18,6 +18,7 @@ def corners(half_widths):
     return np.array(list(itertools.product(*((-h, h) for h in half_widths))))
 
 
+@pytest.mark.claim("vertical", "three-nested-polynomials-degree")
 def test_remez_finds_the_constants_again(monkeypatch):
     found, error = load_script(monkeypatch, "vertical_sign", FOLDER).stages()
     assert error == pytest.approx(1.38e-4, rel=0.01)
@@ -26,6 +27,9 @@ def test_remez_finds_the_constants_again(monkeypatch):
         assert ours.bound == pytest.approx(other.bound, abs=1e-9)
 
 
+@pytest.mark.claim("vertical", "three-nested-polynomials-degree")
+@pytest.mark.claim("guarantees", "30")
+@pytest.mark.claim("threat-model", "V9")
 @pytest.mark.parametrize(
     "n_points", [50_000, pytest.param(400_000, marks=pytest.mark.thorough)]
 )
@@ -43,6 +47,7 @@ def test_the_polynomial_is_the_sign_beyond_tau_and_stays_within_eta(n_points):
     assert abs(evaluate(np.array(1.01))) > 1e3
 
 
+@pytest.mark.claim("vertical", "three-nested-polynomials-degree")
 def test_the_slope_is_largest_at_zero():
     """The noise of CKKS is amplified most where a record lies on a border."""
     x = np.linspace(0, 1, 1_000_001)
@@ -98,11 +103,13 @@ def test_scaled_columns_and_squares_are_in_range_and_can_be_undone():
     assert (signs.scaled_squares(flat, np.zeros(1)) == -1).all()
 
 
+@pytest.mark.claim("vertical", "three-nested-polynomials-degree")
 def test_a_record_between_two_centroids_is_shared():
     A = soft_members(np.zeros((1, 2)), np.array([[-0.5, 0.0], [0.5, 0.0]]), np.ones(2))
     assert pytest.approx(0.5) == A
 
 
+@pytest.mark.claim("vertical", "sums-then-offsets-which")
 @pytest.mark.parametrize("radius", [None, 0.6, 10.0])
 def test_a_radius_leaves_out_the_records_beyond_it(radius):
     """Away from borders memberships are those of the nearest centroid within the radius."""

@@ -19,6 +19,8 @@ from flower_kmeans.vertical import keys, ring
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.ring import SLOTS, N, pack, rns, small_error, ternary
 
+pytestmark = pytest.mark.claim("protocol", "label-ciphertext-also-contains")
+
 VECTORS = json.loads(
     (Path(__file__).parent.parent / "vertical_vectors.json").read_text()
 )
@@ -259,6 +261,7 @@ def test_an_encryption_of_zero_and_a_share():
     assert share.tolist() == VECTORS["share"]
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_labels_of_ciphertexts_have_the_public_key(monkeypatch):
     found, derive, pk = {}, keys.secret_key, ALONE.pk  # made before streams are noted
 
@@ -279,6 +282,7 @@ def joint_secrets():
     return [keys.set_up_secret(*each, DOC_HASH) for each in zip(z, r, strict=True)]
 
 
+@pytest.mark.claim("threat-model", "V16")
 def test_the_secrets_of_joint_holders():
     assert [each.hex() for each in joint_secrets()] == VECTORS["joint"][
         "set_up_secrets"

@@ -20,6 +20,8 @@ from flower_kmeans.algorithms.numerics.assignment import (
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 
+pytestmark = pytest.mark.claim("guarantees", "8")
+
 
 def reference(points, centroids, radius2=None, weights=None):
     """Labels, squared distances, sums and counts by Python integers."""
@@ -177,6 +179,7 @@ def test_memory_does_not_grow_with_the_records():
 # ----------------------------------------------------------------- power cells
 
 
+@pytest.mark.claim("guarantees", "24")
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.data())
 def test_power_cells_equal_integer_reference(problem, data):
@@ -204,6 +207,7 @@ def test_power_cells_equal_integer_reference(problem, data):
     assert [int(v) for v in got[1]] == d2
 
 
+@pytest.mark.claim("guarantees", "24")
 @pytest.mark.parametrize(("q", "d"), [(25, 1), (16, 2**18), (24, 4)])
 def test_weights_take_one_bit_of_exactness(q, d):
     assert largest_weight(d, q) == d * 4 ** (q + 1)
@@ -248,6 +252,7 @@ def test_votes_of_many_records_for_many_candidates(q):
         np.testing.assert_array_equal(vote_counts(records, blocks, 700), expected)
 
 
+@pytest.mark.claim("guarantees", "28")
 def test_votes_take_memory_for_blocks_only():
     records = GridRecords(np.zeros((2000, 64)), Box([-1.0] * 64, [1.0] * 64), 16)
     block = np.ones((512, 64))

@@ -30,6 +30,7 @@ def test_small_numbers_by_hand():
     np.testing.assert_array_equal(found.slacks, [12 + 0 + 16, 15 + 0])
 
 
+@pytest.mark.claim("guarantees", "24")
 def test_weights_decide_about_cells_and_not_about_residuals():
     centers, radii = np.array([[0, 0], [100, 0]]), np.array([10, 4])
     points = [[3, -4], [99, 0], [60, 0], [50, 0]]
@@ -43,6 +44,7 @@ def test_weights_decide_about_cells_and_not_about_residuals():
     np.testing.assert_array_equal(found.counts, [2, 2])
 
 
+@pytest.mark.claim("guarantees", "22")
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 5),
@@ -92,6 +94,7 @@ def joint_length(point, radius, q, weighted):
     return sum(int(x) ** 2 for x in (*found.sums[0], *found.slacks))
 
 
+@pytest.mark.claim("guarantees", "13", "23")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("radius", "q"), [(1, 25), (2, 1), (7, 3), (24, 25), (25, 16)])
 def test_residual_and_slack_together_have_length_1_at_most(radius, q, weighted):
@@ -101,6 +104,7 @@ def test_residual_and_slack_together_have_length_1_at_most(radius, q, weighted):
     assert max(joint_length(point, radius, q, weighted) for point in points) == 4**q
 
 
+@pytest.mark.claim("guarantees", "23")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("point", [[1, 0], [1, 1], [2**25 - 2, 0], [2**24, 2**24]])
 def test_a_slack_is_not_rounded_up_beyond_the_joint_length(point, weighted):

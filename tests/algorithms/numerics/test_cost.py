@@ -75,6 +75,7 @@ def test_without_noise_the_cost_is_exact(relative):
     assert truth < last["q"]
 
 
+@pytest.mark.claim("guarantees", "16")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ print(hashlib.sha256(found.points.astype("<i8").tobytes()).hexdigest(), found.co
 """
 
 
+@pytest.mark.claim("protocol", "this-needs-replayable-algorithm")
 @pytest.mark.thorough
 def test_every_processor_finds_the_same_integers():
     digest = "d4e09767a60a68c13dde8c1daccae4b95f50fd374c3c4aa2a6f31b4d6d7b869c"

@@ -5,6 +5,8 @@ import pytest
 
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 RNG = np.random.default_rng
 
 

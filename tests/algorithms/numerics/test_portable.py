@@ -22,6 +22,8 @@ from flower_kmeans.algorithms.numerics.portable import (
     uniforms,
 )
 
+pytestmark = pytest.mark.claim("guarantees", "28")
+
 # A statistic of Kolmogorov and Smirnov exceeds this with a probability of 2 exp(-2 n
 # x^2) = 1e-10.
 N = 200_000

@@ -37,6 +37,7 @@ def test_folding_reflects_at_the_walls(x, half_width):
     assert found[0, 0] == reflected(x, half_width)
 
 
+@pytest.mark.claim("guarantees", "15")
 def test_folding_sends_one_point_two_to_nought_point_eight():
     # The formula printed in the papers sends it to -0.8.
     points = np.array([[12, -12, 30, 31]])
@@ -140,6 +141,7 @@ def test_of_equal_bins_the_first_are_kept():
     np.testing.assert_array_equal(histogram, np.tile([2.0, 1.0, -1.0], 500))
 
 
+@pytest.mark.claim("guarantees", "28")
 @pytest.mark.parametrize(
     ("found", "noise", "answered", "expected"),
     [

@@ -79,6 +79,7 @@ DOMAINS = {
 }
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("q", [2, 11, 12])
 @pytest.mark.parametrize("name", DOMAINS)
 def test_units_of_moments_hold_and_are_attained(name, q):
@@ -140,6 +141,7 @@ def statistics(points, projection, matrix, centers, margin):
     return (rows, *lifted_sums(records, projection, matrix, centers, margin))
 
 
+@pytest.mark.claim("guarantees", "19")
 @pytest.mark.parametrize("margin", [1.0, 1 / 3])
 @pytest.mark.parametrize("rows", [1, 5, 10_000])
 def test_a_record_counts_alike_alone_and_in_any_block(monkeypatch, rows, margin):

@@ -19,6 +19,8 @@ from flower_kmeans.algorithms.numerics.transport import (
 from tests.support.processors import outputs
 from tests.support.saying import assert_within
 
+pytestmark = pytest.mark.claim("guarantees", "27")
+
 GRID = 2.0**16
 MISSED = "cells miss their bounds, over an equal share, by"
 

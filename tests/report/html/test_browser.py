@@ -59,6 +59,7 @@ def widest():
     return html_report(result, columns=names, title="W" * 200)
 
 
+@pytest.mark.claim("reading-a-report", "page-one-file-without")
 def test_nothing_is_fetched(page):
     seen = visit({"/": page})
     assert seen.served == []
@@ -74,6 +75,7 @@ def read_back(dom):
 POLICY = "Content-Security-Policy"
 
 
+@pytest.mark.claim("reading-a-report", "page-one-file-without")
 @pytest.mark.parametrize(
     "planted",
     [
@@ -94,6 +96,7 @@ def test_what_is_fetched_would_be_noticed_and_the_policy_stops_it(page, planted)
     assert [url.endswith("/planted.gif") for url in free.requested] == [True]
 
 
+@pytest.mark.claim("reading-a-report", "page-one-file-without")
 def test_requests_to_elsewhere_would_be_noticed_too(page):
     """They do not reach the server that counts, but the browser's own log has them."""
     elsewhere = "http://127.0.0.1:9/planted.gif"  # nobody answers there
@@ -104,6 +107,7 @@ def test_requests_to_elsewhere_would_be_noticed_too(page):
     assert free.requested == [elsewhere]
 
 
+@pytest.mark.claim("reading-a-report", "reads-on-screens-400")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_every_section_is_there_and_nothing_overflows(page, widest, width):
     for each in (page, widest):
@@ -137,6 +141,7 @@ def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     assert all(table["right"] <= 717 for table in paper["table"])
 
 
+@pytest.mark.claim("reading-a-report", "on-paper-no-table")
 def test_paper_cuts_nothing(page, widest):
     """On paper nothing scrolls: all tables must fit the width, A4's within Chromium's margins."""
     width = round((210 / 25.4 - 2 * 0.4) * 96)
@@ -158,6 +163,7 @@ def test_an_overflow_would_be_noticed(page):
     assert all(section["height"] == 0 for section in measure(hidden, 400)["section"])
 
 
+@pytest.mark.claim("reading-a-report", "reads-on-screens-400")
 def test_light_and_dark_follow_the_reader(page):
     bright = {}
     for dark in (False, True):
@@ -173,6 +179,7 @@ def lightness(colour):
     return sum(int(c) for c in colour.strip("rgb()").split(",")) / 3
 
 
+@pytest.mark.claim("reading-a-report", "reads-on-screens-400")
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_picture_of_the_page_is_not_blank(page, tmp_path, dark):
     image = pytest.importorskip("PIL.Image")

@@ -14,6 +14,8 @@ from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
 
+pytestmark = pytest.mark.claim("reading-a-report", "everything-page-public-was")
+
 
 def report_of_a_run():
     return finished("FastLloyd", "trusted-server").report
@@ -71,6 +73,7 @@ def test_columns_and_bounds_are_those_of_the_domain(domain, names, bounds):
     assert (rows[0][-2:], rows[-1]) == (names, bounds)
 
 
+@pytest.mark.claim("reading-a-report", "on-paper-no-table")
 def test_large_results_are_cut_and_it_is_said():
     centroids = np.random.default_rng(0).normal(size=(MAX_ROWS + 5, MAX_COLUMNS + 7))
     section = section_of(clustering_of(centroids, np.arange(MAX_ROWS + 5)))

@@ -18,6 +18,13 @@ from flower_kmeans.report.figures import Frame
 from flower_kmeans.report.html import cost_shares, detection, least_shown
 from flower_kmeans.report.report import Dropped, Report
 
+pytestmark = pytest.mark.claim(
+    "reading-a-report",
+    "warnings-follow-gravest-first",
+    "what-guaranteed-plain-words",
+    "releases-their-cost-has",
+)
+
 
 def report_of(*releases, epsilon, delta):
     plan = PrivacyPlan(PrivacyBudget(epsilon, delta), 1000, (releases,))
@@ -32,6 +39,8 @@ def laplace(epsilon):
     return Release("counts", "laplace", "l1", 1 / epsilon, ("counts",))
 
 
+@pytest.mark.claim("what-epsilon-means", "each-rate-false-positives")
+@pytest.mark.claim("reading-a-report", "table-bounds-rate-true")
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.05, 4.0), st.floats(0.001, 0.5))
 def test_detection_is_that_of_the_best_test_between_two_gaussians(mu, alarm):
@@ -43,6 +52,7 @@ def test_detection_is_that_of_the_best_test_between_two_gaussians(mu, alarm):
     ) == pytest.approx(found)
 
 
+@pytest.mark.claim("reading-a-report", "table-bounds-rate-true")
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.05, 5.0), st.floats(0.001, 0.5))
 def test_no_test_of_a_laplace_release_finds_out_more(epsilon, alarm):
@@ -343,6 +353,7 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
         assert math.fsum(shares) == pytest.approx(1.0)
 
 
+@pytest.mark.claim("guarantees", "43")
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
 def test_the_noise_is_given_as_added_and_as_left(trust):
     """Of five shares that were made for three, four are left the planned noise if it is removed."""

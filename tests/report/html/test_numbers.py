@@ -13,6 +13,8 @@ from flower_kmeans.report.figures import Axis, Frame
 from flower_kmeans.report.html import numbers_shown
 from flower_kmeans.report.synopsis import Synopsis
 
+pytestmark = pytest.mark.claim("reading-a-report", "other-numbers-clusters-runs")
+
 CORNERS = np.array([[-0.6, -0.6], [-0.6, 0.6], [0.6, 0.6]])
 
 

@@ -51,6 +51,7 @@ SECTIONS = (
 )
 
 
+@pytest.mark.claim("reading-a-report", "what-all-parties-must")
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "trust"), MODES)
 def test_every_run_has_its_page(name, trust):
@@ -138,6 +139,7 @@ def test_no_sentence_is_longer_than_thirty_words(name, trust):
                 assert len(words) <= 30, sentence
 
 
+@pytest.mark.claim("reading-a-report", "page-one-file-without")
 def test_nothing_may_be_fetched_or_run():
     root = read(html_report(finished("FastLloyd", "oblivious-server")))
     policy = root.the("meta", **{"http-equiv": "Content-Security-Policy"}).attributes[
@@ -157,6 +159,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.claim("reading-a-report", "page-one-file-without")
 def test_hostile_names_come_out_as_text():
     page = html_report(
         finished("FastLloyd", "trusted-server"),
@@ -184,6 +187,7 @@ def test_hostile_names_come_out_as_text():
 FORMULAS = ("=HYPERLINK(1)", "\uff1dcmd|' /C calc'!A0", "-b", "\u200b@SUM(1)", "-1+A1")
 
 
+@pytest.mark.claim("threat-model", "no-name-no-category")
 def test_no_cell_of_a_table_is_a_formula():
     """People copy tables into spreadsheets; numbers stay as they are."""
     run = finished("FastLloyd", "trusted-server")
@@ -202,6 +206,7 @@ def test_no_cell_of_a_table_is_a_formula():
         assert all(number.fullmatch(cell) for cell in begun), begun
 
 
+@pytest.mark.claim("reading-a-report", "warnings-follow-gravest-first")
 def test_a_run_that_was_not_private_after_all_says_so_first():
     why = "NOT PRIVATE: bounds were read off the records."
     root = read(
@@ -232,6 +237,7 @@ def started(strategy, faults=(), policy=None):
         return strategy.start(grid, timeout=60)
 
 
+@pytest.mark.claim("reading-a-report", "page-server-saw-no")
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 def test_the_page_of_a_server_that_saw_no_sum_has_no_centroids(trust):
     strategy = strategy_of("FastLloyd", trust)
@@ -261,6 +267,7 @@ def test_a_servers_page_has_what_the_server_sees():
     assert "Centroids" not in tables(read(html_report(strategy, Result())))
 
 
+@pytest.mark.claim("reading-a-report", "rounds-faults-shows-every")
 @pytest.mark.parametrize("kind", ["drop", "crash"])
 def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     strategy = strategy_of("FastLloyd", "oblivious-server", min_clients=5, n_rounds=3)
@@ -292,6 +299,7 @@ def test_a_run_that_nobody_joined_has_a_page():
     assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
 
 
+@pytest.mark.claim("reading-a-report", "rounds-faults-shows-every")
 def test_clients_that_were_away_are_counted_and_named():
     strategy = strategy_of("FastLloyd", "oblivious-server", n_rounds=3)
     faults = [
@@ -386,6 +394,7 @@ def test_any_text_comes_back_from_an_element_and_from_an_attribute(text, value):
     assert [element.text, element.attributes["title"]] == shown
 
 
+@pytest.mark.claim("reading-a-report", "on-paper-no-table")
 @given(st.integers(1, 30), st.integers(2, 9))
 def test_a_table_of_many_columns_goes_on_with_the_same_first_column(n_columns, fit):
     parts = column_parts(n_columns, fit)

@@ -11,6 +11,8 @@ from flower_kmeans import Box, Clustering, html_report, simulate
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.report.html import MAX_ROWS
 
+pytestmark = pytest.mark.claim("reading-a-report", "how-large-clusters-runs")
+
 REPORT = finished("SynopsisKMeans", "trusted-server").report
 MARGIN = 10 * 2.3939797998185104  # of three clusters, at 95% for all
 
