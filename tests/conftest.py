@@ -3,8 +3,10 @@
 import logging
 import math
 import os
+import platform
 import shutil
 import sys
+from importlib.metadata import version
 
 # Before NumPy is loaded, and for all processes that tests start: together these use all
 # processors already. Where OpenMP and BLAS start more threads than there are
@@ -13,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+from _pytest.junitxml import xml_key
 from hypothesis import settings
 from seamed import NamedSource
 from selection import (  # noqa: F401  hooks of pytest
@@ -53,6 +56,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--noise-seed", default="1", help="of the noise and keys in this process"
     )
+
+
+def pytest_sessionstart(session):
+    """Name the versions in a report, for the page of claims (.ci/claims.py)."""
+    report = session.config.stash.get(xml_key, None)
+    if report is not None:
+        report.add_global_property("Python", platform.python_version())
+        for name in ("flwr", "numpy"):
+            report.add_global_property(name, version(name))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ def script(monkeypatch):
     return load_script(monkeypatch, "csv_readers")
 
 
-@pytest.mark.claim("CONTRIBUTING", "pythons-csv-module-line")
+@pytest.mark.claim("decisions", "pythons-csv-module-line")
 def test_line_by_line_no_record_disturbs_the_others(script, tmp_path):
     found = script.outcomes(script.csv_by_line, tmp_path)
     assert found == {"changes": set(), "refuses": set(), "loses": set()}

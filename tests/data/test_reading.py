@@ -154,7 +154,7 @@ _LINES = st.one_of(
 )
 
 
-@pytest.mark.claim("CONTRIBUTING", "pythons-csv-module-line")
+@pytest.mark.claim("decisions", "pythons-csv-module-line")
 @given(
     _LINES.map(lambda line: line.replace(b"\n", b"").replace(b"\r", b"")),
     st.integers(0, 2),
