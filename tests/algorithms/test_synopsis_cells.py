@@ -17,6 +17,8 @@ from flower_kmeans.algorithms.synopsis_mixture import (
 from flower_kmeans.algorithms.synopsis_state import Cells
 from tests.algorithms.mixtures import STEP, mixture_of
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 RNG = np.random.default_rng
 WORDS = public_words
 

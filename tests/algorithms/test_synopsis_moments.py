@@ -7,6 +7,8 @@ import pytest
 
 from flower_kmeans.algorithms.synopsis_moments import mean_norm, spectrum
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 
 @pytest.mark.parametrize(
     ("found", "error", "expected"),

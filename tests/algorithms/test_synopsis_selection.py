@@ -14,6 +14,8 @@ from flower_kmeans.algorithms.synopsis_mixture import Mixture, Parts
 from flower_kmeans.algorithms.synopsis_selection import select, select_within
 from tests.algorithms.mixtures import STEP, mixture_of, random_mixture
 
+pytestmark = pytest.mark.claim("guarantees", "22")
+
 RNG = np.random.default_rng
 WORDS = public_words
 
