@@ -47,7 +47,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     squared distance of the records to the same centroids.
     """
     data = in_ball(task.data, options)
-    algorithm = SynopsisAlgorithm(
+    algorithm = SynopsisAlgorithm.planned(
         data.n_clusters if task.method == GIVEN else (LEAST, MOST),  # type: ignore[arg-type]
         ball_of(data),
         PrivacyBudget(task.epsilon),

@@ -58,59 +58,65 @@ POINTS = np.random.default_rng(0).uniform(-0.7, 0.7, (60, 4))
 CLIENTS = {"n_clients": N_CLIENTS}
 
 ALGORITHMS: dict[str, Callable[[int], Algorithm]] = {
-    "Lloyd, exact": lambda n: LloydAlgorithm(4, BOX, PrivacyBudget(None), n_records=n),
-    "GLloyd": lambda n: GLloydAlgorithm(4, BOX, RECORD, n_records=n, cost=True),
-    "GLloyd, ball": lambda n: GLloydAlgorithm(4, BALL, RECORD, n_records=n),
-    "GLloyd, clients": lambda n: GLloydAlgorithm(
+    "Lloyd, exact": lambda n: LloydAlgorithm.planned(
+        4, BOX, PrivacyBudget(None), n_records=n
+    ),
+    "GLloyd": lambda n: GLloydAlgorithm.planned(4, BOX, RECORD, n_records=n, cost=True),
+    "GLloyd, ball": lambda n: GLloydAlgorithm.planned(4, BALL, RECORD, n_records=n),
+    "GLloyd, clients": lambda n: GLloydAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, **CLIENTS
     ),
-    "SuLloyd": lambda n: SuLloydAlgorithm(4, BOX, RECORD, n_records=n),
-    "SuLloyd, delta 0": lambda n: SuLloydAlgorithm(
+    "SuLloyd": lambda n: SuLloydAlgorithm.planned(4, BOX, RECORD, n_records=n),
+    "SuLloyd, delta 0": lambda n: SuLloydAlgorithm.planned(
         4, BOX, PrivacyBudget(1.0, 0.0), n_records=n
     ),
-    "FastLloyd": lambda n: FastLloydAlgorithm(4, BOX, RECORD, n_records=n, cost=True),
-    "FastLloyd, paper": lambda n: FastLloydAlgorithm(
+    "FastLloyd": lambda n: FastLloydAlgorithm.planned(
+        4, BOX, RECORD, n_records=n, cost=True
+    ),
+    "FastLloyd, paper": lambda n: FastLloydAlgorithm.planned(
         4, BOX, RECORD, n_records=n, relocation=False
     ),
-    "FastLloyd, clients": lambda n: FastLloydAlgorithm(
+    "FastLloyd, clients": lambda n: FastLloydAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, **CLIENTS
     ),
-    "SynopsisKMeans": lambda n: SynopsisAlgorithm(4, BOX, RECORD, n_records=n),
-    "SynopsisKMeans, sizes": lambda n: SynopsisAlgorithm(
+    "SynopsisKMeans": lambda n: SynopsisAlgorithm.planned(4, BOX, RECORD, n_records=n),
+    "SynopsisKMeans, sizes": lambda n: SynopsisAlgorithm.planned(
         2, BOX, RECORD, n_records=n, min_size=n // 4
     ),
-    "SynopsisKMeans, clients": lambda n: SynopsisAlgorithm(
+    "SynopsisKMeans, clients": lambda n: SynopsisAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, **CLIENTS
     ),
-    "FedDPKMeans": lambda n: FedDPAlgorithm(
+    "FedDPKMeans": lambda n: FedDPAlgorithm.planned(
         4, BOX, RECORD, n_records=n, server_data=POINTS
     ),
-    "FedDPKMeans, Laplace": lambda n: FedDPAlgorithm(
+    "FedDPKMeans, Laplace": lambda n: FedDPAlgorithm.planned(
         4, BOX, RECORD, n_records=n, server_data=POINTS, mechanisms="laplace"
     ),
-    "FedDPKMeans, clients": lambda n: FedDPAlgorithm(
+    "FedDPKMeans, clients": lambda n: FedDPAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, server_data=POINTS, **CLIENTS
     ),
-    "FedDPKMeans, means": lambda n: FedDPAlgorithm(
+    "FedDPKMeans, means": lambda n: FedDPAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, server_data=POINTS, contribution="means", **CLIENTS
     ),
-    "PEMeans": lambda n: PEMeansAlgorithm(4, BOX, RECORD, n_records=n, n_variations=50),
-    "PEMeans, clients": lambda n: PEMeansAlgorithm(
+    "PEMeans": lambda n: PEMeansAlgorithm.planned(
+        4, BOX, RECORD, n_records=n, n_variations=50
+    ),
+    "PEMeans, clients": lambda n: PEMeansAlgorithm.planned(
         4, BOX, CLIENT, n_records=n, n_variations=50, **CLIENTS
     ),
-    "HDPEMeans": lambda n: HDPEMeansAlgorithm(
+    "HDPEMeans": lambda n: HDPEMeansAlgorithm.planned(
         4, WIDE, RECORD, n_records=n, n_variations=50
     ),
-    "ConstrainedLloyd": lambda n: ConstrainedLloydAlgorithm(
+    "ConstrainedLloyd": lambda n: ConstrainedLloydAlgorithm.planned(
         4, BOX, RECORD, n_records=n, n_rounds=3, **CLIENTS
     ),
-    "ConstrainedLloyd, means": lambda n: ConstrainedLloydAlgorithm(
+    "ConstrainedLloyd, means": lambda n: ConstrainedLloydAlgorithm.planned(
         4, BOX, RECORD, n_records=n, n_rounds=3, aggregation="amn", **CLIENTS
     ),
-    "ConstrainedLloyd, nearest": lambda n: ConstrainedLloydAlgorithm(
+    "ConstrainedLloyd, nearest": lambda n: ConstrainedLloydAlgorithm.planned(
         4, BOX, RECORD, n_records=n, n_rounds=3, assignment="non-exclusive", **CLIENTS
     ),
-    "VerticalKMeans": lambda n: VerticalAlgorithm(4, BOX, RECORD, n_records=n),
+    "VerticalKMeans": lambda n: VerticalAlgorithm.planned(4, BOX, RECORD, n_records=n),
 }
 """Small algorithms of all strategies, by the number of records that they plan for."""
 

@@ -138,7 +138,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     case = case_of(task.data, options, setting.n_each)
     voted = voted_of(task.data, task.setting, task.epsilon, task.run, options)
     given = {} if task.rule == DEFAULT else {"min_weight": least_of(task.rule, voted)}
-    algorithm = FedDPAlgorithm(**{**voted.options, **given})
+    algorithm = FedDPAlgorithm.planned(**{**voted.options, **given})
     with mock.patch.object(grid_kmeans, "_steps", steps_until_still):
         state = algorithm.update(voted.state, voted.answer)
     for _ in range(WEIGHTS, algorithm.n_rounds):
@@ -157,7 +157,7 @@ def voted_of(
     _, unit, mechanisms, n_each, width = SETTINGS[setting]
     case = widened(case_of(name, options, n_each), width)
     given = options_of(case, width, unit, mechanisms, epsilon, run)
-    algorithm = FedDPAlgorithm(**given)
+    algorithm = FedDPAlgorithm.planned(**given)
     seed = seed_of(Task(name, setting, epsilon, run, ""))
     parts = parts_of(case, algorithm, N_CLIENTS if unit == "client" else 1, seed)
     stream = Stream.from_key(np.random.default_rng(seed).bytes(32))

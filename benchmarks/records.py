@@ -96,8 +96,8 @@ def algorithm_of(name: str) -> Algorithm:
     """Return an algorithm without noise, on the cube of side 2."""
     cube, budget = Box([-1.0] * COLUMNS, [1.0] * COLUMNS), PrivacyBudget(None)
     if name == "lloyd":
-        return LloydAlgorithm(CLUSTERS, cube, budget)
-    return PEMeansAlgorithm(CLUSTERS, cube, budget, n_variations=15)
+        return LloydAlgorithm.planned(CLUSTERS, cube, budget)
+    return PEMeansAlgorithm.planned(CLUSTERS, cube, budget, n_variations=15)
 
 
 def own_memory() -> int:

@@ -230,7 +230,9 @@ def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
         halves = np.array_split(np.random.default_rng(seed).permutation(records), 2)
         result = simulate(strategy, halves)
         return Clusters(result.centroids, result.weights, result.size_report)
-    algorithm = SynopsisAlgorithm(k, domain, budget, n_records=n, seed=seed, **bounds)
+    algorithm = SynopsisAlgorithm.planned(
+        k, domain, budget, n_records=n, seed=seed, **bounds
+    )
     state = final_state(algorithm, records, seed)
     return Clusters(
         algorithm.centroids(state), algorithm.weights(state), algorithm.sizes(state)

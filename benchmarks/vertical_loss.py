@@ -84,12 +84,12 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     domain = Box(np.zeros(d), np.ones(d))
     common = {"n_records": n, "n_rounds": task.rounds, "seed": FIRST_SEED + task.run}
     if task.method == "plain":
-        algorithm: Any = LloydAlgorithm(
+        algorithm: Any = LloydAlgorithm.planned(
             k, domain, PrivacyBudget(epsilon=None), **common
         )
     else:
         budget = PrivacyBudget(1.0, 1 / n)
-        algorithm = VerticalAlgorithm(
+        algorithm = VerticalAlgorithm.planned(
             k, domain, budget, radius=task.method == "radius", **common
         )
     plan, stream = algorithm.plan(), Stream.fresh()

@@ -1,46 +1,44 @@
 """Parameters of algorithms, each declared once: as an annotated field of the algorithm's dataclass.
 
 ``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The
-constructor, the check with its message, both directions of the run document and the
-command line's option follow. A second annotation says when a parameter stands in
-documents: "given", where it differs from its default, or "clients", where the budget
-protects clients; always without one.
+check with its message, both directions of the run document and the command line's
+option follow. Documents leave out a parameter that is ``None``, where its type allows
+that, and a `left_out` one that has its default.
 """
 
 import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from types import NoneType
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 
-AUTO: Any = "auto"
-"""Default of a parameter that the library chooses; documents hold what it chose."""
-DERIVED: Any = None
-"""Default of a parameter that follows from others where it is not given."""
 LARGEST = 2**53 - 1
 """Largest integer of a parameter: a float64 holds every integer up to it."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What values a parameter has, and what stands for them in a document."""
+    """The values of a parameter, and their form in a document."""
 
     check: Callable[[str, Any], Any]
-    """Returns the attribute of a parameter's name and argument, or raises."""
+    """Returns the plain value of a parameter's name and argument, or raises."""
     write: Callable[[Any], Any] = lambda value: value
     """Returns a document's value of an attribute."""
     read: Callable[[Any], Any] = lambda value: value
-    """Returns an argument of a document's value."""
+    """Returns an attribute of a document's value."""
     values: str = ""
     """What a user can write for it, in words; empty where it has no option."""
     parse: Callable[[str], Any] = str
     """Returns an argument of what a user wrote; a LookupError or ValueError if it is none."""
+    is_left_out: bool = False
+    """Whether documents leave it out where it has its default."""
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -132,17 +130,18 @@ def instance(kind: Any, expected: str) -> Kind:
     return Kind(check)
 
 
-def choice(*options: str) -> Kind:
-    """Declare one of some strings."""
+def choice(*options: str, auto: bool = False) -> Kind:
+    """Declare one of some strings; ``auto`` is one to choose."""
+    shown = ["auto", *options] if auto else list(options)
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in options:
             raise ConfigurationError(
-                f"Expected {name} in {list(options)}. Got {value!r} instead."
+                f"Expected {name} in {shown}. Got {value!r} instead."
             )
         return value
 
-    return Kind(check, values="|".join(options))
+    return Kind(check, values="|".join(shown))
 
 
 def reals(*names: str) -> Kind:
@@ -150,9 +149,10 @@ def reals(*names: str) -> Kind:
     number = real(1e-12, 1e12)
 
     def check(name: str, value: Any) -> tuple[tuple[str, float], ...]:
-        # () is what None becomes, and the default in a dataclass.
-        if value is None or value == ():
+        if value is None:
             return ()
+        if _are_pairs(value):
+            value = dict(value)
         if not isinstance(value, Mapping):
             raise ConfigurationTypeError(
                 f"{name} must be a mapping from releases to numbers, got {type(value).__name__}."
@@ -165,12 +165,14 @@ def reals(*names: str) -> Kind:
             number.check(f"{name} for {key!r}", each)
         return tuple(sorted((key, float(each)) for key, each in value.items()))
 
-    def read(config: Any) -> dict[str, float]:
+    def read(config: Any) -> tuple[tuple[str, float], ...]:
         if not isinstance(config, dict):
             raise ConfigurationTypeError(
                 "A mapping of a run document has the wrong type."
             )
-        return {key: real_from_text(text) for key, text in config.items()}
+        return tuple(
+            sorted((key, real_from_text(text)) for key, text in config.items())
+        )
 
     def parse(text: str) -> dict[str, float]:
         pairs = (part.split("=") for part in text.split(","))
@@ -180,6 +182,13 @@ def reals(*names: str) -> Kind:
         return {key: real_to_text(each) for key, each in pairs}
 
     return Kind(check, write, read, "NAME=NUMBER,...", parse)
+
+
+def _are_pairs(value: Any) -> bool:
+    """Return whether a value has the form of an attribute of `reals`."""
+    return isinstance(value, tuple) and all(
+        isinstance(each, tuple) and len(each) == 2 for each in value
+    )
 
 
 def _positive(name: str, value: Any) -> float:
@@ -207,20 +216,52 @@ FLAG = Kind(
 """A bool."""
 
 
+def left_out(kind: Kind) -> Kind:
+    """Declare a parameter that documents leave out where it has its default."""
+    return replace(kind, is_left_out=True)
+
+
 def is_auto(value: Any) -> bool:
     """Return whether a parameter is left to the library."""
-    return isinstance(value, str) and value == AUTO
+    return isinstance(value, str) and value == "auto"
 
 
-def check_parameters(holder: Any) -> None:
-    """Put what was checked in place of the declared parameters of a frozen dataclass.
+def drafted(value: Any, start: Any) -> Any:
+    """Return a parameter, or where it is left to the library the value to start from."""
+    return start if is_auto(value) else value
 
-    "auto" and ``None`` pass where they are the default.
+
+def checked(holder: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments for a dataclass: those that it declares are checked plain values.
+
+    ``None`` passes where the type of the parameter allows it.
     """
-    for name, (kind, _, default) in declared(type(holder)).items():
+    values = dict(given)
+    for name, each in declared(holder).items():
+        if name in given and not (given[name] is None and each.allows_none):
+            values[name] = each.kind.check(name, given[name])
+    return values
+
+
+def require_parameters(holder: Any) -> None:
+    """Require that the declared parameters of a frozen dataclass are plain values in range.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If one is out of range, or would be another value after its check, such as an
+        integer of NumPy: `checked` gives plain ones.
+    """
+    for name, each in declared(type(holder)).items():
         value = getattr(holder, name)
-        if not (value is default is None or (is_auto(value) and is_auto(default))):
-            object.__setattr__(holder, name, kind.check(name, value))
+        if value is None and each.allows_none:
+            continue
+        plain = each.kind.check(name, value)
+        if type(plain) is not type(value) or plain != value:
+            raise ConfigurationTypeError(
+                f"Expected {name} as a plain {type(plain).__name__}. "
+                f"Got {type(value).__name__} instead."
+            )
 
 
 def check_arguments(
@@ -235,42 +276,39 @@ def check_arguments(
     return checked
 
 
-def write_parameters(holder: Any, clients: bool) -> dict[str, Any]:
-    """Return the declared parameters for a run document, where clients are protected or not."""
+def write_parameters(holder: Any) -> dict[str, Any]:
+    """Return the declared parameters for a run document."""
     config = {}
-    for name, (kind, when, default) in declared(type(holder)).items():
+    for name, each in declared(type(holder)).items():
         value = getattr(holder, name)
-        if when == "always" or (value != default if when == "given" else clients):
-            config[name] = kind.write(value)
+        if not each.may_lack or value != each.default:
+            config[name] = each.kind.write(value)
     return config
 
 
-def read_parameters(
-    holder: Any, config: Mapping[str, Any], clients: bool
-) -> dict[str, Any]:
+def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that `write_parameters` wrote.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError, MessageError
-        If one is missing or unknown, no canonical text, or not resolved.
+        If one is missing or unknown, no canonical text, or has a second encoding.
     """
-    known, given = declared(holder), set(config) - {"name"}
-    optional = {name for name, each in known.items() if each.when == "given"}
-    required = {
-        name for name, each in known.items() if each.when == "always" or clients
-    } - optional
+    known = declared(holder)
+    given = set(config) - {"name"}
+    required = {name for name, each in known.items() if not each.may_lack}
     # An unknown field would be a parameter that this client ignores.
-    if not required <= given <= required | optional:
+    if not required <= given <= known.keys():
         raise ConfigurationError(
             f"The fields of algorithm {holder.name!r} are not as expected."
         )
     values = {}
     for name in sorted(given):
-        kind, when, default = known[name]
-        values[name] = kind.read(config[name])
-        # A default that is left out, and a choice that is made, have one encoding.
-        if values[name] == default and (when == "given" or is_auto(default)):
+        each = known[name]
+        values[name] = each.kind.read(config[name])
+        # A default is left out, and a choice is made: one encoding for each algorithm.
+        is_default = each.may_lack and values[name] == each.default
+        if is_default or is_auto(values[name]):
             raise ConfigurationTypeError(f"{name} must be resolved in a run document.")
     return values
 
@@ -279,8 +317,13 @@ class Declared(NamedTuple):
     """A field that declares a parameter."""
 
     kind: Kind
-    when: str
     default: Any
+    allows_none: bool
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether documents leave it out where it has its default."""
+        return self.allows_none or self.kind.is_left_out
 
 
 def declared(holder: type[Any]) -> dict[str, Declared]:
@@ -289,7 +332,9 @@ def declared(holder: type[Any]) -> dict[str, Declared]:
     for each in fields(holder):
         # Types must be objects here: a module that declares parameters cannot import
         # annotations from __future__, which turns them into strings.
-        kind, when = (*getattr(each.type, "__metadata__", ()), "always", None)[:2]
-        if isinstance(kind, Kind) and each.init:
-            found[each.name] = Declared(kind, when, each.default)
+        hint: Any = each.type
+        for kind in getattr(hint, "__metadata__", ()):
+            if isinstance(kind, Kind) and each.init:
+                allows_none = NoneType in get_args(hint.__origin__)
+                found[each.name] = Declared(kind, each.default, allows_none)
     return found

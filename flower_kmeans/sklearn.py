@@ -6,7 +6,6 @@ This is the central model.
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from os import PathLike
 from reprlib import repr as shortened
 from threading import Lock
@@ -37,7 +36,7 @@ from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Report
 from flower_kmeans.simulation import simulate
-from flower_kmeans.strategies import BY_NAME, KMeansStrategy
+from flower_kmeans.strategies import BY_NAME, KMeansStrategy, parameters_of
 
 try:
     from sklearn.base import (
@@ -227,7 +226,7 @@ class PrivateKMeans(
         }
         require_type("options", self.options, Mapping | None, "a mapping of parameters")
         options = dict(self.options or {})
-        known = set(signature(kind).parameters) - parameters.keys()
+        known = parameters_of(kind).keys() - parameters.keys()
         if not options.keys() <= known:
             raise ConfigurationError(
                 f"Expected options of {sorted(known)}. Got {sorted(options.keys() - known)}."

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # One by one: with `import *` mypy refuses uses of these names.
     from strategies import BY_NAME as BY_NAME
+    from strategies import CommonOptions as CommonOptions
+    from strategies import CommonOptionsAndInitial as CommonOptionsAndInitial
     from strategies import ConstrainedLloyd as ConstrainedLloyd
     from strategies import FastLloyd as FastLloyd
     from strategies import FedDPKMeans as FedDPKMeans
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from strategies import VerticalKMeans as VerticalKMeans
     from strategies import meanings_of as meanings_of
     from strategies import options_of as options_of
+    from strategies import own_options as own_options
+    from strategies import parameters_of as parameters_of
 else:
     import sys
     from importlib.machinery import SourceFileLoader

@@ -7,15 +7,20 @@ compare with: it is not private, and runs only where one process holds all parti
 
 from flower_kmeans.baselines import KFed
 
-from ._base import KMeansStrategy, RoundInfo
-from ._declared import Option as Option
-from ._declared import meanings_of as meanings_of
-from ._declared import options_of as options_of
 from .constrained import ConstrainedLloyd
 from .fastlloyd import FastLloyd
 from .feddp import FedDPKMeans
+from .kmeans import KMeansStrategy
 from .lloyd import GLloyd, Lloyd, SuLloyd
+from .options import CommonOptions as CommonOptions
+from .options import CommonOptionsAndInitial as CommonOptionsAndInitial
+from .options import Option as Option
+from .options import meanings_of as meanings_of
+from .options import options_of as options_of
+from .options import own_options as own_options
+from .options import parameters_of as parameters_of
 from .pe_means import HDPEMeans, PEMeans
+from .progress import RoundInfo
 from .synopsis import SynopsisKMeans
 from .vertical import VerticalKMeans
 

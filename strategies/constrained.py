@@ -1,8 +1,18 @@
 """ConstrainedLloyd: bounds on every client's cluster sizes, with noise that covers re-routing."""
 
-from flower_kmeans.algorithms.constrained import ConstrainedLloydAlgorithm
+from typing import Unpack
 
-from ._base import KMeansStrategy
+from flower_kmeans.algorithms.constrained import (
+    Aggregation,
+    Assignment,
+    ConstrainedLloydAlgorithm,
+    Mechanism,
+)
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+from .kmeans import KMeansStrategy
+from .options import CommonOptionsAndInitial
 
 
 class ConstrainedLloyd(KMeansStrategy):
@@ -15,6 +25,29 @@ class ConstrainedLloyd(KMeansStrategy):
 
     Budgets with ``unit="client"`` are refused. The thesis's "Unconstrained Exclusive"
     is `SuLloyd` (Laplace noise) or `GLloyd` (Gaussian noise).
+
+    Parameters
+    ----------
+    assignment : {"exclusive", "non-exclusive", "e-exclusive"}, default: "exclusive"
+        Every record in one cluster; every cluster with its nearest records, so that a
+        record may be in several clusters or in none; every record in one to
+        ``max_contribution`` clusters.
+    aggregation : {"mna", "amn"}, default: "mna"
+        Clients send sums and counts ("mask, noise, average"), or their means ("average,
+        mask, noise").
+    min_size, max_size : int, optional
+        Records per cluster, of all clients together. Default: ``ceil(N / 1.5 k)`` and
+        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as
+        many records as it must.
+    max_contribution : int, default: 1
+        E of ``"e-exclusive"``, from 1 to k; 1 for the others.
+    mechanism : {"gaussian", "laplace"}, default: "gaussian"
+        Law of the noise.
+    n_records, n_clients : int
+        Public figures. Both are required, also without privacy.
+    n_clusters, domain, privacy, **common
+        Options of all strategies: see `KMeansStrategy`. ``n_rounds="auto"`` is the
+        thesis's rule for one contribution (sections 6.2.4 and 6.3.3).
 
     Notes
     -----
@@ -33,3 +66,32 @@ class ConstrainedLloyd(KMeansStrategy):
 
     ALGORITHM = ConstrainedLloydAlgorithm
     TRUST = "oblivious-server"
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        assignment: Assignment = "exclusive",
+        aggregation: Aggregation = "mna",
+        min_size: int | None = None,
+        max_size: int | None = None,
+        max_contribution: int = 1,
+        mechanism: Mechanism = "gaussian",
+        **common: Unpack[CommonOptionsAndInitial],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            assignment=assignment,
+            aggregation=aggregation,
+            min_size=min_size,
+            max_size=max_size,
+            max_contribution=max_contribution,
+            mechanism=mechanism,
+            **common,
+        )

@@ -1,8 +1,13 @@
 """FastLloyd: radius-bounded relative updates with Gaussian noise."""
 
-from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from typing import Literal, Unpack
 
-from ._base import KMeansStrategy
+from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+from .kmeans import KMeansStrategy
+from .options import CommonOptionsAndInitial
 
 
 class FastLloyd(KMeansStrategy):
@@ -11,6 +16,30 @@ class FastLloyd(KMeansStrategy):
     Every record goes to its nearest centroid and counts by its offset, clipped to a
     radius; clients send relative sums and counts, masked, and the noise is Gaussian.
     Unlike the paper's, badly placed centroids are relocated.
+
+    Parameters
+    ----------
+    cost : bool, default: False
+        Whether the last round also releases the cost, for ``report.cost``; Gaussian
+        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
+        that may leave").
+    alpha : float, default: 0.8
+        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
+        5.6). With relocation the largest one from round 2 on.
+    radius : {"step", "constant"}, default: "step"
+        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2
+        on. With relocation, round 1 has the geometric mean of the two.
+    postprocess : {"fold", "truncate", "none"}, default: "fold"
+        What happens to a centroid outside the bounds: reflected at the wall, moved to
+        the wall, or left there (up to twice the half widths, as far as distances are
+        exact).
+    relocation : bool, default: True
+        Move centroids that have no records or share a cluster, clip offsets to a radius
+        that follows from the released numbers, and take
+        ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near records weigh more in the sums
+        where ``mu N / (k sqrt d)`` is below 32. ``False`` is the paper's algorithm.
+    n_clusters, domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
@@ -30,3 +59,30 @@ class FastLloyd(KMeansStrategy):
 
     ALGORITHM = FastLloydAlgorithm
     TRUST = "oblivious-server"
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        cost: bool = False,
+        alpha: float = 0.8,
+        radius: Literal["step", "constant"] = "step",
+        postprocess: Literal["fold", "truncate", "none"] = "fold",
+        relocation: bool = True,
+        **common: Unpack[CommonOptionsAndInitial],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            cost=cost,
+            alpha=alpha,
+            radius=radius,
+            postprocess=postprocess,
+            relocation=relocation,
+            **common,
+        )

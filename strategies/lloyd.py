@@ -1,6 +1,6 @@
 """Lloyd's algorithm with absolute sums: exact, with Laplace noise, with Gaussian noise."""
 
-from typing import Any
+from typing import Unpack
 
 from flower_kmeans.algorithms.lloyd import (
     GLloydAlgorithm,
@@ -11,7 +11,8 @@ from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
-from ._base import KMeansStrategy
+from .kmeans import KMeansStrategy
+from .options import CommonOptionsAndInitial
 
 
 class Lloyd(KMeansStrategy):
@@ -23,6 +24,8 @@ class Lloyd(KMeansStrategy):
     ----------
     privacy : PrivacyBudget, optional
         ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
+    n_clusters, domain, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
     """
 
     ALGORITHM = LloydAlgorithm
@@ -35,7 +38,7 @@ class Lloyd(KMeansStrategy):
         domain: Domain,
         privacy: PrivacyBudget | None = None,
         n_records: int | None = None,
-        **options: Any,
+        **common: Unpack[CommonOptionsAndInitial],
     ) -> None:
         budget = PrivacyBudget(epsilon=None) if privacy is None else privacy
         if isinstance(budget, PrivacyBudget) and budget.is_private:
@@ -43,13 +46,18 @@ class Lloyd(KMeansStrategy):
                 "Expected PrivacyBudget(epsilon=None) for Lloyd, which is not private. "
                 f"Got epsilon={budget.epsilon} instead; use FastLloyd, GLloyd or SuLloyd."
             )
-        super().__init__(n_clusters, domain, budget, n_records, **options)
+        super().__init__(n_clusters, domain, budget, n_records, **common)
 
 
 class SuLloyd(KMeansStrategy):
     """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
 
     Laplace noise has no shares, so the server must add it.
+
+    Parameters
+    ----------
+    n_clusters, domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
@@ -63,9 +71,34 @@ class SuLloyd(KMeansStrategy):
     TRUST = "oblivious-server"
     OMITS = ("cost",)
 
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        **common: Unpack[CommonOptionsAndInitial],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            **common,
+        )
+
 
 class GLloyd(KMeansStrategy):
     """Lloyd's algorithm with Gaussian noise (FastLloyd's paper, Appendix B.1).
+
+    Parameters
+    ----------
+    cost : bool, default: False
+        Whether the last round also releases the cost, for ``report.cost``; Gaussian
+        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
+        that may leave").
+    n_clusters, domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
@@ -75,3 +108,22 @@ class GLloyd(KMeansStrategy):
 
     ALGORITHM = GLloydAlgorithm
     TRUST = "oblivious-server"
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        cost: bool = False,
+        **common: Unpack[CommonOptionsAndInitial],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            cost=cost,
+            **common,
+        )

@@ -1,8 +1,18 @@
 """PE-means and HDPE-means: private evolution of centroids by votes."""
 
-from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
+from collections.abc import Mapping
+from typing import Literal, Unpack
 
-from ._base import KMeansStrategy
+from flower_kmeans.algorithms.pe_means import (
+    MAX_CANDIDATES,
+    HDPEMeansAlgorithm,
+    PEMeansAlgorithm,
+)
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+from .kmeans import KMeansStrategy
+from .options import CommonOptions
 
 
 class PEMeans(KMeansStrategy):
@@ -16,6 +26,20 @@ class PEMeans(KMeansStrategy):
 
     ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is meant, cut to the
     box.
+
+    Parameters
+    ----------
+    clips : mapping of str to float, optional
+        Clips of single releases ("votes"), with ``unit="client"`` only.
+    n_variations : int or "auto", default: "auto"
+        L, variations of each centroid in the first rounds. "auto" follows the paper: a
+        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
+        round exceeds its signal.
+    max_candidates : int, default: 8192
+        The largest population, from 2 k up to 2^22, the words of a message: every
+        candidate is one word of a client's answer.
+    n_clusters, domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
@@ -38,6 +62,29 @@ class PEMeans(KMeansStrategy):
     TRUST = "distributed-noise"
     ROUNDS = "n_vote_rounds"
 
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        clips: Mapping[str, float] | None = None,
+        n_variations: int | Literal["auto"] = "auto",
+        max_candidates: int = MAX_CANDIDATES,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            clips=clips,
+            n_variations=n_variations,
+            max_candidates=max_candidates,
+            **common,
+        )
+
 
 class HDPEMeans(KMeansStrategy):
     """HDPE-means (Algorithm 3): PE-means on a random projection to 16 columns, for more of them.
@@ -48,6 +95,20 @@ class HDPEMeans(KMeansStrategy):
     ``n_rounds`` counts the rounds of votes, without the last round; "auto" takes two
     less than PE-means would in 16 columns, and their privacy pays for sums and counts.
 
+    Parameters
+    ----------
+    clips : mapping of str to float, optional
+        Clips of single releases ("votes", "lift-sums", "lift-counts"), with ``unit="client"`` only.
+    n_variations : int or "auto", default: "auto"
+        L, variations of each centroid in the first rounds. "auto" follows the paper: a
+        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
+        round exceeds its signal.
+    max_candidates : int, default: 8192
+        The largest population, from 2 k up to 2^22, the words of a message: every
+        candidate is one word of a client's answer.
+    n_clusters, domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
+
     Notes
     -----
     Formal guarantee (docs/guarantees.md, PE-means): as `PEMeans`; in the last round one record
@@ -57,3 +118,26 @@ class HDPEMeans(KMeansStrategy):
     ALGORITHM = HDPEMeansAlgorithm
     TRUST = PEMeans.TRUST
     ROUNDS = PEMeans.ROUNDS
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        clips: Mapping[str, float] | None = None,
+        n_variations: int | Literal["auto"] = "auto",
+        max_candidates: int = MAX_CANDIDATES,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            clips=clips,
+            n_variations=n_variations,
+            max_candidates=max_candidates,
+            **common,
+        )

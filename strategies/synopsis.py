@@ -1,12 +1,14 @@
 """SynopsisKMeans: k-means from a private synopsis of the records."""
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Annotated, Unpack
 
-from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.algorithms.synopsis import CLUSTERS, SynopsisAlgorithm
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 
-from ._base import KMeansStrategy
+from .kmeans import KMeansStrategy
+from .options import CommonOptions
 
 
 class SynopsisKMeans(KMeansStrategy):
@@ -34,6 +36,15 @@ class SynopsisKMeans(KMeansStrategy):
         A pair is the fewest and the most. All of the budget is spent on the synopsis,
         and the result is its k-means with the number of clusters that its costs suggest
         (docs/choosing.md). ``None`` is (1, 20). Not with bounds on sizes.
+    clips : mapping of str to float, optional
+        Clips of single releases, in all rounds of a name, in place of ``clip``.
+    min_size, max_size : int, optional
+        Bounds on the records of each cluster. Clusters are then power cells with public
+        weights, and what the run reaches stands in ``sizes`` (docs/guarantees.md,
+        "Bounds on cluster sizes"). Not with ``unit="client"``. They need ``n_records``,
+        also without privacy.
+    domain, privacy, n_records, **common
+        Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
@@ -59,11 +70,23 @@ class SynopsisKMeans(KMeansStrategy):
 
     def __init__(
         self,
-        n_clusters: int | tuple[int, int] | None,
+        n_clusters: Annotated[int | tuple[int, int] | None, CLUSTERS],
         domain: Domain,
         privacy: PrivacyBudget,
         n_records: int | None = None,
-        **options: Any,
+        *,
+        clips: Mapping[str, float] | None = None,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        # The algorithm turns it into the most, and the fewest.
-        super().__init__(cast(int, n_clusters), domain, privacy, n_records, **options)
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            clips=clips,
+            min_size=min_size,
+            max_size=max_size,
+            **common,
+        )

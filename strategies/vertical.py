@@ -33,15 +33,8 @@ from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
 
-from ._base import (
-    ClusteringStrategy,
-    Keys,
-    Nodes,
-    OnRound,
-    Privacy,
-    RosterFile,
-    checked_nodes,
-)
+from .clustering import ClusteringStrategy, checked_nodes
+from .options import Keys, Nodes, OnRound, Privacy, RosterFile
 
 LEAST_TIMEOUT = 600.0
 _STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one
@@ -159,13 +152,15 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         on_round: OnRound = None,
     ) -> None:
         check_arguments(VerticalKMeans.__init__, locals())
-        self.trust_model, self.keys, self.n_clusters = VERTICAL, keys, n_clusters
-        self.domain, self.privacy, self.n_records = domain, privacy, n_records
-        self.check_ids, self.roster_file, self.on_round = (
-            check_ids,
-            roster_file,
-            on_round,
-        )
+        self.trust_model = VERTICAL
+        self.keys = keys
+        self.n_clusters = n_clusters
+        self.domain = domain
+        self.privacy = privacy
+        self.n_records = n_records
+        self.check_ids = check_ids
+        self.roster_file = roster_file
+        self.on_round = on_round
         self.widths = _widths(parties, domain)
         self.nodes = checked_nodes(nodes)
         self.n_clients = self.min_clients = len(self.widths)
@@ -174,10 +169,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.key_holders = integer("key_holders", holders, 1, most)
         self.max_colluders = integer("max_colluders", max_colluders, 1, holders)
         self._given_initial = initial
-        # its constructor takes more than its attributes hold
-        kind: Any = VerticalAlgorithm
         self._make_algorithm = partial(
-            kind,
+            VerticalAlgorithm.planned,
             n_clusters,
             domain,
             privacy,
@@ -268,7 +261,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         return self._described(roster, body, self._noise_shares)
 
     def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
-        run, m = self._run(roster), moduli(self.n_clusters, self.algorithm.radius)
+        run = self._run(roster)
+        m = moduli(self.n_clusters, self.algorithm.radius)
         report = VerticalReport(
             columns=self.columns,
             key_holders=self.key_holders,
@@ -304,7 +298,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     def _update(self, report: Report) -> None:
         relay = self._running
-        report.n_clients, report.attempts = len(relay.parties), relay.head
+        report.n_clients = len(relay.parties)
+        report.attempts = relay.head
         report.answers = [len(self.widths)] * relay.head
         report.round_trips = relay.round_trips
         report.resumptions = relay.resumptions

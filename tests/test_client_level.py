@@ -192,10 +192,6 @@ class Careless(SplitAlgorithm):
     n_clients: int | None = None
     clip: float | None = None
 
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "clip", None)
-
 
 class CarelessSplit(Split):
     ALGORITHM = Careless

@@ -399,7 +399,7 @@ def test_formulas_of_the_lloyd_family(k, d, n):
     """Those of FastLloyd with relocation; tests of the algorithms have the papers'."""
     mu, root = mu_of_budget(1.0, 1e-6), math.sqrt(d)
     eta = 0.8 * root / k ** (1 / d)
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         k, unit_box(d), PrivacyBudget(1.0, 1e-6), n_records=n
     )
     assert algorithm.radius_of(1) == pytest.approx(math.sqrt(root * eta) * 2**16, abs=1)
@@ -418,7 +418,7 @@ def test_formulas_of_the_lloyd_family(k, d, n):
 @pytest.mark.claim("tables/differences", "theorem-5-1-bounds")
 @pytest.mark.parametrize(("k", "documented"), [(15, "1.93"), (100, "4.81")])
 def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         k, unit_box(2), BUDGET, n_records=50_000, relocation=False
     )
     wider = algorithm.radius_of(1) / algorithm.radius_of(2)
@@ -435,7 +435,7 @@ def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
 def test_a_counted_n_changes_the_rounds_at_one_record():
     def rounds(n):
         budget = PrivacyBudget(1.0, 1 / (n * math.log(n)))
-        algorithm = FastLloydAlgorithm(
+        algorithm = FastLloydAlgorithm.planned(
             15, unit_box(2), budget, n_records=n, relocation=False
         )
         return algorithm.n_rounds
@@ -445,9 +445,9 @@ def test_a_counted_n_changes_the_rounds_at_one_record():
 
 @pytest.mark.claim("guarantees", "10")
 def test_sums_that_do_not_fit_are_refused():
-    FastLloydAlgorithm(3, unit_box(2), BUDGET, n_records=10**13)
+    FastLloydAlgorithm.planned(3, unit_box(2), BUDGET, n_records=10**13)
     with pytest.raises(ConfigurationError, match=r"2\^63"):
-        FastLloydAlgorithm(3, unit_box(2), BUDGET, n_records=2 * 10**14)
+        FastLloydAlgorithm.planned(3, unit_box(2), BUDGET, n_records=2 * 10**14)
     assert 32_768 * 2**16 == 2**31  # what the documents say of 32 bits
 
 

@@ -20,16 +20,16 @@ from flower_kmeans.errors import (
     MessageError,
 )
 from flower_kmeans.parameters import (
-    AUTO,
-    DERIVED,
     FLAG,
     LARGEST,
     POSITIVE,
-    check_parameters,
+    checked,
     choice,
+    left_out,
     read_parameters,
     real,
     reals,
+    require_parameters,
     whole,
     write_parameters,
 )
@@ -41,19 +41,23 @@ class Declared:
     k: Annotated[int, whole(1, 9)]
     other: int = 5  # not declared
     _: KW_ONLY
-    rounds: Annotated[int, whole(1, 7, auto=True)] = AUTO
-    any: Annotated[int, whole()] = DERIVED
+    rounds: Annotated[int, whole(1, 7, auto=True)] = 2
+    any: Annotated[int, whole()] = 3
     bounded: Annotated[float, real(0.5, 2.0)] = 1.0
-    chosen: Annotated[float, real(0.5, 2.0, auto=True)] = AUTO
-    clip: Annotated[float | None, POSITIVE, "clients"] = None
-    size: Annotated[int | None, whole(0, 9), "given"] = None
-    cost: Annotated[bool, FLAG, "given"] = False
-    how: Annotated[str, choice("auto", "a", "b")] = AUTO
-    clips: Annotated[tuple[tuple[str, float], ...], reals("x", "y"), "clients"] = ()
+    chosen: Annotated[float, real(0.5, 2.0, auto=True)] = 1.5
+    clip: Annotated[float | None, POSITIVE] = None
+    size: Annotated[int | None, whole(0, 9)] = None
+    cost: Annotated[bool, left_out(FLAG)] = False
+    how: Annotated[str, choice("a", "b", auto=True)] = "a"
+    clips: Annotated[tuple[tuple[str, float], ...] | None, reals("x", "y")] = None
     made: Annotated[int, whole()] = field(default=0, init=False)
 
     def __post_init__(self):
-        check_parameters(self)
+        require_parameters(self)
+
+
+def planned(**options):
+    return Declared(**checked(Declared, {"k": 1, **options}))
 
 
 @pytest.mark.parametrize(
@@ -132,12 +136,14 @@ def test_errors_hold_the_parameter_what_is_expected_and_what_was_given(
     options, error, match
 ):
     with pytest.raises(error, match=match):
+        planned(**options)
+    with pytest.raises(error, match=match):
         Declared(**{"k": 1, **options})
 
 
 def test_attributes_are_plain_values():
-    made = Declared(
-        np.int64(3), clip=np.float32(0.5), clips={"y": 2, "x": np.int64(1)}, rounds=7
+    made = planned(
+        k=np.int64(3), clip=np.float32(0.5), clips={"y": 2, "x": np.int64(1)}, rounds=7
     )
     assert (made.k, made.clip, made.clips) == (3, 0.5, (("x", 1.0), ("y", 2.0)))
     assert (type(made.k), type(made.clip), type(made.clips[0][1])) == (
@@ -145,23 +151,44 @@ def test_attributes_are_plain_values():
         float,
         float,
     )
-    assert type(Declared(1, bounded=1).bounded) is float
+    assert type(planned(bounded=1).bounded) is float
 
 
-def test_what_is_left_to_the_library_passes():
-    made = Declared(1, clips=None)
-    assert made.chosen == AUTO
-    assert (made.rounds, made.how, made.any, made.clip, made.clips) == (
-        AUTO,
-        AUTO,
-        None,
-        None,
-        (),
-    )
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"k": np.int64(1)}, "k as a plain int. Got int64"),
+        ({"bounded": 1}, "bounded as a plain float. Got int"),
+        ({"clips": {"x": 1.0}}, "clips as a plain tuple. Got dict"),
+        ({"clips": (("y", 1.0), ("x", 1.0))}, "clips as a plain tuple"),
+    ],
+)
+def test_a_made_object_holds_plain_values_only(options, match):
+    with pytest.raises(ConfigurationTypeError, match=match):
+        Declared(**{"k": 1, **options})
+
+
+@pytest.mark.parametrize("name", ["rounds", "chosen", "how"])
+def test_a_made_object_has_nothing_left_to_choose(name):
+    with pytest.raises(ConfigurationError, match=f"{name}.*'auto'"):
+        Declared(1, **{name: "auto"})
+
+
+def test_none_passes_where_the_type_allows_it():
+    made = planned(clip=None, size=None, clips=None)
+    assert (made.clip, made.size, made.clips) == (None, None, None)
 
 
 FULL = Declared(
-    2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2}
+    2,
+    rounds=3,
+    any=4,
+    chosen=2.0,
+    clip=0.5,
+    size=0,
+    cost=True,
+    how="b",
+    clips=(("x", 2.0),),
 )
 
 
@@ -175,14 +202,18 @@ def test_a_document_has_what_is_declared():
     }
     always |= {"chosen": "0x1.0000000000000p+1"}
     given = {"size": 0, "cost": True}
-    clients = {"clip": "0x1.0000000000000p-1", "clips": {"x": "0x1.0000000000000p+1"}}
-    assert write_parameters(FULL, True) == always | given | clients
-    assert write_parameters(FULL, False) == always | given
-    plain = Declared(2, rounds=3, any=4, chosen=2, how="b")
-    assert write_parameters(plain, False) == always
-    for holder, protects in ((FULL, True), (plain, False)):
-        values = read_parameters(Declared, write_parameters(holder, protects), protects)
+    given |= {"clip": "0x1.0000000000000p-1", "clips": {"x": "0x1.0000000000000p+1"}}
+    assert write_parameters(FULL) == always | given
+    plain = Declared(2, rounds=3, any=4, chosen=2.0, how="b")
+    assert write_parameters(plain) == always
+    for holder in (FULL, plain):
+        values = read_parameters(Declared, write_parameters(holder))
         assert Declared(**values) == holder
+
+
+def test_an_empty_mapping_stands_in_documents():
+    """What is left out is ``None``: clients are protected, and no clip is given."""
+    assert write_parameters(Declared(2, clips=()))["clips"] == {}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +225,7 @@ def test_a_document_has_what_is_declared():
         ({"rounds": "auto"}, ConfigurationTypeError),
         ({"how": "auto"}, ConfigurationTypeError),
         ({"size": None}, ConfigurationTypeError),
+        ({"how": None}, ConfigurationError),
         ({"cost": False}, ConfigurationTypeError),
         ({"clips": []}, ConfigurationTypeError),
         ({"clip": 0.5}, MessageError),
@@ -203,22 +235,15 @@ def test_a_document_has_what_is_declared():
 )
 def test_a_document_has_one_encoding(change, error):
     with pytest.raises(error):
-        read_parameters(Declared, write_parameters(FULL, True) | change, True)
+        Declared(**read_parameters(Declared, write_parameters(FULL) | change))
 
 
-@pytest.mark.parametrize(
-    "lacking", ["k", "rounds", "bounded", "chosen", "clip", "clips"]
-)
+@pytest.mark.parametrize("lacking", ["k", "rounds", "bounded", "chosen", "how"])
 def test_a_document_lacks_no_field(lacking):
-    config = write_parameters(FULL, True)
+    config = write_parameters(FULL)
     del config[lacking]
     with pytest.raises(ConfigurationError, match="'declared' are not as expected"):
-        read_parameters(Declared, config, True)
-
-
-def test_a_document_for_records_has_no_field_of_clients():
-    with pytest.raises(ConfigurationError, match="not as expected"):
-        read_parameters(Declared, write_parameters(FULL, True), False)
+        read_parameters(Declared, config)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every algorithm is: additive queries to clients, and updates from noisy sums.
+"""Base of all algorithms: additive queries to clients, and updates from noisy sums.
 
 A frozen set of public parameters: it holds no records, adds no noise and sends nothing.
 A client computes ``answer``, in integers, whose sums are exact in any order, and
@@ -10,7 +10,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +33,14 @@ from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, Siz
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import AUTO, LARGEST, POSITIVE, whole
+from flower_kmeans.parameters import LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Clips = tuple[tuple[str, float], ...]
+"""Clips of single releases by name, sorted."""
 Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
 """Shape, least and largest value of an array of a query."""
 
@@ -44,7 +55,8 @@ MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
 # parameters on which numbers of words depend
 _SIZES = "n_clusters", "n_server_points", "n_rounds"
-SUMS, COUNTS = "sums", "counts"
+SUMS = "sums"
+COUNTS = "counts"
 # fewest noisy records of a cluster whose sum is divided by them; public
 MIN_COUNT = 1.0
 
@@ -64,7 +76,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Statistic:
-    """What one client answers, or the noisy sum of all answers: int64 arrays by block."""
+    """An answer of one client, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
     # Of a sum, both public: its participation, in (0, 1], and the number of answers, if
@@ -101,8 +113,11 @@ class Query:
 class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
-    Implementations are frozen, hashable dataclasses of public parameters. The
-    constructor checks every parameter, before anything is sent or spent.
+    Implementations are frozen, hashable dataclasses of public parameters, which a run
+    document holds. A server makes one by ``planned`` from what a user gave: it chooses
+    what is left to the library. A client makes one by ``from_config`` from a document.
+    Both check every parameter, and that the run is feasible, before anything is sent or
+    spent; the constructor checks the parameters alone.
 
     ``n_records`` and ``n_clients`` are public planning numbers. The former is required
     with a private budget; the latter with one of ``unit="client"``, and refused
@@ -140,17 +155,23 @@ class Algorithm(ABC):
     domain: Domain
     budget: PrivacyBudget
     _: KW_ONLY
-    n_records: Annotated[int | None, whole(1, LARGEST), "given"] = None
-    n_clients: Annotated[int | None, whole(1, LARGEST), "clients"] = None
-    clip: Annotated[float | None, POSITIVE, "clients"] = None
-    n_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)] = AUTO
+    n_records: Annotated[int | None, whole(1, LARGEST)] = None
+    n_clients: Annotated[int | None, whole(1, LARGEST)] = None
+    clip: Annotated[float | None, POSITIVE] = None
     seed: Annotated[int, whole(0, LARGEST)] = 0
     fraction_bits: Annotated[int, whole(1, 25)] = 16
 
+    if TYPE_CHECKING:
+        # A field of algorithms that take it, and a property of those where it follows.
+        @property
+        def n_rounds(self) -> int:
+            """Number of rounds."""
+
     def __post_init__(self) -> None:
-        """Check what is declared, and resolve clip and budget; subclasses check the rest."""
-        parameters.check_parameters(self)
-        n_records, budget = self.n_records, self.budget
+        """Check every parameter, each alone and those of all algorithms together."""
+        parameters.require_parameters(self)
+        n_records = self.n_records
+        budget = self.budget
         if n_records is None and budget.is_private:
             raise ConfigurationError(
                 "n_records is required with a private budget: a public total number of records, "
@@ -172,25 +193,49 @@ class Algorithm(ABC):
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
-        self._put(
-            clip=client_clipping.client_clip(budget, n_records, n_clients, self.clip)
-        )
-        # A default delta depends on the number of units: of what the budget protects.
-        n_units = self.n_clients if budget.protects_clients else n_records
-        self._put(budget=budget if n_units is None else budget.resolved(n_units))
+        client_clipping.require_clip(budget, n_clients, self.clip)
+        self._clip()  # there is one where clients are protected
+        if budget.is_private and budget.delta is None:
+            raise ConfigurationError(
+                "Expected a private budget with its delta, as planned() chooses it. Got None."
+            )
         check_exactness(self.domain.n_features, self.fraction_bits)
 
-    def _put(self, **attributes: Any) -> None:
-        """Set attributes while the object is made; it is frozen afterwards."""
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        n_rounds: int | Literal["auto"] = "auto",
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options, with the library's choices.
 
-    def _require_clipping(self, clips: tuple[tuple[str, float], ...]) -> None:
-        """Require that clips of single releases are given only where clients are clipped."""
+        A subclass with more to choose names these options, and starts from `resolved`.
+        Here the number of rounds is no choice.
+        """
+        algorithm = cls(**resolved(cls, n_clusters, domain, budget, options))
+        if n_rounds not in ("auto", algorithm.n_rounds):
+            raise ConfigurationError(
+                f"Expected n_rounds={algorithm.n_rounds}. Got {n_rounds!r} instead."
+            )
+        algorithm.require_feasible()
+        return algorithm
+
+    def _require_clips(self, clips: Clips | None) -> None:
+        """Require clips of single releases exactly where clients are clipped."""
         if clips and self.clip is None:
             raise ConfigurationError(
                 "Expected clips=None unless the budget is private with unit='client'. "
                 f"Got clips for {[name for name, _ in clips]}."
+            )
+        # Otherwise a document would have two encodings.
+        if (clips is None) != (self.clip is None):
+            raise ConfigurationError(
+                "Expected clips, which may be empty, exactly with unit='client'. "
+                f"Got clips={clips!r} and unit={self.budget.unit!r} instead."
             )
 
     @abstractmethod
@@ -212,7 +257,7 @@ class Algorithm(ABC):
         """
 
     def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget; needs no records."""
+        """Return the releases of each round, calibrated to the budget; needs no records."""
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         n_clients = None if self.clip is None else self.n_clients
         return calibrate(self.budget, rounds, self.n_records, n_clients)
@@ -263,7 +308,8 @@ class Algorithm(ABC):
             return dict.fromkeys(
                 (block.name for block in self.layout(round_number)), 0.0
             )
-        sensitivities, found = self.block_sensitivities(round_number), {}
+        sensitivities = self.block_sensitivities(round_number)
+        found = {}
         for release in self.plan().rounds[round_number - 1]:
             spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
             for name in release.blocks:
@@ -271,10 +317,11 @@ class Algorithm(ABC):
                 found[name] = scale * sensitivities[name]
         return found
 
-    def _require_feasible(self) -> None:
+    def require_feasible(self) -> None:
         """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow.
 
-        A client makes what a run document describes.
+        A client makes what a run document describes. It takes seconds where the noise
+        has to be calibrated, so `planned` and `from_config` call it once.
         """
         total = 0
         for number in range(1, self.n_rounds + 1):
@@ -282,7 +329,8 @@ class Algorithm(ABC):
             asked = sum(
                 math.prod(shape) for shape, *_ in self.query_ranges(number).values()
             )
-            words, total = max(self.words(number), asked), total + self.words(number)
+            words = max(self.words(number), asked)
+            total = total + self.words(number)
             if words > MAX_WORDS or total > MAX_RUN_WORDS:
                 sizes = [
                     f"{name}={getattr(self, name)}"
@@ -400,11 +448,11 @@ class Algorithm(ABC):
         return self.flatten(self.statistic(query, grid), query.round)
 
     def answer(self, query: Query, records: GridRecords) -> Statistic:
-        """Return what a client adds to a round's sum, from all of its records."""
+        """Return a client's contribution to a round's sum, from all of its records."""
         return self.limited(self.statistic(query, records), query.round)
 
     def limited(self, statistic: Statistic, round_number: int) -> Statistic:
-        """Return what a client adds, from its statistic: it is clipped for ``unit="client"``.
+        """Return a client's contribution, from its statistic: clipped for ``unit="client"``.
 
         See docs/guarantees.md, "Client-level privacy". A word that no release covers is
         then 0.
@@ -452,7 +500,8 @@ class Algorithm(ABC):
         MessageError
             Otherwise, without a word about values.
         """
-        number, arrays = query.round, query.arrays
+        number = query.round
+        arrays = query.arrays
         # Not isinstance: True is an int too, and would name a round that nobody
         # planned.
         if type(number) is not int or not 1 <= number <= self.n_rounds:
@@ -471,7 +520,7 @@ class Algorithm(ABC):
         """Require the optional packages that a client's answer needs."""
 
     def warnings(self, state: State) -> tuple[str, ...]:
-        """Return what the run's reader should know about how it went, from released values only."""
+        """Return warnings about how the run went, from released values only."""
         flags = state.arrays["flags"] if self.possible_warnings else ()
         pairs = zip(self.possible_warnings, flags, strict=True)
         return tuple(text for text, holds in pairs if holds)
@@ -487,7 +536,7 @@ class Algorithm(ABC):
         return None
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return what the sums of the round after ``state`` keep to without noise.
+        """Return the bounds of the sums of the round after ``state``, without noise.
 
         ``answer`` is that round's noisy sum, of which only the number of answers
         counts. By default nothing but the signs and the total of counts is known, where
@@ -564,18 +613,22 @@ class Algorithm(ABC):
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document, without domain and budget."""
-        return {
-            "name": self.name,
-            **parameters.write_parameters(self, self.clip is not None),
-        }
+        return {"name": self.name, **parameters.write_parameters(self)}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
     ) -> Self:
         """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
-        values = parameters.read_parameters(cls, config, budget.protects_clients)
-        return cls(domain=domain, budget=budget, **values)
+        values = cls.read_config(config, domain)
+        algorithm = cls(domain=domain, budget=budget, **values)
+        algorithm.require_feasible()
+        return algorithm
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
+        """Return the parameters that ``to_config`` wrote, as the constructor takes them."""
+        return parameters.read_parameters(cls, config)
 
     def words(self, round_number: int) -> int:
         """Return the number of words of a round's statistic."""
@@ -583,7 +636,8 @@ class Algorithm(ABC):
 
     def places(self, round_number: int) -> dict[str, NDArray[np.intp]]:
         """Return where the words of each block are in a round's vector, in layout order."""
-        places, start = {}, 0
+        places = {}
+        start = 0
         for block in self.layout(round_number):
             places[block.name] = np.arange(start, start + block.size)
             start += block.size
@@ -632,6 +686,31 @@ class Algorithm(ABC):
             b.name: part.reshape(b.shape) for b, part in zip(layout, parts, strict=True)
         }
         return Statistic(blocks, answered, n_answers)
+
+
+def resolved(
+    kind: type[Algorithm],
+    n_clusters: int,
+    domain: Domain,
+    budget: PrivacyBudget,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a user's options as a constructor takes them: checked, with delta and clip.
+
+    The constructor refuses what does not fit together, also where this leaves a choice
+    out for that reason.
+    """
+    fields = parameters.checked(kind, {"n_clusters": n_clusters, **options})
+    n_records = fields.get("n_records")
+    n_clients = fields.get("n_clients")
+    # A default delta depends on the number of units: of what the budget protects.
+    n_units = n_clients if budget.protects_clients else n_records
+    if n_units is not None:
+        budget = budget.resolved(n_units)
+    takes_clip = "clip" in parameters.declared(kind)
+    if takes_clip and budget.protects_clients and fields.get("clip") is None:
+        fields["clip"] = client_clipping.default_clip(n_records, n_clients)
+    return {**fields, "domain": domain, "budget": budget}
 
 
 def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") -> None:

@@ -18,38 +18,42 @@ from flower_kmeans.privacy.release import Norm
 _ROUNDINGS = 16
 
 
-def client_clip(
-    budget: PrivacyBudget,
-    n_records: int | None,
-    n_clients: int | None,
-    clip: float | None,
-) -> float | None:
-    """Return how many records' worth of one client count; ``None`` where nothing is clipped.
+def require_clip(
+    budget: PrivacyBudget, n_clients: int | None, clip: float | None
+) -> None:
+    """Require a number of clients where they are protected; else neither it nor a clip.
 
-    ``n_records / n_clients`` where the user gave no ``clip``. Ranges are checked
-    before.
+    Ranges are checked before.
     """
-    if not budget.protects_clients:
-        for name, value in (("clip", clip), ("n_clients", n_clients)):
-            if value is not None:
-                raise ConfigurationError(
-                    f"Expected {name}=None unless the budget is private with unit='client'. "
-                    f"Got {name}={value!r}, unit={budget.unit!r}, epsilon={budget.epsilon} instead."
-                )
+    if budget.protects_clients:
+        if n_clients is None:
+            raise ConfigurationError(
+                "n_clients is required with unit='client': a public number of clients, from which "
+                "delta and the default clip follow. Got None."
+            )
+        return
+    for name, value in (("clip", clip), ("n_clients", n_clients)):
+        if value is not None:
+            raise ConfigurationError(
+                f"Expected {name}=None unless the budget is private with unit='client'. "
+                f"Got {name}={value!r}, unit={budget.unit!r}, epsilon={budget.epsilon} instead."
+            )
+
+
+def default_clip(n_records: int | None, n_clients: int | None) -> float | None:
+    """Return the records of an average client, so no smaller one is clipped.
+
+    ``None`` where a number is missing, which the constructor refuses.
+    """
+    if n_records is None or n_clients is None:
         return None
-    if n_clients is None:
-        raise ConfigurationError(
-            "n_clients is required with unit='client': a public number of clients, from which "
-            "delta and the default clip follow. Got None."
-        )
-    # What an average client holds, so no smaller one is clipped.
-    return (n_records or 0) / n_clients if clip is None else clip
+    return n_records / n_clients
 
 
 def clip_factor(
     values: NDArray[np.int64], sensitivities: NDArray[np.float64], norm: Norm
 ) -> float:
-    """Return what a client's part of a release is multiplied by: ``min(1, 1 / norm)``.
+    """Return the factor of a client's part of a release: ``min(1, 1 / norm)``.
 
     `shortened` by it, integers ``w`` have ``||w / s|| <= 1`` in real arithmetic, not
     only in floats. Where rounding leaves open whether the norm exceeds 1, it is taken

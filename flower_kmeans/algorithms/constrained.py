@@ -35,7 +35,7 @@ from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
-from flower_kmeans.parameters import DERIVED, LARGEST, choice, integer, whole
+from flower_kmeans.parameters import LARGEST, checked, choice, integer, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 
@@ -70,77 +70,87 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     and changes a round's releases by their units at most (docs/guarantees.md,
     "Constrained assignment").
 
-    Parameters
-    ----------
-    assignment : {"exclusive", "non-exclusive", "e-exclusive"}
-        Every record in one cluster; every cluster with its nearest records, so that a
-        record may be in several clusters or in none; every record in one to
-        ``max_contribution`` clusters.
-    aggregation : {"mna", "amn"}
-        Clients send sums and counts ("mask, noise, average"), or their means ("average,
-        mask, noise").
-    min_size, max_size : int, optional
-        Records per cluster, of all clients together. Default: ``ceil(N / 1.5 k)`` and
-        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as
-        many records as it must.
-    max_contribution : int
-        E of ``"e-exclusive"``, from 1 to k; 1 for the others.
-    mechanism : {"gaussian", "laplace"}
-        Law of the noise.
-    n_records, n_clients : int
-        Public figures. Both are required, also without privacy.
-    n_clusters, domain, budget, n_rounds, seed, fraction_bits, initial
-        As for all Lloyd algorithms. ``n_rounds="auto"`` is the thesis's rule for one
-        contribution (sections 6.2.4 and 6.3.3).
+    `strategies.ConstrainedLloyd` documents the parameters. ``max_size`` is ``None`` for
+    ``assignment="non-exclusive"`` alone.
     """
 
     name: ClassVar[str] = "constrained-lloyd"
     needs_all_records: ClassVar[bool] = True  # one assignment decides about all of them
     bounds_clients: ClassVar[bool] = True
 
-    n_records: Annotated[int | None, whole(1, LARGEST)] = None
-    n_clients: Annotated[int | None, whole(1, LARGEST)] = None
+    n_records: Annotated[int, whole(1, LARGEST)]
+    n_clients: Annotated[int, whole(1, LARGEST)]
     clip: None = field(default=None, init=False)
     cost: bool = field(default=False, init=False)
     assignment: Annotated[Assignment, choice(*ASSIGNMENTS)] = "exclusive"
     aggregation: Annotated[Aggregation, choice(*AGGREGATIONS)] = "mna"
-    min_size: Annotated[int, whole()] = DERIVED
-    max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
+    min_size: Annotated[int, whole()]
+    max_size: Annotated[int | None, whole(0, LARGEST)] = None
     max_contribution: Annotated[int, whole()] = 1
     mechanism: Annotated[Mechanism, choice(*MECHANISMS)] = "gaussian"
 
-    def __post_init__(self) -> None:
-        """Check every parameter, and derive the bounds that are not given."""
-        if self.budget.protects_clients:
-            raise ConfigurationError(
-                "Expected a budget with unit='record' for ConstrainedLloyd: the bounds of a "
-                "client's sizes are no bounds of what all of its records change. "
-                "Got unit='client' instead."
-            )
-        for name in ("n_records", "n_clients"):
-            if getattr(self, name) is None:
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        n_records: int | None = None,
+        n_clients: int | None = None,
+        assignment: Assignment = "exclusive",
+        min_size: int | None = None,
+        max_size: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options, with the bounds that are not given."""
+        _require_records(budget)
+        for name, figure in (("n_records", n_records), ("n_clients", n_clients)):
+            if figure is None:
                 raise ConfigurationError(
                     f"{name} is required: the bounds of every client's clusters follow from it, "
                     "also without privacy. Got None."
                 )
+        figures = checked(cls, {"n_clusters": n_clusters, "n_records": n_records})
+        k = figures["n_clusters"]
+        n = figures["n_records"]
+        if min_size is None:
+            min_size = -(-2 * n // (3 * k))
+        if max_size is None and assignment != "non-exclusive":
+            max_size = -(-3 * n // k)
+        return super().planned(
+            n_clusters,
+            domain,
+            budget,
+            n_records=n_records,
+            n_clients=n_clients,
+            assignment=assignment,
+            min_size=min_size,
+            max_size=max_size,
+            **options,
+        )
+
+    def __post_init__(self) -> None:
+        """Check every parameter."""
+        _require_records(self.budget)
         super().__post_init__()
+        self._check_contribution()
+        self._check_bounds()
 
     # --------------------------------------------------------------- bounds, all public
 
     @property
     def n_slots(self) -> int:
         """Points that every client works on: ``ceil(n_records / n_clients)``."""
-        # both are always given
-        return -(-(self.n_records or 0) // (self.n_clients or 1))
+        return -(-self.n_records // self.n_clients)
 
     @property
     def client_bounds(self) -> tuple[int, int]:
         """Fewest and most records in a cluster of one client."""
-        m = self.n_clients or 1
-        low = -(-self.min_size // m)
-        return low, low if self.max_size is None else min(
-            self.max_size // m, self.n_slots
-        )
+        low = -(-self.min_size // self.n_clients)
+        if self.max_size is None:
+            return low, low
+        return low, min(self.max_size // self.n_clients, self.n_slots)
 
     def require_packages(self) -> None:
         """Require the solver, which every client needs for all but ``"non-exclusive"``."""
@@ -154,7 +164,9 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
         Without counts where the sizes of all clusters are public.
         """
-        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        k = self.n_clusters
+        d = self.domain.n_features
+        q = self.fraction_bits
         if self.aggregation == "amn":
             return (Block(MEANS, (k, d), q),)
         sums = Block(SUMS, (k, d), q)
@@ -181,7 +193,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         )
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return what sums and counts of slots keep to, or the means of the clients."""
+        """Return the bounds of sums and counts of slots, or of the clients' means."""
         found = replace(
             super().meaning(state, answer), times=float(self.max_contribution)
         )
@@ -200,20 +212,18 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Return how many clients answered."""
         if answer.n_answers is not None:
             return answer.n_answers
-        return round(answer.answered * (self.n_clients or 1))
+        return round(answer.answered * self.n_clients)
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
         """Return the means: of sums and counts, or of the clients that answered."""
-        number, old = state.round + 1, state.arrays["centroids"]
         if self.aggregation == "mna" and self._has_counts:
             return super().update(state, answer, rng)
-        n_answers, q, low = (
-            self._answers_of(answer),
-            self.fraction_bits,
-            self.client_bounds[0],
-        )
+        old = state.arrays["centroids"]
+        n_answers = self._answers_of(answer)
+        q = self.fraction_bits
+        low, _ = self.client_bounds
         # the clients' means, or sums of as many records each
         by_client = self.aggregation == "amn"
         records = n_answers * (1 if by_client else low)
@@ -227,7 +237,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         if self._has_counts:
             held = max(self.n_slots, held)
         counts = np.full_like(sizes, (n_answers * held << q) // self.n_clusters)
-        return State(number, {"centroids": centroids, "counts": counts})
+        return State(state.round + 1, {"centroids": centroids, "counts": counts})
 
     def warnings(self, state: State) -> tuple[str, ...]:
         """Return that sizes are public figures, where none are released."""
@@ -238,59 +248,58 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         )
 
     @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-    ) -> Self:
-        """Return the algorithm that ``to_config`` described."""
+    def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
+        """Return the parameters that ``to_config`` wrote."""
         # A field that the assignment does not have would be a second encoding of the
         # same algorithm.
         if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):
             raise ConfigurationError(
                 f"The fields of algorithm {cls.name!r} are not as expected."
             )
-        return super().from_config(config, domain, budget)
+        return super().read_config(config, domain)
 
     # ------------------------------------------------------------------ parameters
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        k, n = self.n_clusters, self.n_records or 0
-        m = integer("n_clients", self.n_clients, 1, n)
-        is_free = self.assignment == "non-exclusive"
-        most = integer("max_contribution", self.max_contribution, 1, k)
+    def _check_contribution(self) -> None:
+        """Require as many clusters of a record as the assignment allows."""
+        integer("n_clients", self.n_clients, 1, self.n_records)
+        most = integer("max_contribution", self.max_contribution, 1, self.n_clusters)
         if most > 1 and self.assignment != "e-exclusive":
             raise ConfigurationError(
                 "Expected max_contribution=1 unless assignment='e-exclusive'. "
                 f"Got max_contribution={most}, assignment={self.assignment!r} instead."
             )
+
+    def _check_bounds(self) -> None:
+        """Require bounds that the slots of a client can keep."""
+        k = self.n_clusters
+        is_free = self.assignment == "non-exclusive"
         if is_free and self.max_size is not None:
             raise ConfigurationError(
                 "Expected max_size=None with assignment='non-exclusive', where every cluster has "
                 f"as many records as it must. Got max_size={self.max_size!r} instead."
             )
-        least = -(-2 * n // (3 * k)) if self.min_size is None else self.min_size
         # An empty cluster has no mean, and one of "non-exclusive" holds exactly the
         # least size.
         needs_one = is_free or self.aggregation == "amn"
-        self._put(min_size=integer("min_size", least, int(needs_one), n))
+        integer("min_size", self.min_size, int(needs_one), self.n_records)
         if not is_free:
-            largest = -(-3 * n // k) if self.max_size is None else self.max_size
-            self._put(max_size=integer("max_size", largest, 0, LARGEST))
-        if self.n_slots * k > MAX_ARCS:
+            integer("max_size", self.max_size, 0, LARGEST)
+        slots = self.n_slots
+        if slots * k > MAX_ARCS:
             raise ConfigurationError(
                 f"Expected n_clusters ceil(n_records / n_clients) of at most {MAX_ARCS}, which "
-                f"every client's assignment has to solve. Got {k} x {self.n_slots} instead."
+                f"every client's assignment has to solve. Got {k} x {slots} instead."
             )
         low, high = self.client_bounds
-        slots, high_name = self.n_slots, f"max_size={self.max_size}"
         if is_free:
             fits = low <= slots
             needed = (
                 f"ceil(min_size / n_clients) of at most {slots}, the slots of a client"
             )
         else:
-            fits = low <= high and k * low <= most * slots and slots <= k * high
-            fits &= k * self.min_size <= most * n <= most * k * (self.max_size or 0)
+            fits = self._fit(low, high)
+            most = self.max_contribution
             times = "n_records" if most == 1 else f"{most} * n_records"
             needed = (
                 f"n_clusters * min_size <= {times}, n_records <= n_clusters * max_size, and "
@@ -300,31 +309,42 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         if not fits:
             raise ConfigurationError(
                 f"Expected min_size, max_size and n_clients with {needed}. "
-                f"Got min_size={self.min_size}, {high_name}, n_clusters={k}, n_records={n}, "
-                f"n_clients={m}: {low} to {high} records in each cluster of a client."
+                f"Got min_size={self.min_size}, max_size={self.max_size}, n_clusters={k}, "
+                f"n_records={self.n_records}, n_clients={self.n_clients}: "
+                f"{low} to {high} records in each cluster of a client."
             )
 
-    def _auto_rounds(self) -> int:
-        if self.budget.epsilon is None or self.n_records is None:
-            return MOST_AUTO_ROUNDS
-        k, d = self.n_clusters, self.domain.n_features
-        if self.aggregation == "amn":
-            return limited(
-                self.budget.epsilon * self.min_size / math.sqrt(500 * k * d**3)
-            )
-        spread = d + count_share(d)
-        return limited(
-            self.budget.epsilon
-            * self.n_records
-            / math.sqrt(500 * k**3 * spread * spread * spread)
+    def _fit(self, low: int, high: int) -> bool:
+        """Return whether all records, and the slots of a client, fit into the clusters."""
+        k = self.n_clusters
+        n = self.n_records
+        most = self.max_contribution
+        largest = self.max_size or 0
+        fit = (
+            low <= high and k * low <= most * self.n_slots and self.n_slots <= k * high
         )
+        return fit and k * self.min_size <= most * n <= most * k * largest
+
+    def suitable_rounds(self) -> int:
+        """Return the thesis's number for one contribution (sections 6.2.4 and 6.3.3)."""
+        epsilon = self.budget.epsilon
+        if epsilon is None:
+            return MOST_AUTO_ROUNDS
+        k = self.n_clusters
+        d = self.domain.n_features
+        if self.aggregation == "amn":
+            return limited(epsilon * self.min_size / math.sqrt(500 * k * d**3))
+        spread = d + count_share(d)
+        error = math.sqrt(500 * k**3 * spread * spread * spread)
+        return limited(epsilon * self.n_records / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         # Su et al.'s ratio of the epsilons, and with Gaussian noise of mu^2.
         shares = [float(self.domain.n_features), count_share(self.domain.n_features)]
         norm: Literal["l1", "l2"] = "l1"
         if self.mechanism == "gaussian":
-            shares, norm = [math.sqrt(share) for share in shares], "l2"
+            shares = [math.sqrt(share) for share in shares]
+            norm = "l2"
         return tuple(
             Release(block.name, self.mechanism, norm, 1 / share, (block.name,))
             for block, share in zip(self.layout(round_number), shares, strict=False)
@@ -332,7 +352,9 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
     def _sum_sensitivity(self, round_number: int) -> float:
         """Return the bound of all sums: each of E paths changes every cluster by two records."""
-        k, most, q = self.n_clusters, self.max_contribution, self.fraction_bits
+        k = self.n_clusters
+        most = self.max_contribution
+        q = self.fraction_bits
         if self.mechanism == "gaussian":
             # The root is rounded, and the bound is made larger by more than it can
             # lack.
@@ -384,7 +406,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
             order = np.argsort(self._hashes(b"keep", points, 1)[:, 0], kind="stable")
             before = np.cumsum(sizes[order]) - sizes[order]
             sizes[order] = np.clip(self.n_slots - before, 0, sizes[order])
-            points, sizes = points[sizes > 0], sizes[sizes > 0]
+            points = points[sizes > 0]
+            sizes = sizes[sizes > 0]
         return points, sizes.astype(np.int64)
 
     def _hashes(self, use: bytes, points: IntArray, n_words: int) -> IntArray:
@@ -406,7 +429,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Return how many slots of each point are in each cluster, (g, k)."""
         k = self.n_clusters
         # Integers below 2^53 (`check_exactness`), so the product is exact.
-        x, c = points.astype(np.float64), centroids.astype(np.float64)
+        x = points.astype(np.float64)
+        c = centroids.astype(np.float64)
         squares = (x * x).sum(axis=1)[:, None] - 2 * (x @ c.T) + (c * c).sum(axis=1)
         costs = squares.astype(np.int64)
         low, high = self.client_bounds
@@ -419,6 +443,16 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         first = blended(costs, ties[:, 0], largest, self.n_slots + k + 2)
         levels = [first, *(ties[:, i + 1] for i in range(_TIE_LEVELS))]
         return bounded_assignment(levels, sizes, low, high, self.max_contribution)
+
+
+def _require_records(budget: PrivacyBudget) -> None:
+    """Refuse a budget that protects whole clients."""
+    if budget.protects_clients:
+        raise ConfigurationError(
+            "Expected a budget with unit='record' for ConstrainedLloyd: the bounds of a "
+            "client's sizes are no bounds of what all of its records change. "
+            "Got unit='client' instead."
+        )
 
 
 # ---------------------------------------------------------------------- the assignments
@@ -494,7 +528,8 @@ class _Flow:
     ) -> None:
         g, k = levels[0].shape
         free = np.zeros((g, 1), dtype=np.int64)
-        self.sizes, self.most = sizes, most
+        self.sizes = sizes
+        self.most = most
         self.costs = [np.hstack([costs, free]) for costs in levels]
         more = (most - 1) * sizes[:, None]
         self.capacity = np.hstack([np.repeat(sizes[:, None], k, axis=1), more])
@@ -507,7 +542,8 @@ class _Flow:
     def solve(self) -> None:
         """Put slots into columns at least cost of the first level."""
         g, n_columns = self.held.shape
-        sink, supply = g + n_columns, self.most * self.sizes
+        sink = g + n_columns
+        supply = self.most * self.sizes
         solver = _solver().SimpleMinCostFlow()
         rows, columns = np.nonzero(self.capacity)
         arcs = solver.add_arcs_with_capacity_and_unit_cost(
@@ -556,12 +592,14 @@ class _Flow:
         n_columns = self.held.shape[1]
         weights = np.full((n_columns + 1, n_columns + 1), _FAR)
         which = np.zeros((n_columns, n_columns), dtype=np.int64)
-        costs, room = self.costs[level], self.held < self.capacity
+        costs = self.costs[level]
+        room = self.held < self.capacity
         for a in range(n_columns):
             rows = np.flatnonzero(self.held[:, a])
             if not len(rows):
                 continue
-            found, usable = costs[rows] - costs[rows, a][:, None], room[rows]
+            found = costs[rows] - costs[rows, a][:, None]
+            usable = room[rows]
             usable[:, a] = False
             for reduced in self.reduced:
                 usable &= reduced[rows] == reduced[rows, a][:, None]
@@ -569,7 +607,8 @@ class _Flow:
             best = found.argmin(axis=0)
             which[a] = rows[best]
             weights[a, :-1] = found[best, np.arange(n_columns)]
-        inside, sizes = np.ones(n_columns, dtype=bool), self.held.sum(axis=0)
+        inside = np.ones(n_columns, dtype=bool)
+        sizes = self.held.sum(axis=0)
         for prices in self.prices:
             inside &= prices[:-1] == prices[-1]
         weights[-1, :-1] = np.where(inside & (sizes > self.low), 0, _FAR)
@@ -591,7 +630,8 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
     Bellman and Ford's algorithm, from a source with arcs of cost 0 to all nodes.
     """
     n = len(weights)
-    prices, before = np.zeros(n, dtype=np.int64), np.full(n, -1)
+    prices = np.zeros(n, dtype=np.int64)
+    before = np.full(n, -1)
     for _ in range(n):
         through = np.where(weights < _FAR, weights + prices[:, None], _FAR)
         best = through.argmin(axis=0)
@@ -599,10 +639,8 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
         shorter = found < prices
         if not shorter.any():
             return prices, None
-        prices, before = (
-            np.where(shorter, found, prices),
-            np.where(shorter, best, before),
-        )
+        prices = np.where(shorter, found, prices)
+        before = np.where(shorter, best, before)
     # After n passes it lies behind a cycle: n steps back lead into it.
     node = int(np.flatnonzero(shorter)[0])
     for _ in range(n):

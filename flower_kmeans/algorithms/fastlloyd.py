@@ -62,26 +62,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     changes sums and nearness by at most 1 together (the same, "FastLloyd's
     relocation").
 
-    Parameters
-    ----------
-    alpha : float
-        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
-        5.6). With relocation the largest one from round 2 on.
-    radius : {"step", "constant"}
-        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2
-        on. With relocation, round 1 has the geometric mean of the two.
-    postprocess : {"fold", "truncate", "none"}
-        What happens to a centroid outside the bounds: reflected at the wall, moved to
-        the wall, or left there (up to twice the half widths, as far as distances are
-        exact).
-    relocation : bool
-        Move centroids that have no records or share a cluster, clip offsets to a radius
-        that follows from the released numbers, and take
-        ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near records weigh more in the sums
-        where ``mu N / (k sqrt d)`` is below 32. ``False`` is the paper's algorithm.
-    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed,
-    fraction_bits, initial, cost
-        As for all Lloyd algorithms.
+    `strategies.FastLloyd` documents the parameters.
     """
 
     name: ClassVar[str] = "fastlloyd"
@@ -132,7 +113,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             records = _WiderGrid(records)
         if not self.relocation:
             return super().statistic(query, records)
-        q, weighted = self.fraction_bits, self._is_weighted(query.round)
+        q = self.fraction_bits
+        weighted = self._is_weighted(query.round)
         found = _cells(query).sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
@@ -141,7 +123,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         return base.Statistic(blocks)
 
     def meaning(self, state: State, answer: base.Statistic) -> Meaning:
-        """Return what sums of offsets, nearness and counts keep to."""
+        """Return the bounds of sums of offsets, nearness and counts."""
         found = super().meaning(state, answer)
         if not self.relocation:
             return found
@@ -165,7 +147,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
 
         A cluster whose noisy count is too small to divide by keeps its centroid.
         """
-        counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
+        counts = answer.blocks[COUNTS]
+        old = state.arrays["centroids"]
         moves, _ = quotients(
             answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
         )
@@ -203,7 +186,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         answer: base.Statistic,
     ) -> tuple[IntArray, int]:
         """Return the centroids and the radius of the round after ``number``."""
-        step, square = 2.0**-self.fraction_bits, float(radius * radius)
+        step = 2.0**-self.fraction_bits
+        square = float(radius * radius)
         sizes = answer.blocks[COUNTS].astype(np.float64) * step
         nearness = answer.blocks[NEARNESS].astype(np.float64) * step
         noise = dict.fromkeys((SUMS, COUNTS), 0.0)
@@ -255,7 +239,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         # query's range.
         return max(min(math.floor(wanted), self._radius), 1)
 
-    def _check_parameters(self) -> None:
+    def __post_init__(self) -> None:
+        """Check every parameter."""
+        super().__post_init__()
         d = self.domain.n_features
         if self.cost and self.postprocess == "none":
             raise ConfigurationError(
@@ -274,7 +260,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
                 f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
             )
 
-    def _auto_rounds(self) -> int:
+    def suitable_rounds(self) -> int:
+        """Return ``clip(mu N / (k sqrt d), 2, 8)`` with relocation, or the paper's number."""
         if self.relocation:
             return int(min(max(self._signal, lloyd.FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
         eta = self._radius * 2.0**-self.fraction_bits
@@ -328,7 +315,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     def cost_estimate(
         self, state: State, noise_factor: float = 1.0
     ) -> CostEstimate | None:
-        """Return what `Algorithm` says, from the integers of the last round."""
+        """Return the estimate, from the integers of the last round."""
         if not self.relocation:
             return super().cost_estimate(state, noise_factor)
         # The cost is what slacks, which are rounded downward, leave of the counts.

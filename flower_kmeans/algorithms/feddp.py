@@ -8,7 +8,7 @@ follow (Algorithm 2). The server computes every query from the sum before.
 
 import math
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,6 +21,7 @@ from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
+    Clips,
     FloatArray,
     IntArray,
     Query,
@@ -44,10 +45,10 @@ from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import (
-    AUTO,
-    DERIVED,
     FLAG,
+    Kind,
     choice,
+    drafted,
     is_auto,
     real,
     reals,
@@ -57,8 +58,12 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import Norm
 
-PROJECTION, WEIGHTS, LIFT, N_INITIAL = 1, 2, 3, 3
-SPREAD, FACTOR = "spread", "factor"
+PROJECTION = 1
+WEIGHTS = 2
+LIFT = 3
+N_INITIAL = 3
+SPREAD = "spread"
+FACTOR = "factor"
 
 RELEASES = (
     *("projection", "weights", "lift-sums", "lift-counts"),
@@ -73,7 +78,8 @@ _SHARES = {"projection": 0.30, "weights": 0.10, "spread": 0.02, "cost": COST_SHA
 _STAGE_SHARE = 0.30  # of the lift, and of all Lloyd rounds together
 
 # a radius narrows to FINENESS / factor, for whole factors
-FINENESS, MOST_FACTOR = 4, 64
+FINENESS = 4
+MOST_FACTOR = 64
 # in root mean square distances after the first Lloyd round; measured
 NARROW_RADIUS = 2.0
 MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add noise
@@ -117,6 +123,30 @@ Arrays = dict[str, NDArray[Any]]
 Flags = NDArray[np.bool_]
 
 
+Sums = Literal["absolute", "relative", "narrowing"]
+Contribution = Literal["sums", "means"]
+Mechanism = Literal["gaussian", "laplace"]
+
+
+def _check_laplace(name: str, value: Any) -> tuple[str, ...]:
+    """Return the releases with Laplace noise, which documents name."""
+    are_known = isinstance(value, tuple) and all(
+        each in LAPLACE_RELEASES for each in value
+    )
+    if not are_known:
+        raise ConfigurationError("The releases with Laplace noise are not as expected.")
+    return tuple(value)
+
+
+def _read_laplace(config: Any) -> tuple[str, ...]:
+    return _check_laplace(
+        "laplace", tuple(config) if isinstance(config, list) else None
+    )
+
+
+_LAPLACE = Kind(_check_laplace, list, _read_laplace)
+
+
 @base.register
 @dataclass(frozen=True, kw_only=True)
 class FedDPAlgorithm(base.Algorithm):
@@ -126,64 +156,10 @@ class FedDPAlgorithm(base.Algorithm):
     ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees.md,
     "FedDP-KMeans".
 
-    Only the server has ``server_data``; a client makes the algorithm with their number,
-    ``n_server_points``. ``n_lloyd_rounds`` are those after the initialisation. All
-    other parameters are documented by `strategies.FedDPKMeans`.
-
-    Parameters
-    ----------
-    server_data : array-like of shape (m, d)
-        Points that the server holds, in the user's units, at least k of them different;
-        clipped to the domain. Clients see their projections to ``min(n_clusters, d)``
-        directions: with d directions, the points.
-    n_server_points : int, optional
-        m, where there is no ``server_data``.
-    clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each
-        release. By default each release has a clip from ``server_data``: the median
-        norm of what clients would add that hold ``n_records / n_clients`` points drawn
-        from it, and no more than that number. Clients see the clips, so they learn that
-        much about ``server_data``.
-    clips : mapping of str to float, optional
-        Clips of single releases, in place of ``clip`` or the default.
-    contribution : {"sums", "means"}
-        What a client adds in the lift and in Lloyd rounds: sums and counts of its
-        records, or, with ``unit="client"`` only, the mean of its records in each
-        cluster and which clusters it holds. Where ``clip`` is given, the latter are
-        clipped to ``sqrt(k)`` clusters' worth, which clips nobody.
-    n_lloyd_rounds : int or "auto"
-        T, Lloyd rounds after the initialisation; ``n_rounds`` is ``3 + T``. 0 gives the
-        initialisation alone, ``"auto"`` two rounds, or one where there is much noise.
-    margin : float
-        A record takes part in the lift if its nearest projected centre is at most
-        ``margin`` times as far as the second; in (0, 1]. The paper's theory has 1/3.
-    min_weight : float or "auto"
-        Server points of a smaller noisy weight, in records, are dropped. ``"auto"`` is
-        two standard deviations of a weight's planned noise, so that few points without
-        records stay; without noise it drops those without records alone.
-    sums : {"auto", "absolute", "relative", "narrowing"}
-        What a Lloyd round adds up: records, as in the paper, or their offsets within a
-        radius, as in FastLloyd. ``"narrowing"`` also releases the sum of squared
-        distances in the first round, and narrows the radius of later ones to twice the
-        root mean square distance; it is for records, and two rounds or more. ``"auto"``
-        takes relative sums where the radius is at most 0.6 D, or where the clip of
-        Lloyd sums comes from ``server_data``; narrowing ones if they are possible, the
-        budget is private and ``alpha`` is not given.
-    alpha : float or "auto"
-        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the
-        clip of Lloyd sums comes from ``server_data`` and that radius is more than 0.6
-        D, the domain's diameter: noise then follows the clip, and not the radius.
-    cost : bool
-        Whether the last Lloyd round also releases what `cost_estimate` needs.
-    shares : mapping of str to float, optional
-        Shares of mu^2 by release, in place of the default ones; only their ratios
-        matter.
-    mechanisms : {"gaussian", "laplace"} or mapping of str to str
-        Noise of counts and cost, for all or by release. Laplace noise needs a server
-        that adds it.
-    n_clusters, domain, budget, n_records, n_clients, seed, fraction_bits
-        As for all algorithms. D is the largest norm around the domain's centre: a ball
-        that fits the data has a smaller one than their box.
+    `strategies.FedDPKMeans` documents what a user gives. Only the server has
+    ``server_points``, (m, d) on the grid; a client makes the algorithm with their
+    number, ``n_server_points``. ``n_lloyd_rounds`` are those after the initialisation,
+    and ``laplace`` are the releases with Laplace noise, sorted.
     """
 
     name: ClassVar[str] = "feddp"
@@ -191,62 +167,93 @@ class FedDPAlgorithm(base.Algorithm):
     has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
-    clips: Annotated[tuple[tuple[str, float], ...], reals(*RELEASES)] = ()
-    contribution: Annotated[Literal["sums", "means"], choice("sums", "means")] = "sums"
-    n_server_points: Annotated[int, whole()] = DERIVED
-    n_lloyd_rounds: Annotated[int, whole(0, base.MAX_ROUNDS, auto=True)] = AUTO
-    n_rounds: int = field(init=False)
+    clips: Annotated[Clips, reals(*RELEASES)] = ()
+    contribution: Annotated[Contribution, choice("sums", "means")] = "sums"
+    n_server_points: Annotated[int, whole()]
+    n_lloyd_rounds: Annotated[int, whole(0, base.MAX_ROUNDS, auto=True)]
     margin: Annotated[float, real(1e-6, 1.0)] = 1.0
-    min_weight: Annotated[float, real(_ANY_WEIGHT, _MOST_WEIGHT, auto=True)] = AUTO
-    sums: Annotated[
-        Literal["absolute", "relative", "narrowing"],
-        choice("auto", "absolute", "relative", "narrowing"),
-    ] = AUTO
-    alpha: Annotated[float, real(1e-9, 1e9)] = AUTO
+    min_weight: Annotated[float, real(_ANY_WEIGHT, _MOST_WEIGHT, auto=True)]
+    sums: Annotated[Sums, choice("absolute", "relative", "narrowing", auto=True)]
+    alpha: Annotated[float, real(1e-9, 1e9)]
     cost: Annotated[bool, FLAG] = False
-    shares: Annotated[tuple[tuple[str, float], ...], reals(*RELEASES)] = ()
-    laplace: tuple[str, ...] = field(init=False)
-    mechanisms: InitVar[str | Mapping[str, str]] = "gaussian"
-    server_data: InitVar[ArrayLike | None] = None
-    server_points: IntArray | None = field(init=False, compare=False, repr=False)
+    shares: Annotated[Clips, reals(*RELEASES)] = ()
+    laplace: Annotated[tuple[str, ...], _LAPLACE] = ()
+    server_points: IntArray | None = field(default=None, compare=False, repr=False)
 
-    def __post_init__(
-        self, mechanisms: str | Mapping[str, str], server_data: ArrayLike | None
-    ) -> None:
-        """Check every parameter, and choose those that are left to the library."""
-        given_clip, sums, alpha = self.clip, self.sums, self.alpha
-        super().__post_init__()
-        for refused, why in (
-            (
-                self.budget.unit != "client",
-                "unit='record': a single record can move a client's "
-                "mean as far as the domain allows",
-            ),
-            (self.cost, "cost=True, which needs the records of a cluster"),
-        ):
-            if self.contribution == "means" and refused:
-                raise ConfigurationError(
-                    f"Expected contribution='sums' with {why}. Got contribution='means'."
-                )
-        self._require_clipping(self.clips)
-        self._put_server_points(server_data)
-        suggests = (
-            given_clip is None and self.clip is not None and server_data is not None
-        )
-        self._put_sums(clips_offsets=suggests and "lloyd-sums" not in dict(self.clips))
-        self._put(laplace=laplace_releases(mechanisms))
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        clips: Mapping[str, float] | None = None,
+        shares: Mapping[str, float] | None = None,
+        n_lloyd_rounds: int | Literal["auto"] = "auto",
+        min_weight: float | Literal["auto"] = "auto",
+        sums: Sums | Literal["auto"] = "auto",
+        alpha: float | Literal["auto"] = "auto",
+        mechanisms: Mechanism | Mapping[str, Mechanism] = "gaussian",
+        server_data: ArrayLike | None = None,
+        n_server_points: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options, with the library's choices.
+
+        Steps go from draft to draft, for each needs what the ones before it chose: a
+        clip the sums that it is for, the rounds their noise, narrowing the rounds, and
+        a weight's noise the whole plan.
+        """
+        options["clips"] = clips
+        options["shares"] = shares
+        options["sums"] = drafted(sums, "absolute")
+        options["alpha"] = drafted(alpha, DEFAULT_ALPHA)
+        options["n_lloyd_rounds"] = drafted(n_lloyd_rounds, MOST_AUTO_LLOYD_ROUNDS)
+        options["min_weight"] = drafted(min_weight, _ANY_WEIGHT)
+        n_points = n_clusters if n_server_points is None else n_server_points
+        options["n_server_points"] = n_points
+        draft = cls(**base.resolved(cls, n_clusters, domain, budget, options))
+        has_default_clip = options.get("clip") is None and draft.clip is not None
+        suggests = has_default_clip and server_data is not None
+        clips_offsets = suggests and "lloyd-sums" not in dict(draft.clips)
+
+        draft = draft._with_points(server_data, n_server_points)
+        if is_auto(sums):
+            draft = draft._with_sums(clips_offsets)
+        if is_auto(alpha):
+            draft = draft._with_alpha(clips_offsets)
+        draft = replace(draft, laplace=laplace_releases(mechanisms))
         if suggests:
-            self._put(clips=with_suggested_clips(self, server_data))
-        # Clips and rounds follow from the sums, and narrowing from the rounds: the
-        # order matters.
-        if is_auto(self.n_lloyd_rounds):
-            self._put(n_lloyd_rounds=self._auto_rounds())
-        self._put(n_rounds=N_INITIAL + self.n_lloyd_rounds)
-        self._put_narrowing(sums, alpha)
-        # Last, since a weight's noise follows from the plan, and so from all that is
-        # chosen above.
-        if is_auto(self.min_weight):
-            self._put(min_weight=self._auto_min_weight())
+            draft = replace(draft, clips=with_suggested_clips(draft))
+        if is_auto(n_lloyd_rounds):
+            draft = replace(draft, n_lloyd_rounds=draft.suitable_rounds())
+        if is_auto(sums) and is_auto(alpha):
+            draft = draft._with_narrowing()
+        if is_auto(min_weight):
+            draft = replace(draft, min_weight=draft.suitable_weight())
+        draft.require_feasible()
+        return draft
+
+    def __post_init__(self) -> None:
+        """Check every parameter."""
+        super().__post_init__()
+        if self.contribution == "means":
+            self._require_means()
+        if self.clips and self.clip is None:
+            raise ConfigurationError(
+                "Expected clips=None unless the budget is private with unit='client'. "
+                f"Got clips for {[name for name, _ in self.clips]}."
+            )
+        parameters.integer(
+            "n_server_points", self.n_server_points, self.n_clusters, base.MAX_WORDS
+        )
+        if self.sums == "narrowing" and not self._can_narrow:
+            raise ConfigurationError(
+                "Expected n_lloyd_rounds >= 2, unit='record' and a radius whose square is at least "
+                f"one grid step of 2^-{self.fraction_bits} with sums='narrowing'. "
+                f"Got n_lloyd_rounds={self.n_lloyd_rounds}, unit={self.budget.unit!r} and "
+                f"alpha={self.alpha!r} instead."
+            )
         if self.cost and not self.n_lloyd_rounds:
             raise ConfigurationError(
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
@@ -257,7 +264,26 @@ class FedDPAlgorithm(base.Algorithm):
                 f"Expected alpha so large that the radius is at least one grid step of "
                 f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
             )
-        self._require_feasible()
+
+    def _require_means(self) -> None:
+        """Require options under which clients can add means."""
+        if self.budget.unit != "client":
+            why = (
+                "unit='record': a single record can move a client's "
+                "mean as far as the domain allows"
+            )
+        elif self.cost:
+            why = "cost=True, which needs the records of a cluster"
+        else:
+            return
+        raise ConfigurationError(
+            f"Expected contribution='sums' with {why}. Got contribution='means'."
+        )
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds."""
+        return N_INITIAL + self.n_lloyd_rounds
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round.
@@ -271,7 +297,9 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _released(self, round_number: int) -> dict[str, Block]:
         """Return the block of each of a round's releases."""
-        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        k = self.n_clusters
+        d = self.domain.n_features
+        q = self.fraction_bits
         if round_number == PROJECTION:
             exponent = 2 * projections.moment_bits(q)
             return {"projection": Block(MOMENTS, (d * (d + 1) // 2,), exponent)}
@@ -325,9 +353,8 @@ class FedDPAlgorithm(base.Algorithm):
         nobody.
         """
         if self.adds_means(name):
-            return (
-                float(self.n_clusters) if norm == "l1" else math.sqrt(self.n_clusters)
-            )
+            k = float(self.n_clusters)
+            return k if norm == "l1" else math.sqrt(k)
         return self.clip or 1.0
 
     def adds_means(self, name: str) -> bool:
@@ -335,7 +362,7 @@ class FedDPAlgorithm(base.Algorithm):
         return self.contribution == "means" and name.startswith(("lift", "lloyd"))
 
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return what `Algorithm` says; 2 where clients add means, which count no records."""
+        """Return the moves as `Algorithm`; 2 where clients add means, which count no records."""
         releases = self.releases(round_number)
         if any(self.adds_means(release.name) for release in releases):
             return (2.0,) * len(releases)
@@ -351,7 +378,7 @@ class FedDPAlgorithm(base.Algorithm):
         return State(0, {"server": self.server_points, "flags": flags})
 
     def check_query(self, query: Query) -> None:
-        """Require what `Algorithm` says, and centroids within a ball."""
+        """Require a query as `Algorithm`, and centroids within a ball."""
         super().check_query(query)
         if query.round > LIFT and isinstance(self.domain, Ball):
             # Squares of integers below 2**53 are exact.
@@ -369,8 +396,11 @@ class FedDPAlgorithm(base.Algorithm):
         ``centers`` (k, r). Later: ``centroids`` (k, d), and where the radius was
         narrowed ``factor`` (1,).
         """
-        k, d, r = self.n_clusters, self.domain.n_features, self.projection.n_directions
-        one, limit = 2**self.fraction_bits, self.projection.limit
+        k = self.n_clusters
+        d = self.domain.n_features
+        r = self.projection.n_directions
+        one = 2**self.fraction_bits
+        limit = self.projection.limit
         matrix = {"projection": ((d, r), -one, one)}
         if round_number == PROJECTION:
             return {}
@@ -386,7 +416,8 @@ class FedDPAlgorithm(base.Algorithm):
 
     def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
         """Return the records' part of the round's sum, before means are taken of it."""
-        arrays, number = query.arrays, query.round
+        arrays = query.arrays
+        number = query.round
         if number == PROJECTION:
             return base.Statistic({MOMENTS: projections.second_moments(records)})
         if number == WEIGHTS:
@@ -395,65 +426,78 @@ class FedDPAlgorithm(base.Algorithm):
             )
             _, counts = cluster_sums(projected, arrays["points"])
             return base.Statistic({COUNTS: counts << self.fraction_bits})
-        factor, more = 1, dict[str, IntArray]()
         if number == LIFT:
-            sums, counts = projections.lifted_sums(
-                records,
-                self.projection,
-                arrays["projection"],
-                arrays["centers"],
-                self.margin,
-            )
-        else:
-            factor = self.factor_of(arrays)
-            squared = self._has_spread(number) or self._has_cost(number)
-            sums, counts, squares = lloyd.summed(
-                records,
-                arrays["centroids"],
-                self._radius_at(factor),
-                self.largest_cost if squared else None,
-            )
-            if squared:
-                name = SPREAD if self._has_spread(number) else COST
-                more[name] = squares if name == SPREAD else factor**2 * squares
-        return base.Statistic(
-            {SUMS: factor * sums, COUNTS: counts << self.fraction_bits, **more}
+            return self._lift_statistic(query, records)
+        return self._lloyd_statistic(query, records)
+
+    def _lift_statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+        sums, counts = projections.lifted_sums(
+            records,
+            self.projection,
+            query.arrays["projection"],
+            query.arrays["centers"],
+            self.margin,
         )
+        return base.Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+
+    def _lloyd_statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+        has_spread = self._has_spread(query.round)
+        has_cost = self._has_cost(query.round)
+        largest = self.largest_cost if has_spread or has_cost else None
+        factor = self.factor_of(query.arrays)
+        radius = self._radius_at(factor)
+        centroids = query.arrays["centroids"]
+        sums, counts, squares = lloyd.summed(records, centroids, radius, largest)
+        blocks = {SUMS: factor * sums, COUNTS: counts << self.fraction_bits}
+        # The first Lloyd round has the spread where there are two or more.
+        if has_spread:
+            blocks[SPREAD] = squares
+        elif has_cost:
+            blocks[COST] = factor**2 * squares
+        return base.Statistic(blocks)
 
     def meaning(self, state: State, answer: base.Statistic) -> Meaning:
-        """Return what moments, weights, and sums and counts of records or of means keep to."""
-        number, most = state.round + 1, self.block_sensitivities(state.round + 1)
+        """Return the bounds of moments, weights, and sums and counts of records or means."""
+        number = state.round + 1
+        most = self.block_sensitivities(number)
         if number == PROJECTION:
             return Meaning(
                 counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
             )
         if number == WEIGHTS:
             return Meaning(are_clusters=False)
-        relative = number > LIFT and self.radius is not None
-        totals = {SPREAD: most[SPREAD]} if self._has_spread(number) else {}
-        totals |= {COST: most[COST]} if self._has_cost(number) else {}
-        factor = self.factor_of(state.arrays) if number > LIFT else 1
-        return Meaning(
+        widths = self.domain.grid_half_widths(self.fraction_bits)
+        of_sums = Meaning(
             sums=SUMS,
             length=most[SUMS],
-            # Sums of a factor are as much longer, and the length of offsets has it.
-            widths=None
-            if relative
-            else factor * self.domain.grid_half_widths(self.fraction_bits),
-            unit=1 / factor,
-            offsets=relative,
+            widths=widths,
             are_records=self.contribution == "sums",
-            all_count=not relative and (number > LIFT or self.margin == 1.0),
+            all_count=self.margin == 1.0,
+        )
+        if number == LIFT:
+            return replace(of_sums, totals={})
+        totals = {}
+        if self._has_spread(number):
+            totals[SPREAD] = most[SPREAD]
+        if self._has_cost(number):
+            totals[COST] = most[COST]
+        factor = self.factor_of(state.arrays)
+        is_relative = self.radius is not None
+        return replace(
+            of_sums,
+            # Sums of a factor are as much longer, and the length of offsets has it.
+            widths=None if is_relative else factor * widths,
+            unit=1 / factor,
+            offsets=is_relative,
+            all_count=not is_relative,
             totals=totals,
         )
 
     def limited(self, statistic: base.Statistic, round_number: int) -> base.Statistic:
-        """Return what a client adds: means instead of sums if they are asked for, then clipped."""
+        """Return a client's contribution: means instead of sums if wanted, then clipped."""
         if self.contribution == "means" and round_number >= LIFT:
-            sums, counts = (
-                statistic.blocks[SUMS],
-                statistic.blocks[COUNTS] >> self.fraction_bits,
-            )
+            sums = statistic.blocks[SUMS]
+            counts = statistic.blocks[COUNTS] >> self.fraction_bits
             # Toward zero, so that no mean is longer than the records.
             sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
             means = {SUMS: np.sign(sums) * sizes, COUNTS: np.minimum(counts, 1)}
@@ -463,7 +507,9 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _radius_at(self, factor: int) -> int | None:
         """Return the radius of a Lloyd round in grid units: no record adds more than a unit."""
-        return None if self.radius is None else self.fineness * self.radius // factor
+        if self.radius is None:
+            return None
+        return self.fineness * self.radius // factor
 
     def update(
         self,
@@ -472,7 +518,8 @@ class FedDPAlgorithm(base.Algorithm):
         rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum; without ``rng``, from the seed."""
-        number, before = state.round + 1, dict(state.arrays)
+        number = state.round + 1
+        before = dict(state.arrays)
         flags = before["flags"].copy()
         if number == PROJECTION:
             arrays = self._project(before, answer, flags)
@@ -490,7 +537,8 @@ class FedDPAlgorithm(base.Algorithm):
         return State(number, {**before, **arrays, "flags": flags})
 
     def _project(self, before: Arrays, answer: base.Statistic, flags: Flags) -> Arrays:
-        d, r = self.domain.n_features, self.projection.n_directions
+        d = self.domain.n_features
+        r = self.projection.n_directions
         directions, values = projections.leading_directions(
             answer.blocks[MOMENTS], d, r
         )
@@ -513,9 +561,12 @@ class FedDPAlgorithm(base.Algorithm):
         flags: Flags,
         rng: np.random.Generator,
     ) -> Arrays:
-        points, weights, k = before["points"], answer.blocks[COUNTS], self.n_clusters
+        points = before["points"]
+        weights = answer.blocks[COUNTS]
+        k = self.n_clusters
         kept = weights >= self.least_weight
-        flags[ALL_LIGHT], flags[FEW] = not kept.any(), 0 < kept.sum() < k
+        flags[ALL_LIGHT] = not kept.any()
+        flags[FEW] = 0 < kept.sum() < k
         if flags[FEW]:
             # Of ~w = -w - 1, not of -w: the least int64 has no negative.
             centers = points[np.argsort(~weights, kind="stable")[:k]]
@@ -540,7 +591,9 @@ class FedDPAlgorithm(base.Algorithm):
     def _move(
         self, number: int, before: Arrays, answer: base.Statistic, flags: Flags
     ) -> Arrays:
-        old, factor, blocks = before["centroids"], self.factor_of(before), answer.blocks
+        old = before["centroids"]
+        factor = self.factor_of(before)
+        blocks = answer.blocks
         means, usable = self._means(number, answer, factor)
         # what happened in one round is reported at the end
         flags[KEPT] |= not usable.all()
@@ -587,7 +640,8 @@ class FedDPAlgorithm(base.Algorithm):
         """Return the fewest noisy records of a cluster whose sum is divided by them."""
         # With fewer, the noise of a mean is longer than the domain's radius, or the
         # count is noise.
-        noise, q = self.noise_of(number), self.fraction_bits
+        noise = self.noise_of(number)
+        q = self.fraction_bits
         longest = noise[SUMS] * (math.sqrt(self.domain.n_features) / factor)
         return max(
             base.MIN_COUNT, longest / self.domain.l2_bound(q), noise[COUNTS] * 2.0**-q
@@ -612,7 +666,8 @@ class FedDPAlgorithm(base.Algorithm):
             raise ConfigurationError(
                 "Expected a server point with a noisy weight of at least min_weight. Got none."
             )
-        points, weights = state.arrays["points"][kept], state.arrays["weights"][kept]
+        points = state.arrays["points"][kept]
+        weights = state.arrays["weights"][kept]
         costs = np.zeros(k_max)
         for k in range(1, min(k_max, len(points)) + 1):
             costs[k - 1] = _kmeans(points, weights, k, rng).cost
@@ -622,7 +677,7 @@ class FedDPAlgorithm(base.Algorithm):
     def cost_estimate(
         self, state: State, noise_factor: float = 1.0
     ) -> CostEstimate | None:
-        """Return what `Algorithm` says, from the integers of the last round."""
+        """Return the estimate, from the integers of the last round."""
         if COST not in state.arrays:
             return None
         factor = self.factor_of(state.arrays)
@@ -635,28 +690,6 @@ class FedDPAlgorithm(base.Algorithm):
             unit=1 / factor,
             rounding=factor**2,
         )
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the parameters for a run document, without the server's points."""
-        return {**super().to_config(), "laplace": list(self.laplace)}
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-    ) -> Self:
-        """Return the algorithm that ``to_config`` described; it has no server points."""
-        # Documents name the releases with Laplace noise, not how they were chosen.
-        fields = {name: value for name, value in config.items() if name != "laplace"}
-        values = parameters.read_parameters(cls, fields, budget.protects_clients)
-        laplace = config.get("laplace")
-        if not isinstance(laplace, list) or not all(
-            name in LAPLACE_RELEASES for name in laplace
-        ):
-            raise ConfigurationError(
-                "The releases with Laplace noise are not as expected."
-            )
-        mechanisms = dict.fromkeys(laplace, "laplace")
-        return cls(domain=domain, budget=budget, mechanisms=mechanisms, **values)
 
     @property
     def least_weight(self) -> int:
@@ -694,14 +727,15 @@ class FedDPAlgorithm(base.Algorithm):
 
     @property
     def largest_cost(self) -> int:
-        """What one record can add to the cost, in squared grid units."""
+        """The most that one record adds to the cost, in squared grid units."""
         if self.radius is not None:
             return self.radius**2
         return projections.squared_bound(self.domain, self.fraction_bits)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""
-        q, bound = self.fraction_bits, self.domain.l2_bound(self.fraction_bits)
+        q = self.fraction_bits
+        bound = self.domain.l2_bound(self.fraction_bits)
         if round_number > LIFT and self.radius is not None:
             bound = float(self.fineness * self.radius)
         coarser = q - projections.moment_bits(q)
@@ -719,42 +753,72 @@ class FedDPAlgorithm(base.Algorithm):
     def _has_cost(self, round_number: int) -> bool:
         return self.cost and round_number == self.n_rounds
 
-    def _put_sums(self, clips_offsets: bool) -> None:
-        """Choose what is added up, and within which radius, where that is left to the library."""
-        # A clip from the server's points is as long as offsets are, not as the radius
-        # allows, so that a wide radius costs nothing.
-        chooses, domain, q = is_auto(self.alpha), self.domain, self.fraction_bits
-        alpha = DEFAULT_ALPHA if chooses else self.alpha
-        radius = packing_radius(alpha, self.n_clusters, domain, q)
-        is_small = radius <= AUTO_RADIUS * domain.l2_bound(q)
-        if is_auto(self.sums):
-            of_records = self.contribution == "sums" and is_small
-            self._put(sums="relative" if of_records or clips_offsets else "absolute")
-        wide = chooses and clips_offsets and self.sums == "relative" and not is_small
-        self._put(alpha=WIDE_ALPHA if wide else alpha)
+    # ------------------------------------------------- what is left to the library
 
-    def _put_narrowing(self, sums: str, alpha: Any) -> None:
-        """Let the radius narrow after the first Lloyd round, if asked for or if it helps."""
-        radius = 0 if self.sums == "absolute" else self._packing_radius
-        can = self.n_lloyd_rounds >= 2 and not self.budget.protects_clients
-        can = can and radius**2 >= 2**self.fraction_bits
-        if sums == "narrowing" and not can:
+    def _with_points(self, server_data: ArrayLike | None, given: int | None) -> Self:
+        """Return the draft with the server's points on the grid, where there are some."""
+        d = self.domain.n_features
+        if server_data is None:
+            if given is None:
+                raise ConfigurationError(
+                    f"server_data is required: points that the server holds, (m, {d}), as many as "
+                    "there are clusters or more. Got None."
+                )
+            return self
+        points = initialization.check_server_data(server_data, self.n_clusters, d)
+        on_grid = self.domain.quantise(self.domain.to_unit(points), self.fraction_bits)
+        grid = on_grid.astype(np.int64)
+        grid.setflags(write=False)
+        m = len(grid)
+        if given not in (None, m):
             raise ConfigurationError(
-                "Expected n_lloyd_rounds >= 2, unit='record' and a radius whose square is at least "
-                f"one grid step of 2^-{self.fraction_bits} with sums='narrowing'. "
-                f"Got n_lloyd_rounds={self.n_lloyd_rounds}, unit={self.budget.unit!r} and "
-                f"alpha={self.alpha!r} instead."
+                f"Expected n_server_points={m}, as server_data has. Got {given} instead."
             )
-        if sums == alpha == "auto" and can and self.budget.is_private:
-            self._put(sums="narrowing")
+        return replace(self, server_points=grid, n_server_points=m)
 
-    def _auto_rounds(self) -> int:
-        """Return two rounds, or one where the noise of two would be too long."""
+    def _with_sums(self, clips_offsets: bool) -> Self:
+        """Return the draft with sums of offsets where these are short, or of records."""
+        of_records = self.contribution == "sums" and self._has_small_radius
+        is_relative = of_records or clips_offsets
+        return replace(self, sums="relative" if is_relative else "absolute")
+
+    def _with_alpha(self, clips_offsets: bool) -> Self:
+        """Return the draft with the widest radius where a wide one costs nothing."""
+        # A clip from the server's points is as long as offsets are, not as the radius
+        # allows.
+        is_free = clips_offsets and self.sums == "relative"
+        if is_free and not self._has_small_radius:
+            return replace(self, alpha=WIDE_ALPHA)
+        return self
+
+    def _with_narrowing(self) -> Self:
+        """Return the draft with a radius that narrows after a Lloyd round, if it helps."""
+        is_relative = self.sums == "relative"
+        if is_relative and self._can_narrow and self.budget.is_private:
+            return replace(self, sums="narrowing")
+        return self
+
+    @property
+    def _has_small_radius(self) -> bool:
+        """Whether the radius of relative sums is well below the domain's."""
+        longest = AUTO_RADIUS * self.domain.l2_bound(self.fraction_bits)
+        return self._packing_radius <= longest
+
+    @property
+    def _can_narrow(self) -> bool:
+        """Whether the radius of relative sums can narrow after the first Lloyd round."""
+        has_rounds = self.n_lloyd_rounds >= 2
+        has_radius = self._packing_radius**2 >= 2**self.fraction_bits
+        return has_rounds and has_radius and not self.budget.protects_clients
+
+    def suitable_rounds(self) -> int:
+        """Return two rounds, or one where the noise of two would be too long.
+
+        Of a draft that has two.
+        """
         most = MOST_AUTO_LLOYD_ROUNDS
         if self.n_records is None:
             return most
-        # For a moment: `noise_of` needs a whole plan.
-        self._put(n_lloyd_rounds=most, n_rounds=N_INITIAL + most)
         noise = self.noise_of(LIFT + 1)[SUMS] * math.sqrt(self.domain.n_features)
         size = self.n_records / self.n_clusters
         if self.contribution == "means":
@@ -763,34 +827,10 @@ class FedDPAlgorithm(base.Algorithm):
         longest = AUTO_NOISE if self.clip is None else AUTO_NOISE_OF_CLIENTS
         return most if noise <= longest else 1
 
-    def _auto_min_weight(self) -> float:
+    def suitable_weight(self) -> float:
         """Return two standard deviations of the planned noise of a weight, in records."""
         noise = self.noise_of(WEIGHTS)[COUNTS] * 2.0**-self.fraction_bits
         return min(max(_ANY_WEIGHT, AUTO_WEIGHT * noise), _MOST_WEIGHT)
-
-    def _put_server_points(self, server_data: ArrayLike | None) -> None:
-        """Put the points on the grid, where there are some, and their number."""
-        given, d, grid = self.n_server_points, self.domain.n_features, None
-        if server_data is None and given is None:
-            raise ConfigurationError(
-                f"server_data is required: points that the server holds, (m, {d}), as many as "
-                "there are clusters or more. Got None."
-            )
-        if server_data is None:
-            m = parameters.integer(
-                "n_server_points", given, self.n_clusters, base.MAX_WORDS
-            )
-        else:
-            points = initialization.check_server_data(server_data, self.n_clusters, d)
-            grid = self.domain.quantise(self.domain.to_unit(points), self.fraction_bits)
-            grid = grid.astype(np.int64)
-            grid.setflags(write=False)
-            m = len(grid)
-            if given not in (None, m):
-                raise ConfigurationError(
-                    f"Expected n_server_points={m}, as server_data has. Got {given} instead."
-                )
-        self._put(server_points=grid, n_server_points=m)
 
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:
@@ -800,7 +840,8 @@ def default_shares(n_features: int, relative: bool) -> dict[str, float]:
     # mu_C^2 = sqrt(d) D : r. As elsewhere r is 2 rho D (Su et al.), and half of the
     # radius where sums are relative (FastLloyd, section 5.5). For Laplace noise the
     # scale takes the standard deviation's place.
-    root, shares = math.sqrt(n_features), dict(_SHARES)
+    root = math.sqrt(n_features)
+    shares = dict(_SHARES)
     for stage, norm in (
         ("lift", 2 * lloyd.RHO),
         ("lloyd", 0.5 if relative else 2 * lloyd.RHO),
@@ -812,30 +853,25 @@ def default_shares(n_features: int, relative: bool) -> dict[str, float]:
 
 
 def laplace_releases(value: Any) -> tuple[str, ...]:
-    """Return the releases with Laplace noise, sorted, of what `FedDPAlgorithm` was given."""
-    given = (
-        value if isinstance(value, Mapping) else dict.fromkeys(LAPLACE_RELEASES, value)
-    )
+    """Return the releases with Laplace noise, sorted, of the option ``mechanisms``."""
+    given = value
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(LAPLACE_RELEASES, value)
     for release, mechanism in given.items():
         if mechanism not in ("gaussian", "laplace"):
             raise ConfigurationError(
                 f"Expected mechanisms 'gaussian' or 'laplace'. Got {mechanism!r} instead."
             )
-        if release not in (LAPLACE_RELEASES if mechanism == "laplace" else RELEASES):
+        known = LAPLACE_RELEASES if mechanism == "laplace" else RELEASES
+        if release not in known:
             raise ConfigurationError(
                 f"Expected mechanisms of Laplace noise for releases in {list(LAPLACE_RELEASES)}. "
                 f"Got {release!r} instead."
             )
-    return tuple(
-        sorted(
-            release for release, mechanism in given.items() if mechanism == "laplace"
-        )
-    )
+    return tuple(sorted(name for name, each in given.items() if each == "laplace"))
 
 
-def with_suggested_clips(
-    algorithm: FedDPAlgorithm, server_data: ArrayLike | None
-) -> tuple[tuple[str, float], ...]:
+def with_suggested_clips(algorithm: FedDPAlgorithm) -> Clips:
     """Return every release's clip: given, or from server points (guarantees, "FedDP-KMeans")."""
     # A clip far above what clients add buys noise and nothing else, and one below it
     # shortens them. What they add is private, but the server has points: run without
@@ -850,12 +886,12 @@ def with_suggested_clips(
         n_lloyd_rounds=1,
         min_weight=_ANY_WEIGHT,
         shares=(),
-        mechanisms=dict.fromkeys(algorithm.laplace, "laplace"),
-        server_data=server_data,
     )
+    twin.require_feasible()
     records_each = (algorithm.n_records or 1) / (algorithm.n_clients or 1)
     rng = initialization.public_generator(algorithm.seed, 0)
-    norms, clips = answer_norms(twin, records_each, rng), {}
+    norms = answer_norms(twin, records_each, rng)
+    clips = {}
     for number in range(1, twin.n_rounds + 1):
         sensitivities = twin.record_sensitivities(number)
         for release, words in twin.release_words(number):
@@ -884,10 +920,11 @@ def pseudo_clients(
 def answer_norms(
     twin: FedDPAlgorithm, records_each: float, rng: np.random.Generator
 ) -> dict[str, FloatArray]:
-    """Return the norms (N_PSEUDO_CLIENTS,) of what pseudo-clients add, in records, by release."""
+    """Return the norms (N_PSEUDO_CLIENTS,) of pseudo-clients' answers, in records, by release."""
     clients = pseudo_clients(twin, records_each, rng)
     growth = max(1.0, records_each / clients[0].shape[0])
-    norms, state = {}, twin.initial_state()
+    norms = {}
+    state = twin.initial_state()
     for number in range(1, twin.n_rounds + 1):
         query = twin.query(state)
         answers = np.stack(

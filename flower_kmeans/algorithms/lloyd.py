@@ -7,18 +7,20 @@ norm at most and all counts by one (docs/guarantees.md, "Lloyd family, one round
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import mpmath
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
+    FloatArray,
     IntArray,
     Query,
     State,
@@ -40,8 +42,16 @@ from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.data.records import check_records
-from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import FLAG, Kind, integer, is_auto, read_parameters
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.parameters import (
+    FLAG,
+    Kind,
+    drafted,
+    integer,
+    is_auto,
+    left_out,
+    whole,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
@@ -49,65 +59,99 @@ from flower_kmeans.privacy.release import MAX_PARTS
 
 # k^2 d of a sphere packing, which compares all pairs: a quarter of a minute
 MAX_PACKING = 2**33
-FEWEST_AUTO_ROUNDS, MOST_AUTO_ROUNDS = 2, 7
+FEWEST_AUTO_ROUNDS = 2
+MOST_AUTO_ROUNDS = 7
 # different half widths of the columns that SuLloyd accounts for one by one
 MAX_WIDTHS = 16
 # typical share of the half width at which a centroid's coordinate lies (Su et al.)
 RHO = 0.225
 TARGET_ERROR = 0.004  # squared error per round that automatic rounds accept (Su et al.)
 
-# what is checked depends on k and d
-_POINTS = Kind(lambda _, value: value, array_to_text)
+Points = tuple[tuple[float, ...], ...]
+
+
+def _check_points(name: str, value: Any) -> Any:
+    """Require rows of numbers; how many depends on other parameters."""
+    if not isinstance(value, tuple) or not all(isinstance(row, tuple) for row in value):
+        raise ConfigurationTypeError(
+            f"Expected {name} as rows of numbers. Got {type(value).__name__} instead."
+        )
+    return value
+
+
+_POINTS = Kind(_check_points, array_to_text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LloydFamily(base.Algorithm):
-    """What all Lloyd algorithms share: parameters, their checks, sums and counts, and the cost.
+    """Base of all Lloyd algorithms: parameters, their checks, sums and counts, and the cost.
 
-    Parameters
-    ----------
-    n_rounds : int or "auto"
-        T; ``"auto"`` is the papers' rule. N enters it only over the noise's standard
-        deviation, which with ``unit="client"`` is ``clip`` times that of one record:
-        ``n_records / clip`` takes the place of N there.
-    initial : array-like of shape (k, d), optional
-        Public initial centroids in the user's units; sphere packing otherwise.
-    cost : bool
-        Whether the last round also releases the cost, for ``report.cost``; Gaussian
-        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
-        that may leave").
-    n_clusters, domain, budget, n_records, n_clients, clip, seed, fraction_bits
-        As for all algorithms.
+    The strategies document the parameters. ``initial`` are public centroids in the
+    user's units, (k, d); without any they are those of a sphere packing.
     """
 
     replayable: ClassVar[bool] = True
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release the cost."""
 
-    initial: Annotated[tuple[tuple[float, ...], ...] | None, _POINTS, "given"] = None
-    cost: Annotated[bool, FLAG, "given"] = False
+    n_rounds: Annotated[int, whole(1, base.MAX_ROUNDS, auto=True)]
+    initial: Annotated[Points | None, _POINTS] = None
+    cost: Annotated[bool, left_out(FLAG)] = False
+
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        n_rounds: int | Literal["auto"] = "auto",
+        initial: ArrayLike | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options; "auto" are the paper's rounds."""
+        options["n_rounds"] = drafted(n_rounds, 1)
+        draft = cls(**base.resolved(cls, n_clusters, domain, budget, options))
+        if initial is not None:
+            points = check_records(initial, domain.n_features, name="initial")
+            draft = replace(draft, initial=_rows(points))
+        if is_auto(n_rounds):
+            draft = replace(draft, n_rounds=draft.suitable_rounds())
+        draft.require_feasible()
+        return draft
 
     def __post_init__(self) -> None:
-        """Check every parameter, and choose the number of rounds where that is left to it."""
+        """Check every parameter."""
         super().__post_init__()
-        self._put(
-            initial=_initial(self.initial, self.n_clusters, self.domain.n_features)
-        )
+        self._check_initial()
         if self.cost and not self.HAS_COST:
             raise ConfigurationError(
                 f"Expected cost=False for {self.name!r}, which does not release the cost. "
                 "Got cost=True instead."
             )
-        self._check_parameters()
-        if is_auto(self.n_rounds):
-            self._put(n_rounds=self._auto_rounds())
+
+    def _check_initial(self) -> None:
+        """Require initial centroids of shape (k, d), if there are any."""
+        if self.initial is None:
+            return
+        d = self.domain.n_features
+        points = check_records(self.initial, d, name="initial")
+        if len(points) != self.n_clusters:
+            raise ConfigurationError(
+                f"Expected initial centroids of shape ({self.n_clusters}, {d}). "
+                f"Got {points.shape} instead."
+            )
+
+    def require_feasible(self) -> None:
+        """Refuse as `Algorithm` does, and a packing of hours or a cost of less than a step."""
         if self.cost and self.block_sensitivities(self.n_rounds)[COST] < 1:
             raise ConfigurationError(
                 f"Expected a radius whose square is at least one grid step of 2^-"
                 f"{self.fraction_bits} with cost=True. Got a smaller one."
             )
-        self._require_feasible()
-        k, d = self.n_clusters, self.domain.n_features
+        super().require_feasible()
+        k = self.n_clusters
+        d = self.domain.n_features
         if self.initial is None and k * k * d > MAX_PACKING:
             raise ConfigurationError(
                 f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
@@ -116,8 +160,13 @@ class LloydFamily(base.Algorithm):
         _ = self._initial_grid  # placing the centroids can fail too
 
     @abstractmethod
-    def _auto_rounds(self) -> int:
-        """Return the paper's number of rounds."""
+    def suitable_rounds(self) -> int:
+        """Return the paper's number of rounds, whatever ``n_rounds`` is.
+
+        N enters it only over the noise's standard deviation, which with
+        ``unit="client"`` is ``clip`` times that of one record: ``n_records / clip``
+        takes the place of N there.
+        """
 
     @abstractmethod
     def _releases(self, round_number: int) -> tuple[Release, ...]:
@@ -126,9 +175,6 @@ class LloydFamily(base.Algorithm):
     def _sum_sensitivity(self, round_number: int) -> float:
         """Return by how much one record can change the sums, in grid units."""
         return self.domain.l2_bound(self.fraction_bits)
-
-    def _check_parameters(self) -> None:
-        """Check what a subclass adds; called before the number of rounds is known."""
 
     def _reach(self, round_number: int) -> int | None:
         """Return the radius of a round's offsets; ``None`` where sums are of records."""
@@ -143,11 +189,13 @@ class LloydFamily(base.Algorithm):
         """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
         # One grid for all: noise shares of counts too need a deviation of some grid
         # units.
-        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        k = self.n_clusters
+        d = self.domain.n_features
+        q = self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
-        return (
-            (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
-        )
+        if not self._has_cost(round_number):
+            return blocks
+        return (*blocks, Block(COST, (1,), q))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""
@@ -194,19 +242,27 @@ class LloydFamily(base.Algorithm):
         return Statistic(blocks if largest is None else {**blocks, COST: squares})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return what sums and counts of records, or of their offsets, keep to."""
+        """Return the bounds of sums and counts of records, or of their offsets."""
         number = state.round + 1
-        radius = self._reach(number)
         most = float(self.largest_cost >> self.fraction_bits)
+        totals = {COST: most} if self._has_cost(number) else None
+        radius = self._reach(number)
+        if radius is None:
+            return Meaning(
+                sums=SUMS,
+                length=self.domain.l2_bound(self.fraction_bits),
+                widths=self._half_widths,
+                offsets=False,
+                all_count=True,
+                totals=totals,
+            )
         return Meaning(
             sums=SUMS,
-            length=self.domain.l2_bound(self.fraction_bits)
-            if radius is None
-            else float(radius),
-            widths=self._half_widths if radius is None else None,
-            offsets=radius is not None,
-            all_count=radius is None,
-            totals={COST: most} if self._has_cost(number) else None,
+            length=float(radius),
+            widths=None,
+            offsets=True,
+            all_count=False,
+            totals=totals,
         )
 
     def update(
@@ -218,7 +274,8 @@ class LloydFamily(base.Algorithm):
             answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
         )
         moved = self._into_domain(to_grid(means))
-        old, number = state.arrays["centroids"], state.round + 1
+        old = state.arrays["centroids"]
+        number = state.round + 1
         centroids = np.where(usable[:, None], moved, old)
         kept = self._kept_for_cost(number, old, answer)
         return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
@@ -230,22 +287,19 @@ class LloydFamily(base.Algorithm):
     def cost_estimate(
         self, state: State, noise_factor: float = 1.0
     ) -> CostEstimate | None:
-        """Return what `Algorithm` says, from the integers of the last round."""
+        """Return the estimate, from the integers of the last round."""
         is_relative = self._reach(self.n_rounds) is not None
         return estimated_cost(self, state, noise_factor, is_relative=is_relative)
 
     @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-    ) -> Self:
-        """Return the algorithm that ``to_config`` described."""
-        values = read_parameters(cls, config, budget.protects_clients)
+    def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
+        """Return the parameters that ``to_config`` wrote."""
+        values = super().read_config(config, domain)
         if "initial" in values:
             k = integer("n_clusters", values["n_clusters"], 1, base.MAX_CLUSTERS)
-            values["initial"] = array_from_text(
-                values["initial"], (k, domain.n_features)
-            )
-        return cls(domain=domain, budget=budget, **values)
+            shape = (k, domain.n_features)
+            values["initial"] = _rows(array_from_text(values["initial"], shape))
+        return values
 
     def _has_cost(self, round_number: int) -> bool:
         return self.cost and round_number == self.n_rounds
@@ -253,32 +307,28 @@ class LloydFamily(base.Algorithm):
     def _kept_for_cost(
         self, round_number: int, before: IntArray, answer: Statistic
     ) -> dict[str, IntArray]:
-        """Return what `cost_estimate` needs of the last round beside its result."""
+        """Return the further arrays of the last round for `cost_estimate`."""
         if not self._has_cost(round_number):
             return {}
         # Copies: the answer's blocks are parts of a vector that its owner may use
         # again.
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
-        return (
-            kept
-            if self._reach(round_number) is None
-            else {**kept, "before": before.copy()}
-        )
+        if self._reach(round_number) is not None:
+            kept["before"] = before.copy()
+        return kept
 
     @property
     def _planning_records(self) -> float | None:
         """N of the papers' rules for T."""
+        if self.n_records is None:
+            return None
         # N enters them only over the noise's standard deviation, which has the clip as
         # a factor.
-        return (
-            self.n_records
-            if self.n_records is None
-            else self.n_records / (self.clip or 1)
-        )
+        return self.n_records / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
-        """What one record can add to the cost, in squared grid units."""
+        """The most that one record adds to the cost, in squared grid units."""
         return squared_bound(self.domain, self.fraction_bits)
 
     @property
@@ -315,14 +365,17 @@ class LloydAlgorithm(LloydFamily):
 
     name: ClassVar[str] = "lloyd"
 
-    def _check_parameters(self) -> None:
+    def __post_init__(self) -> None:
+        """Check every parameter."""
+        super().__post_init__()
         if self.budget.is_private:
             raise ConfigurationError(
                 "Expected a budget with epsilon=None for Lloyd, which adds no noise. "
                 f"Got epsilon={self.budget.epsilon!r} instead."
             )
 
-    def _auto_rounds(self) -> int:
+    def suitable_rounds(self) -> int:
+        """Return the most of the papers' rounds: there is no noise."""
         return MOST_AUTO_ROUNDS
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
@@ -346,8 +399,10 @@ class GLloydAlgorithm(LloydFamily):
     name: ClassVar[str] = "glloyd"
     HAS_COST: ClassVar[bool] = True
 
-    def _auto_rounds(self) -> int:
-        k, d = self.n_clusters, self.domain.n_features
+    def suitable_rounds(self) -> int:
+        """Return the number of FastLloyd's appendix B.1."""
+        k = self.n_clusters
+        d = self.domain.n_features
         spread = 2 * RHO + math.sqrt(d)
         work = k**3 * d * spread * spread
         return auto_rounds(self._mu, self._planning_records, work, TARGET_ERROR)
@@ -374,17 +429,20 @@ class SuLloydAlgorithm(LloydFamily):
 
     name: ClassVar[str] = "sulloyd"
 
-    def _auto_rounds(self) -> int:
+    def suitable_rounds(self) -> int:
+        """Return the number of Su et al."""
         n_records = self._planning_records
         if self.budget.epsilon is None or n_records is None:
             return MOST_AUTO_ROUNDS
-        k, d = self.n_clusters, self.domain.n_features
+        k = self.n_clusters
+        d = self.domain.n_features
         spread = d + count_share(d)
         error = math.sqrt(500 * k**3 * spread * spread * spread) / n_records
         return limited(self.budget.epsilon / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        d, parts = self.domain.n_features, self._columns
+        d = self.domain.n_features
+        parts = self._columns
         # Su et al.'s ratio of the epsilons, whichever unit the sums have.
         sums = self.domain.l1_bound(self.fraction_bits) / (
             d * self._sum_sensitivity(round_number)
@@ -435,12 +493,11 @@ def summed(
     sums, counts = cluster_sums(records, centroids, radius2)
     references = np.zeros_like(centroids[:1])  # the origin
     if radius is not None:
-        references, sums = centroids, sums - counts[:, None] * centroids
-    total = (
-        0
-        if largest is None
-        else costs.squared_distances(records, references, largest, radius2)
-    )
+        references = centroids
+        sums = sums - counts[:, None] * centroids
+    total = 0
+    if largest is not None:
+        total = costs.squared_distances(records, references, largest, radius2)
     return sums, counts, np.array([total], dtype=np.int64)
 
 
@@ -454,21 +511,20 @@ def estimated_cost(
     unit: float = 1.0,
     rounding: float = 1.0,
 ) -> CostEstimate | None:
-    """Return what `Algorithm.cost_estimate` says, from the last round's integers in its state.
+    """Return the estimate of `Algorithm.cost_estimate`, from the last round's integers.
 
     Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids
     before where they are relative. What a record adds to the cost is rounded downward
     to ``rounding`` steps of the grid, or upward if that is negative.
     """
-    arrays, q, step = (
-        state.arrays,
-        algorithm.fraction_bits,
-        2.0**-algorithm.fraction_bits,
-    )
+    arrays = state.arrays
+    q = algorithm.fraction_bits
+    step = 2.0**-algorithm.fraction_bits
     if COST not in arrays:
         return None
     means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
-    counts, square = arrays[COUNTS] * step, unit * unit
+    counts = arrays[COUNTS] * step
+    square = unit * unit
     # half a step a record on average
     lost = rounding * 0.5 * float(counts.sum()) * step
     noise = algorithm.noise_of(algorithm.n_rounds)
@@ -504,17 +560,8 @@ def limited(rounds: float) -> int:
     return int(min(max(rounds, FEWEST_AUTO_ROUNDS), MOST_AUTO_ROUNDS))
 
 
-def _initial(
-    value: Any, n_clusters: int, n_features: int
-) -> tuple[tuple[float, ...], ...] | None:
-    if value is None:
-        return None
-    points = check_records(value, n_features, name="initial")
-    if len(points) != n_clusters:
-        raise ConfigurationError(
-            f"Expected initial centroids of shape ({n_clusters}, {n_features}). "
-            f"Got {points.shape} instead."
-        )
+def _rows(points: FloatArray) -> Points:
+    """Return points (k, d) as rows of numbers."""
     # Adding 0 leaves no negative zeros, so that equal algorithms have equal documents.
     return tuple(tuple(row) for row in (points + 0.0).tolist())
 

@@ -10,9 +10,9 @@ votes on a projection, and a last round of sums and counts lifts the centroids o
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from flower_kmeans.algorithms.base import (
     UNUSABLE,
     Algorithm,
     Block,
+    Clips,
     FloatArray,
     IntArray,
     Query,
@@ -33,6 +34,7 @@ from flower_kmeans.algorithms.base import (
     State,
     Statistic,
     register,
+    resolved,
 )
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
@@ -63,9 +65,10 @@ from flower_kmeans.algorithms.pe_means_population import (
     variations,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import AUTO, LARGEST, integer, is_auto, reals, whole
+from flower_kmeans.parameters import LARGEST, drafted, integer, is_auto, reals, whole
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 
 DIRECTIONS = 16
@@ -115,27 +118,8 @@ class PEMeansAlgorithm(Algorithm):
     halved whenever the noise of a round exceeds its signal. Every candidate is one word
     of a client's answer. Of a box the enclosing ball is meant, cut to the box.
 
-    Parameters
-    ----------
-    clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each
-        release. Default: ``n_records / n_clients``, and the square root of that for
-        votes.
-    clips : mapping of str to float, optional
-        Clips of single releases ("votes"; HDPE-means also "lift-sums", "lift-counts").
-    n_vote_rounds : int or "auto"
-        Rounds of votes. "auto" follows the paper: ``4 max(1, epsilon) sqrt d`` of them.
-    n_variations : int or "auto"
-        L, variations of each centroid in the first rounds. "auto" follows the paper: a
-        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
-        round exceeds its signal.
-    max_candidates : int
-        The largest population, from 2 k up to 2^22, the words of a message: every
-        candidate is one word of a client's answer.
-    seed : int
-        Public randomness of the first population, of the projection, and of ``update``.
-    n_clusters, domain, budget, n_records, n_clients, fraction_bits
-        As for all algorithms. Of a box the enclosing ball is meant, cut to the box.
+    `strategies.PEMeans` documents the parameters; ``n_vote_rounds`` are its rounds.
+    ``clips`` are those of all releases, and ``None`` where clients are not protected.
     """
 
     name: ClassVar[str] = "pe-means"
@@ -144,36 +128,66 @@ class PEMeansAlgorithm(Algorithm):
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
     # votes in a projection, and a last round that lifts centroids
     projects: ClassVar[bool] = False
+    RELEASES: ClassVar[tuple[str, ...]] = (VOTES,)
 
-    clips: Annotated[tuple[tuple[str, float], ...], reals(VOTES), "clients"] = ()
-    n_vote_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)] = AUTO
-    n_rounds: int = field(init=False)
-    n_variations: Annotated[int, whole(1, LARGEST, auto=True)] = AUTO
+    clips: Annotated[Clips | None, reals(VOTES)] = None
+    n_vote_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)]
+    n_variations: Annotated[int, whole(1, LARGEST, auto=True)]
     max_candidates: Annotated[int, whole()] = MAX_CANDIDATES
 
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        clips: Mapping[str, float] | None = None,
+        n_vote_rounds: int | Literal["auto"] = "auto",
+        n_variations: int | Literal["auto"] = "auto",
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options, with clips, rounds and variations."""
+        options["clips"] = clips
+        options["n_vote_rounds"] = drafted(n_vote_rounds, 1)
+        options["n_variations"] = drafted(n_variations, 1)
+        fields = resolved(cls, n_clusters, domain, budget, options)
+        given = dict(fields["clips"] or ())
+        clip = fields.get("clip")
+        if clip is not None:
+            has_own = options.get("clip") is not None
+            fields["clips"] = cls._all_clips(clip, given, is_default=not has_own)
+        elif not given:
+            fields["clips"] = None
+        draft = cls(**fields)
+        if is_auto(n_variations):
+            draft = replace(draft, n_variations=draft.suitable_variations())
+        if is_auto(n_vote_rounds):
+            draft = replace(draft, n_vote_rounds=draft.suitable_rounds())
+        draft.require_feasible()
+        return draft
+
     def __post_init__(self) -> None:
-        """Check every parameter, and choose those that are left to the library."""
-        given_clip = self.clip
+        """Check every parameter."""
         super().__post_init__()
-        self._put(clips=self._all_clips(given_clip))
+        self._require_clips(self.clips)
         if self.projects and self.domain.n_features <= DIRECTIONS:
             raise ConfigurationError(
                 f"Expected more than {DIRECTIONS} columns, to which records are projected. Got "
                 f"{self.domain.n_features}: take PE-means, which does not project."
             )
         integer("max_candidates", self.max_candidates, 2 * self.n_clusters, MAX_WORDS)
-        if is_auto(self.n_variations):
-            # PE-means, Section IV-C; without a figure for N, what the cap leaves room
-            # for.
-            room = self.max_candidates // self.n_clusters - 1
-            found = room if self.n_records is None else max(self.n_records // 5, 4)
-            self._put(n_variations=found)
-        if is_auto(self.n_vote_rounds):
-            self._put(n_vote_rounds=self._auto_rounds())
-        self._put(n_rounds=self.n_vote_rounds + self.projects)
+
+    def require_feasible(self) -> None:
+        """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow."""
         self._check_size()
         self._require_visible_clips()
         self.require_capacity()
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds."""
+        return self.n_vote_rounds + self.projects
 
     # ------------------------------------------------------------------ the plan
 
@@ -210,7 +224,7 @@ class PEMeansAlgorithm(Algorithm):
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""
-        return dict(self.clips).get(release.name, 1.0)
+        return dict(self.clips or ()).get(release.name, 1.0)
 
     # ------------------------------------------------------------------ queries
 
@@ -427,20 +441,25 @@ class PEMeansAlgorithm(Algorithm):
         bound: float = self.domain.l2_bound(self.fraction_bits)
         return {SUMS: bound, COUNTS: float(2**self.fraction_bits)}
 
-    def _all_clips(self, given_clip: float | None) -> tuple[tuple[str, float], ...]:
-        """Return the clip of every release, none where clients are not protected."""
-        self._require_clipping(self.clips)
-        if self.clip is None:
-            return ()
-        names = (VOTES, LIFT_SUMS, LIFT_COUNTS) if self.projects else (VOTES,)
-        found = dict.fromkeys(names, self.clip)
-        if given_clip is None:
+    @classmethod
+    def _all_clips(
+        cls, clip: float, given: Mapping[str, float], *, is_default: bool
+    ) -> Clips:
+        """Return the clip of every release: given for it, or that of all releases."""
+        found = dict.fromkeys(cls.RELEASES, clip)
+        if is_default:
             # A client's votes spread over many candidates: m votes have the norm sqrt m
             # then.
-            found[VOTES] = max(1.0, math.sqrt(self.clip))
-        return tuple(sorted({**found, **dict(self.clips)}.items()))
+            found[VOTES] = max(1.0, math.sqrt(clip))
+        return tuple(sorted({**found, **given}.items()))
 
-    def _auto_rounds(self) -> int:
+    def suitable_variations(self) -> int:
+        """Return L of the paper (Section IV-C); without N, as many as the cap allows."""
+        if self.n_records is None:
+            return self.max_candidates // self.n_clusters - 1
+        return max(self.n_records // 5, 4)
+
+    def suitable_rounds(self) -> int:
         """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C), two less if it projects."""
         epsilon = self.budget.epsilon
         columns = DIRECTIONS if self.projects else self.domain.n_features
@@ -480,9 +499,9 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     name: ClassVar[str] = "hdpe-means"
     projects: ClassVar[bool] = True
 
-    clips: Annotated[
-        tuple[tuple[str, float], ...], reals(VOTES, LIFT_SUMS, LIFT_COUNTS), "clients"
-    ] = ()
+    RELEASES: ClassVar[tuple[str, ...]] = (VOTES, LIFT_SUMS, LIFT_COUNTS)
+
+    clips: Annotated[Clips | None, reals(VOTES, LIFT_SUMS, LIFT_COUNTS)] = None
 
     @cached_property
     def matrix(self) -> IntArray:

@@ -9,9 +9,9 @@ counts correct the masses of its points (docs/guarantees.md, "SynopsisKMeans" an
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -74,9 +74,10 @@ from flower_kmeans.algorithms.synopsis_state import (
     Stage,
 )
 from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.parameters import AUTO, DERIVED, FLAG, LARGEST, Kind, is_auto, whole
+from flower_kmeans.parameters import FLAG, LARGEST, Kind, is_auto, left_out, whole
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 
@@ -99,6 +100,10 @@ def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
     return tuple(parameters.integer(name, m, 1, base.MAX_WORDS) for m in value)
 
 
+def _read_cells(config: Any) -> Any:
+    return tuple(config) if isinstance(config, list) else config
+
+
 # A signal is compared with the plan's. An infinite one stands in no document.
 _SIGNAL = Kind(lambda _, value: value, real_to_text, real_from_text)
 
@@ -113,19 +118,19 @@ class Schedule:
 
     name: ClassVar[str] = "synopsis, schedule"
 
-    signal: Annotated[float, _SIGNAL, "given"] = math.inf  # mu N / C
+    signal: Annotated[float, left_out(_SIGNAL)] = math.inf  # mu N / C
     moments: Annotated[bool, FLAG]  # or round 1 releases the sum of squared norms alone
     n_directions: Annotated[int, whole(1, MOST_DIRECTIONS)]  # p, of the synopsis
     # M, of each synopsis round
-    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]
+    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list, _read_cells)]
     n_refinements: Annotated[int, whole(0, _MOST_REFINEMENTS)]  # 0: the synopsis is all
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
     count_share: Annotated[float, parameters.POSITIVE]
-    n_sizings: Annotated[int, whole(0, _MOST_SIZINGS), "given"] = 0
+    n_sizings: Annotated[int, left_out(whole(0, _MOST_SIZINGS))] = 0
 
     def __post_init__(self) -> None:
         """Check every field, those of a document too."""
-        parameters.check_parameters(self)
+        parameters.require_parameters(self)
         if self.count_share >= 1:
             raise ConfigurationError(
                 f"Expected count_share in (0, 1). Got {self.count_share!r} instead."
@@ -240,7 +245,7 @@ class Schedule:
         """Return the schedule of a run document."""
         if not isinstance(config, Mapping) or "name" in config:
             raise ConfigurationError("The fields of a schedule are not as expected.")
-        return cls(**parameters.read_parameters(cls, config, False))
+        return cls(**parameters.read_parameters(cls, config))
 
 
 def _left(n_sizings: int) -> float:
@@ -313,8 +318,29 @@ def _clusters(name: str, value: Any) -> Any:
     return least, most
 
 
-def _read_clusters(config: Any) -> int:
-    return parameters.integer("n_clusters", config, 1, base.MAX_CLUSTERS)
+def _any_clusters(numbers: tuple[int, int] | None, n_records: Any) -> tuple[int, int]:
+    """Return the fewest and the most clusters of a run that chooses."""
+    if numbers is not None:
+        return numbers
+    least, most = ANY_CLUSTERS
+    if isinstance(n_records, int):
+        most = max(least, min(most, n_records))
+    return least, most
+
+
+def _has_bounds(fields: Mapping[str, Any]) -> bool:
+    """Return whether there are bounds on cluster sizes."""
+    return fields.get("min_size") is not None or fields.get("max_size") is not None
+
+
+def _planned_signal(
+    budget: PrivacyBudget, n_records: int | None, clip: float | None
+) -> float:
+    """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
+    if budget.epsilon is None or budget.delta is None or n_records is None:
+        return math.inf
+    mu = mu_of_budget(budget.epsilon, budget.delta)
+    return mu * n_records / (clip or 1.0)
 
 
 def _parse_clusters(text: str) -> int | tuple[int, ...] | None:
@@ -324,15 +350,14 @@ def _parse_clusters(text: str) -> int | tuple[int, ...] | None:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-_CLUSTERS = Kind(
+CLUSTERS = Kind(
     _clusters,
-    read=_read_clusters,
     values=f"{whole(1, base.MAX_CLUSTERS).values}|LOW-HIGH|any",
     parse=_parse_clusters,
 )
 _SCHEDULE = Kind(
     lambda _, schedule: schedule,
-    lambda schedule: parameters.write_parameters(schedule, False),
+    parameters.write_parameters,
     Schedule.from_config,
 )
 _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
@@ -350,32 +375,9 @@ class SynopsisAlgorithm(base.Algorithm):
     (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of a record around the
     domain's centre.
 
-    Parameters
-    ----------
-    n_clusters : int, (int, int) or None
-        A pair is the fewest and the most: all of the budget is spent on the synopsis,
-        without Lloyd rounds, and the result is its k-means with the number that
-        `Elbow.suggested` names. ``None`` is (1, 20). Not with bounds on sizes.
-    min_clusters : int, optional
-        What a run document states of such a pair, beside the most as ``n_clusters``.
-    clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each
-        release. Default: the root of ``n_records / n_clients``, at least 1.
-    clips : mapping of str to float, optional
-        Clips of single releases, in all rounds of a name, in place of ``clip``.
-    min_size, max_size : int, optional
-        Bounds on the records of each cluster. Clusters are then power cells with public
-        weights, and what the run reaches stands in ``sizes`` (docs/guarantees.md,
-        "Bounds on cluster sizes"). Not with ``unit="client"``. They need ``n_records``,
-        also without privacy.
-    n_rounds : "auto"
-        Follows from the public figures.
-    schedule : Schedule, optional
-        What a run document states, for the plan's signal; otherwise made from the
-        public figures.
-    domain, budget, n_records, n_clients, seed, fraction_bits
-        As for all algorithms. D is the largest norm around the domain's centre: a ball
-        that fits the data has a smaller one than their box.
+    `strategies.SynopsisKMeans` documents what a user gives. ``n_clusters`` is the most
+    and ``min_clusters`` the fewest of a run that chooses, ``None`` of others.
+    ``schedule`` has its rounds, for the plan's signal.
     """
 
     name: ClassVar[str] = "synopsis"
@@ -383,77 +385,103 @@ class SynopsisAlgorithm(base.Algorithm):
     has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
-    n_clusters: Annotated[int, _CLUSTERS] = field(kw_only=False)
-    min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN), "given"] = None
-    clips: Annotated[
-        tuple[tuple[str, float], ...], parameters.reals(*_CLIPPED), "clients"
-    ] = ()
-    min_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
-    max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
-    n_rounds: int = AUTO
-    schedule: Annotated[Schedule, _SCHEDULE] = DERIVED
+    min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN)] = None
+    clips: Annotated[base.Clips | None, parameters.reals(*_CLIPPED)] = None
+    min_size: Annotated[int | None, whole(0, LARGEST)] = None
+    max_size: Annotated[int | None, whole(0, LARGEST)] = None
+    schedule: Annotated[Schedule, _SCHEDULE]
+
+    @classmethod
+    def planned(
+        cls,
+        n_clusters: int | tuple[int, int] | None,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        clips: Mapping[str, float] | None = None,
+        n_rounds: int | Literal["auto"] = "auto",
+        **options: Any,
+    ) -> Self:
+        """Return the algorithm of a user's options, with its clips and its schedule."""
+        numbers = CLUSTERS.check("n_clusters", n_clusters)
+        if not isinstance(numbers, int):
+            if options.get("min_clusters") is not None:
+                raise ConfigurationError(
+                    "Expected n_clusters as an integer with min_clusters. "
+                    f"Got {numbers} and min_clusters={options['min_clusters']}."
+                )
+            least, numbers = _any_clusters(numbers, options.get("n_records"))
+            options["min_clusters"] = least
+        options["clips"] = clips
+        fields = base.resolved(cls, numbers, domain, budget, options)
+        clip = fields.get("clip")
+        if clip is None:
+            # Given ones are refused there.
+            fields["clips"] = fields["clips"] or None
+        else:
+            fields["clips"] = fields["clips"] or ()
+            if options.get("clip") is None:
+                # m records in m cells have the norm sqrt(m)
+                clip = fields["clip"] = max(1.0, math.sqrt(clip))
+        schedule = Schedule.of(
+            _planned_signal(fields["budget"], fields.get("n_records"), clip),
+            numbers,
+            domain.n_features,
+            SIZING_ROUNDS if _has_bounds(fields) else 0,
+            REFINEMENTS if fields.get("min_clusters") is None else 0,
+        )
+        algorithm = cls(**fields, schedule=schedule)
+        if not is_auto(n_rounds):
+            raise ConfigurationError(
+                "Expected n_rounds='auto' for SynopsisKMeans, whose rounds have different tasks "
+                f"and follow from the privacy plan. Got {n_rounds!r} instead."
+            )
+        algorithm.require_feasible()
+        return algorithm
 
     def __post_init__(self) -> None:
-        """Check every parameter, and derive the schedule if it is not given."""
-        chooses = self.clip is None
-        self._take_numbers(_clusters("n_clusters", self.n_clusters))
+        """Check every parameter."""
         super().__post_init__()
-        if chooses and self.clip is not None:
-            # m records in m cells have the norm sqrt(m)
-            self._put(clip=max(1.0, math.sqrt(self.clip)))
-        self._require_clipping(self.clips)
+        self._require_clips(self.clips)
         self._check_numbers()
         if self.bounded:
             self._check_bounds()
-        if not is_auto(self.n_rounds):
-            raise ConfigurationError(
-                "Expected n_rounds='auto' for SynopsisKMeans, whose rounds have different tasks "
-                f"and follow from the privacy plan. Got {self.n_rounds!r} instead."
-            )
-        d, n_sizings = self.domain.n_features, SIZING_ROUNDS if self.bounded else 0
+        d = self.domain.n_features
         check_exactness(d, self.fraction_bits, weighted=self.bounded)
-        signal, schedule = self._planned_signal(), cast(Schedule | None, self.schedule)
-        if schedule is None:
-            n_refinements = REFINEMENTS if self.min_clusters is None else 0
-            schedule = Schedule.of(signal, self.n_clusters, d, n_sizings, n_refinements)
-        elif not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Require the schedule of a run with these parameters."""
+        schedule = self.schedule
+        signal = _planned_signal(self.budget, self.n_records, self.clip)
+        if not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
             raise ConfigurationError(
                 f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
                 f"Got one for {schedule.signal:.6g}."
             )
-        elif bool(schedule.n_sizings) != self.bounded:
+        if bool(schedule.n_sizings) != self.bounded:
             raise ConfigurationError(
                 "Expected a schedule with rounds for sizes if min_size or max_size is given, and "
                 f"without them otherwise. Got {schedule.n_sizings} such rounds with "
                 f"min_size={self.min_size} and max_size={self.max_size}."
             )
-        elif (schedule.n_refinements == 0) != (self.min_clusters is not None):
+        if (schedule.n_refinements == 0) != (self.min_clusters is not None):
             raise ConfigurationError(
                 "Expected a schedule without rounds of refinement exactly if min_clusters is "
                 f"given. Got {schedule.n_refinements} such rounds with "
                 f"min_clusters={self.min_clusters}."
             )
+        d = self.domain.n_features
         parameters.integer("n_directions", schedule.n_directions, 1, d)
         if schedule.moments and d > MOST_COLUMNS:
             raise ConfigurationError(
                 f"Expected moments=false for more than {MOST_COLUMNS} columns. Got true for {d}."
             )
-        self._put(schedule=schedule, n_rounds=schedule.n_rounds)
-        self._require_feasible()
 
-    def _take_numbers(self, numbers: Any) -> None:
-        """Keep the fewest and the most clusters of a pair, or of ``None``, which it becomes."""
-        if isinstance(numbers, int):
-            return
-        if self.min_clusters is not None:
-            raise ConfigurationError(
-                "Expected n_clusters as an integer with min_clusters. "
-                f"Got {numbers} and min_clusters={self.min_clusters}."
-            )
-        least, most = numbers or ANY_CLUSTERS
-        if numbers is None and isinstance(self.n_records, int):
-            most = max(least, min(most, self.n_records))
-        self._put(n_clusters=most, min_clusters=least)
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds."""
+        return self.schedule.n_rounds
 
     def _check_numbers(self) -> None:
         """Require that a run that chooses its number of clusters can do so."""
@@ -467,17 +495,6 @@ class SynopsisAlgorithm(base.Algorithm):
                 "Expected n_clusters as an integer with min_size or max_size, which the sizes of "
                 f"a planned number of clusters keep. Got {self.min_clusters, self.n_clusters}."
             )
-
-    def _planned_signal(self) -> float:
-        """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
-        budget = self.budget
-        if budget.epsilon is None or budget.delta is None or self.n_records is None:
-            return math.inf
-        return (
-            mu_of_budget(budget.epsilon, budget.delta)
-            * self.n_records
-            / (self.clip or 1.0)
-        )
 
     def _check_bounds(self) -> None:
         """Require bounds on cluster sizes that public figures do not contradict."""
@@ -618,7 +635,7 @@ class SynopsisAlgorithm(base.Algorithm):
 
     def clip_of(self, release: Release) -> float:
         """Return the release's own clip, or that of all."""
-        return dict(self.clips).get(release.name, super().clip_of(release))
+        return dict(self.clips or ()).get(release.name, super().clip_of(release))
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.

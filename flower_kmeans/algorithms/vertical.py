@@ -8,7 +8,7 @@ one more sign a cluster.
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
@@ -31,9 +31,10 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     truncate,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, integer, whole
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.vertical.moduli import MAX_CLUSTERS
 from flower_kmeans.vertical.ring import SLOTS
@@ -44,12 +45,31 @@ MAX_HOLDERS = 3
 SOFT = 1.0016
 # At least twelve deviations at the worst records known (docs/guarantees.md, "Errors of
 # the encryption").
-_ERROR_ALONE, _ERROR_PUBLIC = 0.005, 0.039
+_ERROR_ALONE = 0.005
+_ERROR_PUBLIC = 0.039
 _RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
 _DEVIATIONS = 8.0
 # deviation of a noise share, in records (docs/guarantees.md, Noise of parties)
 _LEAST_SHARE = 0.1
 _MOST_AUTO_ROUNDS = 5
+
+
+def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
+    """Require a domain and a budget of runs between parties."""
+    if not isinstance(domain, Box):
+        raise ConfigurationError(
+            "Expected domain as a Box: each party clips its columns alone. Got a Ball instead."
+        )
+    if not budget.is_private:
+        raise ConfigurationError(
+            "Expected a private budget: encryption without noise protects nothing of the "
+            "result. Got epsilon=None instead."
+        )
+    if budget.protects_clients:
+        raise ConfigurationError(
+            "Expected a budget with unit='record': parties hold columns of the same records. "
+            "Got unit='client' instead."
+        )
 
 
 @base.register
@@ -60,14 +80,8 @@ class VerticalAlgorithm(LloydFamily):
     ``statistic`` is that of all columns together; parties compute it under encryption,
     with soft memberships.
 
-    Parameters
-    ----------
-    n_parties : int
-        N, at least 2.
-    key_holders : int
-        H, 1 to ``min(N - 1, 3)``.
-    radius : bool
-        Whether only records near a centroid count in its cluster.
+    ``n_parties`` is N, at least 2, and ``key_holders`` H, 1 to ``min(N - 1, 3)``.
+    `strategies.VerticalKMeans` documents the other parameters.
     """
 
     name: ClassVar[str] = "vertical"
@@ -79,22 +93,17 @@ class VerticalAlgorithm(LloydFamily):
         True  # whether only records near a centroid count in its cluster
     )
 
+    @classmethod
+    def planned(
+        cls, n_clusters: int, domain: Domain, budget: PrivacyBudget, **options: Any
+    ) -> Self:
+        """Return the algorithm of a user's options; "auto" are two to five rounds."""
+        _require_parties(domain, budget)
+        return super().planned(n_clusters, domain, budget, **options)
+
     def __post_init__(self) -> None:
         """Check every parameter: first those that parties need, then as all Lloyd algorithms."""
-        if not isinstance(self.domain, Box):
-            raise ConfigurationError(
-                "Expected domain as a Box: each party clips its columns alone. Got a Ball instead."
-            )
-        if not self.budget.is_private:
-            raise ConfigurationError(
-                "Expected a private budget: encryption without noise protects nothing of the "
-                "result. Got epsilon=None instead."
-            )
-        if self.budget.protects_clients:
-            raise ConfigurationError(
-                "Expected a budget with unit='record': parties hold columns of the same records. "
-                "Got unit='client' instead."
-            )
+        _require_parties(self.domain, self.budget)
         n_parties = integer("n_parties", self.n_parties, 2, self.domain.n_features)
         integer("key_holders", self.key_holders, 1, min(n_parties - 1, MAX_HOLDERS))
         n_clusters = integer("n_clusters", self.n_clusters, 2, MAX_CLUSTERS)
@@ -103,7 +112,7 @@ class VerticalAlgorithm(LloydFamily):
 
     @cached_property
     def reach(self) -> int:
-        """Most by which a record that counts differs from what sums are taken from, in grid units.
+        """The largest offset of a record that counts, from the origin of its sum, in grid units.
 
         With a radius ``r / k^(1/d)``, r the distance of the box's corners from its
         centre, where sums are taken from otherwise.
@@ -156,14 +165,15 @@ class VerticalAlgorithm(LloydFamily):
         """Return the means; a cluster whose count is too small keeps its centroid."""
         if not self.radius:
             return super().update(state, answer, rng)
-        counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
+        counts = answer.blocks[COUNTS]
+        old = state.arrays["centroids"]
         moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         moved = old + to_grid(clip_rows(moves, float(self.reach)))
         centroids = truncate(moved, self._half_widths)
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return what soft sums and counts keep to, up to the errors of the encryption."""
+        """Return the bounds of soft sums and counts, up to the errors of the encryption."""
         found = super().meaning(state, answer)
         # A soft membership is at most `SOFT` and may be a little below 0.
         tolerance = 2 * (self.rho - 1) * (self.n_records or 0)
@@ -190,7 +200,8 @@ class VerticalAlgorithm(LloydFamily):
                 f"Expected noise shares of at least {_LEAST_SHARE} records. Got {share:.2g}: "
                 "take a smaller epsilon."
             )
-        unit, step = max(self.block_sensitivities(1).values()), 2.0**-self.fraction_bits
+        unit = max(self.block_sensitivities(1).values())
+        step = 2.0**-self.fraction_bits
         noise = _DEVIATIONS * noise_factor * multiplier * unit * step
         largest = (self.n_records or 0) + noise
         if largest >= _RANGE:
@@ -199,17 +210,12 @@ class VerticalAlgorithm(LloydFamily):
                 "take a larger epsilon, or fewer rounds."
             )
 
-    def _auto_rounds(self) -> int:
+    def suitable_rounds(self) -> int:
         """Return 2 to 5, by signal over noise: each round costs two round trips and much work."""
-        signal = (
-            self._mu * (self._planning_records or 0) / math.sqrt(self.domain.n_features)
-        )
-        return int(
-            min(
-                max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS),
-                _MOST_AUTO_ROUNDS,
-            )
-        )
+        root = math.sqrt(self.domain.n_features)
+        signal = self._mu * (self._planning_records or 0) / root
+        rounds = max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS)
+        return int(min(rounds, _MOST_AUTO_ROUNDS))
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         return (Release(SUMS, "gaussian", "l2", 1.0, (SUMS, COUNTS)),)

@@ -212,7 +212,9 @@ class Settings:
 
     def takes(self, parameter: str) -> bool:
         """Return whether the strategy has a parameter."""
-        return parameter in signature(self.strategy).parameters
+        from flower_kmeans.strategies import parameters_of
+
+        return parameter in parameters_of(self.strategy)
 
     def check_server(self, option: str, what: str, value: object) -> None:
         """Require the option for the server's points exactly where a strategy takes them."""
@@ -243,12 +245,12 @@ class Settings:
 
 def _takers(*parameters: str) -> str:
     """Return the strategies that have all of some parameters, in words."""
-    from flower_kmeans.strategies import BY_NAME
+    from flower_kmeans.strategies import BY_NAME, parameters_of
 
     names = (
         name
         for name, kind in BY_NAME.items()
-        if {*parameters} <= {*signature(kind).parameters}
+        if {*parameters} <= parameters_of(kind).keys()
     )
     return " or ".join(names)
 

@@ -81,9 +81,9 @@ class Grid:
                 "server_data": domain.from_unit(domain.to_unit(points)),
                 **options,
             }
-        made = self.kind(2, domain, budget, **options)
+        made = self.kind.planned(2, domain, budget, **options)
         changes = self.changed(made)
-        return self.kind(2, domain, budget, **options, **changes) if changes else made
+        return replace(made, **changes)
 
     def for_clients(self, name, **more):
         return self.make(
@@ -271,35 +271,37 @@ POINTS = RNG(0).uniform(0, 1, (40, 6))
 
 REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
     **REPLAYED,
-    "glloyd-cost": lambda: GLloydAlgorithm(
+    "glloyd-cost": lambda: GLloydAlgorithm.planned(
         5, BALL, BUDGET, n_records=N, n_rounds=3, cost=True
     ),
-    "constrained-lloyd-nearest": lambda: ConstrainedLloydAlgorithm(
+    "constrained-lloyd-nearest": lambda: ConstrainedLloydAlgorithm.planned(
         4, BOX, BUDGET, n_records=N, n_clients=4, n_rounds=4, assignment="non-exclusive"
     ),
-    "fastlloyd-ball": lambda: FastLloydAlgorithm(
+    "fastlloyd-ball": lambda: FastLloydAlgorithm.planned(
         12, BALL, CLIENTS, n_records=N, n_clients=50
     ),
-    "fastlloyd-paper": lambda: FastLloydAlgorithm(
+    "fastlloyd-paper": lambda: FastLloydAlgorithm.planned(
         5, BOX, BUDGET, n_records=N, relocation=False
     ),
-    "fastlloyd-none": lambda: FastLloydAlgorithm(
+    "fastlloyd-none": lambda: FastLloydAlgorithm.planned(
         5, BOX, BUDGET, n_records=N, postprocess="none", relocation=False, n_rounds=3
     ),
-    "pe-means-exact": lambda: PEMeansAlgorithm(
+    "pe-means-exact": lambda: PEMeansAlgorithm.planned(
         3, BALL, OPEN, n_vote_rounds=3, n_variations=50
     ),
-    "synopsis-strong": lambda: SynopsisAlgorithm(
+    "synopsis-strong": lambda: SynopsisAlgorithm.planned(
         4, BALL, PrivacyBudget(8.0), n_records=10 * N
     ),
-    "vertical-sums": lambda: VerticalAlgorithm(
+    "vertical-sums": lambda: VerticalAlgorithm.planned(
         5, BOX, BUDGET, n_records=N, radius=False
     ),
 }
 RUNS = {
     **REPLAYABLE,
-    "feddp": lambda: FedDPAlgorithm(3, BOX, BUDGET, n_records=N, server_data=POINTS),
-    "feddp-narrowing": lambda: FedDPAlgorithm(
+    "feddp": lambda: FedDPAlgorithm.planned(
+        3, BOX, BUDGET, n_records=N, server_data=POINTS
+    ),
+    "feddp-narrowing": lambda: FedDPAlgorithm.planned(
         3,
         Ball(2.0, [0.0] * 6),
         BUDGET,
@@ -463,4 +465,6 @@ def optional(kind, **options):
         points = RNG(0).uniform(0, 1, (12, domain.n_features))
         options = {"server_data": points, **options}
     budget = options.pop("budget", BUDGET)
-    return kind(options.pop("k", 2), domain, budget, **{"n_records": 1000, **options})
+    return kind.planned(
+        options.pop("k", 2), domain, budget, **{"n_records": 1000, **options}
+    )

@@ -21,7 +21,7 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 
 pytestmark = pytest.mark.claim("guarantees", "10")
 
-ALGORITHM = LloydAlgorithm(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
+ALGORITHM = LloydAlgorithm.planned(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
 
 
 def test_a_statistic_survives_flattening():
@@ -71,7 +71,9 @@ def make(cls, budget=RECORDS, **options):
     d = 20 if cls is HDPEMeansAlgorithm else 3
     if cls is FedDPAlgorithm:
         options = {"n_server_points": 5, **options}
-    return cls(2, Ball(1.0, [0.0] * d), budget, **{"n_records": 1000, **options})
+    return cls.planned(
+        2, Ball(1.0, [0.0] * d), budget, **{"n_records": 1000, **options}
+    )
 
 
 ALGORITHMS = {

@@ -36,7 +36,7 @@ def made(k=3, d=2, n=6, m=1, low=2, high=3, *, domain=None, budget=BUDGET, **opt
     """Return the algorithm of ``m`` clients with sizes from ``low`` to ``high`` for each client."""
     if options.get("assignment") == FREE:
         high = None
-    return ConstrainedLloydAlgorithm(
+    return ConstrainedLloydAlgorithm.planned(
         k,
         domain or box(d),
         PURE if options.get("mechanism") == "laplace" else budget,
@@ -579,18 +579,20 @@ def test_what_cannot_be_kept_is_refused_from_public_figures(options, match):
     options = {"budget": BUDGET, "n_records": 60, "n_clients": 3, **options}
     budget = options.pop("budget")
     with pytest.raises(ConfigurationError, match=match):
-        ConstrainedLloydAlgorithm(3, box(2), budget, **options)
+        ConstrainedLloydAlgorithm.planned(3, box(2), budget, **options)
 
 
 def test_sizes_that_are_not_given_are_those_of_the_thesis():
-    algorithm = ConstrainedLloydAlgorithm(
+    algorithm = ConstrainedLloydAlgorithm.planned(
         15, box(2), BUDGET, n_records=5000, n_clients=2
     )
     assert (algorithm.min_size, algorithm.max_size) == (223, 1000)
     assert (algorithm.client_bounds, algorithm.n_slots) == ((112, 500), 2500)
     # Every client has a slot for each of its records, also where they do not divide
     # evenly.
-    uneven = ConstrainedLloydAlgorithm(15, box(2), BUDGET, n_records=5001, n_clients=2)
+    uneven = ConstrainedLloydAlgorithm.planned(
+        15, box(2), BUDGET, n_records=5001, n_clients=2
+    )
     assert uneven.n_slots == 2501
 
 
@@ -611,7 +613,7 @@ def test_what_can_be_kept_is_solved_whatever_the_records_are():
             else 1,
         }
         try:
-            algorithm = ConstrainedLloydAlgorithm(
+            algorithm = ConstrainedLloydAlgorithm.planned(
                 k,
                 box(1),
                 OPEN,

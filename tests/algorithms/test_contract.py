@@ -337,7 +337,7 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
             )
 
     options = {"n_records": 1000, "n_clients": 100, "n_rounds": 3}
-    algorithm = Partial(2, DOMAINS["square"], CLIENTS, **options)
+    algorithm = Partial.planned(2, DOMAINS["square"], CLIENTS, **options)
     query = algorithm.query(algorithm.initial_state())
     words = added(algorithm, query, [[1000, 2000]] * 3)
     assert not words[:4].any()
@@ -598,6 +598,15 @@ def test_before_the_first_round_nothing_is_known_of_the_records(name):
 
 LEFT_OUT = {"n_records", "initial", "min_size", "max_size", "cost"}
 """Fields that a document need not have."""
+MISSING = "not as expected"
+LACKS = {
+    # Without the fewest clusters, a schedule of the synopsis alone contradicts the rest.
+    "min_clusters": "if min_clusters is given",
+    "n_clients": f"n_clients is required|{MISSING}",
+    "clip": "unit='record' for .*, which does not clip",
+    "clips": f"Expected clips.*unit='client'|{MISSING}",
+}
+"""What is said where a field is missing that only some documents have."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -607,22 +616,40 @@ def test_documents_have_all_fields_and_no_others(name):
     assert_survives(algorithm)
     for name_ in set(config) - LEFT_OUT - {"name"}:
         lacking = {key: value for key, value in config.items() if key != name_}
-        # Without the fewest clusters, a schedule of the synopsis alone contradicts the
-        # rest.
-        with pytest.raises(
-            ConfigurationError, match=r"not as expected|if min_clusters is given"
-        ):
+        with pytest.raises(ConfigurationError, match=LACKS.get(name_, MISSING)):
             algorithm_from_config(lacking, domain, budget)
     with pytest.raises(ConfigurationError, match="not as expected"):
         algorithm_from_config({**config, "more": 1}, domain, budget)
+    # Nothing is left to the library there.
     for change in (
-        {"n_rounds": "auto"},
+        *({name_: "auto"} for name_ in config),
         {"n_clusters": "3"},
         {"n_clusters": 0},
         {"seed": None},
     ):
-        with pytest.raises((ConfigurationError, ConfigurationTypeError)):
+        with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
             algorithm_from_config({**config, **change}, domain, budget)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_feasibility_of_a_run_is_checked_once(name, monkeypatch):
+    """Calibration takes seconds for some, and drafts have other noise than the run."""
+    made = []
+    kind = type(RUNS[name]())
+    original = kind.require_feasible
+
+    def counted(algorithm):
+        made.append(algorithm)
+        original(algorithm)
+
+    monkeypatch.setattr(kind, "require_feasible", counted)
+    algorithm = RUNS[name]()
+    algorithm_from_config(algorithm.to_config(), algorithm.domain, algorithm.budget)
+    # One is planned and one is read; clips for FedDP-KMeans need a run without noise.
+    checked = [
+        each for each in made if each.budget.is_private == algorithm.budget.is_private
+    ]
+    assert len(checked) == 2
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
@@ -660,7 +687,7 @@ def test_a_document_for_clients_names_their_number_and_their_bound(kind, options
                     {**config, name: value}, algorithm.domain, algorithm.budget
                 )
     records = PrivacyBudget(1.0, algorithm.budget.delta)
-    with pytest.raises(ConfigurationError, match="fields of algorithm"):
+    with pytest.raises(ConfigurationError, match="unless the budget is private with"):
         algorithm_from_config(config, algorithm.domain, records)
 
 

@@ -22,9 +22,13 @@ pytestmark = pytest.mark.claim("guarantees", "16")
 
 RNG = np.random.default_rng
 Q = 3  # a grid small enough to enumerate
-PAPER = partial(FastLloydAlgorithm, relocation=False)
+PAPER = partial(FastLloydAlgorithm.planned, relocation=False)
 WITH_COST = [GLloydAlgorithm, FastLloydAlgorithm, PAPER]
 SQUARE = Box([0, 0], [1, 1])
+
+
+def planner(kind):
+    return kind if kind is PAPER else kind.planned
 
 
 def build(cls, domain, k=2, budget=None, **options):
@@ -35,7 +39,9 @@ def build(cls, domain, k=2, budget=None, **options):
         "cost": True,
         **options,
     }
-    return cls(k, domain, PrivacyBudget(1.0) if budget is None else budget, **options)
+    return planner(cls)(
+        k, domain, PrivacyBudget(1.0) if budget is None else budget, **options
+    )
 
 
 @pytest.mark.parametrize("cls", WITH_COST)
@@ -102,12 +108,12 @@ def last_of(kind):
     options = {"n_records": 3000, "cost": True}
     if isinstance(kind, str):
         options |= {"server_data": CENTERS, "sums": kind, "n_lloyd_rounds": 2}
-        algorithm = FedDPAlgorithm(3, CUBE, PrivacyBudget(4.0), **options)
+        algorithm = FedDPAlgorithm.planned(3, CUBE, PrivacyBudget(4.0), **options)
         state = algorithm.initial_state()
         if kind == "narrowing":
             state = State(4, {**state.arrays, "factor": np.array([9])})
     else:
-        algorithm = kind(
+        algorithm = planner(kind)(
             3, CUBE, PrivacyBudget(4.0), initial=START, n_rounds=2, **options
         )
         state = algorithm.initial_state()

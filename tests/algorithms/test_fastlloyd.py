@@ -19,7 +19,7 @@ ONE = 2**16
 def build(k=2, d=2, **options):
     """Return the paper's algorithm; tests/algorithms/test_relocation.py has the default."""
     options = {"n_records": 1000, "relocation": False, **options}
-    return FastLloydAlgorithm(k, box(d), BUDGET, **options)
+    return FastLloydAlgorithm.planned(k, box(d), BUDGET, **options)
 
 
 def statistic(algorithm, centroids, points, round_number=2):
@@ -66,8 +66,8 @@ def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
     records = np.clip(np.random.default_rng(0).normal(size=(400, 3)) * 0.4, -1, 1)
     options = {"n_rounds": 5, "seed": 2}
     wide = {"alpha": 100.0, "radius": "constant", "relocation": False}
-    fast = FastLloydAlgorithm(4, box(3), PrivacyBudget(None), **wide, **options)
-    lloyd = LloydAlgorithm(4, box(3), PrivacyBudget(None), **options)
+    fast = FastLloydAlgorithm.planned(4, box(3), PrivacyBudget(None), **wide, **options)
+    lloyd = LloydAlgorithm.planned(4, box(3), PrivacyBudget(None), **options)
     results = [each.centroids(run_of(each, [records])) for each in (fast, lloyd)]
     np.testing.assert_allclose(*results, atol=1e-3)
 

@@ -49,7 +49,7 @@ def make(k=3, domain=BOX, budget=BUDGET, **options):
     if "n_server_points" not in options:
         points = RNG(0).normal(size=(6, domain.n_features)) * 0.4
         options = {"server_data": domain.from_unit(domain.to_unit(points)), **options}
-    return FedDPAlgorithm(k, domain, budget, **options)
+    return FedDPAlgorithm.planned(k, domain, budget, **options)
 
 
 build = partial(make, k=2, domain=SQUARE, fraction_bits=Q, n_lloyd_rounds=2)

@@ -41,7 +41,7 @@ def test_lloyd_is_lloyd(d):
     rng = np.random.default_rng(d)
     records = np.clip(rng.normal(size=(300, d)) * 0.4, -1, 1)
     initial = rng.uniform(-1, 1, size=(4, d))
-    algorithm = LloydAlgorithm(4, box(d), OPEN, n_rounds=5, initial=initial)
+    algorithm = LloydAlgorithm.planned(4, box(d), OPEN, n_rounds=5, initial=initial)
     expected = initial.copy()
     for _ in range(5):
         labels = ((records[:, None] - expected) ** 2).sum(axis=2).argmin(axis=1)
@@ -57,7 +57,7 @@ def test_lloyd_is_lloyd(d):
 @pytest.mark.parametrize("cls", PRIVATE)
 @pytest.mark.parametrize("noisy", [0.99, 0.0, -3.0, -(2.0**40)])
 def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noisy):
-    algorithm = cls(
+    algorithm = cls.planned(
         2, box(2), PrivacyBudget(1.0), n_records=100, n_rounds=2, **paper(cls)
     )
     state = algorithm.initial_state()
@@ -74,11 +74,11 @@ def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noi
 @pytest.mark.parametrize("cls", ALL)
 def test_packed_centroids_lie_in_a_ball(cls):
     budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)
-    algorithm = cls(20, Ball(5.0, [1] * 4), budget, n_records=1000, seed=3)
+    algorithm = cls.planned(20, Ball(5.0, [1] * 4), budget, n_records=1000, seed=3)
     centroids = algorithm.centroids(algorithm.initial_state())
     assert (np.linalg.norm(centroids - 1, axis=1) <= 5).all()
     assert len(np.unique(centroids, axis=0)) == 20
-    other = cls(20, Ball(5.0, [1] * 4), budget, n_records=1000, seed=4)
+    other = cls.planned(20, Ball(5.0, [1] * 4), budget, n_records=1000, seed=4)
     assert (other.centroids(other.initial_state()) != centroids).any()
 
 
@@ -89,7 +89,9 @@ def test_packed_centroids_lie_in_a_ball(cls):
 @pytest.mark.parametrize("n_rounds", [1, 4, 7])
 def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     budget = PrivacyBudget(0.5, 1e-6)
-    algorithm = GLloydAlgorithm(2, box(d), budget, n_records=10**6, n_rounds=n_rounds)
+    algorithm = GLloydAlgorithm.planned(
+        2, box(d), budget, n_records=10**6, n_rounds=n_rounds
+    )
     sigma, root = 1 / mu_of_budget(0.5, 1e-6), math.sqrt(d)
     s_sums = sigma * math.sqrt(d * n_rounds) * math.sqrt((2 * RHO + root) / root)
     s_counts = sigma * math.sqrt(n_rounds) * math.sqrt((2 * RHO + root) / (2 * RHO))
@@ -110,7 +112,7 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
 @pytest.mark.parametrize("d", [1, 2, 13])
 def test_sulloyd_splits_epsilon_as_su_et_al(d):
     budget = PrivacyBudget(0.5, 0.0)
-    algorithm = SuLloydAlgorithm(2, box(d), budget, n_records=10**5, n_rounds=3)
+    algorithm = SuLloydAlgorithm.planned(2, box(d), budget, n_records=10**5, n_rounds=3)
     count_share = (4 * d * RHO**2) ** (1 / 3)
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("laplace", "laplace")
@@ -119,7 +121,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
         assert 3 * (epsilon_sums + epsilon_counts) == pytest.approx(0.5)
-    relaxed = SuLloydAlgorithm(
+    relaxed = SuLloydAlgorithm.planned(
         2, box(d), PrivacyBudget(0.5), n_records=10**5, n_rounds=3
     )
     pairs = zip(relaxed.plan().releases, algorithm.plan().releases, strict=True)
@@ -135,14 +137,14 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
 def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     """Against one Laplace release of all sums, whose composition over rounds gains little."""
     options = {"n_records": 10**4, "n_rounds": n_rounds}
-    algorithm = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
+    algorithm = SuLloydAlgorithm.planned(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
     plan, query = algorithm.plan(), Query(1)
     (sums, counts), words = plan.rounds[0], algorithm.words(1)
     units = algorithm.sensitivities(query.round)
     # epsilons add up without a delta
     pure = sum(release.cost for release in plan.releases)
     assert pure > less
-    joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
+    joint = SuLloydAlgorithm.planned(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
     scale = of_pure[0].noise_multiplier * joint.sensitivities(query.round)[0]
     assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
@@ -164,7 +166,9 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
 def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
     """Against the privacy loss of a record in a corner, simulated."""
     budget = PrivacyBudget(1.0, 1e-2)
-    algorithm = SuLloydAlgorithm(2, box(d), budget, n_records=10**4, n_rounds=n_rounds)
+    algorithm = SuLloydAlgorithm.planned(
+        2, box(d), budget, n_records=10**4, n_rounds=n_rounds
+    )
     costs = [cost for release in algorithm.plan().releases for cost in release.costs]
     assert len(costs) == (d + 1) * n_rounds
     rng, deltas = np.random.default_rng(1), []
@@ -187,7 +191,7 @@ def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
         {"n_records": 1000, "n_rounds": 3},
     )
     (sums, counts), *_ = (
-        SuLloydAlgorithm(2, deep, PrivacyBudget(1.0), **options).plan().rounds
+        SuLloydAlgorithm.planned(2, deep, PrivacyBudget(1.0), **options).plan().rounds
     )
     assert sums.parts == ((0.25, 1), (1.0, 2))
     assert (sums.norm, counts.norm, counts.parts) == ("linf", "l1", ())
@@ -199,7 +203,7 @@ def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
         (many, PrivacyBudget(1.0)),
     ):
         clients = {"n_clients": 100} if budget.unit == "client" else {}
-        plan = SuLloydAlgorithm(2, domain, budget, **options, **clients).plan()
+        plan = SuLloydAlgorithm.planned(2, domain, budget, **options, **clients).plan()
         assert {(r.norm, r.parts) for r in plan.releases} == {("l1", ())}
 
 
@@ -221,7 +225,7 @@ def test_automatic_rounds_follow_the_papers(cls, k, d):
     seen = set()
     for n in np.geomspace(200, 10**7, 31).astype(int).tolist():
         budget = PrivacyBudget(0.7, 1e-6)
-        algorithm = cls(k, box(d), budget, n_records=n, **paper(cls))
+        algorithm = cls.planned(k, box(d), budget, n_records=n, **paper(cls))
         rounds = paper_rounds(cls.name, k, d, n, mu_of_budget(0.7, 1e-6), 0.7)
         rounds = min(max(rounds, 2), 7)
         # The radius is rounded to the grid, so a whole number may fall on either side.
@@ -253,7 +257,7 @@ def test_automatic_rounds_follow_the_papers(cls, k, d):
 )
 def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
     with pytest.raises(ConfigurationError, match=match):
-        LloydAlgorithm(k, box(d), OPEN, **options)
+        LloydAlgorithm.planned(k, box(d), OPEN, **options)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +300,7 @@ def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
 )
 def test_what_an_algorithm_cannot_do_is_refused(cls, options, error, message):
     with pytest.raises(error, match=message):
-        cls(3, box(2), **{"budget": OPEN, "n_records": 50, **options})
+        cls.planned(3, box(2), **{"budget": OPEN, "n_records": 50, **options})
 
 
 @pytest.mark.claim("guarantees", "34")
@@ -309,21 +313,25 @@ def test_automatic_rounds_see_the_noise_that_there_is(cls):
         "n_clusters": 3,
     }
     for n in (20, 300, 2000, 10**6):
-        alike = cls(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n)
+        alike = cls.planned(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n)
         found, wide, narrow = (
-            cls(**options, n_clients=n, n_records=8 * n, clip=clip).n_rounds
+            cls.planned(**options, n_clients=n, n_records=8 * n, clip=clip).n_rounds
             for clip in (8, 64, 1)
         )
         assert wide <= found == alike.n_rounds <= narrow
-    exact = cls(3, box(2), OPEN, **paper(cls))
-    assert (exact.n_rounds, LloydAlgorithm(3, box(2), OPEN).n_rounds) == (7, 7)
+    exact = cls.planned(3, box(2), OPEN, **paper(cls))
+    assert (exact.n_rounds, LloydAlgorithm.planned(3, box(2), OPEN).n_rounds) == (7, 7)
 
 
 def test_results_are_in_the_users_units():
     initial = np.array([[10.0, -3.0], [20.0, -1.0], [12.5, -2.0]])
-    algorithm = LloydAlgorithm(3, Box([10, -3], [20, -1]), OPEN, initial=initial)
+    algorithm = LloydAlgorithm.planned(
+        3, Box([10, -3], [20, -1]), OPEN, initial=initial
+    )
     state = algorithm.initial_state()
     np.testing.assert_allclose(algorithm.centroids(state), initial, atol=1e-4)
-    ball = LloydAlgorithm(2, Ball(1.0, [0, 0]), OPEN, initial=[[3.0, 4.0], [0.0, 0.5]])
+    ball = LloydAlgorithm.planned(
+        2, Ball(1.0, [0, 0]), OPEN, initial=[[3.0, 4.0], [0.0, 0.5]]
+    )
     centroids = ball.centroids(ball.initial_state())
     np.testing.assert_allclose(centroids, [[0.6, 0.8], [0, 0.5]], atol=1e-4)

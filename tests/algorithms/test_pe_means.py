@@ -41,7 +41,7 @@ def make(k=2, domain=None, budget=BUDGET, projects=None, **options):
     domain = domain or ball()
     projects = domain.n_features > 16 if projects is None else projects
     cls = HDPEMeansAlgorithm if projects else PEMeansAlgorithm
-    return cls(k, domain, budget, **{"n_records": 1000, **options})
+    return cls.planned(k, domain, budget, **{"n_records": 1000, **options})
 
 
 def build(domain=None, k=2, budget=BUDGET, **options):
@@ -86,7 +86,7 @@ def test_votes_have_a_clip_of_their_own():
     assert clips(17) == {"votes": math.sqrt(10), "lift-sums": 10.0, "lift-counts": 10.0}
     assert clips(clip=7.0) == {"votes": 7.0}
     assert clips(clips={"votes": 3.0}) == {"votes": 3.0}
-    assert build().clips == ()
+    assert build().clips is None
 
 
 def test_the_seed_of_a_query_is_the_key_of_its_variations():

@@ -185,7 +185,7 @@ def test_findings_are_total(name):
 
 
 def glloyd(**options):
-    return GLloydAlgorithm(
+    return GLloydAlgorithm.planned(
         2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2, **options
     )
 
@@ -237,7 +237,9 @@ def test_counts_below_their_noise_and_sums_above_their_counts():
 
 
 def test_exact_sums_have_no_tolerance():
-    exact = LloydAlgorithm(2, BOX, PrivacyBudget(None), n_records=1000, n_rounds=2)
+    exact = LloydAlgorithm.planned(
+        2, BOX, PrivacyBudget(None), n_records=1000, n_rounds=2
+    )
     assert lloyd_findings([400, 600], [[400, -400], [600, 0]], exact) == ()
     assert kinds(lloyd_findings([400, 600], [[401, 0], [0, 0]], exact)) == [
         Kind.TOO_LONG
@@ -248,7 +250,7 @@ def test_exact_sums_have_no_tolerance():
 
 
 def test_a_ball_bounds_the_length_of_a_sum():
-    exact = LloydAlgorithm(
+    exact = LloydAlgorithm.planned(
         2, Ball(1.0, [0, 0]), PrivacyBudget(None), n_records=1000, n_rounds=2
     )
     assert lloyd_findings([500, 500], [[300, 400], [0, 0]], exact) == ()
@@ -258,7 +260,7 @@ def test_a_ball_bounds_the_length_of_a_sum():
 
 
 def test_no_n_records_no_totals():
-    exact = LloydAlgorithm(2, BOX, PrivacyBudget(None), n_rounds=2)
+    exact = LloydAlgorithm.planned(2, BOX, PrivacyBudget(None), n_rounds=2)
     assert lloyd_findings([1e6, 1e6], [[0, 0], [0, 0]], exact) == ()
 
 
@@ -284,7 +286,7 @@ def test_light_and_outside_are_notes_on_the_result():
 
 @pytest.mark.claim("reading-a-report", "warning-further-below-0")
 def test_a_count_of_minus_536_under_client_privacy_is_said():
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         8,
         BOX,
         PrivacyBudget(1.0, unit="client"),
@@ -305,7 +307,7 @@ def test_a_count_of_minus_536_under_client_privacy_is_said():
 
 
 def test_moments_of_no_records():
-    algorithm = SynopsisAlgorithm(2, BOX, PrivacyBudget(1.0), n_records=1000)
+    algorithm = SynopsisAlgorithm.planned(2, BOX, PrivacyBudget(1.0), n_records=1000)
     state = algorithm.initial_state()
     unit = algorithm.block_sensitivities(1)["moments"] / 2  # of one column
 
@@ -320,7 +322,7 @@ def test_moments_of_no_records():
 
 
 def test_slacks_and_nearness_lie_between_nothing_and_the_counts():
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         2, BOX, PrivacyBudget(1.0), n_records=1000, n_rounds=2
     )
     state = algorithm.initial_state()
@@ -354,7 +356,7 @@ def test_clipped_clients_cannot_be_longer_than_their_number():
 def test_sums_and_counts_that_are_clipped_apart_are_not_compared():
     """Clients of many records in several clusters: their counts may be shortened more."""
     private = PrivacyBudget(100.0, unit="client")
-    algorithm = GLloydAlgorithm(
+    algorithm = GLloydAlgorithm.planned(
         2, BOX, private, n_records=1000, n_clients=100, n_rounds=2
     )
     unit = algorithm.sensitivities(1)

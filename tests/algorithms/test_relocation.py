@@ -18,7 +18,9 @@ BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
 
 
 def build(k=2, d=2, budget=BUDGET, **options):
-    return FastLloydAlgorithm(k, box(d), budget, **{"n_records": 1000, **options})
+    return FastLloydAlgorithm.planned(
+        k, box(d), budget, **{"n_records": 1000, **options}
+    )
 
 
 def statistic(algorithm, centroids, points, radius):
@@ -80,7 +82,7 @@ def test_the_radius_follows_the_records(d):
     """It comes down to about the root mean square of the offsets, and never exceeds alpha's."""
     rng = np.random.default_rng(0)
     records = np.clip(rng.normal(0, 0.02, (4000, d)), -1, 1)
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d))
     )
     states = [algorithm.initial_state()]
@@ -198,7 +200,7 @@ def test_a_bad_start_is_repaired(seed):
     records = records / np.abs(records).max()
     means = np.array([records[labels == j].mean(axis=0) for j in range(6)])
     best = ((records - means[labels]) ** 2).sum()
-    algorithm = FastLloydAlgorithm(6, box(3), OPEN, seed=seed)
+    algorithm = FastLloydAlgorithm.planned(6, box(3), OPEN, seed=seed)
     assert algorithm.n_rounds == 8
     assert loss(algorithm, run_of(algorithm, [records]), records) < 1.05 * best
 

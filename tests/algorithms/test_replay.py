@@ -34,12 +34,12 @@ def synopsis(*parameters, **options) -> SynopsisAlgorithm:
 
     They are rounded here, so that no library's last bits decide about a test.
     """
-    made = SynopsisAlgorithm(*parameters, **options)
+    made = SynopsisAlgorithm.planned(*parameters, **options)
     share, signal = (
         float(np.float32(x)) for x in (made.schedule.count_share, made.schedule.signal)
     )
     schedule = replace(made.schedule, count_share=share, signal=signal)
-    return SynopsisAlgorithm(*parameters, schedule=schedule, **options)
+    return replace(made, schedule=schedule)
 
 
 PURE, BALLS = PrivacyBudget(None), {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130)}
@@ -47,7 +47,8 @@ TWICE = {"assignment": "e-exclusive", "max_contribution": 2, "min_size": 300}
 
 
 def of(kind: str, *parameters, **options) -> partial[Algorithm]:
-    return partial(getattr(algorithms, f"{kind}Algorithm"), *parameters, **options)
+    planned = getattr(algorithms, f"{kind}Algorithm").planned
+    return partial(planned, *parameters, **options)
 
 
 noisy = partial(of, n_records=N)

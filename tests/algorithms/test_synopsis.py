@@ -30,9 +30,9 @@ def build(domain, k=2, budget=BUDGET, **options):
     names = {"moments", "n_directions", "cells"} & set(options)
     fields = {name: options.pop(name) for name in names}
     options = {"n_records": 1000, **options}
-    algorithm = SynopsisAlgorithm(k, domain, budget, **options)
+    algorithm = SynopsisAlgorithm.planned(k, domain, budget, **options)
     schedule = replace(algorithm.schedule, **fields)
-    return SynopsisAlgorithm(k, domain, budget, **{"schedule": schedule, **options})
+    return replace(algorithm, schedule=schedule)
 
 
 # ----------------------------------------------------------------- updates

@@ -127,7 +127,7 @@ def test_the_noise_of_few_records_in_one_column_is_not_cut_into_most_clusters(se
     """Costs of many clusters are those of cells that fit the noise: of two, 16 to 19 were found."""
     rng = np.random.default_rng(seed)
     records = np.repeat([-0.8, 0.8], 1_000)[:, None] + rng.normal(0, 0.05, (2_000, 1))
-    algorithm = SynopsisAlgorithm(
+    algorithm = SynopsisAlgorithm.planned(
         (2, 20), Ball(1.0, [0.0]), PrivacyBudget(0.5), n_records=2_000, seed=seed
     )
     state = run_of(algorithm, [records], Stream.from_key(bytes([seed] * 32)))
@@ -169,7 +169,9 @@ def test_every_selection_is_padded_to_the_largest(k):
 
 
 def build(numbers=(2, 9), budget=BUDGET, **options):
-    return SynopsisAlgorithm(numbers, BALL, budget, **{"n_records": N, **options})
+    return SynopsisAlgorithm.planned(
+        numbers, BALL, budget, **{"n_records": N, **options}
+    )
 
 
 @pytest.mark.parametrize("d", [1, 16, 100])
@@ -206,7 +208,7 @@ def test_a_run_document_has_both_numbers():
     config = algorithm.to_config()
     assert (config["n_clusters"], config["min_clusters"]) == (9, 2)
     assert "min_clusters" not in build(9).to_config()
-    assert algorithm_from_config(config, BALL, BUDGET) == algorithm
+    assert algorithm_from_config(config, BALL, algorithm.budget) == algorithm
     for change in (
         {"n_clusters": [2, 9]},
         {"n_clusters": None},
@@ -269,10 +271,14 @@ def test_a_run_keeps_to_its_pair(numbers):
 
 def test_a_run_has_a_third_as_many_clusters_as_parts_or_the_fewest():
     """Of few records: no cell stands out, and the largest alone is kept."""
-    algorithm = SynopsisAlgorithm((1, 20), BALL, PrivacyBudget(0.01), n_records=20)
+    algorithm = SynopsisAlgorithm.planned(
+        (1, 20), BALL, PrivacyBudget(0.01), n_records=20
+    )
     state = run_of(algorithm, [RECORDS[:20]], Stream.from_key(bytes(32)))
     n_parts = len(algorithm.mixture(state).weights)
     assert len(algorithm.centroids(state)) <= max(1, n_parts // 3)
-    with_most = SynopsisAlgorithm((19, 20), BALL, PrivacyBudget(0.01), n_records=20)
+    with_most = SynopsisAlgorithm.planned(
+        (19, 20), BALL, PrivacyBudget(0.01), n_records=20
+    )
     state = run_of(with_most, [RECORDS[:20]], Stream.from_key(bytes(32)))
     assert len(with_most.centroids(state)) == 19

@@ -29,7 +29,9 @@ SIZED = {"min_size": 250, "max_size": 400}
 
 
 def build(k=3, domain=BALL, budget=BUDGET, **options):
-    return SynopsisAlgorithm(k, domain, budget, **{"n_records": 1000, **options})
+    return SynopsisAlgorithm.planned(
+        k, domain, budget, **{"n_records": 1000, **options}
+    )
 
 
 # Worked out by hand from "Decided in advance" (docs/guarantees.md), for (S, k, d). How
@@ -227,7 +229,8 @@ def test_the_largest_schedule_that_a_client_follows():
 
     def read(d, **change):
         config = {**build().to_config(), **changed_schedule(**change)}
-        return algorithm_from_config(config, Ball(2.0, [0.5] * d), BUDGET).schedule
+        domain = Ball(2.0, [0.5] * d)
+        return algorithm_from_config(config, domain, build().budget).schedule
 
     for share in (math.nextafter(1, 0), 1e-300):
         change = {
@@ -258,7 +261,7 @@ def test_the_noise_is_read_from_the_document():
     config = algorithm.to_config()
     signal = float.fromhex(config["schedule"]["signal"]) * (1 + 2.0**-40)
     config["schedule"]["signal"] = real_to_text(signal)
-    other = algorithm_from_config(config, BALL, BUDGET)
+    other = algorithm_from_config(config, BALL, algorithm.budget)
     assert other.noise_of(2)["sums"] < algorithm.noise_of(2)["sums"]
     assert other.plan() == algorithm.plan()
 
@@ -333,7 +336,10 @@ def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
         "n_refinements": n_refinements,
     }
     schedule = Schedule(signal=signal, moments=False, count_share=0.4, **fields)
-    return build(k, Ball(1.0, [0] * d), n_records=10**6, schedule=schedule)
+    planned = build(k, Ball(1.0, [0] * d), n_records=10**6)
+    algorithm = replace(planned, schedule=schedule)
+    algorithm.require_feasible()
+    return algorithm
 
 
 def test_the_largest_messages_and_runs():

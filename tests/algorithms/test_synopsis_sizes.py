@@ -33,7 +33,9 @@ def records_of(sizes=SIZES, std=0.2, seed=0):
 
 def build(budget=EXACT, **options):
     bounds = {"min_size": 400, "max_size": 600}
-    return SynopsisAlgorithm(3, DOMAIN, budget, **{"n_records": N, **bounds, **options})
+    return SynopsisAlgorithm.planned(
+        3, DOMAIN, budget, **{"n_records": N, **bounds, **options}
+    )
 
 
 def sizes_of(algorithm, state, records):
@@ -112,7 +114,7 @@ def test_weights_are_in_the_users_units_where_columns_have_one():
         Box([0, 0], [4, 2]): 1.0,
     }
     for domain, scale in scales.items():
-        algorithm = SynopsisAlgorithm(3, domain, EXACT, n_records=N, min_size=1)
+        algorithm = SynopsisAlgorithm.planned(3, domain, EXACT, n_records=N, min_size=1)
         found = algorithm.weights(State(9, {"weights": integers}))
         np.testing.assert_allclose(found, integers / 2.0**32 * scale)
         assert algorithm.weights(algorithm.initial_state()) is None
@@ -167,7 +169,7 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     for factor in (0.5, 1):
         given = {name: round(2 * factor * size) for name, size in bounds.items()}
         n_records = round(6000 * factor)
-        algorithm = SynopsisAlgorithm(
+        algorithm = SynopsisAlgorithm.planned(
             6, box, EXACT, n_records=n_records, seed=1, **given
         )
         state = run_of(algorithm, [records])

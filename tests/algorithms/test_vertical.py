@@ -30,7 +30,7 @@ def algorithm(k=4, d=3, budget=BUDGET, **options):
         "n_rounds": 5,
         **options,
     }
-    return VerticalAlgorithm(k, budget=budget, **options)
+    return VerticalAlgorithm.planned(k, budget=budget, **options)
 
 
 def change(members, x, others, y, centroids, chosen):

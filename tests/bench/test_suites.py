@@ -176,7 +176,9 @@ def test_the_noise_that_the_paper_describes(script):
     assert loss.described_multiplier(1.0, delta, 400) == pytest.approx(of_a_round)
     budget = loss.PrivacyBudget(1.0, delta)
     box = loss.Box([0.0] * 40, [1.0] * 40)
-    algorithm = loss.VerticalAlgorithm(10, box, budget, n_records=10_000, radius=False)
+    algorithm = loss.VerticalAlgorithm.planned(
+        10, box, budget, n_records=10_000, radius=False
+    )
     noise = loss.described_noise(algorithm, 1, 5, np.random.default_rng(0))
     sums, counts = np.split(noise / 2.0**algorithm.fraction_bits, [400])
     assert len(counts) == 10

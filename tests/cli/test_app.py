@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import inspect
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Dropped
-from flower_kmeans.strategies import BY_NAME, options_of
+from flower_kmeans.strategies import BY_NAME, options_of, parameters_of
 
 pytestmark = pytest.mark.claim("README", "bounds-n-records-number")
 
@@ -1156,7 +1155,7 @@ def test_every_declared_parameter_is_an_option(run, strategy):
     known = options_by_strategy()[strategy]
     assert {"n_clusters", "n_records", "seed", "fraction_bits"} <= known.keys()
     fields = declared(BY_NAME[strategy].ALGORITHM)
-    parameters = inspect.signature(BY_NAME[strategy]).parameters
+    parameters = parameters_of(BY_NAME[strategy])
     assert {
         name for name in fields.keys() & parameters if fields[name].kind.values
     } <= {*known}
@@ -1178,6 +1177,12 @@ def test_every_declared_parameter_is_an_option(run, strategy):
 def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
     @dataclass(frozen=True, kw_only=True)
     class Algorithm(FastLloydAlgorithm):
+        """With one more."""
+
+        name: ClassVar[str] = "toy"
+        speed: Annotated[float, real(0.5, 2.0)] = 1.0
+
+    class Toy(strategies.FastLloyd):
         """With one more.
 
         Parameters
@@ -1187,11 +1192,10 @@ def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
             it goes. As a rule.
         """
 
-        name: ClassVar[str] = "toy"
-        speed: Annotated[float, real(0.5, 2.0)] = 1.0
-
-    class Toy(strategies.FastLloyd):
         ALGORITHM = Algorithm
+
+        def __init__(self, n_clusters, domain, privacy, *, speed=1.0, **options):
+            super().__init__(n_clusters, domain, privacy, speed=speed, **options)
 
     option = options_of(Toy)["speed"]
     assert (option.kind.values, option.default) == ("number in [0.5, 2]", 1.0)

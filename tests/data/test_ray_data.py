@@ -21,7 +21,7 @@ TABLE = np.random.default_rng(0).normal(size=(5_000, 3))
 TABLE[[3, 4_000], [0, 2]] = np.nan, np.inf
 GOOD = TABLE[np.isfinite(TABLE).all(axis=1)]
 BOX = Box([-2.0] * 3, [2.0] * 3, columns=["a", "b", "c"])
-LLOYD = LloydAlgorithm(4, BOX, PrivacyBudget(None))
+LLOYD = LloydAlgorithm.planned(4, BOX, PrivacyBudget(None))
 
 
 @pytest.fixture(scope="module")

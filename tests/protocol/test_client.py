@@ -202,7 +202,7 @@ def named_algorithm(trust):
     kind = LloydAlgorithm if trust == "plain" else GLloydAlgorithm
     budget = PrivacyBudget(None if trust == "plain" else 1.0)
     box = Box([0.0, 0.0], [8.0, 8.0], columns=list(NAMES))
-    return kind(2, box, budget, n_records=1000, n_rounds=3)
+    return kind.planned(2, box, budget, n_records=1000, n_rounds=3)
 
 
 def answer_of(cohort, records):

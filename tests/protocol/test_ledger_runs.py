@@ -601,7 +601,7 @@ def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
 def probe(epsilon):
     """Return an enrolment for a run of one round that costs an epsilon."""
     budget = PrivacyBudget(epsilon, DELTA)
-    algorithm = GLloydAlgorithm(2, BOX, budget, n_records=1_000, n_rounds=1)
+    algorithm = GLloydAlgorithm.planned(2, BOX, budget, n_records=1_000, n_rounds=1)
     document = make_document("distributed-noise", algorithm=algorithm, run=bytes(16))
     return Enrol(doc=encode(document))
 

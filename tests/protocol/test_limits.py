@@ -247,7 +247,7 @@ def large(trust):
     is_private = trust_model(trust).is_private
     kind = GLloydAlgorithm if is_private else LloydAlgorithm
     budget = PrivacyBudget(1.0 if is_private else None)
-    return kind(300, BOX, budget, n_records=10**6, n_rounds=3)
+    return kind.planned(300, BOX, budget, n_records=10**6, n_rounds=3)
 
 
 @pytest.fixture(params=TRUSTS)

@@ -14,10 +14,12 @@ BOX = Box([0.0], [1.0])
 
 def _algorithm(epsilon=1.0, d=2, **options):
     box, budget = Box([0.0] * d, [1.0] * d), PrivacyBudget(epsilon, 1e-10)
-    return FastLloydAlgorithm(3, box, budget, n_records=500, **options)
+    return FastLloydAlgorithm.planned(3, box, budget, n_records=500, **options)
 
 
-LAPLACE = SuLloydAlgorithm(2, BOX, PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2)
+LAPLACE = SuLloydAlgorithm.planned(
+    2, BOX, PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2
+)
 
 
 @pytest.mark.claim("guarantees", "42")
@@ -84,7 +86,7 @@ def test_the_noise_follows_the_layout():
 
 
 def test_no_noise_without_privacy():
-    algorithm = LloydAlgorithm(2, BOX, PrivacyBudget(None))
+    algorithm = LloydAlgorithm.planned(2, BOX, PrivacyBudget(None))
     noise = server_noise(algorithm, algorithm.plan(), 1, Stream.fresh())
     assert not noise.any()
     assert noise.shape == (algorithm.words(1),)

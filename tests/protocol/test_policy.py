@@ -38,7 +38,7 @@ def make_run(trust="oblivious-server", *, domain=BOX, budget=None, rounds=3, **c
     budget = budget or PrivacyBudget(1.0, 1e-6)
     n_clients = 10 if budget.protects_clients else None
     options = {"n_records": 1000, "n_rounds": rounds, "n_clients": n_clients}
-    algorithm = FastLloydAlgorithm(2, domain, budget, **options)
+    algorithm = FastLloydAlgorithm.planned(2, domain, budget, **options)
     return open_run(encode(make_document(trust, algorithm=algorithm, **changes)))
 
 

@@ -47,7 +47,7 @@ SPARE = SUM.set_up(12, 1, 12)  # 10 of 12 open: one may be false
 
 
 def run_of(levels=LEVELS, trust="distributed-noise"):
-    algorithm = FastLloydAlgorithm(
+    algorithm = FastLloydAlgorithm.planned(
         8, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2
     )
     return make_run(trust, "relayed", algorithm=algorithm, min_clients=2, levels=levels)

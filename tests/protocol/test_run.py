@@ -292,7 +292,7 @@ def test_nested_configurations_that_msgpack_still_reads_are_refused(depth):
 def test_a_document_for_a_large_problem_is_read_in_memory_that_fits_the_problem():
     """A document names sizes; nobody makes arrays of these sizes before a policy has agreed."""
     box = type(BOX)([0.0] * 500, [1.0] * 500)
-    algorithm = SynopsisAlgorithm(
+    algorithm = SynopsisAlgorithm.planned(
         50, box, open_run(DATA[0]).plan.budget, n_records=10**9
     )
     data = encode(make_document("clients-only", algorithm=algorithm))

@@ -255,7 +255,7 @@ def test_a_lost_round_is_an_iteration_less(tmp_path):
 
 def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path):
     budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
-    synopsis = SynopsisAlgorithm(
+    synopsis = SynopsisAlgorithm.planned(
         n_clusters=2, domain=BOX, budget=budget, n_records=100_000
     )
     net = make_net(
@@ -474,7 +474,9 @@ def test_a_run_whose_messages_are_too_long_is_not_planned():
 
 def test_the_query_of_a_sighted_run_counts(monkeypatch):
     budget = PrivacyBudget(epsilon=None)
-    algorithm = LloydAlgorithm(n_clusters=900, domain=BOX, budget=budget, n_rounds=2)
+    algorithm = LloydAlgorithm.planned(
+        n_clusters=900, domain=BOX, budget=budget, n_rounds=2
+    )
     run = make_run("plain", "none", algorithm=algorithm)
     size = len(
         encode_arrays(dict(algorithm.query(algorithm.initial_state(None)).arrays))

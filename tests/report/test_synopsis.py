@@ -129,7 +129,7 @@ def test_densities_are_those_of_the_mixture(p):
 @pytest.mark.parametrize("domain", [BALL, Box([-14.0] * 3, [14.0, 28.0, 14.0])])
 def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
     records = blobs()
-    algorithm = SynopsisAlgorithm(5, domain, PrivacyBudget(None), n_records=N)
+    algorithm = SynopsisAlgorithm.planned(5, domain, PrivacyBudget(None), n_records=N)
     state = run_of(algorithm, [records])
     synopsis = Synopsis(algorithm.mixture(state), domain)
     assert synopsis.weights.sum() == pytest.approx(N)
@@ -153,7 +153,7 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
 
 
 def test_the_cost_bends_at_the_true_number_of_clusters():
-    algorithm = SynopsisAlgorithm(8, BALL, PrivacyBudget(1.0), n_records=N)
+    algorithm = SynopsisAlgorithm.planned(8, BALL, PrivacyBudget(1.0), n_records=N)
     state = run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))
     elbow = Synopsis(algorithm.mixture(state), BALL).elbow(range(1, 10))
     np.testing.assert_array_equal(elbow.n_clusters, np.arange(1, 10))
@@ -254,7 +254,7 @@ def test_wards_hierarchy_knows_how_heavy_parts_are():
 
 
 def test_the_hierarchy_separates_blobs():
-    algorithm = SynopsisAlgorithm(6, BALL, PrivacyBudget(2.0), n_records=N)
+    algorithm = SynopsisAlgorithm.planned(6, BALL, PrivacyBudget(2.0), n_records=N)
     synopsis = Synopsis(
         algorithm.mixture(run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))),
         BALL,

@@ -307,7 +307,9 @@ def fixed_source(monkeypatch):
         while frame is not None:
             if frame.f_code.co_filename.endswith("client.py"):
                 break
-            if frame.f_code.co_filename.endswith(("protocol/server.py", "_base.py")):
+            if frame.f_code.co_filename.endswith(
+                ("protocol/server.py", "strategies/clustering.py")
+            ):
                 who = "server"
                 break
             frame = frame.f_back

@@ -38,7 +38,14 @@ from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol.messages import Ask, Finish
 from flower_kmeans.protocol.trust import trust_model
-from flower_kmeans.strategies import BY_NAME, GLloyd, KMeansStrategy, Lloyd
+from flower_kmeans.strategies import (
+    BY_NAME,
+    GLloyd,
+    KMeansStrategy,
+    Lloyd,
+    meanings_of,
+    parameters_of,
+)
 
 
 def cases(*units, **choice):
@@ -386,28 +393,18 @@ def test_whole_clients_are_protected_only_where_they_are_clipped(name):
 
 
 @pytest.mark.parametrize("cls", [Lloyd, *{cls: 0 for cls, *_ in ROWS.values()}])
-def test_signature_and_documentation_hold_every_parameter(cls):
-    parameters = inspect.signature(cls).parameters
+def test_every_parameter_is_documented_and_no_other_is_taken(cls):
+    parameters = parameters_of(cls)
     assert list(parameters)[:4] == ["n_clusters", "domain", "privacy", "n_records"]
     assert parameters["n_clients"].kind is inspect.Parameter.KEYWORD_ONLY
-    defaults = inspect.signature(cls.ALGORITHM).parameters
-    for name, each in parameters.items():
-        if name in defaults and name not in ("n_records", "n_rounds"):
-            assert each.default == defaults[name].default, name
-    section = cls.__doc__.split("Parameters\n----------\n")[1].split("\n\n")[0]
-    headers = [line for line in section.splitlines() if not line.startswith(" ")]
-    documented = [name for line in headers for name in line.split(" : ")[0].split(", ")]
-    assert sorted(documented) == sorted(parameters)
-    if cls is not Split:
-        assert all(line.split(" : ")[1] for line in headers)
-    for line in headers:
-        name = line.split(" : ")[0]
-        if name in parameters and parameters[name].default not in (
-            None,
-            (),
-            inspect.Parameter.empty,
-        ):
-            assert line.endswith(f", default: {parameters[name].default!r}")
+    meanings = meanings_of(cls)
+    own = {*inspect.signature(cls.__init__).parameters} - {"self", "common"}
+    assert all(meanings.get(name) for name in parameters if cls is not Split)
+    for line in inspect.getdoc(cls).splitlines():
+        name, colon, kind = line.partition(" : ")
+        default = parameters[name].default if name in own and colon else None
+        if default not in (None, inspect.Parameter.empty):
+            assert kind.endswith(f", default: {default!r}".replace("'", '"'))
     with pytest.raises(
         ConfigurationTypeError, match=f"{cls.__name__} takes no parameter 'alfa'"
     ):
@@ -438,7 +435,7 @@ def test_options_reach_the_algorithm_and_the_run_document(name, option, value, f
     np.testing.assert_array_equal(getattr(seen, field), value)
 
 
-def test_a_constructor_of_ones_own_is_completed_or_left_alone():
+def test_a_strategy_of_ones_own_takes_what_its_constructor_says():
     class Fixed(GLloyd):
         """One round.
 
@@ -465,15 +462,10 @@ def test_a_constructor_of_ones_own_is_completed_or_left_alone():
         def __init__(self, domain):
             super().__init__(2, domain, PrivacyBudget(1.0), 100)
 
-    shared = type("Shared", (KMeansStrategy,), {"__doc__": "Names no algorithm."})
-    names = list(inspect.signature(Fixed).parameters)
-    assert names[:6] == ["n_clusters", "domain", "privacy", "n_records", "cost", "rate"]
-    assert "rate : float\n    Ours.\n" in Fixed.__doc__
-    assert Fixed.__doc__.count("Parameters\n") == Fixed.__doc__.count("Notes\n") == 1
+    names = list(parameters_of(Fixed))
+    assert names[:6] == ["n_clusters", "domain", "privacy", "n_records", "rate", "cost"]
+    assert meanings_of(Fixed)["rate"] == "Ours."
+    assert meanings_of(Fixed)["privacy"] == meanings_of(KMeansStrategy)["privacy"]
     assert Fixed(2, Ball(1.0, [0.0]), PrivacyBudget(1.0), 100, rate=1.0).n_rounds == 1
-    assert list(inspect.signature(Closed).parameters) == ["domain"]
-    assert (Closed.__doc__, shared.__doc__) == (
-        "Nothing to choose.",
-        "Names no algorithm.",
-    )
+    assert list(parameters_of(Closed)) == ["domain"]
     assert Closed(Ball(1.0, [0.0])).n_clusters == 2

@@ -8,7 +8,7 @@ between which they lie. Importing this module registers the algorithm.
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.data.domain import GridRecords
-from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import AUTO, whole
+from flower_kmeans.data.domain import Domain, GridRecords
+from flower_kmeans.errors import MessageError
+from flower_kmeans.parameters import whole
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
-from flower_kmeans.strategies import KMeansStrategy
+from flower_kmeans.strategies import CommonOptions, KMeansStrategy
 
 CELLS = 64
 FEW = "Few records, or much noise: some thresholds lie in empty cells."
@@ -42,17 +43,9 @@ class SplitAlgorithm(Algorithm):
     n_clients: None = field(default=None, init=False)
     clip: None = field(default=None, init=False)
     n_clusters: Annotated[int, whole(1, CELLS)]
-    n_rounds: int = AUTO
+    n_rounds: ClassVar[int] = 2
     # the server's own: not in the document
     server_points: tuple[tuple[float, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.n_rounds not in (2, AUTO):
-            raise ConfigurationError(
-                f"Expected n_rounds=2. Got {self.n_rounds!r} instead."
-            )
-        self._put(n_rounds=2)
-        super().__post_init__()
 
     @property
     def _one(self) -> int:
@@ -172,3 +165,22 @@ class Split(KMeansStrategy):
 
     ALGORITHM = SplitAlgorithm
     TRUST = "distributed-noise"
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        server_points: tuple[tuple[float, ...], ...] = (),
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            domain,
+            privacy,
+            n_records,
+            server_points=server_points,
+            **common,
+        )

@@ -59,7 +59,7 @@ def make_algorithm(kind: type[Algorithm], trust: str = "", **options: Any) -> Al
     given = {"n_records": 1000, **_OPTIONS.get(kind, {}), **options}
     # it projects
     domain = Box([0.0] * 20, [1.0] * 20) if kind is HDPEMeansAlgorithm else BOX
-    return kind(2, domain, budget, **given)  # type: ignore[call-arg]
+    return kind.planned(2, domain, budget, **given)  # type: ignore[call-arg]
 
 
 def make_document(

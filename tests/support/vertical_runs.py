@@ -56,7 +56,9 @@ def make_algorithm(widths=(1, 1), **options: Any) -> VerticalAlgorithm:
         **options,
     }
     budget = PrivacyBudget(given.pop("epsilon", 8.0), delta=1e-6)
-    return VerticalAlgorithm(given.pop("n_clusters", 2), domain, budget, **given)
+    return VerticalAlgorithm.planned(
+        given.pop("n_clusters", 2), domain, budget, **given
+    )
 
 
 def make_document(

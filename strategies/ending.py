@@ -12,7 +12,8 @@ class _OneSentence(logging.Filter):
         """Let every record pass."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, RunError) and error.ended_run:
-            record.msg, record.args = f"{record.getMessage()}: {error}", ()
+            record.msg = f"{record.getMessage()}: {error}"
+            record.args = ()
             record.exc_info = record.exc_text = None
         return True
 

@@ -1,0 +1,463 @@
+"""Base of strategies for clients with different records: options, crowd and results."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.plausibility import sentences
+from flower_kmeans.algorithms.released import note_on_noise
+from flower_kmeans.data.domain import Ball, Box, Domain
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+    RunError,
+)
+from flower_kmeans.parameters import check_arguments, instance
+from flower_kmeans.protocol.messages import Request
+from flower_kmeans.protocol.noise import check_shares
+from flower_kmeans.protocol.removal import levels_up_to
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import Horizontal, Run
+from flower_kmeans.protocol.server import (
+    HasEnough,
+    Kind,
+    Replies,
+    Server,
+    answers_bytes,
+    require_sizes,
+)
+from flower_kmeans.protocol.trust import PLAIN, trust_model
+from flower_kmeans.report.report import Report
+from flower_kmeans.report.synopsis import Synopsis
+
+from .clustering import ClusteringStrategy, checked_nodes
+from .crowd import Crowd, require_trust
+from .options import (
+    Attempts,
+    Count,
+    Initial,
+    Keys,
+    Nodes,
+    OnRound,
+    Privacy,
+    RosterFile,
+    own_options,
+    parameters_of,
+)
+
+_LEAST_TIMEOUT = 300.0  # seconds
+_BYTES_PER_SECOND = 1e6  # of what all clients send in a round
+
+
+class KMeansStrategy(ClusteringStrategy[Server]):
+    """Base of the library's strategies.
+
+    A strategy names the class of its algorithm (``ALGORITHM``) and its default trust
+    model (``TRUST``). Its ``__init__`` has the options of its algorithm alone, and
+    passes on those of all strategies. Under which trust models it runs follows from the algorithm
+    (`TrustModel.objection`). Where the server sees the sums, it computes each query and
+    the result from the sum before, with its own algorithm object: what that holds
+    beside the parameters of its ``to_config`` never leaves the server.
+
+    Parameters
+    ----------
+    n_clusters : int
+        Number of clusters.
+    domain : Box or Ball
+        Public bounds of the records, in the user's units. Records outside are clipped.
+    privacy : PrivacyBudget
+        Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy. With
+        ``unit="client"`` each client is protected with all of its records, and
+        ``n_clients`` is required: delta is chosen from it.
+    n_records : int, optional
+        Planned number of records of all clients together: public, and never counted
+        from the data. Private strategies require it.
+    n_clients : int, optional
+        Public number of clients; the start waits for them.
+    trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
+optional
+        Trust model: who adds the noise and who sees the sums (docs/threat-model.md).
+        Default: the strategy's ``TRUST``, ``"plain"`` without privacy.
+    n_rounds : int or "auto"
+        Number of rounds; "auto" derives it from public numbers.
+    min_clients : int, optional
+        Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1
+        without privacy, and 0.8 ``n_clients`` where clients share the noise.
+    seed : int
+        Public randomness only (the initial centroids, or what the server draws to
+        compute its queries); noise and keys never depend on it.
+    fraction_bits : int
+        Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each
+        release; what a record is worth follows from the domain. The noise grows with
+        it. Default: ``n_records / n_clients``; of `SynopsisKMeans`, and of votes, the
+        root of it.
+    initial : array-like of shape (n_clusters, n_features) or a finished run, optional
+        Public initial centroids in the user's units, instead of those that the
+        algorithm makes. Of an earlier run (a `Clustering`, or a strategy after its
+        start) they are its centroids, and the report adds what it cost:
+        ``report.together``.
+    keys : {"relayed", "roster"}
+        Where the clients' keys come from: relayed by the server, which protects against
+        a passive server only, or pinned in a roster that every client holds.
+    roster_file : path, optional
+        The roster, which holds public keys only; required to start with
+        ``keys="roster"``.
+    nodes : list of int, optional
+        The ids of the only nodes that may take part. Without a roster their order gives
+        the slots, and named clients may come late. Without either, any node that the
+        SuperLink admits can join.
+    max_attempts : int
+        Most attempts at a round with too few answers, 1 to 3. Only one sum of a round
+        is unmasked or reconstructed, whatever their number.
+    max_colluders : int, optional
+        How many clients may work together, also with the server, and learn the noisy
+        sums alone. Under ``"oblivious-server"`` the server and one client together see
+        every answer. Default: a tenth of ``n_clients`` where a committee adds the sums,
+        but at least 1; otherwise 1.
+    on_round : callable, optional
+        Called with a `RoundInfo` after each round.
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of range, or parameters contradict each other.
+    """
+
+    TRUST: ClassVar[str]
+    ROUNDS: ClassVar[str] = "n_rounds"
+    """The algorithm's parameter that ``n_rounds`` is."""
+    OMITS: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the algorithm that only run documents hold, or that it always refuses."""
+
+    def __init__(
+        self,
+        n_clusters: int | tuple[int, int] | None,
+        domain: Annotated[Domain, instance(Box | Ball, "a Box or a Ball")],
+        privacy: Privacy,
+        n_records: int | None = None,
+        *,
+        n_clients: Count = None,
+        trust: str | None = None,
+        n_rounds: int | Literal["auto"] = "auto",
+        min_clients: Count = None,
+        seed: int = 0,
+        fraction_bits: int = 16,
+        clip: float | None = None,
+        initial: Initial = None,
+        keys: Keys = "relayed",
+        roster_file: RosterFile = None,
+        nodes: Nodes = None,
+        max_attempts: Attempts = 3,
+        max_colluders: Count = None,
+        on_round: OnRound = None,
+        **parameters: Any,
+    ) -> None:
+        checked = check_arguments(KMeansStrategy.__init__, locals())
+        unknown = parameters.keys() - own_options(type(self))
+        if unknown:
+            raise ConfigurationTypeError(
+                f"{type(self).__name__} takes no parameter {min(unknown)!r}. "
+                f"It takes {', '.join(parameters_of(type(self)))}."
+            )
+        self.domain = domain
+        self.privacy = privacy
+        self.n_records = n_records
+        self.roster_file = roster_file
+        self.on_round = on_round
+        self.seed = seed
+        self.max_attempts = checked["max_attempts"]
+        self.nodes = checked_nodes(nodes)
+        default = self.TRUST if privacy.is_private else PLAIN.name
+        self.trust_model = trust_model(default if trust is None else trust)
+        # As given: defaults follow from a number of clients that may come later
+        # (`expecting`).
+        self._given_crowd = checked["min_clients"], checked["max_colluders"]
+        self._take_crowd(checked["n_clients"])
+        self.keys = keys if self.trust_model.is_protected else "none"
+        self._earlier: Report | None = None
+        self._given_initial: Any = None
+        if initial is not None:
+            self._check_initial("initial")
+            self._given_initial = self._centroids_of(initial)
+            parameters["initial"] = self._given_initial
+        # Only some algorithms take other numbers of clusters than an integer.
+        planned: Callable[..., Algorithm] = self.ALGORITHM.planned
+        self._make_algorithm = partial(
+            planned,
+            n_clusters,
+            domain,
+            privacy,
+            n_records=n_records,
+            seed=seed,
+            fraction_bits=fraction_bits,
+            **{self.ROUNDS: n_rounds},
+            **self._clipping(clip),
+            **parameters,
+        )
+        self.algorithm = self._planned = self._make_algorithm()
+        # the most, where the run is to choose
+        self.n_clusters = self.algorithm.n_clusters
+        self.plan = self.algorithm.plan()
+        name = type(self).__name__
+        require_trust(self.trust_model, self.algorithm, self.plan, name)
+        # Otherwise the release would cost privacy and nobody would report it.
+        if parameters.get("cost", False) and self.trust_model.is_blind:
+            raise ObliviousServerError(
+                f"Expected cost=False under trust={self.trust!r}: the report that states the cost "
+                "is the server's, which must not see it. Got cost=True; choose another trust."
+            )
+        if self.trust_model.shares_noise:
+            check_shares(self.algorithm, self.plan, self._noise_shares)
+        self.algorithm.require_capacity(
+            self.added_noise_factor, self.trust_model.sum.limit
+        )
+        # else the messages' sizes are known at the start
+        if self.n_clients is not None:
+            require_sizes(self._run(None), self.n_clients)
+        self._note()
+
+    @contextmanager
+    def expecting(self, n_clients: int) -> Iterator[None]:
+        """Run with this number of clients where none was given, and its default min_clients."""
+        before = self.n_clients
+        try:
+            self._take_crowd(before or n_clients)
+            yield
+        finally:
+            self._take_crowd(before)
+
+    # ------------------------------------------------------------------ parameters
+
+    def _take_crowd(self, n_clients: int | None) -> None:
+        """Run with this number of clients, and the other numbers as given or by default."""
+        crowd = Crowd.of(self.trust_model, n_clients, *self._given_crowd)
+        self.n_clients = crowd.n_clients
+        self.min_clients = crowd.min_clients
+        self.max_colluders = crowd.max_colluders
+
+    def _clipping(self, clip: float | None) -> dict[str, Any]:
+        """Return the parameters by which an algorithm clips or bounds a client's contribution."""
+        if self.privacy.protects_clients or clip is not None:
+            taken = inspect.signature(self.ALGORITHM).parameters.keys()
+            if {"n_clients", "clip"} <= taken:
+                return {"n_clients": self.n_clients, "clip": clip}
+            wanted = "clip=None"
+            got = f"clip={clip!r}"
+            if self.privacy.protects_clients:
+                wanted = "a budget with unit='record'"
+                got = "unit='client'"
+            raise ConfigurationError(
+                f"Expected {wanted} for {type(self).__name__}, whose algorithm does not clip "
+                f"what a client adds. Got {got} instead."
+            )
+        if self.ALGORITHM.bounds_clients:
+            return {"n_clients": self.n_clients}
+        return {}
+
+    def _centroids_of(self, initial: Any) -> Any:
+        """Return initial centroids, and keep the report of the run that they come from, if any."""
+        report = getattr(initial, "report", None)
+        if not isinstance(report, Report):
+            return initial
+        # Initial centroids are public: with them, a blind server could solve for the
+        # noise.
+        if trust_model(report.trust).is_blind:
+            raise ObliviousServerError(
+                "Expected initial centroids that the server may see. Got the result of a run under "
+                f"trust={report.trust!r}, whose server must never see it."
+            )
+        unit = self.privacy.unit
+        if report.is_private and self.privacy.is_private and report.unit != unit:
+            raise ConfigurationError(
+                f"Expected initial centroids of a run with unit={unit!r}, so that the costs of "
+                f"both runs can be added. Got those of one with unit={report.unit!r}."
+            )
+        self._earlier = report
+        return initial.centroids
+
+    @property
+    def _noise_shares(self) -> int:
+        """Among how many clients the planned noise is divided: those that are surely honest."""
+        return self.min_clients - self.max_colluders
+
+    # ------------------------------------------------------------------ results
+
+    @property
+    def clip(self) -> float | None:
+        """How many records' worth of one client count in a release; ``None`` without clipping."""
+        return self.algorithm.clip if self.privacy.protects_clients else None
+
+    @property
+    def clips(self) -> dict[str, float]:
+        """The clip of every release by its name; empty without clipping."""
+        if not self.privacy.protects_clients:
+            return {}
+        return {
+            release.name: self.algorithm.clip_of(release)
+            for release in self.plan.releases
+        }
+
+    @property
+    def noise_factor(self) -> float:
+        """Standard deviation of the noise over the planned one, if all clients always answer.
+
+        Above 1 only where clients share the noise. Where the server sees the sums,
+        noise beyond the plan is removed but for the shares of ``max_colluders``
+        (docs/guarantees.md, "Distributed noise").
+        """
+        if not self._levels:
+            return self.added_noise_factor
+        return math.sqrt((self.n_clients or self.min_clients) / self._levels[-1])
+
+    @property
+    def added_noise_factor(self) -> float:
+        """The same before noise beyond the plan is removed."""
+        if not self.trust_model.shares_noise:
+            return 1.0
+        return math.sqrt((self.n_clients or self.min_clients) / self._noise_shares)
+
+    @property
+    def _levels(self) -> tuple[int, ...]:
+        """For how many honest answers noise beyond the plan is removed."""
+        if not self.trust_model.removes_noise:
+            return ()
+        most = (self.n_clients or self.min_clients) - self.max_colluders
+        return levels_up_to(self._noise_shares, most)
+
+    @property
+    def weights(self) -> NDArray[np.float64] | None:
+        """Weights of the clusters, (n_clusters,), as in a `Clustering`; ``None`` without bounds.
+
+        Where the server must never see them, it is an `ObliviousServerError`.
+        """
+        arrays = self._visible("weights")
+        return arrays["weights"].numpy() if "weights" in arrays else None
+
+    @property
+    def synopsis(self) -> Synopsis | None:
+        """The released synopsis of `SynopsisKMeans`, for any number of clusters; else ``None``.
+
+        Where the server must never see it, it is an `ObliviousServerError`.
+        """
+        self._require_sight()
+        server = self._running
+        mixture = self.algorithm.mixture(server.state, server.noise_factor)
+        return None if mixture is None else Synopsis(mixture, self.domain)
+
+    # ------------------------------------------------------------------ inside
+
+    def _note(self) -> None:
+        """Add the warning about the noise of sizes to the plan."""
+        if self.algorithm.size_bounds is not None and self.n_records is not None:
+            noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
+            note = note_on_noise(noise, self.n_records, self.n_clusters)
+            self.plan = replace(self.plan, notes=() if note is None else (note,))
+        self._cautions = self.plan.notes
+
+    def _run(self, roster: Roster | None) -> Run:
+        body = Horizontal(
+            algorithm=self.algorithm.to_config(), domain=self.domain.to_config()
+        )
+        return self._described(roster, body, self._noise_shares, self._levels)
+
+    def _begin(self, roster: Roster | None) -> tuple[Server, dict[str, Any]]:
+        if roster is not None and (self.n_clients or 0) > len(roster):
+            raise ConfigurationError(
+                f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
+                f"Got {self.n_clients} instead."
+            )
+        named = len(self.nodes or ())
+        if named and max(self.n_clients or 0, self.min_clients) > named:
+            raise ConfigurationError(
+                f"Expected n_clients and min_clients of at most {named}, the number of nodes. "
+                f"Got n_clients={self.n_clients} and min_clients={self.min_clients} instead."
+            )
+        self._note()
+        run = self._run(roster)
+        crowd = max(self.n_clients or 0, self.min_clients, len(roster or ()), named)
+        require_sizes(run, crowd)
+        server = Server(
+            run, seed=self.seed, roster=roster, nodes=self.nodes, journal=self._journal
+        )
+        return server, {
+            "clip": self.clip,
+            "clips": self.clips,
+            "levels": self._levels,
+            "earlier": self._earlier,
+        }
+
+    def _timeout_for(self, run: Run, n_clients: int) -> float:
+        return _LEAST_TIMEOUT + answers_bytes(run, n_clients) / _BYTES_PER_SECOND
+
+    def _crowd(self) -> str:
+        return f"Clients: at least {self.min_clients}"
+
+    def _warnings_of(self, t: int) -> tuple[str, ...]:
+        server = self._running
+        found = [finding for finding in server.findings if finding.round == t]
+        return sentences(server.run.algorithm, found)
+
+    def _invite(self, grid: Grid) -> None:
+        invited = set(self._talk.invited)
+        late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
+        self._talk.invite(self._running.join(late))
+
+    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+        server = self._running
+        if is_last:
+            return "finish", server.finish_requests(), server.has_enough
+        return "ask", server.ask(), server.has_enough
+
+    def _take(self, replies: Replies, is_last: bool) -> None:
+        server = self._running
+        if is_last:
+            server.take_finished(replies, self._trip)
+            if not server.delivered:
+                raise RunError("No client confirmed the delivery of the result.")
+        else:
+            server.take_answers(replies, self._trip)
+
+    def _update(self, report: Report) -> None:
+        server = self._running
+        # Copies: a report that a user keeps must not change when the server goes on.
+        for name, value in vars(server.proceedings).items():
+            setattr(report, name, copy(value))
+        report.n_clients = server.n_clients
+        report.dropped = list(server.dropped)
+        algorithm = server.run.algorithm
+        if server.n_opened:
+            of_values = sentences(algorithm, server.findings)
+            report.warnings = (*algorithm.warnings(server.state), *of_values)
+        if server.n_opened == server.run.document.rounds:
+            report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
+            report.sizes = algorithm.sizes(server.state, server.noise_factor)
+
+    def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
+        server = self._running
+        if (
+            self.trust_model.is_blind
+            or not server.n_opened
+            or t not in (None, server.n_opened)
+        ):
+            return None
+        state = server.state
+        arrays = {
+            name: Array(array)
+            for name in ("centroids", "counts", "weights")
+            if (array := getattr(self.algorithm, name)(state)) is not None
+        }
+        return ArrayRecord(arrays) if {"centroids", "counts"} <= arrays.keys() else None
