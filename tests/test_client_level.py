@@ -156,7 +156,7 @@ def test_the_report_says_what_one_client_is():
     assert data["delta"] == 1e-6
     assert "all records of one client" in data["neighbours"]
     text = " ".join(data["statements"])
-    assert "it counts as 100 records at most in each release" in text
+    assert "It counts as at most 100 records in each release" in text
     assert "Not protected: n_records, n_clients," in text
     records = GLloyd(2, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2)
     data = run_recorded(records, CORNER).strategy.report.to_dict()

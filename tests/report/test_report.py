@@ -143,7 +143,7 @@ def test_removed_noise_is_reported_and_weakens_what_a_single_answer_has():
     assert report.single_mu == pytest.approx(report.mu * math.sqrt(5))
     text = " ".join(report.statements)
     assert f"(mu = {report.single_mu:.4g})" in text
-    assert f"{report.noise_factor:.4g} times the planned one is left" in text
+    assert f"{report.noise_factor:.4g} times the planned noise remains" in text
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_removed_noise_is_reported_and_weakens_what_a_single_answer_has():
         (
             "trusted-server",
             "nobody is protected from the server",
-            "messages hold exact sums",
+            "messages contain exact sums",
         ),
         ("plain", "NOT PRIVATE", "No ledger counts this run"),
     ],
@@ -174,7 +174,7 @@ def test_who_sees_what_comes_first(trust, first, sentence):
     assert first in report.statements[0]
     assert sentence in text
     assert (
-        "stolen after the run open nothing" in text
+        "stolen after the run decrypt none" in text
     ) == report.trust_model.is_protected
     assert ("participation, timing" in text) == report.is_private
     if trust in SHARED:
@@ -188,12 +188,12 @@ def test_a_committee_is_described_with_all_of_its_numbers(trust):
     text = " ".join(made(trust).statements)
     for words in (
         "m = 10 clients, 9 of them present",
-        "f = 2 may be corrupt",
-        "tau = 7 shares are independent",
+        "f = 2 of them may be corrupt",
+        "tau = 7 shares reveal nothing",
         "k = 1 words",
         "R = 8 sum-shares",
-        "If 8 committee members pool their shares, also without the server",
-        "If q > 2 clients work together, the noise against them has (8 - q)/6 of its variance",
+        "If 8 committee members pool their shares, even without the server",
+        "If q > 2 clients collude, the noise against them has (8 - q)/6 of the planned variance",
     ):
         assert words in text
     assert "2^-40" not in text
@@ -206,7 +206,7 @@ def test_a_committee_is_described_with_all_of_its_numbers(trust):
     text = " ".join(
         made(trust, "relayed", n_slots=1000, committee=of_the_server).statements
     )
-    assert "drawn by the server at random" in text
+    assert "The server sampled it at random" in text
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -221,7 +221,7 @@ def test_clients_that_cost_themselves_are_counted_by_what_they_did(trust):
     ]
     text = " ".join(made(trust, incidents=incidents, lost_rounds=[2]).statements)
     assert "history differ: 2 clients; their software: not stated, numpy 1." in text
-    assert "could not open their shares: 1 client." in text
+    assert "could not unseal their shares: 1 client." in text
     assert "sum-shares were false and were left out: 1 client." in text
     assert ("can forge the name" in text) == (trust == "clients-only")
     assert "lost rounds: 2." in text
@@ -424,7 +424,9 @@ def test_every_party_has_an_answer(trust, keys):
         for party in ("committee", *(["active server"] if keys == "relayed" else [])):
             assert f"{report.mu * math.sqrt(6):.4g}" in answers[party]
     elif trust == "vertical":
-        assert "party 0 and party 1 together read every encrypted column" in together
+        assert (
+            "party 0 and party 1 together can read every encrypted column" in together
+        )
         assert answers["active server"].startswith("No" if keys == "relayed" else "Yes")
 
 

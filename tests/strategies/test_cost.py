@@ -145,7 +145,7 @@ def test_a_cost_is_there_where_it_was_asked_for_and_says_that_clients_are_clippe
     assert (strategy.report.cost is not None) == cost
     assert (strategy.report.to_dict()["cost"] is not None) == cost
     text = " ".join(strategy.report.statements)
-    said = "The cost is made of what clients added after clipping" in text
+    said = "The cost is a sum of clipped contributions" in text
     assert said == (cost and unit == "client")
 
 

@@ -161,10 +161,12 @@ def test_the_report_states_how_much_of_a_client_counts_in_each_release(options):
     stated = ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
     assert report.clip_text == f"by release: {stated}"
     (statement,) = (
-        text for text in report.statements if "One client is protected" in text
+        text
+        for text in report.statements
+        if "One client with all its records is protected" in text
     )
     assert stated in statement
-    assert "30 records at most" not in statement
+    assert "at most 30 records" not in statement
 
 
 def test_the_elbow_bends_at_the_number_of_clusters():

@@ -231,7 +231,7 @@ def test_the_report_states_the_guarantee_and_who_must_collude(pair):
         "passive server only",
         "in each of 12 words",
         f"Round trips: {report.round_trips}",
-        "No ledger",
+        "This guarantee covers one run",
     ):
         assert words in text, words
     facts = report.to_dict()

@@ -324,7 +324,7 @@ def test_whole_clients():
     strategy = strategy_of("FastLloyd", "distributed-noise", **options)
     root = read(html_report(simulate(strategy, PARTITIONS)))
     text = root.the("section", id="guarantee").text
-    assert "One client with all of its records is protected" in text
+    assert "One client with all its records is protected" in text
     assert "7 records' worth of a client in each release" in text
     assert "epsilon, for one client" in root.the("header").text
 

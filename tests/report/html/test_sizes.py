@@ -81,13 +81,10 @@ def test_every_cluster_has_its_size_its_interval_and_whether_its_bounds_were_kep
     assert "at least 70 and at most 130 records" in text
     assert "Of 3 clusters: 1 kept, 2 missed." in text
     assert "standard deviation of 10 records" in text
-    assert (
-        "With probability 95% the true sizes of all clusters lie in their intervals"
-        in text
-    )
-    assert f"reach {MARGIN:.0f} records to both sides" in text
+    assert "With probability 95% all true sizes lie in their intervals at once" in text
+    assert f"An interval reaches {MARGIN:.0f} records to both sides" in text
     assert "Exact sizes cannot be promised" in text
-    assert "not always that of the nearest centroid" in text
+    assert "not always the nearest centroid's" in text
     unbounded = read(html_report(finished("SynopsisKMeans", "trusted-server")))
     assert "#sizes" not in [link.attributes.get("href") for link in unbounded.all("a")]
 
@@ -143,7 +140,9 @@ def test_a_bound_that_nobody_gave_is_not_drawn(least, most, words, drawn):
 )
 def test_bounds_that_no_interval_fits_between_are_named(noise, bounds, is_too_close):
     section = section_of([100.0, 100.0, 100.0], noise, *bounds)
-    assert ("closer together than an interval is wide" in section.text) == is_too_close
+    assert (
+        "wider than the distance between the bounds" in section.text
+    ) == is_too_close
     assert ("these are exact sizes" in section.text) == (not noise)
     assert ("Of 3 clusters: 3 kept." in section.text) == (not is_too_close)
     assert tables(section)["Sizes and intervals"][0][1] == (
