@@ -34,42 +34,44 @@ class Limit:
 UNREADABLE = Limit(
     "of a column's cells unreadable",
     0.05,
-    "it is read in another way than it is written, such as with a decimal comma",
+    "its format is not the declared one, such as a decimal comma",
 )
 MISSING = Limit(
     "of a column's cells missing",
     0.20,
-    "these records count as none, or the one value they count as makes a cluster of its own",
+    "these records are left out, or their common value becomes a cluster",
 )
 OUTSIDE = Limit(
     "of a column's values outside the bounds",
     0.05,
-    "they are moved to the bounds, often since their unit is not that of the bounds",
+    "they are moved to the bounds, often because of a different unit",
 )
 MALFORMED = Limit(
     "of the lines malformed",
     0.01,
-    "the delimiter or the quotes are not those of the file",
+    "the delimiter or the quotes are wrong",
 )
 VOID = Limit(
     "of the records counting as none",
     0.50,
-    "the clusters would be those of the other records",
+    "the clusters would describe the other records only",
 )
 EMPTY = Limit(
     "a column without a value",
     None,
-    "each record counts as none, or they all are alike",
+    "each record is left out, or all are equal in it",
 )
-CONSTANT = Limit("a column with one value only", None, "it tells no two records apart")
+CONSTANT = Limit(
+    "a column with one value only", None, "it does not distinguish records"
+)
 ROW_NUMBERS = Limit(
     "a column that looks like a number of rows",
     None,
-    "clusters would be pieces of the file",
+    "clusters would follow the order of the file",
 )
 ID = Limit("a column that looks like an id", None, "its distances mean nothing")
 NOTHING = Limit(
-    "no usable record", None, "the node would answer as one that has no records"
+    "no usable record", None, "the node would answer like a node without records"
 )
 
 LIMITS = (

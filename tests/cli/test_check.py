@@ -665,7 +665,7 @@ def test_a_decimal_comma_is_refused_with_what_to_do(declared):
     )
     for words in (
         "which look like a decimal comma: --decimal ,",
-        "(limit 5 %: it is read in another way than it is written",
+        "(limit 5 %: its format is not the declared one",
         "'age' has no value in about 21 % of its cells (limit 20 %",
         "'age' is outside the bounds with about 13 % of its values (limit 5 %",
         "about 95 % of the records count as none (limit 50 %",
