@@ -228,15 +228,15 @@ def imports_and_others(lines):
     return imports, [line for line in lines if line not in imports]
 
 
-def test_one_call_was_added_to_the_client_and_three_lines_to_the_server():
+def test_one_call_was_added_to_the_client_and_four_lines_to_the_server():
     for name, start in (
         ("client_app", "register_kmeans(app, load_data"),
         ("numpy_client_app", "app = with_kmeans(app, load_data"),
     ):
         ((line,), server) = added(name)[1], added("server_app")[1]
         assert line.startswith(start)
-    assert len(server) == 3
-    assert added("numpy_server_app")[1][-3:] == server
+    assert len(server) == 4
+    assert added("numpy_server_app")[1][-4:] == server
     assert not any(
         MARK in source(name) for name in ("data", "model", "output", "__init__")
     )

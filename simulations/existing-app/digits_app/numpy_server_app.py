@@ -47,7 +47,7 @@ app = ServerApp()  # added
 def main(grid: Grid, context: Context) -> None:  # added
     """Train as before, then cluster."""  # added
     train(grid, context)  # added
-    domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    # added
-    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)
-    clustering.start(grid)  # added
+    domain = Box([0.0] * 4, [10.0] * 4)  # added
+    privacy = PrivacyBudget(epsilon=1.0)  # added
+    kmeans = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
+    kmeans.start(grid)  # added

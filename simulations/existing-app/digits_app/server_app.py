@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     save_model(context, result.arrays.to_numpy_ndarrays())
     metrics = result.evaluate_metrics_clientapp
     save_accuracies(context, {t: metrics[t]["accuracy"] for t in metrics})
-    domain, privacy = Box([0.0] * 4, [10.0] * 4), PrivacyBudget(epsilon=1.0)  # added
-    # added
-    clustering = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)
-    clustering.start(grid)  # added
+    domain = Box([0.0] * 4, [10.0] * 4)  # added
+    privacy = PrivacyBudget(epsilon=1.0)  # added
+    kmeans = SynopsisKMeans(4, domain, privacy, n_records=1_800, n_clients=10)  # added
+    kmeans.start(grid)  # added
