@@ -1,6 +1,7 @@
-"""Released sums that no records explain: a wrong ``n_records``, a false answer, or noise.
+"""Tests of released sums, which find values that no records explain.
 
-Pure functions of public parameters and released values, so nothing here costs privacy.
+Reasons are a wrong ``n_records``, a false answer, or noise alone. The tests are pure
+functions of public parameters and released values, so nothing here costs privacy.
 A false answer cannot be prevented, since nobody sees single answers; a large one can be
 noticed in the sum. Alarms are tests against the planned noise, of which all together
 fail by chance in at most `FALSE_ALARMS` of runs (docs/reading-a-report.md, "Warnings
@@ -187,7 +188,7 @@ class _Round:
 
     @property
     def _has_known_total(self) -> bool:
-        """Whether ``n_records`` bounds the total: clipped clients are another number."""
+        """Whether ``n_records`` bounds the total: clipped clients have another one."""
         return self.algorithm.n_records is not None and self.algorithm.clip is None
 
     @property
@@ -317,7 +318,7 @@ class _Round:
             yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
 
     def _of_moments(self, words: FloatArray) -> Iterator[Finding]:
-        """Yield second moments of no records: squares below 0, products above their squares."""
+        """Yield impossible moments: squares below 0, products above their squares."""
         d = self.algorithm.domain.n_features
         noise = self.noise[self.meaning.moments or ""]
         squares = words[:d]
@@ -357,7 +358,7 @@ class _Round:
             yield from self._found(Kind.UNCLIPPED, wrong, ratios, -ratios)
 
     def _length_of(self, release: Release, values: FloatArray) -> tuple[float, float]:
-        """Return the length of a release in its norm, and the length that noise explains.
+        """Return a release's length in its norm, and the length that noise explains.
 
         ``values`` (n,) are in units of a clipped answer, and so are both lengths.
         """
@@ -418,7 +419,7 @@ class _Round:
         order: FloatArray,
         deviation: float = 0.0,
     ) -> Iterator[Finding]:
-        """Yield one finding for the values that are wrong; the least of ``order`` is the worst."""
+        """Yield one finding for all wrong values. The worst has the least ``order``."""
         # Found in any case: a server that sees no sum may measure how long a client
         # takes.
         number = int(np.count_nonzero(wrong))
@@ -431,10 +432,11 @@ class _Round:
 
 
 def deviations(chance: float, is_laplace: bool = False) -> float:
-    """Return the standard deviations that noise exceeds, on one side, with a small probability.
+    """Return the one-sided quantile of noise, in its standard deviations.
 
-    Of Laplace noise and of its sums, those of one Laplace variable: none has longer
-    tails. A mixture with Gaussian noise has shorter ones.
+    Noise exceeds it with a small probability. Of Laplace noise and of its sums, it is
+    that of one Laplace variable: none has longer tails. A mixture with Gaussian noise
+    has shorter ones.
     """
     if is_laplace:
         return -math.log(2 * chance) / math.sqrt(2.0)
@@ -576,7 +578,7 @@ def condensed(rows: FloatArray) -> FloatArray:
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
-    """Return rows of findings of a vertical run, and zeros up to the number of rows of all runs."""
+    """Return findings of a vertical run as rows, then zeros up to the most of a run."""
     # In a round one of the total, and signs and lengths; at the end also sizes and
     # means.
     most = 3 * n_rounds + 2
