@@ -49,7 +49,7 @@ class Task:
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the longest update and all updates of a run, in seconds."""
     points = to_unit_ball(options.load(f"blobs_{task.clusters}_{task.columns}").records)
-    algorithm = ALGORITHMS[task.method](
+    algorithm = ALGORITHMS[task.method].planned(
         task.clusters,
         Ball(1.0, np.zeros(task.columns)),
         PrivacyBudget(1.0),
