@@ -4,12 +4,13 @@ A claim is a sentence of a document, a numbered row of the threat model, or a th
 the guarantees. Tests carry its marker, ``@pytest.mark.claim(page, id, ...)``, and
 ``.ci/claims.toml`` has the sentences by page and id. Markers are read from the source of
 the tests, so nothing is imported. Reports are those of ``pytest --junitxml``; without
-them the page keeps the results that it has.
+them the page keeps the results that it has. The tests of each theorem are written, too.
 """
 
 import ast
 import re
 import sys
+import textwrap
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
@@ -45,6 +46,7 @@ of the [threat model](../threat-model.md), and the theorems of the
 """
 NO_RUN = "Last results: of no run yet."
 NO_RESULT = "not run"
+WIDTH = 128  # columns of the documents
 
 Key = tuple[str, str]
 """The page of a claim and its id there."""
@@ -320,9 +322,31 @@ def kept_results(text: str) -> tuple[dict[Key, str], str]:
     return found, runs[0] if runs else NO_RUN
 
 
+def write_tests_of_theorems() -> None:
+    """Write the files with a theorem's marker into its part ``Tests``."""
+    for number, theorem in theorems().items():
+        tests = tests_of_claims().get(("guarantees", str(number)), [])
+        files = sorted({test.partition("::")[0] for test in tests})
+        listed = "**Tests.** " + ", ".join(f"`{file}`" for file in files) + "."
+        wrapped = textwrap.fill(
+            listed, WIDTH, break_long_words=False, break_on_hyphens=False
+        )
+        text = re.sub(
+            r"^\*\*Tests\.\*\*(?:.+\n)+",
+            wrapped + "\n",
+            theorem.text,
+            count=1,
+            flags=re.MULTILINE,
+        )
+        path = ROOT / theorem.page
+        page = path.read_text("utf-8")
+        path.write_text(page.replace(theorem.text, text), "utf-8")
+
+
 def main(*reports: str) -> int:
-    """Write the page; return the exit code."""
+    """Write the page and the tests of theorems; return the exit code."""
     wrong = problems()
+    write_tests_of_theorems()
     for each in wrong:
         print(each)
     if reports:
