@@ -96,12 +96,14 @@ def prepare(docs: Path) -> None:
         place.write_bytes(content)
 
 
-def copy_package(package: Path) -> None:
-    """Copy the package, whose docstrings the site shows, with the folders of an installed one."""
+def copy_packages(folder: Path) -> None:
+    """Copy the packages whose docstrings the site shows, with the folders of installed ones."""
+    package = folder / "flower_kmeans"
     # loads the folder
     leave_out = shutil.ignore_patterns("__pycache__", "strategies.py")
     shutil.copytree(ROOT / "flower_kmeans", package, ignore=leave_out)
     shutil.copytree(ROOT / "strategies", package / "strategies", ignore=leave_out)
+    shutil.copytree(ROOT / "benchmarks" / "bench", folder / "bench", ignore=leave_out)
 
 
 def main(site: str = "site") -> int:
@@ -109,7 +111,7 @@ def main(site: str = "site") -> int:
     with tempfile.TemporaryDirectory() as work:
         prepare(Path(work, "docs"))
         shutil.copy(ROOT / "mkdocs.yml", work)
-        copy_package(Path(work, "flower_kmeans"))
+        copy_packages(Path(work))
         built = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"], cwd=work
         )

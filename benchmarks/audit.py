@@ -25,8 +25,8 @@ from audit_bugs import BUGS
 from audit_cells import SEES, Cell, cells
 from audit_measure import BELOW, LEAST_ATTAINED, Effort, Line, attack
 
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from bench import script, tables
+from bench.harness import Options, Row, Suite
 from flower_kmeans.extras import require
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from direct import final_state
 from protocols import ball_of, in_ball
 from scipy.stats import gmean
 
+from bench import script, tables
+from bench.data import family_of
+from bench.harness import Options, Row, Suite, Task, grid, seed_of
 from flower_kmeans import PrivacyBudget
 from flower_kmeans.algorithms import SynopsisAlgorithm
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import family_of
-from flower_kmeans.bench.harness import Options, Row, Suite, Task, grid, seed_of
 from flower_kmeans.metrics import nicv
 from flower_kmeans.report.synopsis import Synopsis
 

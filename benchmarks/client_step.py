@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from threadpoolctl import ThreadpoolController
 
+from bench import script, tables
+from bench.harness import Options, Row, Suite
 from flower_kmeans.algorithms.numerics import assignment
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.projection import second_moments
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.data.domain import Box, GridRecords
 
 FRACTION_BITS = 16

@@ -44,10 +44,10 @@ from protocols import (
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
+from bench import script, tables
+from bench.data import Data
+from bench.harness import Options, Row, Suite, Task
 from flower_kmeans import PrivacyBudget
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import Data
-from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.strategies import KMeansStrategy
 
 FIRST_SEED = 1000

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flower_kmeans.bench import tables
+from bench import tables
 
 HERE = Path(__file__).resolve().parent
 HOOKS = HERE / "deployed_round_app"

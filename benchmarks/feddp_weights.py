@@ -22,15 +22,15 @@ from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
+from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
+from bench import script, tables
+from bench.harness import Options, Row, Suite, seed_of
 from flower_kmeans.algorithms.base import COUNTS, Query, State, Statistic
 from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, seed_of
-from flower_kmeans.bench.quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget

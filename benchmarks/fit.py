@@ -19,10 +19,10 @@ from protocols import KMEANS, ball_of, box_of, in_ball
 from protocols import strategy_of as named
 from sklearn.cluster import KMeans
 
+from bench import script, tables
+from bench.data import Data
+from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import PrivacyBudget, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import Data
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.strategies import KMeansStrategy
 
 N_CLIENTS = 2

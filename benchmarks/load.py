@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from weighing import Size, peak, resident
 
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, grid, process_suite
+from bench import script, tables
+from bench.harness import Options, Row, grid, process_suite
 
 MASKS = "oblivious-server"
 TRUSTS = (MASKS, "distributed-noise", "clients-only", "trusted-server")

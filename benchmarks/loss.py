@@ -34,13 +34,14 @@ from protocols import (
 from scipy.integrate import trapezoid
 from scipy.stats import gmean
 
+from bench import script, tables
+from bench.data import Data, family_of
+from bench.harness import Options, Row, Suite, Task
+from bench.runner import load_suite
+from bench.tables import areas_of, markdown, shown_half
 from flower_kmeans import Ball, PrivacyBudget, strategies
-from flower_kmeans.bench import plots, script, tables
-from flower_kmeans.bench.data import Data, family_of
-from flower_kmeans.bench.harness import Options, Row, Suite, Task
-from flower_kmeans.bench.runner import load_suite
-from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, shown_half
 from flower_kmeans.metrics import nicv
+from flower_kmeans.report.curves import Curve, draw_lines, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -324,7 +325,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the loss over epsilon with its confidence band, one panel per data set."""
     panels = tables.panels(tables.curves_of(ordered(rows), "loss"))
-    return plots.lines(
+    return draw_lines(
         panels, EPSILONS, colors=COLORS, dashed=(KMEANS,), ylabel="loss", columns=4
     )
 
@@ -341,7 +342,7 @@ def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
             k, d = numbers
             curves = panels.setdefault(f"d = {d}, epsilon {AT_EPSILON:g}", {})
             curves.setdefault(method, {})[k] = dict(enumerate(losses))
-    return plots.lines(
+    return draw_lines(
         panels,
         sorted(
             {

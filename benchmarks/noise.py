@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
+from bench import script, tables
+from bench.harness import Options, Row, Suite, grid
 from flower_kmeans.privacy.noise import SAMPLERS
 from flower_kmeans.privacy.randomness import Stream
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
+from bench.data import Data, to_unit_ball, to_unit_box
+from bench.harness import Options
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
-from flower_kmeans.bench.data import Data, to_unit_ball, to_unit_box
-from flower_kmeans.bench.harness import Options
 from flower_kmeans.metrics import nicv
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.strategies import KMeansStrategy

@@ -20,9 +20,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from weighing import Size, peak
 
+from bench import script, tables
+from bench.harness import Options, Row, grid, process_suite
 from flower_kmeans import ClientPolicy, kmeans_client_app, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
 TRUST = "oblivious-server"

@@ -27,9 +27,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from weighing import Size, peak
 
+from bench import script, tables
+from bench.harness import Options, Row, grid, process_suite
 from flower_kmeans import ClientPolicy, register_kmeans, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 
 PRIVATE, FEDAVG = NAMES = ("fastlloyd", "fedavg")
 ENGINE = "engine"  # the private strategy without Flower's simulation

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import script, tables
+from bench.harness import Options, Row, process_suite
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, process_suite
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.privacy.budget import PrivacyBudget

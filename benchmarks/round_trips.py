@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_kmeans.bench import tables
+from bench import tables
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 600.0

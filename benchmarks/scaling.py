@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from bench import script, tables
+from bench.harness import Options, Row, Suite
 from flower_kmeans import Box, PrivacyBudget, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.strategies import FastLloyd
 
 N_ROUNDS = 7

@@ -39,12 +39,12 @@ from protocols import FloatArray, ball_of, in_ball
 from scipy.spatial.distance import cdist
 from sklearn.cluster import kmeans_plusplus
 
+from bench import script, tables
+from bench.data import Data
+from bench.harness import Options, Row, Suite
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import Data
-from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.strategies import SynopsisKMeans

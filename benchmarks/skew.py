@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from protocols import OF_THE_SERVER, FloatArray, ball_of, box_of, in_ball, least
 from protocols import strategy_of as named
 
+from bench import script, tables
+from bench.data import Data
+from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import PrivacyBudget, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import Data
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.metrics import nicv
 from flower_kmeans.simulation.faults import Fault
 from flower_kmeans.strategies import KMeansStrategy

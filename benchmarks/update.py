@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from bench import script, tables
+from bench.data import to_unit_ball
+from bench.harness import Options, Row, Suite
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     PEMeansAlgorithm,
     SynopsisAlgorithm,
 )
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import to_unit_ball
-from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise

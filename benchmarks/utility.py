@@ -22,11 +22,12 @@ from protocols import (
     in_box,
 )
 
-from flower_kmeans.bench import plots, script, tables
-from flower_kmeans.bench.data import BUNDLED
-from flower_kmeans.bench.harness import Options, Row, Suite, Task
-from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, shown_half
+from bench import script, tables
+from bench.data import BUNDLED
+from bench.harness import Options, Row, Suite, Task
+from bench.tables import areas_of, markdown, shown_half
 from flower_kmeans.metrics import nicv
+from flower_kmeans.report.curves import Curve, draw_lines, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,7 +196,7 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     shown = {m: f"{m} (not private)" if m in NOT_PRIVATE else m for m in METHODS}
     curves = tables.curves_of(ordered(rows), "nicv")
     colors = ("0.6", "0.4", "C1", "C2", "C0", "C6", "C3", "C4", "C5")
-    return plots.lines(
+    return draw_lines(
         tables.panels(
             {(data, shown[method]): curve for (data, method), curve in curves.items()}
         ),

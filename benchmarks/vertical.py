@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from weighing import peak
 
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, process_suite
+from bench import script, tables
+from bench.harness import Options, Row, process_suite
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.keys import (
     KeyHolder,

@@ -32,14 +32,15 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import make_blobs
 
+from bench import script, tables
+from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
 from flower_kmeans.algorithms.base import COUNTS, SUMS
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share
+from flower_kmeans.report.curves import interval
 
 FloatArray = NDArray[np.float64]
 
@@ -158,7 +159,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
             }
             if not losses[method]:
                 return "-"
-            mean, half = tables.interval(losses[method])
+            mean, half = interval(losses[method])
             quotient = mean / np.mean(losses["plain"] or [np.nan])
             right = 100 * np.mean(
                 [row["accuracy"] for row in of if row["method"] == method]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from weighing import peak, resident
 
+from bench import script, tables
+from bench.harness import Options, Row, grid, process_suite
 from flower_kmeans import Box, PrivacyBudget, simulate
-from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 from flower_kmeans.strategies import VerticalKMeans
 
 CLUSTERS = 2

@@ -46,10 +46,6 @@ DIFF = Listed(
     "a change of an app, not code",
     "tests/simulations/test_existing_app.py::test_the_page_shows_what_was_added",
 )
-BENCH = Listed(
-    "takes minutes",
-    "tests/bench/test_quick.py::test_every_method_runs_as_the_protocol_says",
-)
 VERTICAL = replace(
     DEPLOYED,
     shown_by="tests/deployment/test_vertical.py::test_the_pages_words_are_those_that_run",
@@ -70,7 +66,6 @@ LISTED = {
         'python -m pip install ".[simulation]" && flower-kmeans simulate',
     ): CI,
     ("docs/tutorial.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
-    ("docs/benchmarks.md", "flower-kmeans bench --suite quick"): BENCH,
     (
         "docs/tables/deployments.md",
         "python -m pytest -m deployment -rP tests/deployment/test_faults.py",

@@ -27,7 +27,7 @@ LEVELS = {
             "client protocol",
             "strategies",
             "progress simulation",
-            "cli bench sklearn",
+            "cli sklearn",
         )
     )
     for name in names.split()
@@ -172,8 +172,7 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
     [
         ("vertical.parties", {"tenseal", "flwr"}),
         ("strategies", {"ortools", "numba"}),
-        # What `plan --simulate` takes from there needs no extra.
-        ("cli.preview", {"pandas", "joblib", "filelock", "matplotlib"}),
+        ("cli.preview", {"matplotlib", "sklearn"}),
         # A client's process starts for every message: these take a second of it.
         (
             "client",
@@ -204,6 +203,7 @@ def test_no_generator_of_numpy_makes_keys_or_noise_and_no_assertion_checks_input
     allowed = {
         "algorithms.numerics.initialization",
         "data.datasets",
+        "data.generators",
         "metrics",
         "cli.inputs",
     }
@@ -213,7 +213,7 @@ def test_no_generator_of_numpy_makes_keys_or_noise_and_no_assertion_checks_input
             name_of(path).removeprefix("flower_kmeans."),
         )
         assert not any(isinstance(node, ast.Assert) for node in nodes), path
-        if name not in allowed and room(name_of(path)) != "bench":
+        if name not in allowed:
             calls = [
                 ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)
             ]

@@ -1,8 +1,8 @@
-"""Clusters of new records, from what a run left, a block at a time."""
+"""Clusters of new records, from the files of a run, a block at a time."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,7 +27,7 @@ ADDED = ("cluster", "distance")
 
 
 class Found(NamedTuple):
-    """What ``centroids.npz`` says of a clustering."""
+    """A clustering, as ``centroids.npz`` holds it."""
 
     centroids: Floats  # (k, d), in the user's units
     columns: tuple[str, ...]
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 def read_centroids(path: Path, declared: Path | None = None) -> Found:
-    """Return what `outputs.write_centroids` or `ClientResult.save` wrote.
+    """Return the clustering that `outputs.write_centroids` or `ClientResult.save` wrote.
 
     A `DataError` for any other file.
 
@@ -61,51 +61,63 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         )
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        domain, private = domain_of(arrays), arrays["private"]
-        centroids, counts, weights = (
-            arrays["centroids"],
-            arrays["counts"],
-            arrays.get("weights"),
-        )
-        columns = tuple(map(str, arrays["columns"]))
-        # All of it is checked, since the file may come from anywhere.
-        is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
-        is_right &= (
-            k := len(centroids)
-        ) > 0 == private.ndim and private.dtype == np.bool_
-        names = {
-            "counts": (k,),
-            "weights": (k,),
-            "sizes": (k,),
-            "size_interval": (k, 2),
-        }
-        is_right &= all(
-            arrays[name].shape == names[name] for name in names.keys() & arrays.keys()
-        )
-        numbers = [arrays[name] for name in ("centroids", *names) if name in arrays]
-        is_right &= all(
-            each.dtype == np.float64 and np.isfinite(each).all() for each in numbers
-        )
-        sizes = (
-            (arrays["sizes"], arrays["size_interval"]) if "sizes" in arrays else None
-        )
-        synopsis = saved_synopsis(arrays, domain)
+            found = _found_in(dict(file))
     except Exception:
         # a damaged archive raises what zipfile, zlib, numpy and json have
-        is_right = False
-    if not is_right:
+        found = None
+    if found is None:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
-    if declared is not None:
-        domain = declared_as(TableDomain.from_file(declared), domain)
-        if domain.columns != columns:
-            raise DataError(
-                f"Expected the domain file of the run, with {columns}. Got {declared}."
-            )
+    if declared is None:
+        return found
+    domain = declared_as(TableDomain.from_file(declared), found.domain)
+    if domain.columns != found.columns:
+        raise DataError(
+            f"Expected the domain file of the run, with {found.columns}. Got {declared}."
+        )
+    synopsis = found.synopsis
     if synopsis is not None:
-        synopsis = replace(synopsis, domain=domain)  # as it was declared
+        synopsis = replace(synopsis, domain=domain)
+    return found._replace(domain=domain, synopsis=synopsis)
+
+
+def _found_in(arrays: Mapping[str, NDArray[Any]]) -> Found | None:
+    """Return the clustering of a file's arrays; ``None`` if they do not fit together.
+
+    All of it is checked, since the file may come from anywhere.
+    """
+    centroids = arrays["centroids"]
+    private = arrays["private"]
+    domain = domain_of(arrays)
+    columns = tuple(map(str, arrays["columns"]))
+    k = len(centroids)
+    is_table = centroids.shape == (k, domain.n_features) and k > 0
+    is_named = len(columns) == domain.n_features
+    is_flag = private.ndim == 0 and private.dtype == np.bool_
+    if not (is_table and is_named and is_flag):
+        return None
+
+    shapes = {"centroids": centroids.shape, "counts": (k,)}
+    optional = {"weights": (k,), "sizes": (k,), "size_interval": (k, 2)}
+    shapes |= {name: shape for name, shape in optional.items() if name in arrays}
+    for name, shape in shapes.items():
+        numbers = arrays[name]
+        if numbers.shape != shape or numbers.dtype != np.float64:
+            return None
+        if not np.isfinite(numbers).all():
+            return None
+
+    sizes = None
+    if "sizes" in arrays:
+        sizes = arrays["sizes"], arrays["size_interval"]
     return Found(
-        centroids, columns, domain, weights, counts, bool(private), sizes, synopsis
+        centroids,
+        columns,
+        domain,
+        arrays.get("weights"),
+        arrays["counts"],
+        bool(private),
+        sizes,
+        saved_synopsis(arrays, domain),
     )
 
 
@@ -141,7 +153,7 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
 
 
 class Placed(NamedTuple):
-    """What the output has beside the columns of some records."""
+    """Clusters of some records: the columns that the output adds."""
 
     labels: NDArray[np.int64]  # (m,)
     distances: Floats  # (m,)
@@ -149,7 +161,7 @@ class Placed(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What was assigned: facts about the records, for their holder."""
+    """Facts about assigned records, for their holder."""
 
     n_without: int  # records without a cluster
     findings: Findings
@@ -169,7 +181,7 @@ def assign(
     """
     suffix = output.suffix.lower()
     is_place = output.parent.is_dir() and not output.is_dir()
-    if suffix not in (".csv", ".parquet") or not is_place:
+    if suffix not in _OUTPUTS or not is_place:
         raise ConfigurationError(
             "Expected an output that ends in .csv or .parquet, in a directory that exists. "
             f"Got {output}."
@@ -186,11 +198,7 @@ def assign(
     findings = _findings_of(found)
     n_without = 0
     with open_private(output) as file:
-        writer = (
-            _ParquetOutput(file, names)
-            if suffix == ".parquet"
-            else _CsvOutput(file, names)
-        )
+        writer = _OUTPUTS[suffix](file, names)
         for block in opened.blocks(names):
             placed = _clusters(block, found, findings, opened.spelling)
             writer.write(block, placed)
@@ -279,7 +287,7 @@ class _CsvOutput:
         self._writer.writerows(zip(*cells, *values, strict=True))
 
     def close(self) -> None:
-        """Write what is left, and leave the file to its owner."""
+        """Write all rows, and leave the file to its owner."""
         self._text.flush()
         self._text.detach()
 
@@ -312,7 +320,7 @@ class _ParquetOutput:
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the end of the file."""
         if self._writer is None:  # a table without records
             none = np.empty(0, dtype=object)
             empty = Block(dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool))
@@ -328,6 +336,12 @@ class _ParquetOutput:
             return self._pa.array(cells)
         texts = [None if cell is None else _as_text(cell) for cell in cells.tolist()]
         return self._pa.array(texts, self._pa.string())
+
+
+_OUTPUTS: dict[str, type[_CsvOutput] | type[_ParquetOutput]] = {
+    ".csv": _CsvOutput,
+    ".parquet": _ParquetOutput,
+}
 
 
 def _as_text(cell: Any) -> Any:

@@ -64,9 +64,12 @@ _HINTS = {
 }
 
 
+_MARKS = {True: Text("ok", style="green"), False: Text("no", style="bold red")}
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, whether it is well, and what there is to know or to do."""
+    """One thing that a node needs, whether it is well, and the words for its operator."""
 
     name: str
     is_well: bool
@@ -97,52 +100,56 @@ def check_node(
     except KMeansError as error:
         findings.append(_bad("policy file", error))
     else:
-        findings.append(_find("policy file", _policy_file, Path(policy_file)))
+        path = Path(policy_file)
+        known = accepted or {}
+        findings.append(_find("policy file", _policy_file, path))
         findings.append(_find("accepts", _accepted, policy))
         findings.append(_find("keys", _keys, policy))
         findings.append(_find("ledger", _ledger, policy))
-        known = accepted or {}
-        findings.append(
-            _find("files", _files, policy, Path(policy_file), data, reading, known)
-        )
+        findings.append(_find("files", _files, policy, path, data, reading, known))
         if VERTICAL.name in policy.trusts:
             findings.append(_find("vertical", _vertical, policy))
-        declared = policy.domain if isinstance(policy.domain, TableDomain) else None
-        named = f"the policy file {policy_file}"
-        if domain is not None:
-            named = f"the domain file {domain}"
-            try:
-                declared = TableDomain.from_file(domain)
-            except KMeansError as error:
-                return [*findings, _bad("domain", error)]
+        try:
+            named, declared = _declared(policy, policy_file, domain)
+        except KMeansError as error:
+            return [*findings, _bad("domain", error)]
         if declared is not None:
-            findings.append(
-                _find("domain", _domain, declared, policy, named, policy_file)
-            )
+            looked = declared, policy, named, policy_file
+            findings.append(_find("domain", _domain, *looked))
         if data is not None:
-            looked = _data, str(data), policy, reading, declared, known, policy_file
-            findings.append(_find("data", *looked))
+            read = str(data), policy, reading, declared, known, policy_file
+            findings.append(_find("data", _data, *read))
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
 
 
+def _declared(
+    policy: ClientPolicy,
+    policy_file: str | os.PathLike[str],
+    domain: str | os.PathLike[str] | None,
+) -> tuple[str, TableDomain | None]:
+    """Return the declared columns, of a file or the policy, and a name for their source."""
+    if domain is not None:
+        return f"the domain file {domain}", TableDomain.from_file(domain)
+    named = f"the policy file {policy_file}"
+    if isinstance(policy.domain, TableDomain):
+        return named, policy.domain
+    return named, None
+
+
 def print_findings(console: Console, findings: list[Finding]) -> None:
-    """Print the conclusion, and then a row for each finding, what is wrong first."""
+    """Print the conclusion, and then a row for each finding, faults first."""
     bad = [finding.name for finding in findings if not finding.is_well]
-    answer = (
-        f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can see."
-    )
+    answer = "Yes, as far as this can see."
+    if bad:
+        answer = f"No, because of: {', '.join(bad)}."
     console.print(
         Text(f"Could this node take part? {answer}", style="bold"), soft_wrap=True
     )
     table = Table("", "what", Column("finding", overflow="fold"))
     for finding in sorted(findings, key=lambda finding: finding.is_well):
-        mark = (
-            Text("ok", style="green")
-            if finding.is_well
-            else Text("no", style="bold red")
-        )
+        mark = _MARKS[finding.is_well]
         table.add_row(mark, finding.name, Text(finding.text))
     console.print(table)
 
@@ -184,7 +191,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _policy_file(path: Path) -> str:
-    mode, named = stat.S_IMODE(path.stat().st_mode), f'policy-file="{path.resolve()}"'
+    mode = stat.S_IMODE(path.stat().st_mode)
+    named = f'policy-file="{path.resolve()}"'
     return f"Read, mode {mode:04o}. The node names it: --node-config '{named}'"
 
 
@@ -199,36 +207,38 @@ def _accepted(policy: ClientPolicy) -> str:
         raise ConfigurationError(
             f"Every run is refused: {' and '.join(nothing)} admit nothing."
         )
-    columns, domain = policy.columns, policy.domain
-    if isinstance(domain, TableDomain):
-        names = tuple(column.name for column in domain.declared)
-        bounds = "bounds as its domain.toml declares them (see the row domain)"
-        named = f"columns {_listed(names)}"
-    else:
-        bounds = (
-            "any bounds (pin domain)" if domain is None else _bounds(domain, columns)
-        )
-        named = (
-            "any columns (pin columns)"
-            if columns is None
-            else f"columns {_listed(columns)}"
-        )
+    algorithms = "any algorithm"
+    if policy.algorithms:
+        algorithms = f"algorithm {' or '.join(policy.algorithms)}"
     return "; ".join(
         (
             f"trust {' or '.join(policy.trusts)}",
-            f"algorithm {' or '.join(policy.algorithms)}"
-            if policy.algorithms
-            else "any algorithm",
+            algorithms,
             f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
             f"per {' or '.join(policy.units)}",
             f"at least {policy.min_clients} clients",
             f"max_colluders of at least {policy.max_colluders}",
             f"at most {policy.max_rounds} rounds, with {policy.max_attempts} attempts each",
             f"keys {' or '.join(policy.accepted_keys)}",
-            bounds,
-            named,
+            *_pinned(policy),
         )
     )
+
+
+def _pinned(policy: ClientPolicy) -> tuple[str, str]:
+    """Return the bounds and the columns that a policy admits, in words."""
+    domain = policy.domain
+    columns = policy.columns
+    if isinstance(domain, TableDomain):
+        names = tuple(column.name for column in domain.declared)
+        declared = "bounds as its domain.toml declares them (see the row domain)"
+        return declared, f"columns {_listed(names)}"
+    bounds = "any bounds (pin domain)"
+    if domain is not None:
+        bounds = _bounds(domain, columns)
+    if columns is None:
+        return bounds, "any columns (pin columns)"
+    return bounds, f"columns {_listed(columns)}"
 
 
 def _keys(policy: ClientPolicy) -> str:
@@ -249,11 +259,12 @@ def _keys(policy: ClientPolicy) -> str:
 
 
 def describe_roster(roster: Roster, identity: Identity | None = None) -> list[str]:
-    """Return what operators must know and compare of a roster; ``identity`` is the reader's."""
+    """Return the lines that operators compare of a roster; ``identity`` is the reader's."""
     roster.require_points()
     lines = [f"The roster has {len(roster)} clients, each with a valid key."]
     if identity is not None:
-        name, number = roster.names[identity.slot], identity.slot + 1
+        name = roster.names[identity.slot]
+        number = identity.slot + 1
         lines.append(
             f"The own key is that of {name}, number {number} of {len(roster)}."
         )
@@ -279,7 +290,8 @@ def _groups(digest: str) -> str:
 
 
 def _ledger(policy: ClientPolicy) -> str:
-    delta, total = policy.max_total_delta, policy.max_total_epsilon
+    delta = policy.max_total_delta
+    total = policy.max_total_epsilon
     if policy.state_dir is None:
         if set(policy.trusts) <= {PLAIN.name}:
             return "Not needed: no private run is accepted."
@@ -329,25 +341,13 @@ def _files(
     A source.toml and the own member key are looked at where they are read.
     """
     table = None if data is None else _table_file(str(data), reading)
-    named = [
-        policy_file,
-        *(Path(each) for each in (policy.member_key_file, table) if each),
-    ]
-    own = (
-        None
-        if policy.member_key_file is None
-        else Path(policy.member_key_file).resolve()
-    )
-    beside = {
-        key.resolve() for path in named for key in path.resolve().parent.glob("*.key")
-    }
-    keys = sorted(key for key in beside - {own} if key.is_file())
+    keys = _keys_beside(policy, policy_file, table)
     wrong = []
+    notes = []
     for key in keys:
         complaint = access_complaint(key, "key file", key.stat(), is_secret=True)
         if complaint is not None:
             wrong.append(complaint)
-    notes = []
     if table is not None:
         complaint = access_complaint(table, "table", table.stat(), is_secret=True)
         if complaint is None:
@@ -363,13 +363,29 @@ def _files(
     if keys:
         names = _listed(tuple(key.name for key in keys))
         notes.append(f"Keys that their owner alone can read: {names}.")
-    return (
-        " ".join(notes) or "No table is named, and no key lies beside the policy file."
-    )
+    if not notes:
+        return "No table is named, and no key lies beside the policy file."
+    return " ".join(notes)
+
+
+def _keys_beside(
+    policy: ClientPolicy, policy_file: Path, table: Path | None
+) -> list[Path]:
+    """Return the keys beside files that the node names, but for its own member key."""
+    named = [policy_file]
+    own = None
+    if policy.member_key_file is not None:
+        own = Path(policy.member_key_file).resolve()
+        named.append(own)
+    if table is not None:
+        named.append(table)
+    folders = {path.resolve().parent for path in named}
+    keys = {key.resolve() for folder in folders for key in folder.glob("*.key")}
+    return sorted(key for key in keys - {own} if key.is_file())
 
 
 def _table_file(data: str, reading: Reading) -> Path | None:
-    """Return the file with the records, if it is one; what is wrong with it stands under data."""
+    """Return the file with the records, if it is one; its faults stand under data."""
     try:
         named, _ = resolved(data, reading)
     except KMeansError:
@@ -379,7 +395,7 @@ def _table_file(data: str, reading: Reading) -> Path | None:
 
 
 def _vertical(policy: ClientPolicy) -> str:
-    """Compare what party 0 needs for the smallest run with what there is."""
+    """Compare the needs of party 0 in the smallest run with this machine."""
     identity = policy.read_identity()
     slot = policy.party if identity is None else identity.slot
     if slot is None:
@@ -470,7 +486,8 @@ def _mismatch(declared: TableDomain, pinned: Domain) -> tuple[str, str] | None:
         return f"{found[0]} {found[2]}", f"{found[1]}, in the columns of its box"
     if pinned.digest == declared.digest:
         return None
-    ours, theirs = pinned.declared, declared.declared
+    ours = pinned.declared
+    theirs = declared.declared
     length = max(len(ours), len(theirs))
     first = next(i for i in range(length) if ours[i : i + 1] != theirs[i : i + 1])
     return _declaration(pinned, first), _declaration(declared, first)

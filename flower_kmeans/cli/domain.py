@@ -1,4 +1,4 @@
-"""``flower-kmeans domain init``: a domain.toml from what is publicly known, or from records.
+"""``flower-kmeans domain init``: a domain.toml from public knowledge, or from records.
 
 It asks, and reads no records unless it is told to. Then the file itself says that it is
 not public.
@@ -45,8 +45,12 @@ _RULE = "A missing cell drops its record, unless the domain states what it count
 
 
 # The kinds of cells, by which a column is declared; some of them are words of a reason.
-_NUMBER, _DATE, _TEXT = "numbers", "dates", "other texts"
-_MISSING, _NESTED, _NO_NUMBER = "missing", "nested", "no number"
+_NUMBER = "numbers"
+_DATE = "dates"
+_TEXT = "other texts"
+_MISSING = "missing"
+_NESTED = "nested"
+_NO_NUMBER = "no number"
 _CONSTANT = "constant: one value in all cells that have one"
 _NO_NUMBERS = MISSING_TEXTS | {"inf", "-inf"}
 _FOREIGN_DATE = re.compile(
@@ -61,7 +65,7 @@ _FOREIGN_DATE = re.compile(
 def write(
     domain: TableDomain, path: Path, comments: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Write a domain to a new file; an older one may be what a run agreed on.
+    """Write a domain to a new file; runs may have agreed on an older one.
 
     Its owner alone may read one that was read off records.
     """
@@ -197,7 +201,7 @@ class ReadOff:
     left_out: list[tuple[str, str]]
 
     def comments(self) -> dict[str, list[str]]:
-        """Return what the file says beside columns that have gaps, without their number.
+        """Return comments for columns that have gaps, without the number of gaps.
 
         Others may come to have the file, without the line that says where it is from.
         """
@@ -212,7 +216,7 @@ class ReadOff:
         }
 
     def lines(self) -> list[str]:
-        """Return what the terminal says of gaps and of columns that were left out."""
+        """Return lines for the terminal on gaps, and on columns that were left out."""
         lines = []
         for column in self.domain.declared:
             if column.name in self.gaps:
@@ -231,7 +235,7 @@ class _LeftOutError(Exception):
 
 
 def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
-    """Return a domain read off a file's records, with what it leaves out and why.
+    """Return a domain read off a file's records, with the columns left out and why.
 
     Numbers and truths have the bounds that occur, dates too, and text the categories
     that occur. Cells are read as all commands read them.
@@ -241,20 +245,13 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
     usable = [name for name, n in counts.items() if n == 1]
     cells = _cells_of(opened, usable)
     found: list[Column] = []
-    gaps, left_out = {}, []
+    gaps: dict[str, int] = {}
+    left_out: list[tuple[str, str]] = []
     for i, name in enumerate(opened.names, 1):
         is_name = bool(name) and name.isprintable()
         shown = name if is_name else f"column {i}"
         try:
-            if counts[name] > 1:
-                what = (
-                    "no name" if not name else f"{counts[name]} columns have this name"
-                )
-                raise _LeftOutError(what)
-            if name and is_nameless(name):
-                raise _LeftOutError(
-                    "no name, and it looks like the row numbers of pandas"
-                )
+            _require_one_name(name, counts[name])
             column = _declared(name, cells[name], opened.spelling)
         except _LeftOutError as error:
             if (shown, str(error)) not in left_out:  # of the first column of the name
@@ -271,6 +268,16 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
         )
     n_records = len(next(iter(cells.values())))
     return ReadOff(TableDomain(found, from_records=True), n_records, gaps, left_out)
+
+
+def _require_one_name(name: str, n_columns: int) -> None:
+    """Require the name of one column, which is not that of row numbers."""
+    if n_columns > 1 and name:
+        raise _LeftOutError(f"{n_columns} columns have this name")
+    if n_columns > 1:
+        raise _LeftOutError("no name")
+    if name and is_nameless(name):
+        raise _LeftOutError("no name, and it looks like the row numbers of pandas")
 
 
 def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -294,7 +301,7 @@ def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]
 
 
 def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
-    """Return a valid declaration of what occurs in a column, or raise a `_LeftOutError`."""
+    """Return a valid declaration of a column's cells, or raise a `_LeftOutError`."""
     if not name or not name.isprintable():
         raise _LeftOutError("no printable name")
     column = _found(name, cells, spelling)
@@ -337,10 +344,8 @@ def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
             for cell, kind in zip(listed_cells, kinds, strict=True)
             if kind == _DATE
         ]
-        first, last = (
-            date.fromordinal(min(days_found)),
-            date.fromordinal(max(days_found)),
-        )
+        first = date.fromordinal(min(days_found))
+        last = date.fromordinal(max(days_found))
         return _date_of(name, first, last)
     return _category_in(name, listed_cells, counts)
 
@@ -348,7 +353,8 @@ def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
 def _number_of(name: str, values: NDArray[Any]) -> Number:
     if not len(values):
         raise _LeftOutError("no value at all")
-    lower, upper = float(values.min()), float(values.max())
+    lower = float(values.min())
+    upper = float(values.max())
     if lower == upper:
         raise _LeftOutError(_CONSTANT)
     return Number(name, lower, upper)

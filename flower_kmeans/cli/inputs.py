@@ -1,4 +1,4 @@
-"""What the command line clusters: records with public bounds, and a split over clients."""
+"""Records of the command line, with public bounds, and their split over clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ _MAX_CLIENTS_BY_VALUE = 1_000
 
 @dataclass(frozen=True)
 class Source:
-    """Records, and what is publicly known of them."""
+    """Records, and public facts about them."""
 
     name: str  # of the file
     records: NDArray[np.float64]  # (n, d), in the user's units
@@ -76,7 +76,7 @@ class Source:
         return box, bool(missing)
 
     def findings(self) -> list[str]:
-        """Return what the holder of the records must know of their cells, in at most two lines."""
+        """Return findings on cells for the holder of the records, in at most two lines."""
         return [] if self.table is None else self.table.findings.lines()
 
     def _count_outside(self, box: Box) -> None:
@@ -84,9 +84,8 @@ class Source:
         if self.table is None:
             return
         by_name = {column.name: column for column in self.table.findings.columns}
-        for name, n in zip(
-            self.columns, box.outside(self.records).tolist(), strict=True
-        ):
+        outside = box.outside(self.records).tolist()
+        for name, n in zip(self.columns, outside, strict=True):
             by_name[name].n_above = n
 
     def split(
@@ -98,41 +97,21 @@ class Source:
         partitioner of flwr-datasets; by default tiles of a photograph, and iid
         otherwise.
         """
-        kind, _, detail = (
-            split or ("iid" if self.image is None else "tiles")
-        ).partition(":")
+        if split is None:
+            split = "iid" if self.image is None else "tiles"
+        kind, _, detail = split.partition(":")
         n_clients = DEFAULT_CLIENTS if clients is None else clients
         rng = np.random.default_rng(seed)
         if kind == "iid" and not detail:
             parts = datasets.split_iid(len(self.records), n_clients, rng)
         elif kind == "tiles" and not detail:
-            if self.image is None:
-                raise ConfigurationError(
-                    "Only the photograph can be split into tiles: leave out --data, or choose iid, "
-                    "column:NAME or dirichlet:ALPHA."
-                )
-            parts = datasets.tiles(self.image.shape[0], self.image.shape[1], n_clients)
+            parts = self._tiles(n_clients)
         elif kind == "column" and detail:
             parts = self._by_column(detail, clients)
         elif kind == "dirichlet" and detail:
-            if self.table is None or self.table.labels is None:
-                raise ConfigurationError(
-                    "The dirichlet split goes by labels: give a file with --data, "
-                    "and its column of labels with --label."
-                )
-            alpha = _number("dirichlet:ALPHA", detail)
-            parts = datasets.split_dirichlet(self.table.labels, n_clients, alpha, rng)
-        elif split is not None and _is_partitioner(split):
-            table = self.table or datasets.Table(self.records, self.columns)
-            size = len(self.records)
-            parts = datasets.split_by_partitioner(
-                split, table.column, size, n_clients, seed
-            )
-            if clients not in (None, len(parts)):
-                raise ConfigurationError(
-                    f"Expected --clients {len(parts)}, as many as {split} makes, or none. "
-                    f"Got {clients} instead."
-                )
+            parts = self._by_labels(detail, n_clients, rng)
+        elif _is_partitioner(split):
+            parts = self._by_partitioner(split, clients, n_clients, seed)
         else:
             raise ConfigurationError(
                 "Expected --split as iid, tiles, column:NAME, dirichlet:ALPHA or a partitioner "
@@ -173,7 +152,8 @@ class Source:
 
     def ordered(self, names: Sequence[str]) -> "Source":
         """Return the source with all its columns, or declared columns, in another order."""
-        domain, columns = self.domain, tuple(names)
+        domain = self.domain
+        columns = tuple(names)
         if domain is not None:
             places = {column.name: column for column in domain.declared}
             domain = TableDomain([places[name] for name in names], domain.from_records)
@@ -256,6 +236,45 @@ class Source:
             known[name] = interval
         return known
 
+    def _tiles(self, n_clients: int) -> list[NDArray[np.int64]]:
+        """Return the pixels of each client's tile of the photograph."""
+        if self.image is None:
+            raise ConfigurationError(
+                "Only the photograph can be split into tiles: leave out --data, or choose iid, "
+                "column:NAME or dirichlet:ALPHA."
+            )
+        height, width, _ = self.image.shape
+        return datasets.tiles(height, width, n_clients)
+
+    def _by_labels(
+        self, alpha: str, n_clients: int, rng: np.random.Generator
+    ) -> list[NDArray[np.int64]]:
+        """Return the records of each client, whose shares of the labels differ."""
+        if self.table is None or self.table.labels is None:
+            raise ConfigurationError(
+                "The dirichlet split goes by labels: give a file with --data, "
+                "and its column of labels with --label."
+            )
+        concentration = _number("dirichlet:ALPHA", alpha)
+        return datasets.split_dirichlet(
+            self.table.labels, n_clients, concentration, rng
+        )
+
+    def _by_partitioner(
+        self, split: str, clients: int | None, n_clients: int, seed: int
+    ) -> list[NDArray[np.int64]]:
+        """Return the records of each partition that a partitioner of flwr-datasets makes."""
+        table = self.table or datasets.Table(self.records, self.columns)
+        parts = datasets.split_by_partitioner(
+            split, table.column, len(self.records), n_clients, seed
+        )
+        if clients not in (None, len(parts)):
+            raise ConfigurationError(
+                f"Expected --clients {len(parts)}, as many as {split} makes, or none. "
+                f"Got {clients} instead."
+            )
+        return parts
+
     def _by_column(self, name: str, clients: int | None) -> list[NDArray[np.int64]]:
         table = self.table or datasets.Table(self.records, self.columns)
         values: NDArray[Any] = table.column(name)
@@ -274,7 +293,8 @@ class Source:
             raise ConfigurationError(
                 f"There are no records to read the bounds of {name!r} off."
             )
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         # A box needs a width, also where all values are equal.
         return (low, high) if low < high else (low - 0.5, high + 0.5)
 

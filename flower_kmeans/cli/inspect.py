@@ -1,4 +1,4 @@
-"""``flower-kmeans inspect``: what a table's cells are, for the holder of the table alone.
+"""``flower-kmeans inspect``: facts about a table's cells, for the holder of the table alone.
 
 All of it are facts about records. Nothing of it belongs into a public domain, a message
 or a report, and no smallest or largest value is shown at all.
@@ -51,7 +51,7 @@ _READ_AS: Mapping[str, Kind] = {
 
 @dataclass
 class Inspected:
-    """What was found of a table.
+    """Findings on a table.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Inspected:
 def inspect(
     data: str, reading: Reading, domain: TableDomain | None = None
 ) -> Inspected:
-    """Return what is found of a table's cells; with a domain, of the columns that it declares."""
+    """Return findings on a table's cells; with a domain, on the columns that it declares."""
     named, reading = resolved(data, reading)
     opened = open_table(named, reading)
     if domain is None:
@@ -112,7 +112,7 @@ def inspect(
 
 
 def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
-    """Return what is found of all columns, whose kinds are guessed from the first records."""
+    """Return findings on all columns, whose kinds are guessed from the first records."""
     counts = Counter(opened.names)
     once = [name for name, n in counts.items() if n == 1 and not is_nameless(name)]
     if not once:
@@ -169,7 +169,7 @@ def _add(
 def _values(
     own: NDArray[Any], guessed: Guess, spelling: Spelling
 ) -> NDArray[np.float64]:
-    """Return what cells are read as: numbers, days, or any numbers that differ as texts do."""
+    """Return cells as numbers: their own, days, or others that differ as texts do."""
     if guessed.kind in ("number", "empty"):
         values = spelling.numbers(own)
         return np.where(np.isfinite(values), values, np.nan)
@@ -181,7 +181,7 @@ def _values(
 
 
 def _correct(found: Inspected) -> None:
-    """Correct guesses by what the records after the first ones hold."""
+    """Correct guesses by the records after the first ones."""
     for column in found.findings.columns:
         kind = found.guesses[column.name].kind
         if kind == "empty" and not column.is_empty and column.n_records:
@@ -199,7 +199,7 @@ def _correct(found: Inspected) -> None:
 
 
 def show(console: Console, found: Inspected) -> None:
-    """Print what was found, with the mark that it is not public."""
+    """Print findings, with the mark that they are not public."""
     findings = found.findings
     has_domain = found.domain is not None
     bounds = ["outside the bounds"] if has_domain else []
@@ -247,7 +247,7 @@ def _kind(found: Inspected, column: ColumnFindings) -> str:
 
 
 def _look(found: Inspected, column: ColumnFindings) -> str:
-    """Return what a holder must look at in one column."""
+    """Return doubts on one column, for its holder to look at."""
     parts = []
     if column.suspicion and _kind(found, column) not in ("empty", "id"):
         parts.append(column.suspicion)
@@ -266,26 +266,10 @@ def _look(found: Inspected, column: ColumnFindings) -> str:
 
 
 def _conclusions(found: Inspected) -> list[str]:
-    """Return what a run would do with the table, and what `check` would refuse."""
-    findings, used = found.findings, found.used
-    lines = []
-    if found.domain is not None:
-        columns = ", ".join(found.domain.columns or ())
-        lines.append(
-            f"A run clusters by {found.domain.n_features} columns of the box: {columns}."
-        )
-    elif used:
-        names = shlex.quote(
-            ",".join(f'"{name}"' if "," in name else name for name in used)
-        )
-        lines.append(
-            f"A run would cluster by all columns of numbers: --columns {names}."
-        )
-        doubted = [c.name for c in findings.columns if c.name in used and c.suspicion]
-        if doubted:
-            lines.append(f"Rather leave out: {', '.join(doubted)}.")
-    else:
-        lines.append("There is no column of numbers to cluster by.")
+    """Return how a run would use the table, and the refusals of `check`."""
+    findings = found.findings
+    used = found.used
+    lines = _clustered(found)
     left_out = found.left_out()
     if left_out:
         names = "; ".join(f"{name} ({why})" for name, why in left_out)
@@ -313,6 +297,25 @@ def _conclusions(found: Inspected) -> list[str]:
     if refused:
         lines.append("At a node, flower-kmeans check would refuse this:")
         lines += [f"  {each}" for each in refused]
+    return lines
+
+
+def _clustered(found: Inspected) -> list[str]:
+    """Return the columns that a run would cluster by, in words."""
+    if found.domain is not None:
+        columns = ", ".join(found.domain.columns or ())
+        n_columns = found.domain.n_features
+        return [f"A run clusters by {n_columns} columns of the box: {columns}."]
+    used = found.used
+    if not used:
+        return ["There is no column of numbers to cluster by."]
+    quoted = [f'"{name}"' if "," in name else name for name in used]
+    names = shlex.quote(",".join(quoted))
+    lines = [f"A run would cluster by all columns of numbers: --columns {names}."]
+    columns_used = [each for each in found.findings.columns if each.name in used]
+    doubted = [column.name for column in columns_used if column.suspicion]
+    if doubted:
+        lines.append(f"Rather leave out: {', '.join(doubted)}.")
     return lines
 
 
@@ -348,7 +351,7 @@ def draft(found: Inspected) -> str:
 
 
 def _questions(found: Inspected, column: ColumnFindings, guessed: Guess) -> list[str]:
-    """Return what is to be answered for one column, and its declaration with question marks."""
+    """Return questions on one column, and its declaration with question marks."""
     name = column.name
     keys = ["lower = ?", "upper = ?", "missing = ?"]
     if guessed.kind == "category":

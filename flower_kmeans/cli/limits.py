@@ -14,9 +14,9 @@ FILES = "files"  # that a table may be read by others than its owner
 
 @dataclass(frozen=True)
 class Limit:
-    """What is looked at, the largest share that passes, and why more of it is refused.
+    """A fault of tables, the largest share that passes, and why more of it is refused.
 
-    Without a share, what is looked at is refused where it is found.
+    Without a share, the fault is refused where it is found.
     """
 
     what: str
@@ -83,7 +83,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of a table, in words with shares and without a number of records.
+    """Findings on a table, in words with shares and without a number of records.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ def share_text(share: float) -> str:
 def judge(
     findings: "Findings", accepted: Mapping[str, str], share_outside_ball: float = 0.0
 ) -> Judgement:
-    """Return what is refused, accepted and noted of a table's findings.
+    """Sort a table's findings into refused, accepted and noted ones.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def judge(
 
 
 def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
-    """Return what was found of a column: its limit, its share, and words."""
+    """Return the findings on a column: limit, share, and words of each."""
     from flower_kmeans.data.findings import NOT_READ
 
     found = []
@@ -192,7 +192,7 @@ def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
 def _sort(
     judged: Judgement, limit: Limit, share: float, text: str, reason: str | None
 ) -> None:
-    """Add what was found to what is noted, accepted or refused."""
+    """Add a finding to the noted, accepted or refused ones."""
     if limit.most is not None and share <= limit.most:
         judged.notes.append(text)
     elif reason is not None:

@@ -1,4 +1,4 @@
-"""What simulate and plan take alike: a strategy, a budget, and the strategy's parameters.
+"""Options that simulate and plan share: a strategy, a budget, and the strategy's parameters.
 
 Options of parameters follow from what the strategies declare: names, values, defaults
 and help. An option that is left out is not passed on. Strategies are imported when a
@@ -21,7 +21,6 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.files import printable, reason_and_cure
@@ -66,7 +65,7 @@ def print_error(text: str) -> None:
 
 
 def sentence_of(error: OSError | MemoryError) -> str:
-    """Return what the machine refused, why, and what helps.
+    """Return the sentence for a refusal of the machine: its object, reason and cure.
 
     Output that could not be printed is dropped, since the end of the process would try
     it again.
@@ -83,12 +82,10 @@ def sentence_of(error: OSError | MemoryError) -> str:
     names = [
         str(name) for name in (error.filename, error.filename2) if name is not None
     ]
-    what = (
-        f"{' or '.join(names)} cannot be used"
-        if names
-        else "The operating system refused"
-    )
-    return f"{what}: {reason_and_cure(error)}."
+    refusal = "The operating system refused"
+    if names:
+        refusal = f"{' or '.join(names)} cannot be used"
+    return f"{refusal}: {reason_and_cure(error)}."
 
 
 def escape_what_cannot_be_printed() -> None:
@@ -126,7 +123,7 @@ def options_by_strategy() -> "dict[str, dict[str, Option]]":
 
 @dataclass(frozen=True)
 class Settings:
-    """What was chosen for a run: the strategy, its budget, and those parameters that were given."""
+    """Choices for a run: the strategy, its budget, and those parameters that were given."""
 
     name: str  # of the strategy's algorithm
     strategy: Any  # its class
@@ -258,25 +255,6 @@ def _takers(*parameters: str) -> str:
 # -------------------------------------------------------------------------- the options
 
 
-class StrategyCommand(TyperCommand):
-    """A command that takes, after its own options, those of all strategies."""
-
-    _own: list[Any]
-    _is_complete = False
-
-    @property
-    def params(self) -> list[Any]:
-        """Its options; those of strategies are looked up when they are needed first."""
-        if not self._is_complete:
-            self._is_complete = True
-            self._own += _strategy_options()
-        return self._own  # one list for good: click adds to it
-
-    @params.setter
-    def params(self, own: list[Any]) -> None:
-        self._own = own
-
-
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a `StrategyCommand` its settings as the first argument, and report its errors."""
     _, *own = signature(command).parameters.values()
@@ -297,7 +275,7 @@ def with_reading(command: Callable[..., None]) -> Callable[..., None]:
         for each in signature(command).parameters.values()
         if each.name != "reading"
     ]
-    added = _reading_options()
+    added = reading_options()
 
     @wraps(command)
     def called(*arguments: Any, **options: Any) -> None:
@@ -309,23 +287,26 @@ def with_reading(command: Callable[..., None]) -> Callable[..., None]:
     return _with_signature(called, [*own, *added])
 
 
-def _reading_options() -> list[Parameter]:
-    return [
-        _option("header", "--header", str | None, "true|NAME,NAME",
-                "true if the first line names the columns, or their names if it is a record."),
-        _option("delimiter", "--delimiter", str | None, None,
-                "What separates the cells of a csv file, such as ';' or tab."),
-        _option("decimal", "--decimal", str | None, ".|,", "What stands before a fraction."),
-        _option("thousands", "--thousands", str | None, None,
-                "What stands between groups of three digits: one of . , ' or a space."),
-        _option("date_format", "--date-format", str | None, None,
-                "How dates are written, such as %d.%m.%Y; by default 2024-02-29."),
-        _option("encoding", "--encoding", str | None, None,
-                "Of a csv file, such as cp1252; by default UTF-8."),
-        _option("sheet", "--sheet", str | None, None, "Of an Excel file with several sheets."),
-        _option("query", "--query", str | None, "SQL",
-                "The SELECT whose rows are the records, of a database."),
+def reading_options() -> list[Parameter]:
+    """Return the options that say how a party's file is read."""
+    own = [
+        ("header", "true|NAME,NAME",
+         "true if the first line names the columns, or their names if it is a record."),
+        ("delimiter", None,
+         "What separates the cells of a csv file, such as ';' or tab."),
+        ("decimal", ".|,", "What stands before a fraction."),
+        ("thousands", None,
+         "What stands between groups of three digits: one of . , ' or a space."),
+        ("date_format", None,
+         "How dates are written, such as %d.%m.%Y; by default 2024-02-29."),
+        ("encoding", None, "Of a csv file, such as cp1252; by default UTF-8."),
+        ("sheet", None, "Of an Excel file with several sheets."),
+        ("query", "SQL", "The SELECT whose rows are the records, of a database."),
     ]  # fmt: skip
+    return [
+        _option(name, spelled(name), str | None, values, text)
+        for name, values, text in own
+    ]
 
 
 def _reading_of(
@@ -367,7 +348,7 @@ def _with_signature(
 
 
 @cache
-def _strategy_options() -> list[Any]:
+def strategy_options() -> list[Any]:
     """Return the options of `Settings.read`, as typer makes them."""
     from flower_kmeans.protocol.trust import TRUST_MODELS
     from flower_kmeans.strategies import BY_NAME, KMeansStrategy, meanings_of

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: its files, and the few lines that the command prints.
+"""Outputs of a finished run: its files, and the few lines that the command prints.
 
 The files can hold records: the centroid of a small cluster in a run without privacy, or
 bounds that were read off. So their owner alone may read them.
@@ -51,7 +51,9 @@ def write_centroids(
     has a synopsis.
     """
     names = [str(column) for column in columns]
-    counts, weights, sizes = result.counts, result.weights, result.size_report
+    counts = result.counts
+    weights = result.weights
+    sizes = result.size_report
     arrays = result_arrays(result, names)
     arrays["private"] = np.array(result.is_private and not bounds_from_data)
     table: dict[str, Sequence[object]] = {
@@ -102,13 +104,13 @@ def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(output: Path, page: str) -> list[str]:
-    """Write what `html_report` returned to ``report.html`` and return its name."""
+    """Write the page of `html_report` to ``report.html`` and return its name."""
     _write(output / "report.html", page)
     return ["report.html"]
 
 
 def print_warnings(console: Console, report: Report, statements: Sequence[str]) -> None:
-    """Print what a user must not miss, a line each; the report has the rest."""
+    """Print warnings, a line each; the report has the rest."""
     lines = [
         words for words in statements if words.startswith(("NOT PRIVATE", "WARNING"))
     ]
@@ -120,7 +122,7 @@ def print_warnings(console: Console, report: Report, statements: Sequence[str]) 
 
 
 def privacy_line(report: Report) -> str:
-    """Return what the run cost, for which unit, and under which trust model."""
+    """Return the cost of the run, for which unit, and under which trust model."""
     if report.epsilon is None:
         cost = "NOT PRIVATE (no noise was added)"
     else:
@@ -137,7 +139,7 @@ def print_plan(
     size_noise: float | None,
     facts: Mapping[str, str],
 ) -> None:
-    """Print what a plan costs, how large its noise is, and then its releases.
+    """Print the cost of a plan, the size of its noise, and then its releases.
 
     ``size_noise`` is the standard deviation of the noise of the last cluster sizes,
     where it is known. ``facts`` are numbers of clients and what else the noise follows
@@ -145,7 +147,8 @@ def print_plan(
     """
     lines = [f"Trust model {trust}."]
     if plan.is_private:
-        unit, delta = plan.budget.unit, plan.budget.delta
+        unit = plan.budget.unit
+        delta = plan.budget.delta
         lines = [
             f"Epsilon {plan.epsilon():.6g}, delta {delta:.4g} per {unit}, {lines[0].lower()}"
         ]
@@ -162,9 +165,12 @@ def print_plan(
 
 
 def noise_text(noise_factor: float, added: float) -> str:
-    """Return a noise factor, and what it was before noise beyond the plan was removed."""
-    factor, before = f"{noise_factor:.4g}", f"{added:.4g}"
-    return factor if factor == before else f"{factor} ({before} before removal)"
+    """Return a noise factor, and its value before noise beyond the plan was removed."""
+    factor = f"{noise_factor:.4g}"
+    before = f"{added:.4g}"
+    if factor == before:
+        return factor
+    return f"{factor} ({before} before removal)"
 
 
 def _jsonable(value: Any) -> Any:

@@ -22,7 +22,7 @@ from flower_kmeans.report.report import Report
 
 @dataclass(frozen=True)
 class _Page:
-    """What ``simulate`` says on a page beside the run's report."""
+    """Words of ``simulate`` on a page beside the run's report."""
 
     facts: list[tuple[str, str]]
     not_private: str | None
@@ -34,10 +34,8 @@ def page_again(path: Path) -> str:
     found = read_centroids(path.with_name("centroids.npz"))
     try:
         values = parsed_json(path.read_text("utf-8"))
-        report, versions = (
-            report_from(values),
-            msgspec.convert(values["versions"], dict[str, str]),
-        )
+        report = report_from(values)
+        versions = msgspec.convert(values["versions"], dict[str, str])
         # The server of an app writes no more than its report.
         page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)
         columns = values.get("columns", list(found.columns))

@@ -1,15 +1,16 @@
-"""Pictures of a run from what it released; with records only if their holder adds them.
+"""Pictures of a run from released values; with records only if their holder adds them.
 
 A synopsis, where the run left one, stands for the records: an ellipse is one standard
 deviation of one of its parts.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +37,30 @@ Kind = StrEnum(
 )
 
 SUFFIXES = (".svg", ".png", ".pdf")
-_MOST_PAIRS, _MOST_ROWS, _MOST_POINTS = 6, 64, 20_000
-_RECORDS = "own records, not released"
 NOT_PRIVATE = "NOT PRIVATE: of a run without noise, or with bounds from the records"
+
+_MOST_PAIRS = 6  # columns of "pairs"
+_MOST_ROWS = 64  # clusters or columns of the other pictures
+_MOST_POINTS = 20_000  # records that are drawn
+_RECORDS = "own records, not released"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What a run released, and records if their holder adds them."""
+    """Released values of a run, and records if their holder adds them."""
 
     found: Found
     synopsis: Synopsis | None
     records: Floats | None  # (n, d), in the user's units
     columns: Sequence[str] | None  # to pair
+
+    @property
+    def clusters(self) -> str:
+        """The number of clusters, in words."""
+        k = len(self.found.centroids)
+        if k == 1:
+            return "1 cluster"
+        return f"{k} clusters"
 
 
 def require_file(option: str, path: Path) -> None:
@@ -107,40 +119,44 @@ def draw(
         raise ConfigurationError(
             f"Expected --columns with pairs only. Got it with {kind}."
         )
-    found, figure = (
-        read_centroids(centroids, domain),
-        Figure(layout="constrained", dpi=120),
-    )
+    found = read_centroids(centroids, domain)
     held = None if records is None else _records_of(found, records, reading)
     picture = Picture(found, synopsis_of(found, centroids), held, columns)
     if len(found.columns) == 1 and kind is Kind.AXES:
         kind = Kind.PAIRS  # along one column the picture is a density
-    draw_one = {
+    draw_kind = {
         Kind.AXES: _draw_axes,
         Kind.PAIRS: _draw_pairs,
         Kind.SIZES: _draw_sizes,
         Kind.PROFILES: _draw_profiles,
-    }
-    draw_one[kind](figure, picture)
-    notes = [] if found.is_private else [NOT_PRIVATE]
-    if records is not None:
-        notes.append(
-            f"HOLDS RECORDS of {printable(data_name(records))}: as confidential as these"
-        )
-    note, colour = (
-        "; ".join(notes) or "from released values only",
-        "red" if notes else "gray",
-    )
-    figure.supxlabel(note, fontsize=8, color=colour, parse_math=False)
+    }[kind]
+
+    figure = Figure(layout="constrained", dpi=120)
+    draw_kind(figure, picture)
+    _note(figure, found, records)
     with open_private(output) as file:
         figure.savefig(file, format=output.suffix[1:].lower())
     return found.is_private
 
 
+def _note(figure: "Figure", found: Found, records: str | None) -> None:
+    """Write below a picture whether it is private, and whose records it holds."""
+    notes = []
+    if not found.is_private:
+        notes.append(NOT_PRIVATE)
+    if records is not None:
+        name = printable(data_name(records))
+        notes.append(f"HOLDS RECORDS of {name}: as confidential as these")
+    text = "; ".join(notes) or "from released values only"
+    colour = "red" if notes else "gray"
+    figure.supxlabel(text, fontsize=8, color=colour, parse_math=False)
+
+
 def _records_of(found: Found, data: str, reading: Reading) -> Floats:
-    domain = found.domain if isinstance(found.domain, TableDomain) else None
-    features = None if domain is not None else found.columns
-    return read_table(data, reading, features=features, domain=domain).records
+    """Return the records of a file with the run's columns, (n, d)."""
+    if isinstance(found.domain, TableDomain):
+        return read_table(data, reading, domain=found.domain).records
+    return read_table(data, reading, features=found.columns).records
 
 
 def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
@@ -148,17 +164,15 @@ def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
     if columns is None:
         return list(range(min(len(found.columns), _MOST_PAIRS)))
     # Both the declared column's name and those of its columns in the box.
-    known = [
-        (name, owner and owner.name)
-        for name, owner in zip(found.columns, _owners(found), strict=True)
-    ]
+    owners = [None if owner is None else owner.name for owner in _owners(found)]
+    known = list(zip(found.columns, owners, strict=True))
     chosen = [[i for i, names in enumerate(known) if name in names] for name in columns]
     places = [place for each in chosen for place in each]
-    if (
-        not all(chosen)
-        or not 1 <= len(places) <= _MOST_PAIRS
-        or len(set(places)) < len(places)
-    ):
+
+    are_known = all(chosen)
+    are_few = 1 <= len(places) <= _MOST_PAIRS
+    are_different = len(set(places)) == len(places)
+    if not (are_known and are_few and are_different):
         raise ConfigurationError(
             f"Expected --columns as up to {_MOST_PAIRS} of {', '.join(found.inputs)}, each once. "
             f"Got {', '.join(columns)}."
@@ -166,173 +180,234 @@ def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
     return places
 
 
-# --------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------- principal axes
+
+
+class _View(NamedTuple):
+    """Two directions of the scaled domain, along which clusters are drawn."""
+
+    center: Floats  # (d,), the origin
+    directions: Floats  # (d, 2), orthogonal unit vectors
+    parts: Floats  # (2,), their shares of the variance
+
+    def places(self, scaled: Floats) -> Floats:
+        """Return the places of scaled points (m, d) in the picture, (m, 2)."""
+        return (scaled - self.center) @ self.directions
 
 
 def _draw_axes(figure: "Figure", picture: Picture) -> None:
     """Draw clusters on the two principal axes of the synopsis, or else of the centroids."""
-    found, synopsis = picture.found, picture.synopsis
+    found = picture.found
+    synopsis = picture.synopsis
     figure.set_size_inches(8, 6)
-    axes, unit = figure.add_subplot(), found.domain.scaled(found.centroids)
+    axes = figure.add_subplot()
+    centroids = found.domain.scaled(found.centroids)
     if synopsis is None:
-        shares = np.maximum(found.counts, 0.0)
-        shares = (
-            shares / shares.sum()
-            if shares.any()
-            else np.full(len(shares), 1 / len(shares))
-        )
-        center = shares @ unit
-        directions, parts = _principal(
-            ((unit - center) * shares[:, None]).T @ (unit - center)
-        )
+        view = _view_of_centroids(centroids, found.counts)
+        source = "centroids"
     else:
-        mixture, shares = synopsis.mixture, synopsis.weights / synopsis.weights.sum()
-        along = mixture.directions
-        mean = shares @ mixture.means
-        offsets, center = mixture.means - mean, along @ mean
-        spread = (offsets * shares[:, None]).T @ offsets + np.diag(
-            shares @ mixture.scales**2
-        )
-        beside = np.eye(len(along)) - along @ along.T
-        directions, parts = _principal(along @ spread @ along.T + mixture.rest * beside)
-        places = offsets @ (along.T @ directions)
-        _draw_parts(axes, found, synopsis, places, directions)
+        mean, view = _view_of_synopsis(synopsis)
+        source = "synopsis"
+        mixture = synopsis.mixture
+        along = mixture.directions.T @ view.directions
+        means = (mixture.means - mean) @ along
+        _draw_parts(axes, found, synopsis, means, view.directions)
+
     if picture.records is not None:
-        own = (found.domain.scaled(picture.records) - center) @ directions
-        _draw_records(axes, picture, own)
-    _draw_centroids(axes, picture, (unit - center) @ directions)
-    labels = [
-        f"principal axis {i + 1} ({100 * parts[i]:.0f}% of variance)" for i in (0, 1)
-    ]
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    of = "centroids" if synopsis is None else "synopsis"
-    axes.set_title(f"{_clusters(found)} on the principal axes of the {of}")
+        _draw_records(axes, view.places(found.domain.scaled(picture.records)))
+    _draw_centroids(axes, found, view.places(centroids))
+    first, second = (f"{100 * part:.0f}% of variance" for part in view.parts)
+    axes.set_xlabel(f"principal axis 1 ({first})")
+    axes.set_ylabel(f"principal axis 2 ({second})")
+    axes.set_title(f"{picture.clusters} on the principal axes of the {source}")
     figure.legend(loc="outside right upper", fontsize=8)
+
+
+def _view_of_centroids(centroids: Floats, counts: Floats) -> _View:
+    """Return the principal axes of scaled centroids (k, d), weighted by their sizes."""
+    sizes = np.maximum(counts, 0.0)
+    if not sizes.any():
+        sizes = np.ones(len(sizes))
+    shares = sizes / sizes.sum()
+    center = shares @ centroids
+    offsets = centroids - center
+    covariance = (offsets * shares[:, None]).T @ offsets
+    return _View(center, *_principal(covariance))
+
+
+def _view_of_synopsis(synopsis: Synopsis) -> tuple[Floats, _View]:
+    """Return the mean of a synopsis along its directions, and its principal axes."""
+    mixture = synopsis.mixture
+    shares = _shares(synopsis)
+    along = mixture.directions
+    mean = shares @ mixture.means
+    offsets = mixture.means - mean
+
+    between = (offsets * shares[:, None]).T @ offsets
+    within = np.diag(shares @ mixture.scales**2)
+    # All directions beside those of the synopsis have one variance.
+    beside = np.eye(len(along)) - along @ along.T
+    covariance = along @ (between + within) @ along.T + mixture.rest * beside
+    return mean, _View(along @ mean, *_principal(covariance))
+
+
+def _principal(covariance: Floats) -> tuple[Floats, Floats]:
+    """Return the two principal directions (d, 2) of a covariance, and their shares of it."""
+    values, vectors = np.linalg.eigh(covariance)
+    directions = vectors[:, :-3:-1].copy()
+    # The signs are arbitrary. With these, every picture of a run is the same.
+    largest = np.abs(directions).argmax(axis=0)
+    directions *= np.where(directions[largest, [0, 1]] < 0, -1.0, 1.0)
+    total = max(float(values.sum()), np.finfo(float).tiny)
+    return directions, values[:-3:-1] / total
+
+
+# ------------------------------------------------------------------- pairs of columns
 
 
 def _draw_pairs(figure: "Figure", picture: Picture) -> None:
     """Draw every two of some columns, and the density of each on the diagonal."""
-    found, synopsis = picture.found, picture.synopsis
-    n = len(places := _places(found, picture.columns))
+    found = picture.found
+    places = _places(found, picture.columns)
+    n = len(places)
     figure.set_size_inches(2 + 2.2 * n, 1.5 + 2.2 * n)
     panels = figure.subplots(n, n, squeeze=False, sharex="col")
-    unit = np.diag(found.domain.unit)
     for row, i in enumerate(places):
+        # The panels of a row share their vertical axis, but for the density.
+        first = panels[row, 1 if row == 0 else 0] if n > 1 else None
         for column, j in enumerate(places):
-            axes, pair = panels[row, column], [j, i]
-            _name_axis(axes.xaxis, found, j, row == n - 1, rotation=30)
-            _name_axis(axes.yaxis, found, i, column == 0)
+            axes = panels[row, column]
+            _name_axis(axes.xaxis, found, j, is_named=row == n - 1, rotation=30)
+            _name_axis(axes.yaxis, found, i, is_named=column == 0)
             if i == j:
                 _draw_density(axes, picture, i)
-                if n == 1:
-                    axes.set_ylabel("density")
                 continue
-            if (first := panels[row, int(row == 0)]) is not axes:
+            if first is not axes:
                 axes.sharey(first)
                 axes.tick_params(labelleft=False)
-            if synopsis is not None:
-                _draw_parts(
-                    axes, found, synopsis, synopsis.means[:, pair], unit[:, pair]
-                )
-            if picture.records is not None:
-                _draw_records(axes, picture, picture.records[:, pair])
-            _draw_centroids(axes, picture, found.centroids[:, pair])
-    figure.suptitle(f"{_clusters(found)} by column{'' if n == 1 else 's'}")
+            _draw_pair(axes, picture, [j, i])
+    if n == 1:
+        panels[0, 0].set_ylabel("density")
+        figure.suptitle(f"{picture.clusters} by column")
+    else:
+        figure.suptitle(f"{picture.clusters} by columns")
+
+
+def _draw_pair(axes: "Axes", picture: Picture, pair: list[int]) -> None:
+    """Draw the clusters in two columns."""
+    found = picture.found
+    synopsis = picture.synopsis
+    if synopsis is not None:
+        directions = np.diag(found.domain.unit)[:, pair]
+        _draw_parts(axes, found, synopsis, synopsis.means[:, pair], directions)
+    if picture.records is not None:
+        _draw_records(axes, picture.records[:, pair])
+    _draw_centroids(axes, found, found.centroids[:, pair])
 
 
 def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
+    """Draw the centroids of a column, and the densities of its records and the synopsis."""
     axes.set_yticks([])
-    synopsis, centroids = picture.synopsis, picture.found.centroids[:, place]
     if picture.records is not None:
         # so that the centroids are not cut off below the bars
         axes.use_sticky_edges = False
-        axes.hist(
-            picture.records[:, place], bins=50, density=True, color="gray", alpha=0.5
-        )
-    _draw_centroids(
-        axes, picture, np.stack([centroids, np.zeros_like(centroids)], axis=1)
-    )
-    if synopsis is None:
-        return
-    means, shares = synopsis.means[:, place], synopsis.weights / synopsis.weights.sum()
+        values = picture.records[:, place]
+        axes.hist(values, bins=50, density=True, color="gray", alpha=0.5)
+    centroids = picture.found.centroids[:, place]
+    on_axis = np.stack([centroids, np.zeros_like(centroids)], axis=1)
+    _draw_centroids(axes, picture.found, on_axis)
+    if picture.synopsis is not None:
+        points, density = _density(picture.synopsis, place)
+        axes.plot(points, density, color="black", linewidth=1)
+
+
+def _density(synopsis: Synopsis, place: int) -> tuple[Floats, Floats]:
+    """Return the density of a synopsis along a column: 200 points, and its values."""
+    means = synopsis.means[:, place]
     column = np.diag(synopsis.domain.unit)[:, [place]]
     spreads = np.sqrt(synopsis.covariances_along(column)[:, 0, 0])
-    ends = (means - 3 * spreads).min(), (means + 3 * spreads).max()
-    points = np.linspace(*ends, 200)
-    curves = (
-        np.exp(-np.square((points[:, None] - means) / spreads) / 2) / spreads * shares
-    )
-    axes.plot(
-        points, curves.sum(axis=1) / np.sqrt(2 * np.pi), color="black", linewidth=1
-    )
+    low = (means - 3 * spreads).min()
+    high = (means + 3 * spreads).max()
+
+    points = np.linspace(low, high, 200)
+    squares = np.square((points[:, None] - means) / spreads)
+    normals = np.exp(-squares / 2) / spreads * _shares(synopsis)
+    return points, normals.sum(axis=1) / np.sqrt(2 * np.pi)
+
+
+# --------------------------------------------------------------------- sizes
+
+
+class _Sizes(NamedTuple):
+    """Noisy sizes of clusters, and where they come from."""
+
+    counts: Floats  # (k,)
+    intervals: Floats | None = None  # (k, 2)
+    origin: str = ""
+    together: str = ""  # whether the intervals hold at once or each for itself
 
 
 def _draw_sizes(figure: "Figure", picture: Picture) -> None:
     """Draw noisy sizes with intervals, where these are known."""
-    counts, ends, about = picture.found.counts, None, "at once"
-    if picture.found.sizes is not None:
-        counts, ends = picture.found.sizes
-    elif picture.synopsis is not None and picture.found.is_private:
-        # Of the synopsis, whose noise is known: each cluster is a sum of noisy counts.
-        weights, (noise, _, _) = (
-            picture.synopsis.weights,
-            picture.synopsis.mixture.noise,
-        )
-        k, labels = len(counts), _labels(picture.found, picture.synopsis)
-        counts = np.bincount(labels, weights, minlength=k).astype(np.float64)
-        n_parts = np.bincount(labels, minlength=k)
-        margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * noise * np.sqrt(n_parts)
-        ends, about = (
-            np.maximum(counts[:, None] + np.outer(margin, [-1, 1]), 0.0),
-            "each",
-        )
-    order = _largest(counts)
+    sizes = _sizes_of(picture)
+    order = _largest(sizes.counts)
+    shown = sizes.counts[order]
     figure.set_size_inches(max(5.0, 0.3 * len(order) + 2), 4.5)
-    axes, places = figure.add_subplot(), np.arange(len(order))
-    axes.bar(places, counts[order], color=colours(order, len(counts)))
-    title = f"{'noisy ' if picture.found.is_private else ''}sizes, largest first"
-    if ends is not None:
-        title += (
-            " by the run's last sums"
-            if about == "at once"
-            else ", as the synopsis has them"
-        )
-        shown = counts[order]
-        margins = np.abs(ends[order].T - shown)
+    axes = figure.add_subplot()
+    places = np.arange(len(order))
+    axes.bar(places, shown, color=colours(order, len(sizes.counts)))
+
+    title = "sizes, largest first"
+    if picture.found.is_private:
+        title = f"noisy {title}"
+    if sizes.intervals is not None:
+        margins = np.abs(sizes.intervals[order].T - shown)
         axes.errorbar(places, shown, yerr=margins, fmt="none", color="black", capsize=3)
-        title += f"\nintervals of {CONFIDENCE:.0%} over the noise, {about}"
+        title += (
+            f"{sizes.origin}\nintervals of {CONFIDENCE:.0%} over the noise, "
+            f"{sizes.together}"
+        )
     axes.set_xticks(places, [str(cluster) for cluster in order])
     axes.set_xlabel("cluster")
     axes.set_ylabel("records")
     axes.set_title(title, fontsize=10)
 
 
+def _sizes_of(picture: Picture) -> _Sizes:
+    """Return the sizes with the best known intervals."""
+    found = picture.found
+    synopsis = picture.synopsis
+    if found.sizes is not None:
+        counts, intervals = found.sizes
+        return _Sizes(counts, intervals, " by the run's last sums", "at once")
+    if synopsis is None or not found.is_private:
+        return _Sizes(found.counts)
+
+    # The noise of a synopsis is known: each cluster is a sum of noisy counts.
+    k = len(found.counts)
+    labels = _labels(found, synopsis)
+    counts = np.bincount(labels, synopsis.weights, minlength=k).astype(np.float64)
+    n_parts = np.bincount(labels, minlength=k)
+    noise, _, _ = synopsis.mixture.noise
+    quantile = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2)
+    margins = np.outer(quantile * noise * np.sqrt(n_parts), [-1, 1])
+    intervals = np.maximum(counts[:, None] + margins, 0.0)
+    return _Sizes(counts, intervals, ", as the synopsis has them", "each")
+
+
+# --------------------------------------------------------------------- profiles
+
+
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     """Draw where each centroid lies in each column."""
-    found, synopsis, order = (
-        picture.found,
-        picture.synopsis,
-        _largest(picture.found.counts),
-    )
-    names = [printable(name) for name in found.columns[:_MOST_ROWS]]
-    if synopsis is None:
-        values, label = (
-            found.domain.scaled(found.centroids),
-            "position between the bounds",
-        )
-    else:
-        n, shares = len(names), synopsis.weights / synopsis.weights.sum()
-        means, columns = synopsis.means[:, :n], np.diag(found.domain.unit)[:, :n]
-        mean = shares @ means
-        variances = np.diagonal(synopsis.covariances_along(columns), axis1=1, axis2=2)
-        spread = np.sqrt(shares @ (variances + np.square(means - mean)))
-        values = (found.centroids[:, :n] - mean) / spread
-        label = "standard deviations\nfrom the mean of all records"
-    shown = values[order, : len(names)]
+    order = _largest(picture.found.counts)
+    values, label = _profiles(picture)
+    shown = values[order, :_MOST_ROWS]
+    names = [printable(name) for name in picture.found.columns[:_MOST_ROWS]]
     figure.set_size_inches(3 + 0.6 * len(names), max(4.0, 2 + 0.35 * len(order)))
+    axes = figure.add_subplot()
     # Not less, or noise alone would have the strongest colours.
-    axes, most = figure.add_subplot(), max(float(np.abs(shown).max()), 1.0)
+    most = max(float(np.abs(shown).max()), 1.0)
     drawn = axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     for (row, column), value in np.ndenumerate(shown):
         ink = "white" if abs(value) > 0.6 * most else "black"
@@ -341,11 +416,27 @@ def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
     axes.set_yticks(range(len(order)), [str(cluster) for cluster in order])
     axes.set_ylabel("cluster, largest first")
-    axes.set_title(f"{_clusters(found)} by column", fontsize=10)
+    axes.set_title(f"{picture.clusters} by column", fontsize=10)
     figure.colorbar(drawn, ax=axes, label=label)
 
 
-# --------------------------------------------------------------------------- marks
+def _profiles(picture: Picture) -> tuple[Floats, str]:
+    """Return the values of each centroid by column, (k, at most d), and their unit."""
+    found = picture.found
+    synopsis = picture.synopsis
+    if synopsis is None:
+        return found.domain.scaled(found.centroids), "position between the bounds"
+    shares = _shares(synopsis)
+    means = synopsis.means[:, :_MOST_ROWS]
+    columns = np.diag(found.domain.unit)[:, :_MOST_ROWS]
+    mean = shares @ means
+    variances = np.diagonal(synopsis.covariances_along(columns), axis1=1, axis2=2)
+    spread = np.sqrt(shares @ (variances + np.square(means - mean)))
+    values = (found.centroids[:, :_MOST_ROWS] - mean) / spread
+    return values, "standard deviations\nfrom the mean of all records"
+
+
+# --------------------------------------------------------------------- marks
 
 
 def _draw_parts(
@@ -354,49 +445,74 @@ def _draw_parts(
     """Draw an ellipse for each part along two directions (d, 2), the darker the heavier it is."""
     from matplotlib.patches import Ellipse
 
-    shares = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
+    strengths = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
     shades = colours(_labels(found, synopsis), len(found.centroids))
     covariances = synopsis.covariances_along(directions)
-    for mean, covariance, share, colour in zip(
-        means, covariances, shares, shades, strict=True
-    ):
+    parts = zip(means, covariances, strengths, shades, strict=True)
+    for mean, covariance, strength, colour in parts:
         values, vectors = np.linalg.eigh(covariance)
         width, height = 2 * np.sqrt(np.maximum(values[::-1], 0.0))
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-        axes.add_patch(
-            Ellipse(mean, width, height, angle=angle, color=colour, alpha=share, lw=0)
-        )
+        style = {"color": colour, "alpha": strength, "lw": 0}
+        axes.add_patch(Ellipse(mean, width, height, angle=angle, **style))
     # The limits of the axes follow points, and ignore patches.
     axes.scatter(means[:, 0], means[:, 1], s=0)
 
 
-def _draw_records(axes: "Axes", picture: Picture, places: Floats) -> None:
+def _draw_records(axes: "Axes", places: Floats) -> None:
+    """Draw records (n, 2) as points, at most so many."""
     # Every n-th record: with a random choice, each picture would be another one.
-    step = -(-len(places) // _MOST_POINTS) or 1
+    step = max(1, math.ceil(len(places) / _MOST_POINTS))
     x, y = places[::step].T
     axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=0.5)
 
 
-def _draw_centroids(axes: "Axes", picture: Picture, places: Floats) -> None:
-    sizes = np.maximum(picture.found.counts, 0.0)
+def _draw_centroids(axes: "Axes", found: Found, places: Floats) -> None:
+    """Draw centroids (k, 2) with their numbers, the larger the larger their cluster is."""
+    sizes = np.maximum(found.counts, 0.0)
     area = 40 + 160 * sizes / (sizes.max() or 1.0)
     shades = colours(np.arange(len(places)), len(places))
     style: dict[str, Any] = {"edgecolors": "black", "label": "centroids", "zorder": 3}
     axes.scatter(places[:, 0], places[:, 1], s=area, c=shades, **style)
-    for cluster, (x, y) in enumerate(places):
-        axes.annotate(
-            str(cluster), (x, y), fontsize=7, ha="center", va="center", zorder=4
-        )
+    style = {"fontsize": 7, "ha": "center", "va": "center", "zorder": 4}
+    for cluster, place in enumerate(places):
+        axes.annotate(str(cluster), tuple(place), **style)
 
 
-def _principal(spread: Floats) -> tuple[Floats, Floats]:
-    """Return two directions, (d, 2), and their shares of a covariance (d, d)."""
-    values, vectors = np.linalg.eigh(spread)
-    directions, parts = vectors[:, :-3:-1].copy(), values[:-3:-1]
-    # The signs are arbitrary. With these, every picture of a run is the same.
-    largest = np.abs(directions).argmax(axis=0)
-    directions *= np.where(directions[largest, [0, 1]] < 0, -1.0, 1.0)
-    return directions, parts / max(float(values.sum()), np.finfo(float).tiny)
+def _name_axis(
+    axis: "Axis", found: Found, place: int, *, is_named: bool, rotation: float = 0
+) -> None:
+    """Give an axis the ticks of a column as people read its numbers, and its name."""
+    from matplotlib.ticker import MaxNLocator
+
+    name = found.columns[place]
+    owner = _owners(found)[place]
+    read = _reader(owner)
+    if read is not None:
+        name = owner.name
+        axis.set_major_locator(MaxNLocator(3))
+        axis.set_tick_params(labelrotation=rotation)
+        axis.set_major_formatter(lambda value, _: read(value))
+    if is_named:
+        axis.set_label_text(printable(name), parse_math=False)
+
+
+def _reader(owner: Any) -> Callable[[float], str] | None:
+    """Return a function that shows a number of a declared column; ``None`` for plain ones."""
+    if isinstance(owner, Date):
+        return lambda day: str(owner.decode(np.array([[day]]))[owner.name][0])
+    if isinstance(owner, Number) and owner.scale == "log":
+        return lambda power: f"{10.0**power:.3g}"
+    return None
+
+
+# --------------------------------------------------------------------- of a run
+
+
+def _shares(synopsis: Synopsis) -> Floats:
+    """Return the share of the records in each part of a synopsis, (m,)."""
+    shares: Floats = synopsis.weights / synopsis.weights.sum()
+    return shares
 
 
 def _labels(found: Found, synopsis: Synopsis) -> NDArray[np.int64]:
@@ -409,35 +525,8 @@ def _largest(counts: Floats) -> NDArray[np.int64]:
     return np.argsort(-counts, kind="stable")[:_MOST_ROWS]
 
 
-def _clusters(found: Found) -> str:
-    return f"{len(found.centroids)} cluster{'' if len(found.centroids) == 1 else 's'}"
-
-
 def _owners(found: Found) -> list[Any]:
     """Return the declared column of each column of the box, (d,); ``None`` without declarations."""
     if not isinstance(found.domain, TableDomain):
         return [None] * len(found.columns)
     return [column for column in found.domain.declared for _ in column.coordinates()]
-
-
-def _name_axis(
-    axis: "Axis", found: Found, place: int, is_named: bool, rotation: float = 0
-) -> None:
-    """Give an axis the ticks of a column as people read its numbers, and its name."""
-    from matplotlib.ticker import MaxNLocator
-
-    name, owner = found.columns[place], _owners(found)[place]
-    read: Callable[[float], str] | None = None
-    if isinstance(owner, Date):
-        name, read = (
-            owner.name,
-            lambda day: str(owner.decode(np.array([[day]]))[owner.name][0]),
-        )
-    elif isinstance(owner, Number) and owner.scale == "log":
-        name, read = owner.name, lambda power: f"{10.0**power:.3g}"
-    if read is not None:
-        axis.set_major_locator(MaxNLocator(3))
-        axis.set_tick_params(labelrotation=rotation)
-        axis.set_major_formatter(lambda value, _: read(value))
-    if is_named:
-        axis.set_label_text(printable(name), parse_math=False)

@@ -1,6 +1,6 @@
-"""What a plan's noise does to clusters: its strategy on generated records, before any run."""
+"""The expected loss of a plan: its strategy on generated records, before any run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,12 +13,13 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from flower_kmeans.bench.generators import separated_clusters, sizes_of
 from flower_kmeans.cli.plot import require_file
+from flower_kmeans.data.generators import separated_clusters, sizes_of
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.metrics import inertia
+from flower_kmeans.report.curves import Curve, draw_lines
 
 if TYPE_CHECKING:
     from flower_kmeans.strategies import KMeansStrategy
@@ -29,7 +30,7 @@ Make = Callable[[float, FloatArray], "KMeansStrategy"]
 
 RUNS = 3
 KINDS = {"easy": 0.3, "overlapping": -0.1}
-"""Kinds of generated records, and their degree of separation (`bench.generators`).
+"""Kinds of generated records, and their degree of separation (`data.generators`).
 
 Without privacy, k-means gives nearly all easy records to their cluster, and about five
 of six overlapping ones.
@@ -48,7 +49,7 @@ class Sizes(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Generated records in [-1, 1], and what they are compared with."""
+    """Generated records in [-1, 1], and costs to compare with."""
 
     records: FloatArray  # (n, d)
     points: FloatArray  # (m, d), the server's own
@@ -80,11 +81,12 @@ def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
     n_records, n_features, n_clusters, n_points = sizes
     each = sizes_of(n_records + n_points, np.ones(n_clusters))
     made = separated_clusters(each, n_features, KINDS[kind], seed)
-    low, high = made.records.min(axis=0), made.records.max(axis=0)
-    records, centers = (
-        2 * (each - low) / (high - low) - 1 for each in (made.records, made.centers)
-    )
-    records, points = records[:n_records], records[n_records:]
+    low = made.records.min(axis=0)
+    width = made.records.max(axis=0) - low
+    every = 2 * (made.records - low) / width - 1
+    centers = 2 * (made.centers - low) / width - 1
+    records = every[:n_records]
+    points = every[n_records:]
     # From the generated centres as well, which are near the optimum where random starts
     # miss it.
     starts = (centers, 1), ("k-means++", 3)
@@ -162,15 +164,30 @@ def show_losses(
     """
     if chart is not None:
         require_file("--chart", chart)  # before the runs, which may take long
-    total, name = len(KINDS) * RUNS * len(_FACTORS), "simulating"
+    runs: Iterable[Loss] = losses(make, epsilon, sizes, seed)
     # A bar in a terminal only: elsewhere it cannot move.
-    runs = losses(make, epsilon, sizes, seed)
-    rows = list(
-        track(runs, name, total, console=console, transient=True)
-        if console.is_interactive
-        else runs
+    if console.is_interactive:
+        total = len(KINDS) * RUNS * len(_FACTORS)
+        runs = track(runs, "simulating", total, console=console, transient=True)
+    rows = list(runs)
+
+    head = (
+        "Expected loss: the cost over that of k-means without privacy, and how many of "
+        f"{sizes.n_clusters} clusters get a separate centroid. Medians of {RUNS} runs, in brackets "
+        "the least and the largest."
     )
-    n_records, n_features, n_clusters, n_points = sizes
+    seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
+    if chart is not None:
+        seeds += " The chart has means of the runs."
+    console.print(Text(head), soft_wrap=True)
+    console.print(_table(rows, epsilon, sizes.n_clusters))
+    console.print(Text(f"{_generated(sizes)}\n{seeds}"), soft_wrap=True)
+    if chart is not None:
+        _draw(chart, rows)
+
+
+def _table(rows: Sequence[Loss], epsilon: float, n_clusters: int) -> Table:
+    """Return a row of losses for each epsilon, and one for a single cluster."""
     table = Table("epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
     for kind in KINDS:
         table.add_column(f"{kind}: loss", justify="right")
@@ -178,41 +195,30 @@ def show_losses(
     for factor in _FACTORS:
         cells = [f"{factor * epsilon:.4g}"]
         for kind in KINDS:
-            found = [
-                row
-                for row in rows
-                if (row.kind, row.epsilon) == (kind, factor * epsilon)
-            ]
-            cells += [_spread([row.ratio for row in found])]
-            cells += [f"{median(row.found for row in found)} of {n_clusters}"]
+            key = kind, factor * epsilon
+            found = [row for row in rows if (row.kind, row.epsilon) == key]
+            cells.append(_spread([row.ratio for row in found]))
+            cells.append(f"{median(row.found for row in found)} of {n_clusters}")
         table.add_row(*cells)
-    singles = [median(row.single for row in rows if row.kind == kind) for kind in KINDS]
-    table.add_row(
-        "(one cluster)",
-        *(c for x in singles for c in (f"{x:.2f}", f"1 of {n_clusters}")),
-    )
+    cells = ["(one cluster)"]
+    for kind in KINDS:
+        single = median(row.single for row in rows if row.kind == kind)
+        cells += [f"{single:.2f}", f"1 of {n_clusters}"]
+    table.add_row(*cells)
+    return table
+
+
+def _generated(sizes: Sizes) -> str:
+    """Return a description of the generated records."""
     easy, hard = KINDS.values()
-    own = f", and {n_points:,} for the server," if n_points else ""
-    head = (
-        "Expected loss: the cost over that of k-means without privacy, and how many of "
-        f"{n_clusters} clusters get a separate centroid. Medians of {RUNS} runs, in brackets "
-        "the least and the largest."
+    own = f", and {sizes.n_points:,} for the server," if sizes.n_points else ""
+    return (
+        f"{sizes.n_records:,} records{own} are generated from {sizes.n_clusters} Gaussian clusters "
+        f"of equal sizes in {sizes.n_features} columns of numbers (no categories) and dealt to the "
+        f"clients at random. Easy clusters are well separated (degree {easy}), overlapping ones "
+        f"are not ({hard}). The bounds are the generated range: wider bounds or non-Gaussian "
+        "clusters lose more."
     )
-    records = (
-        f"{n_records:,} records{own} are generated from {n_clusters} Gaussian clusters of equal "
-        f"sizes in {n_features} columns of numbers (no categories) and dealt to the clients at "
-        f"random. Easy clusters are well separated (degree {easy}), overlapping ones are not "
-        f"({hard}). The bounds are the "
-        "generated range: wider bounds or non-Gaussian clusters lose more."
-    )
-    seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
-    if chart is not None:
-        seeds += " The chart has means of the runs."
-    console.print(Text(head), soft_wrap=True)
-    console.print(table)
-    console.print(Text(f"{records}\n{seeds}"), soft_wrap=True)
-    if chart is not None:
-        _draw(chart, rows)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -221,9 +227,6 @@ def _spread(values: Sequence[float]) -> str:
 
 def _draw(path: Path, rows: Sequence[Loss]) -> None:
     """Write a chart of the losses, a panel for each kind of records."""
-    from flower_kmeans.bench import plots
-    from flower_kmeans.bench.tables import Curve
-
     panels: dict[str, dict[str, Curve]] = {}
     for row in rows:
         curves = panels.setdefault(
@@ -232,7 +235,7 @@ def _draw(path: Path, rows: Sequence[Loss]) -> None:
         curves["private"].setdefault(row.epsilon, {})[row.seed] = row.ratio
         # a level line
         curves["one cluster"].setdefault(None, {})[row.seed] = row.single
-    figure = plots.lines(
+    figure = draw_lines(
         panels,
         sorted({row.epsilon for row in rows}),
         dashed=("one cluster",),

@@ -26,7 +26,7 @@ DP-Lloyd the one that was best of a few.
 Written to ``--output``: runs.csv, one row a run of any table, from which an experiment
 goes on (rows of a file of the same name with other contents, bounds or clusters are
 refused); the table as record.md and so on; feddp.png, a panel for each experiment; and
-what flower_kmeans.bench writes.
+what `bench` writes.
 """
 
 import argparse
@@ -43,6 +43,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+# `bench`, which runs suites, is not installed.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
 from outcomes import (
     FEDDP,
     K_FED,
@@ -68,14 +72,14 @@ from sklearn.metrics import (
 )
 from sklearn.metrics.cluster import contingency_matrix
 
+from bench.harness import Options, Row, Suite
+from bench.runner import execute
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms.numerics.initialization import (
     public_generator,
     server_kmeans_plus_plus,
     server_lloyd,
 )
-from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.bench.runner import execute
 from flower_kmeans.errors import KMeansError
 from flower_kmeans.metrics import inertia
 from flower_kmeans.report.report import Report

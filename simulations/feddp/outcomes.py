@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_kmeans.bench.harness import Row
-from flower_kmeans.bench.tables import by_key, grouped, interval
+from bench.harness import Row
+from bench.tables import by_key, grouped
+from flower_kmeans.report.curves import interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ import pytest
 from scripts import ROOT, load_script
 from seamed import bytes_of
 
+from bench.harness import Options, plan_of
 from flower_kmeans import strategies
-from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise

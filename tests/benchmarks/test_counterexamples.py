@@ -5,7 +5,7 @@ import pytest
 from scripts import load_script
 from suites import cells
 
-from flower_kmeans.bench.harness import Options, plan_of
+from bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 
 SMALL = "directions_120_4"

@@ -5,9 +5,9 @@ import pytest
 from scripts import load_script
 from suites import cells
 
+from bench.harness import Options, plan_of
 from flower_kmeans.algorithms.base import COUNTS
 from flower_kmeans.algorithms.numerics import grid_kmeans
-from flower_kmeans.bench.harness import Options, plan_of
 
 
 @pytest.fixture

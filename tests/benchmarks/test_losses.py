@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scripts import load_script
 
+from bench.harness import Options, plan_of
 from flower_kmeans import strategies
-from flower_kmeans.bench.harness import Options, plan_of
 
 pytestmark = pytest.mark.claim("benchmarks", "area-under-loss-mean")
 

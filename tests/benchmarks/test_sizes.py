@@ -7,8 +7,8 @@ import pytest
 from scripts import load_script
 from suites import cells
 
+from bench.harness import Options, plan_of
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 
 pytestmark = pytest.mark.claim("tables/sizes", "all-true-sizes-were")

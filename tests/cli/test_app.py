@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import inspect
 import json
 import os
 import re
@@ -742,7 +743,7 @@ class TestErrors:
         def refuse(*args, **kwargs):
             raise error
 
-        monkeypatch.setattr("flower_kmeans.simulation.simulate", refuse)
+        monkeypatch.setattr("flower_kmeans.cli.simulation.simulate", refuse)
         assert_one_sentence(simulate(run, blobs, *PUBLIC), words)
 
     @pytest.mark.parametrize("arguments", [["plan"], ["--help"], ["--version"]])
@@ -1134,19 +1135,93 @@ def test_a_terminal_of_ascii_ends_no_command(tmp_path):
 
 def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
     result = run("--help")
-    for command in ("simulate", "plan", "keygen", "check", "forget", "bench"):
+    for command in ("simulate", "plan", "keygen", "check", "forget"):
         assert command in result.stdout
     assert (
         run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
     )
 
 
-@pytest.mark.parametrize("command", ["simulate", "plan"])
-def test_every_trust_model_is_offered_with_who_learns_what(run, command):
-    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run(command, "--help").stdout).split())
+def words_of(text):
+    """Return a help without the breaks of its lines."""
+    return " ".join(text.split())
+
+
+def test_every_trust_model_is_offered_with_who_learns_what(run):
+    shown = words_of(run("plan", "--help").stdout)
     for trust, model in TRUST_MODELS.items():
         assert model.learns
-        assert f"{trust}: {model.learns}." in shown
+        assert f"{trust} {model.learns}." in shown
+    assert "trust models flower-kmeans plan --help" in words_of(
+        run("simulate", "--help").stdout
+    )
+
+
+@pytest.mark.parametrize("strategy", [None, *BY_NAME])
+def test_help_is_on_one_screen_with_the_parameters_of_one_strategy(
+    run, monkeypatch, strategy
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    chosen = () if strategy is None else ("--strategy", strategy)
+    result = run("simulate", *chosen, "--help")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) <= (50 if strategy is None else 65)
+    assert max(map(len, lines)) <= 80
+    options = {line.split()[0] for line in lines if line.startswith("  --")}
+    known = options_by_strategy()
+    own = known[strategy or "synopsis"]
+    every = {spelled(name) for each in known.values() for name in each}
+    assert options & every == {*map(spelled, own)}
+    assert "other strategies flower-kmeans simulate --strategy NAME --help" in words_of(
+        result.stdout
+    )
+    takes_points = (
+        "server_data" in inspect.signature(BY_NAME[strategy or "synopsis"]).parameters
+    )
+    assert ("--server-data" in options) == takes_points
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        (["--strategy=fastlloyd"], "fastlloyd"),
+        (["--rounds", "3"], "fastlloyd"),
+        (["--help", "--strategy", "LLOYD"], "lloyd"),
+        (["--rounds", "3", "--strategy", "synopsis"], "synopsis"),
+    ],
+)
+def test_help_is_of_the_strategy_that_the_options_choose(run, chosen, name):
+    assert f"Parameters of {name}:" in run("plan", *chosen, "--help").stdout
+
+
+def test_help_of_a_strategy_that_is_none_is_an_error(run):
+    result = run("simulate", "--strategy", "fastloyd", "--help")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "Error: Expected --strategy in ['constrained-lloyd'"
+    )
+    assert result.stdout == ""
+
+
+def test_an_option_says_one_thing(run):
+    """Also where strategies take other values for it, or mean it in another way."""
+    for strategy, text in (
+        ("fastlloyd", "--radius step|constant"),
+        ("vertical", "--radius true|false"),
+        ("synopsis", "--min-size N Fewest records of a cluster."),
+        ("constrained-lloyd", "--min-size N Fewest records of a cluster."),
+        (
+            "fastlloyd",
+            "--alpha NUMBER Factor of the radius within which offsets count.",
+        ),
+        ("feddp", "--alpha NUMBER Factor of the radius within which offsets count."),
+        ("lloyd", "--split HOW iid, tiles, column:NAME"),
+        ("vertical", "--split HOW columns (halves)"),
+    ):
+        shown = words_of(run("simulate", "--strategy", strategy, "--help").stdout)
+        assert text in shown
+        assert "For fastlloyd" not in shown
 
 
 @pytest.mark.parametrize("strategy", BY_NAME)
@@ -1159,7 +1234,7 @@ def test_every_declared_parameter_is_an_option(run, strategy):
     assert {
         name for name in fields.keys() & parameters if fields[name].kind.values
     } <= {*known}
-    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run("plan", "--help").stdout).split())
+    shown = words_of(run("plan", "--strategy", strategy, "--help").stdout)
     for name, (kind, _, meaning) in known.items():
         assert f" {spelled(name)} " in shown
         assert meaning

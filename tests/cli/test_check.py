@@ -769,8 +769,8 @@ def test_each_limit_is_in_the_help_and_in_the_documents():
     text = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     for limit in LIMITS:
         assert f"| {limit.text} | {limit.why} |" in text
-    result = CliRunner().invoke(app, ["check", "--help"], env={"COLUMNS": "1000"})
-    assert limits_in_words() in result.output
+    result = CliRunner().invoke(app, ["check", "--help"])
+    assert limits_in_words() in " ".join(result.output.split())
 
 
 # ------------------------------------------------------------------------ the SuperLink

@@ -61,7 +61,6 @@ WRITTEN = {
     ),
 }
 AGAIN = ("simulate", "report", "assign", "plot")  # over what is there
-NOT_RUN = {"bench": "writes measurements of data sets that are public or made up"}
 
 
 def commands():
@@ -106,7 +105,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_every_command_is_here():
-    assert commands() == WRITTEN.keys() | NOT_RUN.keys()
+    assert commands() == WRITTEN.keys()
 
 
 def test_all_files_that_commands_write_have_their_modes(place):

@@ -281,7 +281,7 @@ def measured(experiments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "measure", measure)
     monkeypatch.setattr(experiments, "plot", lambda _: None)
-    monkeypatch.setattr("flower_kmeans.bench.plots.save", lambda *_: [])
+    monkeypatch.setattr("bench.plots.save", lambda *_: [])
     return found
 
 

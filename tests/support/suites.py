@@ -1,6 +1,6 @@
 """What tests of the suites in benchmarks/ share."""
 
-from flower_kmeans.bench.harness import Options
+from bench.harness import Options
 
 
 def measured(suite, tasks):

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from scripts import ROOT
 
-from flower_kmeans.bench import quick, runner, script
-from flower_kmeans.bench.runner import BUILT_IN, load_suite, read_runs
-from flower_kmeans.cli.app import app
+from bench import runner, script
+from bench.runner import load_suite, read_runs
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.version import __version__
 
@@ -51,13 +50,11 @@ def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(
     )
     assert all(each in start.printed for each in (table, skipped, *names))
     text = (out / "tables.md").read_text()
-    assert text.startswith(
-        "# toy\n\nWhat is measured.\n\n- `flower-kmeans bench --suite 'a b.py'`"
-    )
+    assert text.startswith("# toy\n\nWhat is measured.\n\n- `python 'a b.py' --runs 1`")
     assert table in text
     assert skipped in text
     (command,) = commands()
-    assert command["command"] == "flower-kmeans bench --suite 'a b.py'"
+    assert command["command"] == "python 'a b.py' --runs 1"
     assert (command["rows"], command["jobs"]) == (6, 1)
     assert command["versions"]["flower-kmeans"] == __version__
     assert {"python", "flwr", "numpy"} <= command["versions"].keys()
@@ -337,17 +334,12 @@ def test_threads_that_a_task_left_behind_do_not_hold_up_the_command(
 # --------------------------------------------------------------------------- commands
 
 
-def test_suites_that_come_with_the_library():
-    assert load_suite("quick") is quick.SUITE
-    assert [load_suite(name).name for name in BUILT_IN] == list(BUILT_IN)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("quicker", "one of quick, or a Python file NAME.py"),
-        ("none.py", "one of quick, or a Python file NAME.py"),
-        ("two.parts.py", "one of quick, or a Python file NAME.py"),
+        ("quick", "a suite as a Python file NAME.py that defines SUITE"),
+        ("none.py", "a suite as a Python file NAME.py that defines SUITE"),
+        ("two.parts.py", "a suite as a Python file NAME.py that defines SUITE"),
         ("json.py", "a name that no other module has. Got 'json'"),
         ("without_a_suite.py", "to define SUITE"),
     ],
@@ -355,60 +347,45 @@ def test_suites_that_come_with_the_library():
 def test_what_is_no_suite(tmp_path, monkeypatch, name, words):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / name
-    if name not in ("quicker", "none.py"):
+    if name != "none.py":
         path.write_text("SUITE = 1")
     with pytest.raises(ConfigurationError, match=words):
-        load_suite(str(path) if path.suffix else name)
+        load_suite(path)
     sys.modules.pop("without_a_suite", None)
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: CliRunner().invoke(app, ["bench", *map(str, arguments)])
-
-
-def test_a_command_without_a_suite_lists_them(bench):
-    result = bench()
-    assert result.exit_code == 0
-    assert "quick: The cost of private clusterings" in result.stdout
-
-
-def test_a_suite_in_a_file(bench, toy, tmp_path, done):
-    arguments = ("--suite", toy, "--jobs", 1, "--runs", 3, "--data", "mine")
-    result = bench(*arguments, "--only", "method=none", "--only", "run=0,2")
-    assert result.exit_code == 0, result.output
-    assert "| mine | none | 1.333 ± 13 (2) |" in result.stdout
-    assert (tmp_path / "build" / "toy" / "runs.csv").exists()
-    assert len(done()) == 2
-
-
-def test_errors_are_one_sentence(bench, toy):
-    for arguments, words in (
-        (("--suite", "nothing"), "Expected --suite as one of quick"),
-        (("--suite", toy, "--only", "method"), "Expected --only COLUMN=VALUE[,VALUE]."),
-        (("--suite", toy, "--data", "s3"), "Expected a data set: one of s1, "),
-        (("--suite", toy, "--jobs", 0), "Expected jobs >= 1. Got 0 instead"),
-    ):
-        result = bench(*arguments)
-        assert result.exit_code == 1
-        assert result.stderr.startswith("Error: ")
-        assert result.stderr.count("\n") == 1
-        assert words in result.stderr
-
-
-def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeypatch):
+def typed(suite, tmp_path, monkeypatch):
+    """Return a function that runs the suite as its script does."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["toy_suite.py"])
-    script.main(
-        suite, ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"]
-    )
+    return lambda *arguments: script.main(suite, [*map(str, arguments)])
+
+
+def test_options_choose_runs(typed, tmp_path, done, capsys):
+    typed("--jobs", 1, "--runs", 3, "--data", "mine", "--methods", "none")
+    assert "| mine | none | 1.333 ± 2.5 (3) |" in capsys.readouterr().out
+    assert (tmp_path / "build" / "toy" / "runs.csv").exists()
+    assert len(done()) == 3
+
+
+def test_errors_are_one_sentence(typed):
+    for arguments, words in (
+        (("--methods", "other"), "Expected method among"),
+        (("--data", "s3"), "Expected a data set: one of s1, "),
+        (("--jobs", 0), "Expected jobs >= 1. Got 0 instead"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            typed(*arguments)
+        assert ended.value.code.startswith(f"Error: {words}")
+        assert "\n" not in ended.value.code
+
+
+def test_a_script_has_an_option_for_each_column(typed, tmp_path, capsys):
+    typed("--epsilons", 7, "--data", "mine", "--runs", 1, "--jobs", 1)
     assert "| mine | noise |" in capsys.readouterr().out
-    assert (
-        "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
-    )
-    with pytest.raises(SystemExit, match="Error: Expected method among"):
-        script.main(suite, ["--methods", "none at all", "--data", "mine"])
+    rows = (tmp_path / "build" / "toy" / "runs.csv").read_text()
+    assert "mine,noise,7.0,0,7.33" in rows
 
 
 @pytest.mark.thorough
@@ -418,21 +395,24 @@ def test_a_script_runs_in_two_processes(toy, tmp_path, done):
     third = (
         "import functools\n\n\n@functools.lru_cache\ndef third():\n    return 1.0 / 3\n"
     )
-    main = 'if __name__ == "__main__":\n    from flower_kmeans.bench import script\n\n'
+    main = 'if __name__ == "__main__":\n    from bench import script\n\n'
     toy.write_text(f"{third}{source}{main}    script.main(SUITE)\n")
     command = [sys.executable, str(toy), "--data", "mine", "--runs", "2", "--jobs", "2"]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=600, capture_output=True)
+    # A suite beside the package `bench` is found without these.
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))}
+    options = {"cwd": tmp_path, "env": os.environ | paths, "capture_output": True}
+    subprocess.run(command, check=True, timeout=600, **options)
     assert len(done()) == 6
 
 
-def test_options_are_the_plurals_of_columns():
+def test_options_are_the_plurals_of_columns(suite):
     @dataclass(frozen=True)
     class Several:
         strategy: str
         settings: str
         method: str
 
-    made = replace(quick.SUITE, task=Several, measures={"loss": float})
+    made = replace(suite, task=Several, measures={"loss": float})
     given = ["--strategies", "a", "b", "--settings", "c", "--methods", "d"]
     options = script.options_of(made, script.parser_of(made).parse_args(given))
     assert dict(options.only) == {
@@ -455,6 +435,3 @@ def test_commands_are_shown_as_they_are_typed_without_folders_of_a_machine(tmp_p
     shown = runner._command_of([*command, "--data-dir", "../sets"])
     assert shown == "python loss.py --data 'a b' own.npz:3 --output=out --data-dir sets"
     assert runner._command_of(["benchmarks/loss.py"]) == "python benchmarks/loss.py"
-    assert (
-        runner._command_of(["/opt/bin/flower-kmeans", "bench"]) == "flower-kmeans bench"
-    )

@@ -1,21 +1,7 @@
-"""Figures of repeated runs, and markdown and plots of them."""
+"""Figures of repeated runs, markdown of them, and plots as files."""
 
-import math
-
-import numpy as np
-import pytest
-from scipy import stats
-
-from flower_kmeans.bench import plots, tables
-
-
-def test_intervals_are_students():
-    values = [1.0, 2.0, 4.0, 4.5]
-    mean, half = tables.interval(values)
-    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (mean - half, mean + half) == pytest.approx((low, high))
-    assert tables.interval([3.0])[0] == 3.0
-    assert math.isnan(tables.interval([3.0])[1])
+from bench import plots, tables
+from flower_kmeans.report.curves import draw_lines
 
 
 def test_cells_show_mean_interval_and_runs():
@@ -33,14 +19,15 @@ ROWS = [
 ] + [{"data": "a", "method": "flat", "epsilon": None, "run": 0, "loss": 0.5}]
 
 
+CURVES = tables.curves_of(ROWS, "loss")
+
+
 def test_curves_hold_runs_and_areas_are_of_whole_ones():
     curves = tables.curves_of(ROWS, "loss")
     assert list(curves) == [("a", "m"), ("a", "flat")]
     assert tables.areas_of(curves["a", "m"], (1.0, 2.0)) == [1.5, 2.5]
     assert tables.areas_of(curves["a", "m"], (1.0, 2.0, 4.0)) == []
     assert tables.areas_of(curves["a", "flat"], (1.0, 2.0, 4.0)) == [1.5]
-    assert tables.points_of(curves["a", "m"], (2.0, 3.0)) == [[2.0, 3.0], []]
-    assert tables.points_of(curves["a", "flat"], (2.0, 3.0)) == [[0.5], [0.5]]
     assert tables.grouped(ROWS, ["method"], "loss")["m",] == [1.0, 2.0, 2.0, 3.0, 3.0]
     assert tables.unique(row["method"] for row in ROWS) == ["m", "flat"]
 
@@ -87,20 +74,8 @@ def test_tables_are_markdown():
     assert tables.markdown(["a", "b", "c"], [], 2).splitlines()[1] == "|---|---|--:|"
 
 
-def test_a_plot_has_a_panel_and_a_line_for_each_curve(tmp_path):
-    curves = {key[1]: curve for key, curve in tables.curves_of(ROWS, "loss").items()}
-    figure = plots.lines(
-        {"one": curves, "two": {"m": curves["m"]}}, (1.0, 2.0), dashed=("flat",)
-    )
-    first, second, *hidden = figure.axes
-    assert [axes.get_title() for axes in (first, second)] == ["one", "two"]
-    assert not any(axes.get_visible() for axes in hidden)
-    lines = first.get_lines()
-    assert [line.get_label() for line in lines] == ["m", "flat"]
-    assert [line.get_linestyle() for line in lines] == ["-", ":"]
-    np.testing.assert_allclose(lines[0].get_ydata(), [2.0, 2.5])
-    np.testing.assert_allclose(lines[1].get_ydata(), [0.5, 0.5])
-    assert first.get_xscale() == first.get_yscale() == "log"
+def test_the_same_figure_is_the_same_file(tmp_path):
+    figure = draw_lines({"one": tables.panels(CURVES)["a"]}, (1.0, 2.0))
     assert plots.save(figure, tmp_path, "picture") == ["picture.png", "picture.svg"]
     once = (tmp_path / "picture.svg").read_bytes()
     plots.save(figure, tmp_path, "picture")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_kmeans.bench.harness import Options, grid, parse, plan_of, seed_of, shown
+from bench.harness import Options, grid, parse, plan_of, seed_of, shown
 from flower_kmeans.errors import ConfigurationError
 
 

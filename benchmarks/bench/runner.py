@@ -30,8 +30,8 @@ from rich.progress import track
 from rich.text import Text
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.bench import plots
-from flower_kmeans.bench.harness import Options, Plan, Row, Suite, parse, plan_of, shown
+from bench import plots
+from bench.harness import Options, Plan, Row, Suite, parse, plan_of, shown
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.extras import require
 from flower_kmeans.files import prepare_directory
@@ -39,8 +39,6 @@ from flower_kmeans.version import __version__
 
 Measured = Mapping[str, Any]
 
-BUILT_IN = {"quick": "flower_kmeans.bench.quick"}
-"""Suites that come with the library, and their modules."""
 RUNS, META, TABLES, LOCK = "runs.csv", "meta.json", "tables.md", ".lock"
 PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn")
 
@@ -70,8 +68,8 @@ class Meta(msgspec.Struct):
         os.replace(partial_file, directory / META)
 
 
-def load_suite(name: str) -> Suite:
-    """Return the ``SUITE`` of a built-in name, or of a Python file, which is run.
+def load_suite(file: str | Path) -> Suite:
+    """Return the ``SUITE`` of a Python file, which is run.
 
     The file's folder is put in front of the search path, where other processes find its
     modules.
@@ -81,28 +79,24 @@ def load_suite(name: str) -> Suite:
     ConfigurationError
         If there is none.
     """
-    if name in BUILT_IN:
-        module = importlib.import_module(BUILT_IN[name])
-    else:
-        path = Path(name).resolve()
-        if path.suffix != ".py" or not path.is_file() or "." in path.stem:
-            raise ConfigurationError(
-                f"Expected --suite as one of {', '.join(BUILT_IN)}, or a Python file NAME.py that "
-                f"defines SUITE. Got {name!r} instead."
-            )
-        sys.path.insert(0, str(path.parent))
-        importlib.invalidate_caches()
-        module = importlib.import_module(path.stem)
-        # Another module of this name was imported before, and would be measured
-        # instead.
-        if Path(getattr(module, "__file__", None) or "").resolve() != path:
-            raise ConfigurationError(
-                f"Expected the file {path.name} to have a name that no other module has. "
-                f"Got {path.stem!r}, which is taken."
-            )
+    path = Path(file).resolve()
+    if path.suffix != ".py" or not path.is_file() or "." in path.stem:
+        raise ConfigurationError(
+            "Expected a suite as a Python file NAME.py that defines SUITE. "
+            f"Got {str(file)!r} instead."
+        )
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    module = importlib.import_module(path.stem)
+    # Another module of this name was imported before, and would be measured instead.
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:
+        raise ConfigurationError(
+            f"Expected the file {path.name} to have a name that no other module has. "
+            f"Got {path.stem!r}, which is taken."
+        )
     suite = getattr(module, "SUITE", None)
     if not isinstance(suite, Suite):
-        raise ConfigurationError(f"Expected {name} to define SUITE, a Suite. Got none.")
+        raise ConfigurationError(f"Expected {file} to define SUITE, a Suite. Got none.")
     return suite
 
 
@@ -145,8 +139,8 @@ def execute(
         If tasks failed, after all others are done and shown; or if a process was
         killed.
     """
-    require("pandas", "A benchmark", "bench")
-    filelock = require("filelock", "A benchmark", "bench")
+    require("pandas", "A benchmark", "test")
+    filelock = require("filelock", "A benchmark", "test")
     console = console or Console()
     if jobs is None:
         jobs = 1 if suite.alone else available_cores()
@@ -231,7 +225,7 @@ def _results(
     suite: Suite, options: Options, tasks: Sequence[Any], jobs: int, minutes: float
 ) -> Iterator[tuple[Any, Measured | Exception]]:
     """Yield tasks with their measurements, or the error that ended them, in any order."""
-    joblib = require("joblib", "A benchmark", "bench")
+    joblib = require("joblib", "A benchmark", "test")
     from joblib.externals import loky  # type: ignore[import-untyped]
 
     until = time.monotonic() + 60 * minutes
@@ -511,18 +505,18 @@ def _shortened(argument: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this library runs from, "+" if files differ from it.
+    """Return the commit of this file's checkout, "+" if files differ from it.
 
-    ``None`` for an installed library, or without git.
+    ``None`` in a source distribution, or without git.
     """
-    git = ("git", "-C", str(Path(__file__).parents[1]))
+    git = ("git", "-C", str(Path(__file__).parent))
     run = partial(
         subprocess.run, capture_output=True, text=True, check=True, timeout=20
     )
     try:
-        # An installed library may lie in a checkout of something else, whose commit
+        # A source distribution may lie in a checkout of something else, whose commit
         # says nothing.
-        run([*git, "ls-files", "--error-unmatch", "version.py"])
+        run([*git, "ls-files", "--error-unmatch", Path(__file__).name])
         found = run(
             [*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
         )

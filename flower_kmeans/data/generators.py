@@ -1,4 +1,4 @@
-"""Synthetic families of the papers, seeded: records, the cluster of each, and true centres.
+"""Gaussian clusters of a degree of separation, seeded: records, their clusters, and centres.
 
 The degree of separation is Qiu and Joe's index ("Generation of Random Clusters with
 Specified Degree of Separation", 2006): for two clusters projected to a line, with ``L``
@@ -24,11 +24,6 @@ LabelArray = NDArray[np.int64]
 ALPHA = 0.05  # share of a cluster outside of its two quantiles
 VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
 OUTLIER = -1  # label of records that belong to no cluster
-# of separation in the Synth families, from overlapping to separated
-SYNTH_DEGREES = (0.16, 0.26)
-SYNTH_OUTLIERS = 100  # at most in a set of the Synth family
-G2_MEANS = (500.0, 600.0)
-G2_RECORDS = 2048
 
 _QUANTILE = -float(ndtri(ALPHA / 2))
 _STEPS = 200
@@ -187,61 +182,15 @@ def separated_clusters(
         mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features)
     )
     labels = np.repeat([*range(len(counts)), OUTLIER], [*counts, n_outliers])
-    return _shuffled(np.concatenate([records, outliers]), labels, centers, rng)
+    return shuffled(np.concatenate([records, outliers]), labels, centers, rng)
 
 
-def synth(
-    n_clusters: int, n_features: int, rng: np.random.Generator | int
-) -> Generated:
-    """Return a set of FastLloyd's Synth family; of Synth-K with two columns and k to 128.
-
-    Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in
-    `SYNTH_DEGREES`, and up to `SYNTH_OUTLIERS` outliers beside 10,000 records.
-    """
-    rng = np.random.default_rng(rng)
-    degree = rng.uniform(*SYNTH_DEGREES)
-    n_outliers = int(rng.integers(SYNTH_OUTLIERS, endpoint=True))
-    sizes = sizes_of(10_000, np.arange(1, n_clusters + 1))
-    return separated_clusters(sizes, n_features, degree, rng, n_outliers)
-
-
-def time_synth(
-    n_records: int, n_clusters: int, n_features: int, rng: np.random.Generator | int
-) -> Generated:
-    """Return a set of FastLloyd's TimeSynth family: balanced clusters and no outliers.
-
-    The paper names no degree of separation here: it is drawn as for `synth`.
-    """
-    rng = np.random.default_rng(rng)
-    degree = rng.uniform(*SYNTH_DEGREES)
-    return separated_clusters(
-        sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng
-    )
-
-
-def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Generated:
-    """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
-
-    Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread``
-    of 10 to 100), and not equal to them.
-    """
-    rng = np.random.default_rng(rng)
-    if n_features < 1 or not spread > 0:
-        raise ConfigurationError(
-            f"Expected at least one column and a positive spread. Got {n_features} and {spread} "
-            "instead."
-        )
-    labels = np.repeat([0, 1], G2_RECORDS // 2)
-    centers = np.repeat(np.array(G2_MEANS)[:, None], n_features, axis=1)
-    records = centers[labels] + spread * rng.normal(size=(G2_RECORDS, n_features))
-    return _shuffled(records, labels, centers, rng)
-
-
-def _shuffled(
+def shuffled(
     records: FloatArray,
     labels: LabelArray,
     centers: FloatArray,
     rng: np.random.Generator,
 ) -> Generated:
+    """Return a data set with its records in random order."""
     order = rng.permutation(len(records))
     return Generated(records[order], labels[order].astype(np.int64), centers)

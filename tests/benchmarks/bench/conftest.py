@@ -1,4 +1,4 @@
-"""A suite that takes no time, as a file that any process can load; and those of benchmarks/."""
+"""A suite that takes no time, as a file that any process can load."""
 
 import io
 import sys
@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from scripts import load_script
 
-from flower_kmeans.bench.harness import Options
-from flower_kmeans.bench.runner import execute, load_suite
+from bench.harness import Options
+from bench.runner import execute, load_suite
 
 TOY = """
 import dataclasses
 from pathlib import Path
 
-from flower_kmeans.bench import plots, tables
-from flower_kmeans.bench.harness import Suite
+from bench import tables
+from bench.harness import Suite
+
+from flower_kmeans.report.curves import draw_lines, points_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +47,13 @@ def measure(task, options):
 
 def table(rows, options):
     curves = tables.curves_of(rows, "loss")
-    lines = [[*key, tables.cell(tables.points_of(each, [0.1])[0])] for key, each in curves.items()]
+    lines = [[*key, tables.cell(points_of(each, [0.1])[0])] for key, each in curves.items()]
     return tables.markdown(["data", "method", "loss"], lines, 2)
 
 
 def plot(rows, options):
     curves = {" ".join(key): curve for key, curve in tables.curves_of(rows, "loss").items()}
-    return plots.lines({"all": curves}, [0.1, 1.0])
+    return draw_lines({"all": curves}, [0.1, 1.0])
 
 
 SUITE = Suite(
@@ -99,7 +100,7 @@ def start(bare, tmp_path):
             chosen,
             Options(runs, **own),
             tmp_path / output,
-            arguments=["/usr/bin/flower-kmeans", "bench", "--suite", "a b.py"],
+            arguments=["/usr/suites/a b.py", "--runs", str(runs)],
             jobs=jobs,
             console=Console(file=text, width=200),
             **given,
@@ -115,9 +116,3 @@ def done(toy):
     """Return a function that lists the tasks measured so far."""
     log = toy.with_name("log.txt")
     return lambda: log.read_text().splitlines() if log.exists() else []
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """Return a suite's module in benchmarks/ by its name."""
-    return lambda name: load_script(monkeypatch, name)

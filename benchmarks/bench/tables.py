@@ -1,29 +1,13 @@
 """Figures of repeated runs, and markdown of them."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from scipy.integrate import trapezoid
-from scipy.special import stdtrit
 
-from flower_kmeans.bench.harness import Row
-
-CONFIDENCE = 0.95
-
-Curve = dict[Any, dict[int, float]]
-"""Values by what the horizontal axis shows, and by run."""
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of its 95% confidence interval (Student's t); nan for one value."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, math.nan
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * spread
+from bench.harness import Row
+from flower_kmeans.report.curves import Curve, interval, points_of
 
 
 def shown_half(half: float, mean: float) -> str:
@@ -61,13 +45,6 @@ def curves_of(
     return {key: dict(curve) for key, curve in curves.items()}
 
 
-def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
-    """Return the values at each place of a grid; those at ``None`` are the same everywhere."""
-    return [
-        list(curve.get(None if None in curve else place, {}).values()) for place in grid
-    ]
-
-
 def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
     """Return the area under each run that is whole, by the trapezoidal rule."""
     points = [curve.get(None if None in curve else place, {}) for place in grid]
@@ -77,7 +54,7 @@ def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
 
 
 def panels(curves: Mapping[tuple[Any, ...], Curve]) -> dict[str, dict[str, Curve]]:
-    """Return curves of data sets and methods by data set, as `plots.lines` has them."""
+    """Return curves of data sets and methods by data set, as `draw_lines` takes them."""
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
     for (name, method), curve in curves.items():
         found[name][method] = curve

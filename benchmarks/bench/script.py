@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flower_kmeans.bench.harness import Options, Suite
-from flower_kmeans.bench.runner import Outcome, execute, load_suite
+from bench.harness import Options, Suite
+from bench.runner import Outcome, execute, load_suite
 from flower_kmeans.errors import KMeansError
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flower_kmeans.bench.runner import append_run, read_runs
+from bench.runner import append_run, read_runs
 from flower_kmeans.errors import DataError
 
 

@@ -13,7 +13,7 @@ import pytest
 from scripts import ROOT
 from suites import cells, measured
 
-from flower_kmeans.bench.harness import Options, plan_of
+from bench.harness import Options, plan_of
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.vertical.costs import costs
@@ -29,12 +29,14 @@ SMALL = {
         ("3x4", "rounded-gaussian/1", 2, 0),
         ("3x4", "discrete-gaussian/2", 2, 0),
     ],
+    "removal": [("PEMeans", 3, 0)],
     "scaling": [("clients", 300, 2, 3, 4, 0)],
+    "sums": [(5, 8, "masks", 0), (5, 8, "shares", 0)],
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],
 }
 TIMED = {
-    "client_step", "fit", "load", "noise", "ray_clients", "ray_round", "scaling", "update",
-    "vertical",
+    "client_step", "fit", "load", "noise", "ray_clients", "ray_round", "removal", "scaling",
+    "sums", "update", "vertical",
 }  # fmt: skip
 FRESH = {"load", "ray_clients", "ray_round", "vertical"}
 
@@ -116,6 +118,85 @@ def test_every_message_of_a_run_is_weighed_by_round_trip(script):
         assert all(min(sizes) > 0 for sizes in weighed.values())
     assert size.reply == 8 * (3 * (2 + 1) + 1)
     assert size.reply < min(grid.answered["ask 2"]) < size.reply + 200
+
+
+def test_noise_beyond_the_plan_costs_keys_and_the_drawing_of_parts(script, monkeypatch):
+    module = script("removal")
+    best = module.seconds
+    monkeypatch.setattr(module, "seconds", lambda call, times=3: best(call, 3))
+    (row,) = measured(module.SUITE, [module.Task("PEMeans", 20, 0)])
+    assert row["parts"] > 0
+    assert row["factor"] < row["added_factor"]
+    assert row["bytes"] > 1
+    assert row["server"] > row["server_whole"]
+
+
+def test_a_shared_sum_sends_a_part_to_each_member(script):
+    module = script("sums")
+    tasks = [module.Task(5, 8, kind, 0) for kind in module.KINDS]
+    masks, shares = measured(module.SUITE, tasks)
+    assert masks["sent"] == 8 * 8
+    assert masks["member"] is None
+    assert shares["held"] == 5 * shares["sent"] == 5 * shares["received"]
+    assert shares["sent"] > masks["sent"]
+    table = module.tables_of([masks, shares], Options(1))
+    assert cells(table)[1][-1] == f"{shares['sent'] / masks['sent']:.1f}"
+
+
+def test_messages_of_second_moments_are_the_largest(script):
+    module = script("message_sizes")
+    rows = measured(module.SUITE, [module.Task("feddp", "trusted-server", 40)])
+    answered = module.trips_of(rows[0]["answered"])
+    assert list(answered) == ["enrol", "ask 1", "ask 2", "ask 3", "ask 4", "finish"]
+    largest = max(answered.values())
+    assert answered["ask 1"] == largest
+    assert 0 < largest - 4 * 40 * 41 < 1_000
+    table = cells(module.tables_of(rows, Options(1)).split("\n\n")[1])
+    assert ["ask 1", largest] == [table[1][0], int(table[1][2].replace(",", ""))]
+
+
+@pytest.mark.thorough
+def test_messages_of_vertical_runs_are_weighed(script):
+    module = script("message_sizes")
+    (row,) = measured(module.SUITE, [module.Task("vertical", "2 2 1", 1)])
+    assert {"enrol", "keys", "step", "open"} <= module.trips_of(row["asked"]).keys()
+    assert 0 < row["sent"] - row["planned"] < 1_000
+    assert "2 parties, 1 with the key" in module.tables_of([row], Options(1))
+
+
+def test_clips_are_factors_of_the_default(script, monkeypatch):
+    module = script("clips")
+    monkeypatch.setattr(module, "N_SMALL", 20)
+    case = module.mixture(0, 20)
+    options = Options(1, data=("mixture",))
+    tasks = list(module.tasks_of(options))
+    assert {task.factor for task in tasks} == {*module.FACTORS}
+    for method, names in (
+        (module.PE_VOTES, {"votes"}),
+        (module.PE_LIFT, {"lift-sums", "lift-counts"}),
+    ):
+        one, two = (
+            dict(module.strategy_of(case, task).clips)
+            for task in tasks
+            if (task.method, task.setting) == (method, "clients")
+            and task.factor in (1.0, 2.0)
+        )
+        assert {name for name in one if two[name] != one[name]} == names
+        assert all(two[name] == 2 * one[name] for name in names)
+
+
+def test_a_loss_over_the_least_is_shown_by_clip(script, monkeypatch):
+    module = script("clips")
+    monkeypatch.setattr(module, "N_SMALL", 20)
+    monkeypatch.setitem(module.parts_of.__globals__, "N_SMALL", 20)
+    monkeypatch.setattr(module, "case_of", lambda *_: module.mixture(0, 20))
+    tasks = [
+        module.Task("mixture", "clients", module.SYNOPSIS, 50.0, factor, 0)
+        for factor in (1.0, 2.0)
+    ]
+    rows = measured(module.SUITE, tasks)
+    assert all(row["ratio"] > 1 for row in rows)
+    assert len(cells(module.tables_of(rows, Options(1)))) == 1
 
 
 @pytest.mark.claim("tables/deployments", "last-column-adds-up")
@@ -271,16 +352,10 @@ def stranded():
 @pytest.mark.claim("benchmarks", "plots-adds-figures-alone")
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_simulation_for_each_run_from_the_installed_command(tmp_path, stranded):
+def test_a_simulation_for_each_run_from_the_script(tmp_path, stranded):
     """Each starts Ray for itself, whatever other cluster the machine has or had."""
-    command = [
-        sys.executable,
-        "-c",
-        "from flower_kmeans.cli.app import main; main()",
-        "bench",
-    ]
-    command += ["--suite", str(ROOT / "benchmarks" / "ray_round.py"), "--output", "out"]
-    command += ["--only", "shape=3x2", "--only", "clients=2", "--runs", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "ray_round.py")]
+    command += ["--shapes", "3x2", "--clients", "2", "--runs", "2", "--output", "out"]
     options = {"cwd": tmp_path, "env": stranded, "capture_output": True, "text": True}
     # a hang must end
     done = subprocess.run(command, **options, check=False, timeout=3_600)

@@ -5,10 +5,10 @@
 | ``blobs_K_D`` | ``make_blobs(20000, n_features=D, centers=K, random_state=1)`` |
 | ``manyblobs_N_K_D`` | the same with N records |
 | ``uneven_K_D`` | the same of K sizes that fall geometrically, the first 20 times the last |
-| ``g2_D_SD`` | `generators.g2`, 2,048 records |
+| ``g2_D_SD`` | `families.g2`, 2,048 records |
 | ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
-| ``synth_K_D_SEED`` | `generators.synth`, 10,000 and outliers |
-| ``timesynth_N_K_D`` | `generators.time_synth` |
+| ``synth_K_D_SEED`` | `families.synth`, 10,000 and outliers |
+| ``timesynth_N_K_D`` | `families.time_synth` |
 | ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
 | a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
 | ``FILE.npz:K`` | a file of one's own, to be cut into K clusters |
@@ -26,7 +26,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.bench import generators
+from bench import families
+from flower_kmeans.data import generators
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 
@@ -71,7 +72,7 @@ class _File(NamedTuple):
 def _blobs(
     sizes: int | list[int], d: int, k: int | None = None
 ) -> generators.Generated:
-    require("sklearn.datasets", "A benchmark", "bench")
+    require("sklearn.datasets", "A benchmark", "test")
     from sklearn.datasets import make_blobs
 
     made = make_blobs(
@@ -95,10 +96,10 @@ _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "blobs": (2, lambda k, d: _blobs(20_000, d, k)),
     "manyblobs": (3, lambda n, k, d: _blobs(n, d, k)),
     "uneven": (2, _uneven),
-    "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
+    "g2": (2, lambda d, spread: families.g2(d, spread, 0)),
     "separated": (3, _separated),
-    "synth": (3, generators.synth),
-    "timesynth": (3, lambda n, k, d: generators.time_synth(n, k, d, 0)),
+    "synth": (3, families.synth),
+    "timesynth": (3, lambda n, k, d: families.time_synth(n, k, d, 0)),
 }
 """How many numbers stand in the names of a family, and what makes one of its sets."""
 
@@ -155,7 +156,7 @@ def load(given: str, directory: Path | None = None) -> Data:
         made = _FAMILIES[family[0]][1](*family[1])
         return _data(given, made.records, len(made.centers), "generated", made.labels)
     if given in BUNDLED:
-        datasets = require("sklearn.datasets", "A benchmark", "bench")
+        datasets = require("sklearn.datasets", "A benchmark", "test")
         loader, note = BUNDLED[given]
         bunch = getattr(datasets, loader)()
         return _data(given, bunch.data, len(bunch.target_names), note, bunch.target)

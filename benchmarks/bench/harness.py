@@ -1,6 +1,6 @@
 """Declares benchmarks: a suite names its data sets, its tasks, a measurement, and its tables.
 
-`flower_kmeans.bench.runner` does every task once, and writes rows, tables and plots.
+`bench.runner` does every task once, and writes rows, tables and plots.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from flower_kmeans.bench import data as data_sets
+from bench import data as data_sets
 from flower_kmeans.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Options:
         )
 
     def load(self, name: str) -> data_sets.Data:
-        """Return a data set by its name in `data`; `flower_kmeans.bench.data.load` keeps it."""
+        """Return a data set by its name in `data`; `bench.data.load` keeps it."""
         return data_sets.load(dict(self.files).get(name, name), self.data_dir)
 
 
@@ -108,7 +108,7 @@ class Suite:
     plots : mapping of str to callable
         Names of files, and functions from rows and options to a figure.
     datasets : tuple of str
-        Data sets in `flower_kmeans.bench.data` unless the command names others.
+        Data sets in `bench.data` unless the command names others.
     choices : mapping of str to tuple
         Values of a column that a command may name although none of its tasks has them,
         as where a method does not apply to a data set.

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import quick
 
+from bench.harness import Options, plan_of
 from flower_kmeans import simulation
-from flower_kmeans.bench import quick
-from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.strategies import KMeansStrategy
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import make_blobs
 
-from flower_kmeans.bench import data, generators
-from flower_kmeans.bench.data import identity, load, name_of, to_unit_ball, to_unit_box
+from bench import data, families
+from bench.data import identity, load, name_of, to_unit_ball, to_unit_box
+from flower_kmeans.data import generators
 from flower_kmeans.errors import ConfigurationError, DataError
 
 
@@ -34,7 +35,7 @@ def test_sets_that_need_no_file(name, shape, n_clusters):
 
 
 def test_names_hold_the_parameters():
-    made = generators.synth(3, 2, 7)
+    made = families.synth(3, 2, 7)
     found = load("synth_3_2_7")
     np.testing.assert_array_equal(found.records, made.records)
     np.testing.assert_array_equal(found.labels, made.labels)

@@ -1,4 +1,4 @@
-"""The quick suite: every strategy on a few generated data sets, in minutes."""
+"""Every strategy on a few generated data sets, in minutes: ``python benchmarks/quick.py``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import script, tables
+from bench.data import to_unit_box
+from bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
-from flower_kmeans.bench import plots, tables
-from flower_kmeans.bench.data import to_unit_box
-from flower_kmeans.bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.data.domain import Box
 from flower_kmeans.extras import require
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.report.curves import draw_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ def case_of(name: str, options: Options, n_each: int = SERVER_EACH) -> Case:
 
 def kmeans(records: FloatArray, n_clusters: int, seed: int) -> Any:
     """Return scikit-learn's KMeans, the best of ten starts; not private."""
-    require("sklearn.cluster", "A benchmark", "bench")
+    require("sklearn.cluster", "A benchmark", "test")
     from sklearn.cluster import KMeans
 
     return KMeans(n_clusters, n_init=10, random_state=seed).fit(records)
@@ -134,7 +135,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the ratios over epsilon, a panel for each data set."""
     runs = tables.grouped(rows, ("data", "method", "epsilon"), "run").values()
-    return plots.lines(
+    return draw_lines(
         tables.panels(tables.curves_of(ordered(rows), "ratio")),
         epsilons_of(rows),
         colors={KMEANS: "0.6"},
@@ -165,3 +166,7 @@ SUITE = Suite(
     choices={"method": METHODS},
     runs=3,
 )
+
+
+if __name__ == "__main__":
+    script.main(SUITE)

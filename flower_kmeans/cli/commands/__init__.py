@@ -1,0 +1,1 @@
+"""Commands as users type them: their options and help. The work is done by the modules beside."""

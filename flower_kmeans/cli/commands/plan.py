@@ -1,0 +1,68 @@
+"""``flower-kmeans plan``: the cost of a run, before any run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_kmeans.cli.options import Settings, with_settings
+
+_Domain = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Columns and public bounds: flower-kmeans domain init."
+    ),
+]
+_Features = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of columns. Default: 3.")
+]
+_Parties = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Parties that split columns evenly. Default: 2."),
+]
+_ServerPoints = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of the server's own points.")
+]
+_Simulate = Annotated[
+    bool,
+    typer.Option(
+        "--simulate",
+        help="Simulate the plan on generated records, with smaller and larger epsilons, and "
+        "print what its noise costs: 30 runs.",
+    ),
+]
+_Chart = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="With --simulate: an svg, png or pdf of the losses."
+    ),
+]
+
+
+@with_settings
+def plan(
+    settings: Settings,
+    *,
+    domain: _Domain = None,
+    features: _Features = None,
+    parties: _Parties = None,
+    server_points: _ServerPoints = None,
+    simulate: _Simulate = False,
+    chart: _Chart = None,
+) -> None:
+    """Print the cost of a run, from its parameters alone.
+
+    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box.
+    The defaults are those of the photograph.
+    """
+    from flower_kmeans.cli.planning import Request, show_plan
+
+    request = Request(
+        domain=domain,
+        features=features,
+        parties=parties,
+        server_points=server_points,
+        simulate=simulate,
+        chart=chart,
+    )
+    show_plan(settings, request)

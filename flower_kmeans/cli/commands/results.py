@@ -1,0 +1,134 @@
+"""``assign``, ``report`` and ``plot``: uses of a finished run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flower_kmeans.cli.commands.texts import DATA, DOMAIN_OF_RUN
+from flower_kmeans.cli.options import listed, one_sentence, with_reading
+from flower_kmeans.cli.printing import counted
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import prepare_directory
+
+if TYPE_CHECKING:
+    from flower_kmeans.data.reading import Reading
+
+
+@with_reading
+def assign(
+    *,
+    reading: "Reading",
+    centroids: Annotated[
+        Path,
+        typer.Option(help="The centroids.npz of a run: of simulate, or of a node."),
+    ] = Path("flower-kmeans-out/centroids.npz"),
+    clusters: Annotated[
+        int | None,
+        typer.Option(
+            help="Use another number of clusters, from the synopsis.npz beside the file."
+        ),
+    ] = None,
+    domain: Annotated[Path | None, typer.Option(help=DOMAIN_OF_RUN)] = None,
+    data: Annotated[str, typer.Option(help=DATA)],
+    output: Annotated[
+        Path, typer.Option(help="The file to write, csv or parquet.")
+    ] = Path("assigned.csv"),
+) -> None:
+    """Assign new records to the clusters of a run.
+
+    The output has the data's columns, and the cluster of each record with its distance
+    to the centroid: in the data's units, or with a domain.toml after scaling, which
+    makes each column's bounds 2 apart. Records are read a batch at a time. The output
+    is as confidential as the data.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
+
+        found = read_centroids(centroids, domain)
+        if clusters is not None:
+            found = with_clusters(found, centroids, clusters)
+        done = assign(found, data, output, reading)
+        without = ""
+        if done.n_without:
+            without = f"; {done.n_without:,} with missing cells have none"
+        number = counted(done.findings.n_records, "record")
+        typer.echo(f"Assigned clusters to {number} in {output}{without}.")
+        for line in done.findings.lines():
+            typer.echo(line, err=True)
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REPORT", help="The report.json, with centroids.npz beside."
+        ),
+    ],
+) -> None:
+    """Rebuild report.html from the report.json of a run, with centroids.npz beside it.
+
+    These files are not signed: anyone could have edited them.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.outputs import write_page
+        from flower_kmeans.cli.page import page_again
+
+        page = page_again(run)
+        prepare_directory(run.parent)
+        (name,) = write_page(run.parent, page)
+        typer.echo(f"Wrote {run.with_name(name)}")
+
+
+@with_reading
+def plot(
+    *,
+    reading: "Reading",
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="axes|pairs|sizes|profiles",
+            help="Clusters on the principal axes, or by pairs of columns; their noisy sizes; or "
+            "their centroids by column.",
+        ),
+    ] = "axes",
+    centroids: Annotated[
+        Path,
+        typer.Option(
+            help="The centroids.npz of a run, with any synopsis.npz beside it."
+        ),
+    ] = Path("flower-kmeans-out/centroids.npz"),
+    output: Annotated[
+        Path, typer.Option(help="The file to write: svg, png or pdf.")
+    ] = Path("clusters.svg"),
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Of pairs, as NAME,NAME; the first six by default."),
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(help=f"Your own records to draw. {DATA}")
+    ] = None,
+    domain: Annotated[Path | None, typer.Option(help=DOMAIN_OF_RUN)] = None,
+) -> None:
+    """Draw the clusters of a run, from released values alone.
+
+    With --records the picture holds these records: it is as confidential as they are,
+    and says so.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.plot import NOT_PRIVATE, Kind, draw
+
+        if kind not in list(Kind):
+            raise ConfigurationError(
+                f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}."
+            )
+        names = None if columns is None else listed(columns)
+        is_private = draw(
+            Kind(kind), centroids, output, records, names, domain, reading
+        )
+        held = "only what the run released"
+        if records is not None:
+            held = "THE RECORDS THEMSELVES"
+        typer.echo(f"Wrote {output}, which shows {held}.")
+        if not is_private:
+            typer.echo(f"{NOT_PRIVATE}.", err=True)

@@ -1,0 +1,124 @@
+"""``flower-kmeans simulate``: a federation on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flower_kmeans.cli.options import Engine, Settings, with_reading, with_settings
+
+if TYPE_CHECKING:
+    from flower_kmeans.data.reading import Reading
+
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Records (csv, Excel, ...). Default: a photograph.",
+    ),
+]
+_Domain = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Columns and bounds: flower-kmeans domain init."),
+]
+_Columns = Annotated[
+    str | None,
+    typer.Option(metavar="NAME,NAME", help="Columns to cluster by. By default all."),
+]
+_Label = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Column with labels, which is never a feature."),
+]
+_Bounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=LOW:HIGH", help="Public bounds of a column. May be repeated."
+    ),
+]
+_Lower = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", help="Public lower bound of all columns."),
+]
+_Upper = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", help="Public upper bound of all columns."),
+]
+_BoundsFromData = Annotated[
+    bool,
+    typer.Option(
+        "--bounds-from-data", help="Take missing bounds from the data: NOT private."
+    ),
+]
+_Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="iid, tiles, column:NAME, dirichlet:ALPHA, or a partitioner of flwr-datasets.",
+    ),
+]
+_ServerData = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The server's own points, in the same columns."),
+]
+_Engine = Annotated[
+    Engine,
+    typer.Option(
+        metavar="WHERE",
+        show_default=False,
+        help="auto, in-process or ray. Default: auto.",
+    ),
+]
+_Output = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIRECTORY",
+        show_default=False,
+        help="Where the results go. Default: flower-kmeans-out.",
+    ),
+]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's own log.")]
+
+
+@with_settings
+@with_reading
+def simulate(
+    settings: Settings,
+    *,
+    reading: "Reading",
+    data: _Data = None,
+    domain: _Domain = None,
+    columns: _Columns = None,
+    label: _Label = None,
+    bounds: _Bounds = None,
+    lower: _Lower = None,
+    upper: _Upper = None,
+    bounds_from_data: _BoundsFromData = False,
+    split: _Split = None,
+    server_data: _ServerData = None,
+    engine: _Engine = Engine.AUTO,
+    output: _Output = Path("flower-kmeans-out"),
+    verbose: _Verbose = False,
+) -> None:
+    """Cluster a photograph, or your own table, in a federation on this machine.
+
+    Results: centroids (npz, csv), a report (html, json) and a picture (png).
+    """
+    from flower_kmeans.cli.simulation import Request, run_simulation
+
+    request = Request(
+        data=data,
+        reading=reading,
+        domain=domain,
+        columns=columns,
+        label=label,
+        bounds=bounds or [],
+        lower=lower,
+        upper=upper,
+        bounds_from_data=bounds_from_data,
+        split=split,
+        server_data=server_data,
+        engine=engine,
+        output=output,
+        verbose=verbose,
+    )
+    run_simulation(settings, request)

@@ -1,0 +1,202 @@
+"""The plan of a run that the command line prints: its parameters, cost and expected loss."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from flower_kmeans.cli import outputs
+from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
+from flower_kmeans.cli.options import Settings, even_widths, placeholders
+from flower_kmeans.cli.preview import Sizes, show_losses
+from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
+from flower_kmeans.data import datasets
+from flower_kmeans.data.domain import Box
+from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.report.report import clip_text
+from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
+
+_DEFAULT_FEATURES = 3  # those of the photograph
+_DEFAULT_PARTIES = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of ``plan`` beside those of strategies, as a user gave them."""
+
+    domain: Path | None
+    features: int | None
+    parties: int | None
+    server_points: int | None
+    simulate: bool
+    chart: Path | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A strategy that does not run, and the public numbers that it was made from."""
+
+    strategy: KMeansStrategy | VerticalKMeans
+    box: Box
+    parameters: dict[str, Any]
+
+
+def show_plan(settings: Settings, request: Request) -> None:
+    """Print the plan of a strategy, and simulate its loss if that is asked for.
+
+    Raises
+    ------
+    ConfigurationError
+        If options do not fit together.
+    """
+    features = _number_of_features(settings, request)
+    _require_fitting(settings, request, features)
+    made = _make(settings, request, features or _DEFAULT_FEATURES)
+    strategy = made.strategy
+    console = Console(highlight=False)
+    outputs.print_plan(
+        console,
+        strategy.plan,
+        strategy.trust,
+        _size_noise(strategy),
+        _facts(made),
+    )
+    if request.simulate:
+        _show_losses(console, settings, request, made)
+
+
+def _number_of_features(settings: Settings, request: Request) -> int | None:
+    """Return the number of columns, if an option gives it."""
+    features = request.features
+    if request.domain is not None and features is not None:
+        raise ConfigurationError(
+            "Expected --domain, which has columns, or --features. Got both."
+        )
+    if request.domain is not None:
+        declared = TableDomain.from_file(request.domain)
+        if declared.from_records and settings.is_private:
+            warn_of_bounds()
+        return declared.n_features
+    if features is not None and features < 1:
+        raise ConfigurationError(
+            f"Expected --features of at least 1. Got {features} instead."
+        )
+    return features
+
+
+def _require_fitting(
+    settings: Settings, request: Request, features: int | None
+) -> None:
+    """Require options that a plan of the strategy can use."""
+    name = settings.name
+    given = settings.given
+    follows_from_points = settings.takes("server_data") and settings.unit == "client"
+    if follows_from_points and "clip" not in given:
+        raise ConfigurationError(
+            f"Expected --clip with --unit client for the strategy {name}: its clips follow from "
+            "where the server's points lie, and only their number is known here. Got none."
+        )
+    settings.check_server(
+        "--server-points", "the number of points of the server", request.server_points
+    )
+    if request.parties is not None and not settings.is_vertical:
+        raise ConfigurationError(
+            f"Expected --parties with --strategy vertical only. Got it with {name}."
+        )
+    if "n_records" not in given and features is not None and settings.is_private:
+        raise ConfigurationError(
+            "Expected --n-records, the public planning figure for the number of records, with "
+            "--domain or --features. Got none."
+        )
+
+
+def _make(settings: Settings, request: Request, features: int) -> _Plan:
+    """Return the strategy for records of [-1, 1] in each column."""
+    given = settings.given
+    n_records = given.get("n_records", datasets.PHOTO_RECORDS)
+    parameters: dict[str, Any] = {"n_records": n_records}
+    if request.server_points is not None:
+        parameters["server_data"] = placeholders(request.server_points, features)
+    if settings.is_vertical:
+        n_parties = request.parties
+        if n_parties is None:
+            n_parties = _DEFAULT_PARTIES
+        parameters["parties"] = even_widths(features, n_parties)
+    else:
+        parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
+    box = Box([-1.0] * features, [1.0] * features)
+    if request.chart is not None and not request.simulate:
+        raise ConfigurationError(
+            "Expected --chart with --simulate, whose losses it shows."
+        )
+    if request.simulate and (settings.is_vertical or not settings.is_private):
+        raise ConfigurationError(
+            "Expected --simulate with a private strategy whose clients hold records. "
+            f"Got {settings.name} without."
+        )
+    return _Plan(settings.make(box, **parameters), box, parameters)
+
+
+def _facts(made: _Plan) -> dict[str, str]:
+    """Return the numbers that the noise follows from, in words."""
+    strategy = made.strategy
+    facts = {
+        "n_records": str(made.parameters["n_records"]),
+        "n_clients": str(strategy.n_clients),
+        "min_clients": str(strategy.min_clients),
+    }
+    if strategy.trust_model.is_protected:
+        facts["max_colluders"] = str(strategy.max_colluders)
+    if isinstance(strategy, KMeansStrategy) and strategy.clip is not None:
+        facts["clip"] = clip_text(strategy.clip, strategy.clips)
+    if strategy.plan.is_private:
+        facts["noise factor"] = outputs.noise_text(
+            strategy.noise_factor, strategy.added_noise_factor
+        )
+    return facts
+
+
+def _size_noise(strategy: KMeansStrategy | VerticalKMeans) -> float | None:
+    """Return the standard deviation of the last cluster sizes' noise, in records.
+
+    ``None`` where it is not known by now.
+    """
+    if not strategy.plan.is_private:
+        return None
+    algorithm = strategy.algorithm
+    last = strategy.n_rounds
+    noise = algorithm.noise_of(last).get("counts")
+    if noise is None:
+        return None
+    (block,) = (block for block in algorithm.layout(last) if block.name == "counts")
+    if block.shape != (strategy.n_clusters,):  # those of the cells of a synopsis
+        return None
+    return noise * 2.0**-block.exponent * strategy.noise_factor
+
+
+def _show_losses(
+    console: Console, settings: Settings, request: Request, made: _Plan
+) -> None:
+    """Run the plan on generated records, and print its losses."""
+    n_points = request.server_points
+
+    def make(epsilon: float, points: NDArray[np.float64]) -> Any:
+        parameters = dict(made.parameters)
+        if n_points is not None:
+            parameters["server_data"] = points
+        return replace(settings, epsilon=epsilon).make(made.box, **parameters)
+
+    sizes = Sizes(
+        n_records=made.parameters["n_records"],
+        n_features=made.box.n_features,
+        n_clusters=made.strategy.n_clusters,
+        n_points=n_points or 0,
+    )
+    epsilon = made.strategy.privacy.epsilon or 1.0  # never None: the run is private
+    seed = settings.given.get("seed", 0)
+    with quiet_logs():
+        show_losses(console, make, epsilon, sizes, seed, request.chart)

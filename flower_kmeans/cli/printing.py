@@ -1,0 +1,52 @@
+"""Words and lines that several commands print, and logs that they do not."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.text import Text
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    if n == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{n:,} {noun.removesuffix('y')}ies"
+    return f"{n:,} {noun}s"
+
+
+def warn_of_bounds() -> None:
+    """Print on stderr that bounds were read off the records."""
+    words = (
+        "WARNING: the bounds were read off the records. They are exact facts about single records, "
+        "so a run with them is NOT private, whatever epsilon says."
+    )
+    # On stderr, where a redirected output does not hide it.
+    Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
+
+
+@contextmanager
+def quiet_logs(*, verbose: bool = False) -> Iterator[None]:
+    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines.
+
+    Also lines that each client would log of its records: the command prints those of
+    all of them together.
+    """
+    if verbose:
+        yield
+        return
+    loggers = [logging.getLogger(name) for name in ("flwr", "flower_kmeans.data")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            # Ray warns that one of its defaults will change, which nobody here can set.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

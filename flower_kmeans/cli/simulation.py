@@ -1,0 +1,386 @@
+"""A simulated run of the command line: its inputs, the run, and its outputs."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from flower_kmeans.cli import inputs, outputs
+from flower_kmeans.cli.inputs import Source
+from flower_kmeans.cli.options import Engine, Settings
+from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
+from flower_kmeans.data.domain import Box
+from flower_kmeans.data.reading import Reading
+from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.tables import read_table
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import prepare_directory, printable, written_together
+from flower_kmeans.progress import ProgressBar
+from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.html import elbow_shown, html_report
+from flower_kmeans.simulation import simulate
+from flower_kmeans.simulation.engines import Place, choose_engine, started
+from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
+
+FloatArray = NDArray[np.float64]
+
+# Stands first in the report of such a run, whose epsilon is otherwise that of its
+# noise.
+_BOUNDS_READ_OFF = (
+    "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
+    "epsilon and delta would hold for public bounds."
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of ``simulate`` beside those of strategies, as a user gave them."""
+
+    data: str | None
+    reading: Reading
+    domain: Path | None
+    columns: str | None
+    label: str | None
+    bounds: Sequence[str]
+    lower: float | None
+    upper: float | None
+    bounds_from_data: bool
+    split: str | None
+    server_data: Path | None
+    engine: Engine
+    output: Path
+    verbose: bool
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a run takes: public numbers, and the records of each party."""
+
+    source: Source
+    box: Box
+    is_read_off: bool  # the bounds are from the records
+    partitions: list[FloatArray]
+    strategy: KMeansStrategy | VerticalKMeans
+    seed: int
+
+    @property
+    def holder(self) -> str:
+        """The noun for those who hold records: a client, or a party with columns."""
+        return "party" if isinstance(self.strategy, VerticalKMeans) else "client"
+
+    @property
+    def not_private(self) -> str | None:
+        """Why the run is not private although it adds noise; ``None`` where it is."""
+        if self.is_read_off and self.strategy.plan.is_private:
+            return _BOUNDS_READ_OFF
+        return None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The result of a run, and how it ran."""
+
+    clustering: Clustering
+    engine: str
+    seconds: float
+
+    def statements(self, not_private: str | None) -> tuple[str, ...]:
+        """Return the statements of the report, first that the run is not private."""
+        stated = self.clustering.report.statements
+        sizes = self.clustering.size_report
+        if self.clustering.report.sizes is None and sizes is not None:
+            stated += sizes.statements  # which a blind server has not
+        if not_private is None:
+            return stated
+        return (not_private, *stated)
+
+
+def run_simulation(settings: Settings, request: Request) -> None:
+    """Run a federation in this process or on Ray, write its results and print them.
+
+    Raises
+    ------
+    ConfigurationError, DataError, RunError
+        If options do not fit together, a file cannot be used, or the run fails.
+    """
+    console = Console(highlight=False)
+    run = read_inputs(settings, request)
+    engine = choose_engine(run.strategy, request.engine.value)
+    # Before the run, which may take long: an output that cannot be written must not
+    # waste it.
+    prepare_directory(request.output)
+    ended = _run(console, run, engine, request)
+    missing = run.source.lacks_for_picture()
+    files = _write(request.output, run, ended, with_picture=missing is None)
+    _print_result(console, run, ended)
+    picture = missing or f"{outputs.PICTURE}, which shows the records themselves"
+    _print_files(console, request.output, files, picture)
+
+
+# --------------------------------------------------------------------------- inputs
+
+
+def read_inputs(settings: Settings, request: Request) -> Inputs:
+    """Return the records, their public bounds, their split, and the strategy."""
+    source = _source_of(request)
+    settings.check_server(
+        "--server-data", "a file with points of the server's own", request.server_data
+    )
+    parameters = _server_points(request, source)
+    parties: list[tuple[str, ...]] = []
+    if settings.is_vertical:
+        parties = source.parties(request.split)
+        source = source.ordered([name for party in parties for name in party])
+
+    # A run without privacy may read its bounds off: it promises nothing.
+    may_read = request.bounds_from_data or not settings.is_private
+    box, is_read_off = source.box(
+        request.bounds, request.lower, request.upper, from_data=may_read
+    )
+    if is_read_off and settings.is_private:
+        warn_of_bounds()
+
+    seed = settings.given.get("seed", 0)
+    if parties:
+        widths = [source.width(party) for party in parties]
+        if source.domain is None:
+            box = replace(box, columns=source.columns)
+        partitions = np.split(source.records, np.cumsum(widths)[:-1], axis=1)
+        parameters["parties"] = widths
+    else:
+        n_clients = settings.given.get("n_clients")
+        partitions = source.split(request.split, n_clients, seed)
+        parameters["n_clients"] = len(partitions)
+    if "n_records" not in settings.given:
+        parameters["n_records"] = _planned_records(settings, source)
+    strategy = settings.make(box, **parameters)
+    return Inputs(source, box, is_read_off, partitions, strategy, seed)
+
+
+def _source_of(request: Request) -> Source:
+    """Return the photograph, or the records of a file."""
+    data = request.data
+    columns = request.columns
+    label = request.label
+    if data is None:
+        named = {"--columns": columns, "--label": label, "--domain": request.domain}
+        for option, value in named.items():
+            if value is not None:
+                raise ConfigurationError(
+                    f"{option} names columns of your own file: give it with --data."
+                )
+        return inputs.photo()
+    if request.domain is None:
+        return inputs.table(data, request.reading, columns, label, request.split)
+
+    declared_twice = (columns, request.lower, request.upper) != (None, None, None)
+    if request.bounds_from_data or request.bounds or declared_twice:
+        raise ConfigurationError(
+            "Expected --domain, which has columns and bounds, without --columns, --bounds, "
+            "--lower, --upper and --bounds-from-data. Got one of these as well."
+        )
+    domain = TableDomain.from_file(request.domain)
+    return inputs.table(data, request.reading, None, label, request.split, domain)
+
+
+def _server_points(request: Request, source: Source) -> dict[str, Any]:
+    """Return the parameter with the server's own points; none without such a file."""
+    if request.server_data is None:
+        return {}
+    features = None if source.domain else list(source.columns)
+    points = read_table(
+        request.server_data, request.reading, features=features, domain=source.domain
+    )
+    return {"server_data": points.records}
+
+
+def _planned_records(settings: Settings, source: Source) -> int:
+    """Return the public number of records, where no option gives it."""
+    if source.n_records is not None:  # of the photograph
+        return source.n_records
+    if settings.is_private and not settings.is_vertical:
+        raise ConfigurationError(
+            "A private run needs --n-records, the public planning figure for the number "
+            "of records: it is not counted, because the true number is private."
+        )
+    # All parties with columns know the number of their rows.
+    return len(source.records)
+
+
+# --------------------------------------------------------------------------- the run
+
+
+def _run(console: Console, run: Inputs, engine: Place, request: Request) -> Ended:
+    """Run the strategy on the partitions, and print a line for each round."""
+    start = time.perf_counter()
+    may_fall_back = request.engine is Engine.AUTO
+    with (
+        quiet_logs(verbose=request.verbose),
+        started(engine, or_here=may_fall_back) as (place, other_engine),
+    ):
+        console.print(Text(_title(run, place)), soft_wrap=True)
+        for note in (other_engine, *run.strategy.plan.notes):
+            if note:
+                console.print(Text(note, style="bold"), soft_wrap=True)
+        with ProgressBar(console) as bar:
+            clustering = simulate(
+                run.strategy,
+                run.partitions,
+                engine=place,
+                on_round=_round_printer(console, bar, run.holder),
+            )
+    return Ended(clustering, place, time.perf_counter() - start)
+
+
+def _title(run: Inputs, engine: str) -> str:
+    """Return the first line that a run prints."""
+    source = run.source
+    return (
+        f"{printable(source.name)}: {counted(len(source.records), 'record')} of "
+        f"{counted(len(run.partitions), run.holder)}, "
+        f"{counted(len(source.columns), 'column')}; "
+        f"{type(run.strategy).__name__}, {_planned_clusters(run.strategy)}, "
+        f"engine {engine}"
+    )
+
+
+def _planned_clusters(strategy: KMeansStrategy | VerticalKMeans) -> str:
+    """Return the number of clusters, or the range from which the run chooses."""
+    most = counted(strategy.n_clusters, "cluster")
+    fewest = strategy.algorithm.fewest_clusters
+    if fewest == strategy.n_clusters:
+        return most
+    return f"{fewest} to {most}"
+
+
+def _round_printer(
+    console: Console, bar: ProgressBar, holder: str
+) -> Callable[[RoundInfo], None]:
+    """Return a function that prints a round and moves the bar."""
+
+    def on_round(info: RoundInfo) -> None:
+        missing = f", {info.dropped} missing" if info.dropped else ""
+        console.print(
+            f"round {info.round} of {info.n_rounds}: "
+            f"{counted(info.n_answers, holder)} answered{missing}",
+            highlight=False,
+        )
+        bar(info)
+
+    return on_round
+
+
+# --------------------------------------------------------------------------- outputs
+
+
+def _write(output: Path, run: Inputs, ended: Ended, *, with_picture: bool) -> list[str]:
+    """Write the page, the report, the centroids and a picture, and return their names.
+
+    All together, so that a full disk leaves the results of an earlier run as they were.
+    The picture is not among the names.
+    """
+    clustering = ended.clustering
+    told = [
+        ("data", run.source.name),
+        ("engine", ended.engine),
+        ("seed, of public randomness", str(run.seed)),
+        ("time", f"{ended.seconds:.1f} s"),
+    ]
+    names = [printable(name) for name in run.source.columns]
+    page = html_report(
+        clustering, columns=names, facts=told, not_private=run.not_private
+    )
+    report = clustering.report.to_dict() | _facts(run, ended, told)
+    with written_together(output, outputs.FILES) as place:
+        files = outputs.write_page(place, page)
+        files += outputs.write_report(place, report)
+        files += outputs.write_centroids(
+            place, clustering, run.source.columns, run.is_read_off
+        )
+        if with_picture:
+            run.source.draw(place / outputs.PICTURE, clustering, _caption(clustering))
+    return files
+
+
+def _facts(
+    run: Inputs, ended: Ended, told: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return the facts of ``report.json`` beside the report of the run.
+
+    ``flower-kmeans report`` needs ``page`` beside the report and the centroids.
+    """
+    clustering = ended.clustering
+    n_clusters = len(clustering.centroids)
+    facts: dict[str, Any] = {
+        "data": run.source.name,
+        "columns": run.source.columns,
+        "lower": run.box.lower,
+        "upper": run.box.upper,
+        "bounds_from_data": run.is_read_off,
+        "n_clusters": n_clusters,
+        "engine": ended.engine,
+        "seed": run.seed,
+        "total_seconds": ended.seconds,
+    }
+    not_private = run.not_private
+    if not_private is not None:
+        facts["private"] = False
+        facts["statements"] = ended.statements(not_private)
+    if clustering.synopsis is not None:
+        facts["elbow"] = elbow_shown(clustering.synopsis, n_clusters).to_dict()
+    sizes = clustering.size_report and clustering.size_report.to_dict()
+    facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
+    return facts
+
+
+def _caption(clustering: Clustering) -> str:
+    """Return the words below the photograph's new colours."""
+    report = clustering.report
+    colours = f"after: {len(clustering.centroids)} colours"
+    if report.epsilon is None:
+        return f"{colours}, not private"
+    return f"{colours}, epsilon {report.epsilon:.4g}"
+
+
+def _print_result(console: Console, run: Inputs, ended: Ended) -> None:
+    """Print findings on the records, warnings, and the run's clusters and cost."""
+    clustering = ended.clustering
+    report = clustering.report
+    # Beside the results: lines before the rounds would be far above them.
+    for line in run.source.findings():
+        console.print(Text(printable(line), style="yellow"), soft_wrap=True)
+    outputs.print_warnings(console, report, ended.statements(run.not_private))
+
+    records = run.source.records
+    inertia = clustering.inertia(records) / len(records)
+    cost = outputs.privacy_line(report)
+    if run.not_private is not None:
+        cost += " (NOT PRIVATE: bounds are from the records)"
+    _print_line(
+        console,
+        "Found",
+        f"{counted(len(clustering.centroids), 'cluster')} in "
+        f"{counted(len(records), 'record')}, inertia {inertia:.5g} per record "
+        "(exact: only a simulation can compute it)",
+    )
+    _print_line(console, "Cost", cost)
+    rounds = counted(report.n_rounds, "round")
+    _print_line(console, "Run", f"{rounds} in {ended.seconds:.1f} s")
+
+
+def _print_files(
+    console: Console, output: Path, files: Sequence[str], picture: str
+) -> None:
+    """Print which files were written, and the picture or why there is none."""
+    _print_line(console, "Files", f"{output}: {', '.join(files)}")
+    _print_line(console, "Picture", picture)
+
+
+def _print_line(console: Console, name: str, value: str) -> None:
+    console.print(Text.assemble((f"{name:9}", "bold"), value), soft_wrap=True)
