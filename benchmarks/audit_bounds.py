@@ -132,7 +132,7 @@ def log_likelihood_ratio(
     ``sum_i log P(residual_i - change_i) - log P(residual_i)``, P the distribution of
     the noise on the integers, of a sampler in ``noise.SAMPLERS`` and of a scale (m,).
     The sum of shares of distributed noise is a discrete Gaussian up to 7e-17
-    (docs/guarantees.md, "Distributed noise"). ``residual`` (..., m) are the noisy words
+    (docs/guarantees, Theorem 42). ``residual`` (..., m) are the noisy words
     less the exact ones without the record, which changes these by ``change`` (..., m).
     A word that it does not change adds nothing, and needs no noise.
     """

@@ -1,7 +1,7 @@
 """Exact numbers about a clustering, for the holder of the data.
 
 None of these is private: they belong to benchmarks and to a user's own records. What
-may leave a federation is in docs/guarantees.md, "Metrics that may leave".
+may leave a federation is in docs/guarantees, Theorem 16.
 """
 
 import math

@@ -51,7 +51,7 @@ class ConstrainedLloyd(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, "Constrained assignment"): a record that comes or goes
+    Formal guarantee (docs/guarantees, Theorem 17): a record that comes or goes
     replaces a point of its client's slots, and the noise covers all records that this moves from
     cluster to cluster.
 

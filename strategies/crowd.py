@@ -10,7 +10,7 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel
 
 # With fewer, the noise of all clients exceeds the planned one by more: its deviation
-# grows by sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
+# grows by sqrt(|S| / M') (docs/guarantees, Theorem 41).
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10

@@ -21,8 +21,8 @@ class FastLloyd(KMeansStrategy):
     ----------
     cost : bool, default: False
         Whether the last round also releases the cost, for ``report.cost``; Gaussian
-        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
-        that may leave").
+        noise only, and where the server sees the sums (docs/guarantees,
+        Theorem 16).
     alpha : float, default: 0.8
         Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
         5.6). With relocation the largest one from round 2 on.
@@ -43,7 +43,7 @@ class FastLloyd(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, Lloyd family): a round releases relative sums, of l2
+    Formal guarantee (docs/guarantees, Theorem 13): a round releases relative sums, of l2
     sensitivity at most the radius of *that* round over all clusters together (with relocation,
     jointly with how near the records are), and counts, of sensitivity 1. Gaussian releases compose
     exactly; one scale makes the run (epsilon, delta).

@@ -87,7 +87,7 @@ class FedDPKMeans(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, FedDP-KMeans): one plan over all releases; one record
+    Formal guarantee (docs/guarantees, Theorem 19): one plan over all releases; one record
     changes the second moments by D^2, weights and counts by one, and sums by D or the radius.
     The server sees every released sum, and computes the next query from it, so FedDP-KMeans runs
     under ``"distributed-noise"`` and ``"trusted-server"`` only.

@@ -61,7 +61,7 @@ class SuLloyd(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, Lloyd family): per round, sums of l1 sensitivity at most
+    Formal guarantee (docs/guarantees, Theorem 15): per round, sums of l1 sensitivity at most
     the l1 bound of the domain and counts of sensitivity 1, composed by privacy-loss distributions.
     For single records in a box, with a positive delta, each column of the sums is a part of its
     own: 1.2, 2.2 and 4.2 times less noise in 2, 16 and 64 columns.
@@ -95,14 +95,14 @@ class GLloyd(KMeansStrategy):
     ----------
     cost : bool, default: False
         Whether the last round also releases the cost, for ``report.cost``; Gaussian
-        noise only, and where the server sees the sums (docs/guarantees.md, "Metrics
-        that may leave").
+        noise only, and where the server sees the sums (docs/guarantees,
+        Theorem 16).
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, Lloyd family): per round, sums of l2 sensitivity at most
+    Formal guarantee (docs/guarantees, Theorem 15): per round, sums of l2 sensitivity at most
     the l2 bound of the domain and counts of sensitivity 1, composed exactly.
     """
 

@@ -43,7 +43,7 @@ class PEMeans(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, PE-means): one record changes the votes of a round by 1 in
+    Formal guarantee (docs/guarantees, Theorem 28): one record changes the votes of a round by 1 in
     l2, and one plan composes all rounds. A query is k centroids and 16 bytes, from which clients
     make the population themselves. A server that sees the sums sends it; under
     ``trust="clients-only"`` and ``"oblivious-server"`` clients compute it from the sums that they
@@ -111,7 +111,7 @@ class HDPEMeans(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, PE-means): as `PEMeans`; in the last round one record
+    Formal guarantee (docs/guarantees, Theorem 28): as `PEMeans`; in the last round one record
     changes the sums by the domain's l2 bound and the counts by 1.
     """
 

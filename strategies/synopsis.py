@@ -40,15 +40,15 @@ class SynopsisKMeans(KMeansStrategy):
         Clips of single releases, in all rounds of a name, in place of ``clip``.
     min_size, max_size : int, optional
         Bounds on the records of each cluster. Clusters are then power cells with public
-        weights, and what the run reaches stands in ``sizes`` (docs/guarantees.md,
-        "Bounds on cluster sizes"). Not with ``unit="client"``. They need ``n_records``,
+        weights, and what the run reaches stands in ``sizes`` (docs/guarantees,
+        Theorem 24). Not with ``unit="client"``. They need ``n_records``,
         also without privacy.
     domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
-    Formal guarantee (docs/guarantees.md, SynopsisKMeans): one plan over all releases; one record
+    Formal guarantee (docs/guarantees, Theorem 22): one plan over all releases; one record
     changes the second moments by D^2, and one cell's sums, counts and slacks by 1 together. A
     server that sees the sums sends the queries. Under ``trust="clients-only"`` and
     ``"oblivious-server"`` clients compute them from the sums that they open.

@@ -42,7 +42,7 @@ def strategy(
 
 
 def gaussian_scales(clip, rounds, shares_grow_by=1.0):
-    """Standard deviations of GLloyd for records (docs/guarantees.md), times clip."""
+    """Standard deviations of GLloyd for records (docs/guarantees, Theorem 15), times clip."""
     spread, root = 2 * 0.225 + math.sqrt(2), math.sqrt(2)
     wide = clip * shares_grow_by * math.sqrt(rounds) / mu_of_budget(1.0, 1e-6) * 2**Q
     return wide * root * math.sqrt(spread / root), wide * math.sqrt(

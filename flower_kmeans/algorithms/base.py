@@ -2,8 +2,8 @@
 
 A frozen set of public parameters: it holds no records, adds no noise and sends nothing.
 A client computes ``answer``, in integers, whose sums are exact in any order, and
-``update`` the next state from the noisy sum of all answers (docs/guarantees.md, "Fixed
-point, rounding, sampling").
+``update`` the next state from the noisy sum of all answers (docs/guarantees,
+Theorem 8).
 """
 
 import math
@@ -266,8 +266,8 @@ class Algorithm(ABC):
         """Require that no word of a sum can reach the limit, but with probability 1e-9.
 
         ``noise_factor`` is by how much the noise may exceed the plan's, where more
-        clients add noise shares than had to (docs/guarantees.md, "Fixed point" and
-        "Distributed noise"). Below the limit the secure sum is exact.
+        clients add noise shares than had to (docs/guarantees, Theorems 10
+        and 41). Below the limit the secure sum is exact.
         """
         if self.n_records is None:
             return
@@ -419,8 +419,8 @@ class Algorithm(ABC):
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
         """Return by how much one record of a protected client moves each of a round's releases.
 
-        Over the noise scale and in the norm of each (docs/guarantees.md, "Client-level
-        privacy").
+        Over the noise scale and in the norm of each (docs/guarantees,
+        Theorem 35).
         """
         sensitivities = self.sensitivities(round_number)
         parts = [
@@ -454,7 +454,7 @@ class Algorithm(ABC):
     def limited(self, statistic: Statistic, round_number: int) -> Statistic:
         """Return a client's contribution, from its statistic: clipped for ``unit="client"``.
 
-        See docs/guarantees.md, "Client-level privacy". A word that no release covers is
+        See docs/guarantees, Theorem 34. A word that no release covers is
         then 0.
         """
         if self._clip() is None:

@@ -1,8 +1,8 @@
 """Client-level privacy: how much one client may count, and the clipping that holds it to that.
 
 One client, with all of its records, changes a release by 1 at most in units of the
-noise, which are ``clip`` times those of one record (docs/guarantees.md, "Client-level
-privacy").
+noise, which are ``clip`` times those of one record (docs/guarantees,
+Theorem 34).
 """
 
 import math
@@ -91,7 +91,7 @@ def move_of_a_record(
 ) -> float:
     """Return by how much one record of a client at most moves a release after clipping.
 
-    In units of the noise (docs/guarantees.md, "Client-level privacy"). Clipped by
+    In units of the noise (docs/guarantees, Theorem 35). Clipped by
     itself in l2, a release moves no more than before, since that is a projection. Else
     the factor changes too, which adds as much as the release that sets it can move.
 

@@ -3,7 +3,7 @@
 Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4 to 8. One
 record in place of another moves others along a path, through every cluster once at
 most. The noise covers all of them, the thesis's one record of one cluster
-(docs/guarantees.md, "Constrained assignment").
+(docs/guarantees, Theorem 17).
 """
 
 import hashlib
@@ -67,8 +67,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     figures alone.
 
     Formal guarantee: one record that comes or goes replaces what stands in one slot,
-    and changes a round's releases by their units at most (docs/guarantees.md,
-    "Constrained assignment").
+    and changes a round's releases by their units at most (docs/guarantees,
+    Theorem 17).
 
     `strategies.ConstrainedLloyd` documents the parameters. ``max_size`` is ``None`` for
     ``assignment="non-exclusive"`` alone.
@@ -498,7 +498,8 @@ def bounded_assignment(
     A slot is in 1 to ``most`` clusters, in each of them once, and a cluster has ``low``
     to ``high`` slots: bounds that can be kept. Of equal sums of the first level's
     costs, the second level's sum decides, and so on: the result is the only one, but
-    for sums that are equal on all levels. Costs (g, k) of the first level are in the
+    for sums that are equal on all levels
+    (docs/guarantees, Theorem 18). Costs (g, k) of the first level are in the
     range of `blended`, the others in [0, 2^48).
     """
     flow = _Flow(levels, sizes, low, high, most)

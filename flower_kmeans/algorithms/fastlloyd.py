@@ -3,7 +3,7 @@
 A record adds its offset from the centroid, no longer than the radius (theorem 5.1).
 Records further away do not count in the paper; with ``relocation``, the default, their
 offsets are clipped, and the sums also hold how near records are, which costs nothing
-(docs/guarantees.md, "FastLloyd's relocation").
+(docs/guarantees, Theorem 13).
 """
 
 import math
@@ -57,8 +57,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
 
     Formal guarantee: without relocation, one record changes all sums of round t by at
     most ``radius_of(t)`` in l2 and all counts by one; the plan, with the radius of each
-    round as its unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one
-    round"). With relocation, sums are in units of the round's radius, and one record
+    round as its unit, is exactly mu-GDP (docs/guarantees,
+    Theorem 13). With relocation, sums are in units of the round's radius, and one record
     changes sums and nearness by at most 1 together (the same, "FastLloyd's
     relocation").
 
@@ -376,7 +376,7 @@ def packing_radius(
 ) -> int:
     """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, beta the domain's diameter.
 
-    FastLloyd, equation 25; at most the diameter itself.
+    FastLloyd, equation 25; at most the diameter itself (docs/guarantees, Theorem 14).
     """
     half_diameter = domain.l2_bound(fraction_bits)
     with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow

@@ -81,6 +81,7 @@ _STAGE_SHARE = 0.30  # of the lift, and of all Lloyd rounds together
 FINENESS = 4
 MOST_FACTOR = 64
 # in root mean square distances after the first Lloyd round; measured
+# (docs/guarantees, Theorem 20)
 NARROW_RADIUS = 2.0
 MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add noise
 # of a mean over the domain's radius: beyond it a second Lloyd round does harm
@@ -153,8 +154,8 @@ class FedDPAlgorithm(base.Algorithm):
     """Private k-means that starts from a server's points.
 
     Source: *Differentially Private Federated k-Means Clustering with Server-Side Data*,
-    ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees.md,
-    "FedDP-KMeans".
+    ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees,
+    Theorem 19.
 
     `strategies.FedDPKMeans` documents what a user gives. Only the server has
     ``server_points``, (m, d) on the grid; a client makes the algorithm with their
@@ -872,7 +873,7 @@ def laplace_releases(value: Any) -> tuple[str, ...]:
 
 
 def with_suggested_clips(algorithm: FedDPAlgorithm) -> Clips:
-    """Return every release's clip: given, or from server points (guarantees, "FedDP-KMeans")."""
+    """Return every release's clip: given, or from server points (docs/guarantees, Theorem 21)."""
     # A clip far above what clients add buys noise and nothing else, and one below it
     # shortens them. What they add is private, but the server has points: run without
     # noise on draws from these.

@@ -1,7 +1,7 @@
 """Lloyd's algorithm over absolute sums: exact, with Laplace noise, with Gaussian noise.
 
 A record adds to one cluster's sum and count only, so all sums together change by its
-norm at most and all counts by one (docs/guarantees.md, "Lloyd family, one round").
+norm at most and all counts by one (docs/guarantees, Theorem 12).
 """
 
 import math
@@ -388,8 +388,8 @@ class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
 
     Formal guarantee: one record changes all sums by at most ``domain.l2_bound`` in l2
-    and all counts by one; the plan is exactly mu-GDP (docs/guarantees.md, "Lloyd
-    family, one round").
+    and all counts by one; the plan is exactly mu-GDP (docs/guarantees,
+    Theorem 15).
 
     References
     ----------
@@ -424,7 +424,7 @@ class SuLloydAlgorithm(LloydFamily):
     Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1
     and all counts by one; purely private with ``delta=0``. With a positive delta, a box
     and ``unit="record"``, each column of the sums is accounted for itself: less noise,
-    the more columns there are (docs/guarantees.md, "Lloyd family, one round").
+    the more columns there are (docs/guarantees, Theorem 15).
     """
 
     name: ClassVar[str] = "sulloyd"

@@ -111,7 +111,7 @@ class PEMeansAlgorithm(Algorithm):
 
     Formal guarantee: a record has one vote, so one record changes the votes of a round
     by 1 in l1 and in l2, whatever the candidates are; all rounds have the same noise,
-    and the plan composes them (docs/guarantees.md, "PE-means").
+    and the plan composes them (docs/guarantees, Theorem 28).
 
     ``clip`` is ``n_records / n_clients`` by default, and for votes the square root of
     that; ``clips`` take its place in single releases. L variations of each centroid are
@@ -318,7 +318,7 @@ class PEMeansAlgorithm(Algorithm):
         votes = np.where(kept > 0, votes, 0)
         arrays = self._centers(self._as_if_whole(query), votes, flags, source)
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all
-        # candidates (docs/guarantees.md, "PE-means").
+        # candidates (docs/guarantees, Theorem 28).
         signal = math.fsum((kept * kept).tolist())
         weak = signal < size * noise * noise
         if weak and n_variations > 1:
@@ -488,7 +488,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     """PE-means on a random projection to 16 columns, and one round that lifts the centroids.
 
     Source: the same, Algorithm 3, with a projection that keeps lengths on average
-    (docs/guarantees.md, "PE-means"). Parameters are those of `PEMeansAlgorithm`; "auto"
+    (docs/guarantees, Theorem 28). Parameters are those of `PEMeansAlgorithm`; "auto"
     takes two rounds of votes less, whose privacy pays for the sums and the counts of
     the last round.
 

@@ -1,6 +1,6 @@
 """Releases beside centroids: costs, sizes against public bounds, and a mixture.
 
-Sources: docs/guarantees.md, "Bounds on cluster sizes" and "SynopsisKMeans".
+Sources: docs/guarantees, Theorems 22, 25 and 26.
 """
 
 import math
@@ -62,7 +62,7 @@ class ReleasedMixture:
 
 @dataclass(frozen=True)
 class SizeReport:
-    """Noisy cluster sizes beside the bounds on them."""
+    """Noisy cluster sizes beside the bounds on them (docs/guarantees, Theorem 25)."""
 
     counts: tuple[float, ...]
     """Noisy records of each cluster, (k,), in the round that measured the released weights."""

@@ -3,8 +3,8 @@
 Round 1 releases second moments, rounds of the synopsis counts, residuals and slacks by
 cell; each makes a mixture of Gaussians, and that the next cells. Weighted k-means on
 the last mixture gives centroids, which Lloyd rounds refine. With bounds on sizes, noisy
-counts correct the masses of its points (docs/guarantees.md, "SynopsisKMeans" and
-"Bounds on cluster sizes").
+counts correct the masses of its points (docs/guarantees,
+Theorems 22 and 24).
 """
 
 import math
@@ -147,7 +147,7 @@ class Schedule:
     ) -> Self:
         """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise.
 
-        See docs/guarantees.md, "SynopsisKMeans", "Decided in advance".
+        See docs/guarantees, Theorem 22, "Decided in advance".
         """
         d = n_features
         strength = signal * math.sqrt(_left(n_sizings))
@@ -214,7 +214,7 @@ class Schedule:
         """Return the part of its round's mu^2 that every block has.
 
         Sums and slacks have the same part: a record changes both together by no more
-        than one alone (docs/guarantees.md, "SynopsisKMeans").
+        than one alone (docs/guarantees, Theorem 22).
         """
         if round_number == FIRST:
             return {MOMENTS if self.moments else NORMS: 1.0}
@@ -372,7 +372,7 @@ class SynopsisAlgorithm(base.Algorithm):
     off-diagonal entries counted sqrt 2 times), in rounds of the synopsis one cell by
     (u, 1, 1 - |u|^2), u no longer than 1, whose norm is 1 in units of a joint release,
     and later one centroid by (u, 1); the plan composes all releases
-    (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of a record around the
+    (docs/guarantees, Theorem 22). D is the largest norm of a record around the
     domain's centre.
 
     `strategies.SynopsisKMeans` documents what a user gives. ``n_clusters`` is the most
@@ -548,7 +548,7 @@ class SynopsisAlgorithm(base.Algorithm):
     # ------------------------------------------------------------------ the stages
 
     def _stage(self, round_number: int) -> Stage:
-        """Return the stage of a round, in the order of docs/guarantees.md."""
+        """Return the stage of a round, in the order of docs/guarantees, Theorem 22."""
         schedule = self.schedule
         last = schedule.last_synopsis
         if round_number == FIRST:

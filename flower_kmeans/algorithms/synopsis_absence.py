@@ -1,6 +1,6 @@
 """Clients that did not answer, and cells that lost most of their records with them.
 
-See docs/guarantees.md, "SynopsisKMeans", "Where clients did not answer". A cell that is
+See docs/guarantees, Theorem 22, "Where clients did not answer". A cell that is
 absent keeps the records that the round before expected.
 """
 

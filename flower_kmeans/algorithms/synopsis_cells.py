@@ -1,6 +1,6 @@
 """Rounds of the synopsis: cells, and the model that noisy sums of them give.
 
-See docs/guarantees.md, "SynopsisKMeans", "Cells" and "Model". A round counts records by
+See docs/guarantees, Theorem 22, "Cells" and "Model". A round counts records by
 nearest cell. Noisy counts, residuals and slacks of cells give a mixture, and the
 mixture gives the next cells; the last one gives centroids (`synopsis_start`).
 """

@@ -1,6 +1,6 @@
 """The number of clusters of a synopsis: the costs of its clusterings, and a rule.
 
-See docs/guarantees.md, "SynopsisKMeans", "Selection". A gap statistic (Tibshirani,
+See docs/guarantees, Theorem 22, "Selection". A gap statistic (Tibshirani,
 Walther & Hastie 2001) whose reference is a formula and not a sample. Clients of an
 oblivious server must agree on it bit for bit (`synopsis_mixture`).
 """

@@ -1,4 +1,4 @@
-"""The constants of SynopsisKMeans, in the order of docs/guarantees.md, "SynopsisKMeans".
+"""The constants of SynopsisKMeans, in the order of docs/guarantees, Theorem 22.
 
 Each names its paragraph there. No guarantee rests on a value: fractions of mu^2 always
 sum to 1, and everything after the sum is post-processing. Clients of an oblivious

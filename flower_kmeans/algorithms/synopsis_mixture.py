@@ -1,7 +1,7 @@
 """The mixture of Gaussians by which SynopsisKMeans models the records.
 
 Post-processing of released values, in units of the domain's largest norm, and total
-(docs/guarantees.md, "SynopsisKMeans"). All clients of an oblivious server must agree on
+(docs/guarantees, Theorem 11). All clients of an oblivious server must agree on
 it bit for bit: raw Philox words, operations that IEEE 754 rounds correctly, and sums of
 integers, by ``math.fsum`` or by ``row_sums``. Steps follow from the schedule alone: a
 cell that is left out of a mixture stays in it with a weight of 0.

@@ -1,6 +1,6 @@
 """Round 1 of SynopsisKMeans: second moments, and the directions of the synopsis.
 
-See docs/guarantees.md, "SynopsisKMeans", "Second moments". Where their noise would be
+See docs/guarantees, Theorem 22, "Second moments". Where their noise would be
 too large, the round asks for the sum of squared norms alone, and directions are random.
 """
 

@@ -1,6 +1,6 @@
 """Refinement rounds of SynopsisKMeans: Lloyd steps that are weighed by their noise.
 
-See docs/guarantees.md, "SynopsisKMeans", "Refinement". In all columns; with bounds on
+See docs/guarantees, Theorem 22, "Refinement". In all columns; with bounds on
 sizes by power cell.
 """
 

@@ -1,6 +1,6 @@
 """Centroids of a mixture: weighted k-means, with bounds on the sizes of clusters or without.
 
-See docs/guarantees.md, "SynopsisKMeans", "Selection", and "Bounds on cluster sizes",
+See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes",
 "Starts". Post-processing, in units of D, the same on every processor
 (`synopsis_mixture`).
 """

@@ -1,6 +1,6 @@
 """Bounds on cluster sizes: power cells of points that stand for the records.
 
-See docs/guarantees.md, "Bounds on cluster sizes", "After the sum". Points are drawn
+See docs/guarantees, Theorem 24, "After the sum". Points are drawn
 from the last mixture, always the same. Noisy counts correct their masses, and weights
 give their cells the sizes to aim at. In the last rounds a run asks for sizes alone.
 """

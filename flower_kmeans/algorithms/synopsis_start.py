@@ -1,6 +1,6 @@
 """The end of the synopsis: centroids of the last mixture, where the refinement starts.
 
-See docs/guarantees.md, "SynopsisKMeans", "Selection", and "Bounds on cluster sizes". A
+See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes". A
 run selects in one of three ways: a planned number of clusters, the number that costs
 suggest, or a planned number with bounds on their sizes.
 """

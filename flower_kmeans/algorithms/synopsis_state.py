@@ -1,7 +1,7 @@
 """The public figures of a run of SynopsisKMeans, and its state between rounds.
 
 A `State` has named arrays of int64 alone, so that all clients of an oblivious server
-have the same one (docs/guarantees.md, "The same on every processor"). The classes here
+have the same one (docs/guarantees, Theorem 11). The classes here
 are views of a part of it: ``read`` takes a part out of a state's arrays, ``to_arrays``
 returns the arrays of a part. D is the largest norm of a record around the domain's
 centre, d the number of columns, p that of directions, k that of clusters and m that of

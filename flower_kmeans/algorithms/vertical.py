@@ -1,7 +1,8 @@
 """Lloyd's algorithm over records whose columns belong to different parties (docs/vertical.md).
 
-Sums and counts of a round are one Gaussian release, calibrated to one record replaced
-by another. With a radius, the default, sums are of offsets within it: less noise, for
+Sums and counts of a round are one Gaussian release (docs/guarantees, Theorem 29),
+calibrated to one record replaced by another.
+With a radius, the default, sums are of offsets within it: less noise, for
 one more sign a cluster.
 """
 
@@ -41,15 +42,16 @@ from flower_kmeans.vertical.ring import SLOTS
 
 MAX_RECORDS = 2**20
 MAX_HOLDERS = 3
-# norm of a record's soft memberships at most, up to 16 clusters (docs/vertical.md)
+# norm of a record's soft memberships at most, up to 16 clusters
+# (docs/guarantees, Theorem 30)
 SOFT = 1.0016
-# At least twelve deviations at the worst records known (docs/guarantees.md, "Errors of
-# the encryption").
+# At least twelve deviations at the worst records known (docs/guarantees,
+# Theorem 31).
 _ERROR_ALONE = 0.005
 _ERROR_PUBLIC = 0.039
 _RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
 _DEVIATIONS = 8.0
-# deviation of a noise share, in records (docs/guarantees.md, Noise of parties)
+# deviation of a noise share, in records (docs/guarantees, Theorem 32)
 _LEAST_SHARE = 0.1
 _MOST_AUTO_ROUNDS = 5
 

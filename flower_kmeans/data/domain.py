@@ -1,8 +1,8 @@
 """Public bounds of the records, and the integer grid on which all private work is done.
 
 A record is clipped to the public bounds, scaled to the unit box or ball, and rounded to
-the grid of step ``2**-fraction_bits`` (docs/guarantees.md, "Fixed point, rounding,
-sampling"). No step looks at another record: it gives the same grid point in any block,
+the grid of step ``2**-fraction_bits`` (docs/guarantees,
+Theorem 7). No step looks at another record: it gives the same grid point in any block,
 so sensitivities are those of one record.
 """
 

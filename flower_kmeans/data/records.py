@@ -71,8 +71,8 @@ def all_records(
 ) -> NDArray[Any]:
     """Return all rows of a table of numbers, (n, d), not finite where one is malformed.
 
-    Inside a run nothing visible may depend on a single record (docs/guarantees.md,
-    "Neighbours, budget, delta"). One row that turns a whole array into text, complex
+    Inside a run nothing visible may depend on a single record (docs/guarantees,
+    Theorem 7). One row that turns a whole array into text, complex
     numbers or objects decides nothing about the others: their cells are read one by
     one, by `as_number`.
 

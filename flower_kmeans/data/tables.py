@@ -246,7 +246,7 @@ def load_table(
         and with a line of a csv file that has more or fewer cells than there are
         columns. ``"error"`` stops, with all columns that have such cells. ``"nan"`` is
         for `load_data` in a run, where no single record may decide whether a client
-        answers (docs/guarantees.md, "Neighbours, budget, delta"): such a cell, or all
+        answers (docs/guarantees, Theorem 7): such a cell, or all
         of such a line, is NaN, and so a null record. Rows keep their places then: one
         with a missing cell is NaN as well.
     header : True or sequence of str, optional

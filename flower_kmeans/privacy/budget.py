@@ -28,7 +28,7 @@ class PrivacyBudget:
         In [0, 1). ``None`` means that `resolved` chooses it; 0 is pure differential
         privacy, which Laplace noise alone can give.
     unit : {"record", "client"}
-        What one neighbour differs in (docs/guarantees: Neighbours, budget, delta).
+        What one neighbour differs in (docs/guarantees, Theorem 2).
     """
 
     epsilon: float | None
@@ -75,7 +75,7 @@ class PrivacyBudget:
         It is ``min(1e-6, 1 / (100 n_units))``. ``n_units`` is the public number of
         records or clients, whichever the unit is; never a count of the data. A
         mechanism that publishes a random record is (0, 1 / n_units)-private, so delta
-        has to stay well below that (docs/guarantees: Neighbours, budget, delta).
+        has to stay well below that (docs/guarantees, Theorem 1).
         """
         require_positive("n_units", n_units)
         if self.epsilon is None or self.delta is not None:

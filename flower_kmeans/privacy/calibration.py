@@ -4,7 +4,7 @@ mu-GDP is (epsilon, delta)-DP exactly when delta is at least
 
     delta(epsilon) = Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2)
 
-(Balle & Wang 2018, Theorem 8; docs/guarantees: Neighbours, budget, delta). It is
+(Balle & Wang 2018, Theorem 8; docs/guarantees, Theorem 1). It is
 computed with mpmath in as many digits as the cancellation needs: milliseconds once per
 plan, and bit for bit the same on all processors, so clients can recompute the plan.
 Only the last step rounds to float64, and it errs to the safe side: delta and epsilon

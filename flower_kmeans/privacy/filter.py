@@ -1,8 +1,8 @@
 """The joint cost of several runs, each chosen after earlier results.
 
 Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all
-releases together meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after
-earlier results"). Either sum may keep it: that of mu^2, where a Laplace release counts
+releases together meet (epsilon, delta) (docs/guarantees, Theorems 3 and
+5). Either sum may keep it: that of mu^2, where a Laplace release counts
 the mu of the Gaussian release that reveals at least as much, or that of pure epsilons,
 as long as all noise is Laplace. Sums are integers, so they are exact in any order, and
 every term is rounded upward.
@@ -111,7 +111,7 @@ def charge_of(
 
 @dataclass(frozen=True)
 class Price:
-    """The charges of a run, round by round."""
+    """The charges of a run, round by round (docs/guarantees, Theorem 6)."""
 
     unit: str  # that the run protects: "record" or "client"
     # Of each round, for the run's unit and for one record; equal where the unit is the
@@ -155,7 +155,8 @@ def _laplace_square(cost: float) -> Fraction:
     """Return the square of a Laplace release's level, rounded upward.
 
     The level is ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve
-    lies nowhere above that of the Laplace release of this pure epsilon.
+    lies nowhere above that of the Laplace release of this pure epsilon
+    (docs/guarantees, Theorem 4).
     """
     # It is below the roots of both of these, and meets one at either end.
     exact = Fraction(cost)

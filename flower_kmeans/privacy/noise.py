@@ -2,7 +2,7 @@ r"""Exact integer noise, vectorised.
 
 Guarantee: if the words of the stream are uniform, every sampler has exactly the law
 that it names, not one within some distance of it, and its result is a function of the
-words alone, on every processor (docs/guarantees: Fixed point, rounding, sampling).
+words alone, on every processor (docs/guarantees, Theorem 9).
 
 How: a word is the leading bits of a uniform real. Where neither its further bits nor
 the error of float64 can change the integer, float64 decides. The rare others (one in
@@ -230,7 +230,7 @@ def draw_share(
 ) -> _Integers:
     """Draw one client's noise share of a Gaussian release.
 
-    See docs/guarantees, Distributed noise. A discrete Gaussian of variance ``v /
+    See docs/guarantees, Theorem 41. A discrete Gaussian of variance ``v /
     shares``: the sum of ``shares`` of them carries the planned noise. ``v`` is
     ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that the sum is as
     private as the continuous Gaussian that was planned. Units and result are those of
@@ -281,7 +281,7 @@ def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Fl
     with np.errstate(over="ignore"):
         # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as
         # private as a continuous one of variance v, for any v that a sum of shares may
-        # have (docs/guarantees: Distributed noise). The formula needs a variance above
+        # have (docs/guarantees, Theorem 42). The formula needs a variance above
         # 1/pi^2. Below 1 nothing is drawn from it: such shares are too narrow, and
         # refused.
         lost = 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0))
@@ -296,7 +296,7 @@ def part_variance(
     """Return the variances of the part of a noise share that larger sums remove.
 
     Its variance and that of one of ``more_shares`` shares add up to at least that of
-    one of ``shares`` shares (docs/guarantees: Distributed noise), in squared grid
+    one of ``shares`` shares (docs/guarantees, Theorem 41), in squared grid
     units, (m,).
     """
     kept = share_variance(release, sensitivities, more_shares)

@@ -2,7 +2,7 @@
 
 Guarantee: a run whose answers carry the planned noise is (epsilon,
 delta)-differentially private for its unit under null-record adjacency, adaptively
-composed over all rounds (docs/guarantees: Neighbours, budget, delta). Runs that are
+composed over all rounds (docs/guarantees, Theorem 2). Runs that are
 chosen after the results of others cost together what the filter of `privacy.filter`
 sums up. The same :class:`Release` objects draw the noise and are accounted, so the two
 cannot drift apart.
@@ -106,7 +106,7 @@ class PrivacyPlan:
         for release in self.releases:
             n_parts += sum(number for _, number in release.parts)
         # One client can change every word, so bounds of single words cover records only
-        # (docs/guarantees.md, "Lloyd family, one round").
+        # (docs/guarantees, Theorem 15).
         most = 0 if self.budget.protects_clients else MAX_PARTS
         if n_parts > most:
             raise ConfigurationError(
@@ -184,7 +184,7 @@ class PrivacyPlan:
         """Return the joint plan of this run and another one over the same records.
 
         The other run, of the same unit, may have been chosen after the results of this
-        one (docs/guarantees.md, "Runs that are chosen after earlier results"). The plan
+        one (docs/guarantees, Theorem 3). The plan
         has the larger delta, and the epsilon that both meet there; numbers in which
         they differ are ``None``.
         """
@@ -338,7 +338,7 @@ def calibrate(
 
     Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and
     all noise is Laplace; otherwise bisection over the numerical composition of privacy
-    loss distributions (docs/guarantees: Neighbours, budget, delta).
+    loss distributions (docs/guarantees, Theorem 2).
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 Keys, run identifiers and privacy noise all start here, and never from a seed that
 anybody could choose: a client that knows the seed can subtract the noise
-(docs/guarantees: Fixed point, rounding, sampling). Nothing public in this library takes
+(docs/guarantees, Theorem 9). Nothing public in this library takes
 a seed for them.
 
 The seam: everything secret goes through the private name ``_os_random`` of this module,

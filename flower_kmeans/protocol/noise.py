@@ -71,8 +71,8 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
 
     A `ConfigurationError` if a release has no shares (Laplace), or a share's standard
     deviation is below two grid units, where the sum of shares would no longer be the
-    planned noise, or above 2^40, where drawing takes too long (docs/guarantees.md,
-    Distributed noise).
+    planned noise, or above 2^40, where drawing takes too long (docs/guarantees,
+    Theorem 42).
     """
     stream = Stream.from_key(bytes(32))  # so no secret is needed
     # The least and the largest unit stand for all: a run has far too many words to try.

@@ -1,4 +1,4 @@
-"""Removing the noise beyond the plan (docs/guarantees.md, Removing noise beyond the plan).
+"""Removing the noise beyond the plan (docs/guarantees, Theorem 43).
 
 A client's share of the noise is a sum of parts. One is for the most clients that may
 answer; each other part is removed once so many clients stand behind a sum that the plan

@@ -17,7 +17,8 @@ from flower_kmeans.secagg.base import SecureSum, secure_sum
 class TrustModel:
     """The roles in a run.
 
-    The reader of the sums computes the queries and the result as well.
+    The reader of the sums computes the queries and the result as well. No party adds all
+    of the noise and sees the sum (docs/guarantees, Theorem 36).
     """
 
     name: str

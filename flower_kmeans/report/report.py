@@ -369,7 +369,10 @@ class Report(Proceedings):
 
     @property
     def single_text(self) -> str:
-        """The guarantee of a single answer under its own noise share, in brackets."""
+        """The guarantee of a single answer under its own noise share, in brackets.
+
+        See docs/guarantees, Theorem 40.
+        """
         formula = "" if self.levels else "sqrt(M') "
         if self.single_mu is None:
             return ""

@@ -1,7 +1,7 @@
 """The releases of `SynopsisKMeans` as a mixture, for clusterings of any k.
 
-Post-processing of noisy sums that the run's budget covers (docs/guarantees.md,
-"SynopsisKMeans").
+Post-processing of noisy sums that the run's budget covers (docs/guarantees,
+Theorem 22).
 """
 
 import math

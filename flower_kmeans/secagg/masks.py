@@ -1,7 +1,8 @@
 """Masks that telescope over a cohort (docs/protocol.md, section 3).
 
 Without the group key the masks of a cohort are uniform on all tuples of vectors, so not
-even the sum shows. With it the masks of any survivors cancel up to the ends of their
+even the sum shows (docs/guarantees, Theorem 37). With it
+the masks of any survivors cancel up to the ends of their
 cyclic runs: removing them costs 2 vectors per run and one more, making one costs 2 or
 3, whatever the cohort's size is.
 """

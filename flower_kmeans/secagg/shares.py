@@ -52,7 +52,7 @@ class SharedSum(base.SecureSum):
 
         Any two sets of positions that open a sum have more than a third of the honest
         positions in common, so one sum of a round opens if each honest position adds
-        once (docs/guarantees.md, "Theorem: one sum of a round"). Absent positions
+        once (docs/guarantees, Theorem 38). Absent positions
         count: no server gains by calling them so.
         """
         if not 1 <= n_corrupt < n_positions:

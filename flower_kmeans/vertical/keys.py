@@ -2,7 +2,8 @@
 
 The secret key is the sum of the holders' ternary secrets, and exists nowhere unless
 there is one holder. Joint keys follow Mouchet et al. 2021 (collective public key;
-relinearisation key in two rounds, protocol RKG). Keys are those of Microsoft SEAL:
+relinearisation key in two rounds, protocol RKG). What messages reveal:
+docs/guarantees, Theorem 33. Keys are those of Microsoft SEAL:
 digit j of a relinearisation key hides the square of the secret times the special prime
 in residue j.
 

@@ -19,7 +19,7 @@ _SIGN_LEVELS = 12
 _SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
 _BASES = 2, 3, 5, 7
 # Below 2^49, as `ring` needs. q0 limits what a word can hold: 2^47 over 2^26 for a
-# record, so sums stay below 2^20.9 records (docs/guarantees.md, "Noise of parties").
+# record, so sums stay below 2^20.9 records (docs/guarantees, Theorem 32).
 _Q0 = 0.99 * 2.0**48
 _SPECIAL = 0.99 * 2.0**49
 

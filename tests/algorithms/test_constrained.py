@@ -204,7 +204,7 @@ def test_the_bound_that_the_thesis_claims_does_not_hold():
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_units_are_those_of_a_replaced_slot(assignment, mechanism):
-    """The table of docs/guarantees.md, "Constrained assignment", in a box of half width 1."""
+    """The table of docs/guarantees, Theorem 17, in a box of half width 1."""
     most = 3 if assignment == "e-exclusive" else 1
     options = {
         "assignment": assignment,

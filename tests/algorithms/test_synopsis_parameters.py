@@ -34,7 +34,7 @@ def build(k=3, domain=BALL, budget=BUDGET, **options):
     )
 
 
-# Worked out by hand from "Decided in advance" (docs/guarantees.md), for (S, k, d). How
+# Worked out by hand from the schedule (docs/guarantees, Theorem 22), for (S, k, d). How
 # many rounds the synopsis has follows from c = S/(k d^1/4). They have 0.55 (8/d)^1/4 of
 # mu^2, at least 0.30 and at most 0.55, each 1.5 times as much as the one before. Counts
 # have f = 1/(1 + (p/4)^0.2) of it. So a round with the part x has S sqrt(x f) cells,

@@ -97,7 +97,7 @@ def test_counts_and_sums_are_the_polynomials(is_real, k, d, n):
 def test_parties_stay_within_the_error_that_rho_allows_for_on_borders(
     keys, encrypt, allowed, number, C
 ):
-    """docs/guarantees.md says what rho allows for."""
+    """rho allows for these (docs/guarantees, Theorem 31)."""
     X = on_border(C)
     found = 2 * in_units(errors(keys, [encrypt(X[:, 1], number)], X, C))
     assert found < allowed, (

@@ -2,7 +2,7 @@
 
 An integer-valued float64 below 2**53 is added and multiplied without rounding, in any
 order. So BLAS gives exact squared distances, and a record's cluster cannot depend on
-which records share its block (docs/guarantees.md, "Fixed point, rounding, sampling").
+which records share its block (docs/guarantees, Theorem 8).
 
 The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``,
 which orders the centroids of a record x as the distance does, the matrix product yields

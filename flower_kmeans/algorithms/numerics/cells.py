@@ -2,7 +2,7 @@
 
 A record's residual is divided by the radius of its nearest cell, moved into the unit
 ball and put on the grid. Its slack is 1 minus its squared length. So for any cells, a
-record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
+record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees, Theorem 23).
 """
 
 from functools import partial
@@ -56,7 +56,7 @@ class Cells:
         Every number of a record, on the grid of the centres, is the same alone and in
         any block. ``weighted`` residuals are multiplied by the root of 1 plus their
         slack w, which fills the unit: ``|u|^2 (1 + w) + w^2 = 1`` where
-        ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's relocation").
+        ``w = 1 - |u|^2`` (docs/guarantees, Theorem 13).
         """
         n_records, p = records.shape
         m = len(self.centers)

@@ -2,7 +2,7 @@
 
 With a round's sums and counts, the sum Q of squared distances to the centroids before,
 or to the origin where sums are of records, gives the cost at the centroids that follow
-(docs/guarantees.md, "Metrics that may leave").
+(docs/guarantees, Theorem 16).
 """
 
 import math

@@ -5,7 +5,7 @@ block of records is read, put on the grid, and ranked: scores
 ``(|c|^2 - w) / 2 - x . c`` in float32 order the centroids of a record x, and `_slack`
 bounds what rounding can change. A record whose two lowest scores are closer than that,
 or which lies near the edge of the radius, is decided by squared distances in float64,
-which are exact integers (docs/guarantees.md, "Fixed point, rounding, sampling"). So
+which are exact integers (docs/guarantees, Theorem 8). So
 rounding decides nothing, and the time depends, slightly, on how many records are near
 ties (docs/threat-model.md).
 

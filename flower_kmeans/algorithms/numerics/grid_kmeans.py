@@ -1,7 +1,7 @@
 """Weighted k-means on integer points: the same integers on every processor.
 
 All numbers are integers that float64 or int64 holds exactly, in any order of additions
-(docs/guarantees.md, "Fixed point, rounding, sampling"). Products of more than 53 bits
+(docs/guarantees, Theorem 11). Products of more than 53 bits
 are rounded once, element by element, and lose their last bits before anything is added:
 with coordinates of at most B and weights that sum to W, as many as it takes for W <
 2^53, W B < 2^60, and all weighted squared distances below 2^62. How long it takes

@@ -96,7 +96,7 @@ def take_apart(
     were too near. Returned are ``n_chosen``, and the failures since the last point that
     was chosen.
     """
-    # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
+    # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees, Theorem 8).
     distances = np.full(len(block), np.inf)
     if n_chosen:
         others = chosen[:n_chosen]

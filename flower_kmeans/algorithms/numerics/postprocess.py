@@ -58,7 +58,7 @@ def scaled(integers: IntArray, exponent: int) -> FloatArray:
 def fold(points: IntArray, half_widths: IntArray) -> IntArray:
     """Reflect coordinates (k, d) at the box's walls until they lie inside.
 
-    They are at most 2**62 + 2**26. See docs/guarantees.md, "Lloyd family, one round".
+    They are at most 2**62 + 2**26. See docs/guarantees, Theorem 12.
     FastLloyd's formula sends 1.2 B to -0.8 B.
     """
     period = np.maximum(4 * half_widths, 1)

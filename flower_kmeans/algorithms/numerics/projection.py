@@ -81,7 +81,7 @@ def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
     """Return the sensitivities of second moments, (d (d + 1) / 2,), in grid units.
 
     D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on
-    the coarser grid (docs/guarantees.md, "FedDP-KMeans").
+    the coarser grid (docs/guarantees, Theorem 19).
     """
     d = domain.n_features
     coarser = fraction_bits - moment_bits(fraction_bits)

@@ -1,6 +1,6 @@
 """Weights of a power diagram that give the cells of weighted points their sizes.
 
-They maximise a dual (docs/guarantees.md, "Bounds on cluster sizes"), by damped Newton
+They maximise a dual (docs/guarantees, Theorem 27), by damped Newton
 steps on a soft minimum whose temperature falls (Kitagawa, Merigot & Thibert,
 Convergence of a Newton algorithm for semi-discrete optimal transport, 2019). Bounds are
 shares of all masses, feasible whatever noisy masses add up to. All clients of an
