@@ -114,3 +114,40 @@ def test_links_that_name_a_theorem_lead_to_it(page):
         r"\[(?:Theorem )?(\d+)(?: \([^\]]*)?\]\([\w/.-]*#theorem-(\d+)-", text
     ):
         assert number == anchor
+
+
+# --------------------------------------------------------------------------- citations
+
+
+CITATION = re.compile(r"docs/guarantees, Theorems? (\d+(?:, \d+)*(?: and \d+)?)")
+CODE = [
+    path
+    for folder in ("flower_kmeans", "strategies")
+    for ending in ("py", "j2")
+    for path in sorted((ROOT / folder).rglob(f"*.{ending}"))
+]
+
+
+def cited(paths):
+    """Return the numbers that files cite, also where a line ends in a citation."""
+    found = set()
+    for path in paths:
+        text = re.sub(r"\n\s*(?:# )?", " ", path.read_text("utf-8"))
+        for numbers in CITATION.findall(text):
+            found |= {int(number) for number in re.findall(r"\d+", numbers)}
+    return found
+
+
+def test_the_code_cites_every_theorem():
+    assert sorted(THEOREMS.keys() - cited(CODE)) == []
+
+
+def test_every_number_that_is_cited_exists():
+    others = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/**/*.py"), *PAGES]
+    assert cited([*CODE, *others]) <= THEOREMS.keys()
+
+
+def test_code_cites_numbers_and_no_sections():
+    for path in CODE:
+        text = path.read_text("utf-8")
+        assert not re.search(r"docs/guarantees(?!, ?\n? *#? *Theorem)", text), path
