@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -122,8 +122,13 @@ def _send_back(size: Size, message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Run both in one simulation on Ray; strategies take turns in who is first."""
+def on_ray(
+    app: ClientApp, n_clients: int, run: Callable[[Grid], None], *modules: str
+) -> None:
+    """Call a function with the grid of Flower's simulation on Ray.
+
+    ``modules`` are scripts beside this one, whose functions the app uses.
+    """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     # Flower would join any cluster that this machine happens to have, and wait for one
     # that ended.
@@ -132,30 +137,39 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     from ray import cloudpickle
 
     # workers do not find these files by themselves
-    for module in (__name__, Size.__module__):
+    for module in (__name__, Size.__module__, *modules):
         cloudpickle.register_pickle_by_value(sys.modules[module])
-    # Made before Ray forks its processes: a fork while another thread is inside BLAS
-    # can hang.
-    runs = Runs(Size.of(task.shape, task.clients, rounds=task.rounds), task.trust)
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        runs.fedavg(grid, 1)
-        for name in NAMES if task.run % 2 == 0 else NAMES[::-1]:
-            runs.run(grid, name)
+        run(grid)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(
             server_app,
-            client_app(runs.size),
-            num_supernodes=task.clients,
+            app,
+            num_supernodes=n_clients,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {"log_to_driver": False},
             },
         )
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Run both in one simulation on Ray; strategies take turns in who is first."""
+    # Made before Ray forks its processes: a fork while another thread is inside BLAS
+    # can hang.
+    runs = Runs(Size.of(task.shape, task.clients, rounds=task.rounds), task.trust)
+
+    def run_all(grid: Grid) -> None:
+        runs.fedavg(grid, 1)
+        for name in NAMES if task.run % 2 == 0 else NAMES[::-1]:
+            runs.run(grid, name)
+
+    on_ray(client_app(runs.size), task.clients, run_all)
     runs.simulate()
     return {**runs.found, "peak": int(runs.found["peak"])}
 

@@ -32,6 +32,7 @@ NOT_BY_DEFAULT = {
         "benchmarks/test_suites.py::test_a_client_on_ray_is_measured",
         "benchmarks/test_suites.py::test_bytes_of_vertical_runs_are_the_planned",
         "benchmarks/test_suites.py::test_messages_of_vertical_runs_are_weighed",
+        "benchmarks/test_suites.py::test_whole_runs_on_ray_stand_beside_those_of_fedavg",
         "benchmarks/test_audit.py::test_it_goes_on_where_it_was_stopped_and_writes_everything",
         "benchmarks/test_audit.py::test_recorded_runs_and_confidence_are_those_of_the_command",
         "benchmarks/test_losses.py::test_the_command_has_the_tasks_of_every",

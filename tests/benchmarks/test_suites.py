@@ -35,10 +35,10 @@ SMALL = {
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],
 }
 TIMED = {
-    "client_step", "fit", "load", "noise", "ray_clients", "ray_round", "removal", "scaling",
-    "sums", "update", "vertical",
+    "client_step", "fit", "load", "noise", "ray_clients", "ray_load", "ray_round", "removal",
+    "scaling", "sums", "update", "vertical",
 }  # fmt: skip
-FRESH = {"load", "ray_clients", "ray_round", "vertical"}
+FRESH = {"load", "ray_clients", "ray_load", "ray_round", "vertical"}
 
 
 @pytest.mark.claim("benchmarks", "plots-adds-figures-alone")
@@ -367,3 +367,22 @@ def test_a_simulation_for_each_run_from_the_script(tmp_path, stranded):
     assert all(
         float(row[name]) > 0 for row in found for name in ("fastlloyd", "fedavg")
     )
+
+
+@pytest.mark.thorough
+@pytest.mark.ray
+def test_whole_runs_on_ray_stand_beside_those_of_fedavg(tmp_path, stranded):
+    command = [sys.executable, str(ROOT / "benchmarks" / "ray_load.py")]
+    command += ["--shapes", "3x2", "--clients", "3", "--trusts", "oblivious-server"]
+    command += ["--runs", "1", "--output", "out"]
+    options = {"cwd": tmp_path, "env": stranded, "capture_output": True, "text": True}
+    done = subprocess.run(command, **options, check=False, timeout=1_200)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    with (tmp_path / "out" / "runs.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    ratios = [
+        f"{float(row[f'FastLloyd {part}']) / float(row[f'{other} {part}']):.2f}"
+        for other in ("FedAvg", "FedAvg+")
+        for part in ("whole", "computed")
+    ]
+    assert f"| {' | '.join(ratios)} |" in done.stdout
