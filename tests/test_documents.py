@@ -661,3 +661,21 @@ def test_who_a_run_protects_against_is_as_in_the_threat_model(trust, keys):
     partly = "if the server is passive" in row[3]
     assert answers["server and clients"].startswith("In part") == partly
     assert report.to_dict()["protects_against"] == answers
+
+
+OF_OLD_COMMITS = {
+    "docs/benchmarks.md": 1,  # what the others mean
+    "docs/tables/papers.md": 6,
+    "docs/tables/sizes.md": 2,
+    "docs/tables/speed.md": 1,
+}
+"""Scripts that pages still cite from earlier commits: the papers' and one more."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_scripts_that_pages_cite_are_in_the_tree(page):
+    text = page.read_text("utf-8")
+    assert text.count("git show ") == OF_OLD_COMMITS.get(page_id(page), 0)
+    for name in re.findall(r"python (benchmarks/\w+\.py)", text):
+        # The page on suites names one that its reader writes.
+        assert (ROOT / name).is_file() or name == "benchmarks/alpha.py"

@@ -8,7 +8,7 @@ a line or two each, in groups. The documentation of the strategies has the rest.
 import re
 from collections.abc import Iterable, Sequence
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from typer.core import TyperCommand, TyperGroup
@@ -100,6 +100,7 @@ class Group(TyperGroup):
 class StrategyCommand(Command):
     """A command that takes, after its own options, those of all strategies."""
 
+    lists_trust_models: ClassVar[bool] = False
     _own: list[Any]
     _is_complete = False
 
@@ -140,7 +141,18 @@ class StrategyCommand(Command):
         parameters = options_by_strategy()[chosen.name]
         rows = [_parameter_row(name, each) for name, each in parameters.items()]
         _write_rows(formatter, f"Parameters of {chosen.name}", rows)
-        _write_rows(formatter, "More", _more_rows(ctx, reading))
+        _write_rows(formatter, "More", self._more_rows(ctx, reading))
+
+    def _more_rows(self, ctx: click.Context, reading: Sequence[str]) -> list[Row]:
+        """Return where the help of other options is."""
+        others = f"flower-kmeans {ctx.info_name} --strategy NAME --help"
+        rows = [("other strategies", others)]
+        if not self.lists_trust_models:
+            rows.append(("trust models", "flower-kmeans plan --help"))
+        if reading:
+            first, *_ = reading
+            rows.append((f"{first} and others", "flower-kmeans inspect --help"))
+        return rows
 
     def _chosen(self, ctx: click.Context) -> Settings:
         """Return the strategy that the arguments choose, or that they get by default."""
@@ -160,6 +172,8 @@ class StrategyCommand(Command):
 
 class PlanCommand(StrategyCommand):
     """A command whose help also has the trust models, with who learns which values."""
+
+    lists_trust_models = True
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -200,19 +214,6 @@ def _own_rows(
             row = row[0], _SPLIT_OF_COLUMNS
         if row is not None:
             rows.append(row)
-    return rows
-
-
-def _more_rows(ctx: click.Context, reading: Sequence[str]) -> list[Row]:
-    """Return where the help of other options is."""
-    command = f"flower-kmeans {ctx.info_name}"
-    rows = [
-        ("other strategies", f"{command} --strategy NAME --help"),
-        ("trust models", "flower-kmeans plan --help"),
-    ]
-    if reading:
-        first, *_ = reading
-        rows.append((f"{first} and others", "flower-kmeans inspect --help"))
     return rows
 
 

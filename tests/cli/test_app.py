@@ -1152,6 +1152,7 @@ def test_every_trust_model_is_offered_with_who_learns_what(run):
     for trust, model in TRUST_MODELS.items():
         assert model.learns
         assert f"{trust} {model.learns}." in shown
+    assert "plan --help" not in shown
     assert "trust models flower-kmeans plan --help" in words_of(
         run("simulate", "--help").stdout
     )
