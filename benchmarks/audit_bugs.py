@@ -45,7 +45,7 @@ from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol import noise as round_noise
-from flower_kmeans.protocol import removal, server
+from flower_kmeans.protocol import server
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.shares import SharedSum
@@ -223,13 +223,13 @@ def _too_many_shares() -> Context:
 @planted("a share of the noise missing", _SHARED, at_once=False)
 def _one_share_missing() -> Context:
     """Others add their noise, the first client adds none."""
-    real, calls = removal.noise_share, itertools.count()
+    real, calls = round_noise.noise_share, itertools.count()
 
     def shares(algorithm: Algorithm, *given: Any) -> IntArray:
         drawn = real(algorithm, *given)
         return drawn if next(calls) % N_CLIENTS else np.zeros_like(drawn)
 
-    return mock.patch.object(removal, "noise_share", shares)
+    return mock.patch.object(round_noise, "noise_share", shares)
 
 
 @planted("share key known", _IN_SHARES)
@@ -437,4 +437,4 @@ def _public_noise() -> Context:
 )
 def _public_shares() -> Context:
     """Every client draws its share from a public seed."""
-    return mock.patch.object(removal, "noise_key", return_value=_PUBLIC_KEY)
+    return mock.patch.object(round_noise, "noise_key", return_value=_PUBLIC_KEY)

@@ -33,7 +33,7 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import client, removal, server
+from flower_kmeans.protocol import ask, server
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
 from flower_kmeans.secagg import key_agreement
@@ -126,10 +126,12 @@ class Answers:
             return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
         keys = [
-            removal.noise_key(token(32), context) for _ in range(self.setting.n_clients)
+            round_noise.noise_key(token(32), context)
+            for _ in range(self.setting.n_clients)
         ]
         drawn = [
-            removal.noise_share(*of_round, shares, Stream.from_key(key)) for key in keys
+            round_noise.noise_share(*of_round, shares, Stream.from_key(key))
+            for key in keys
         ]
         unknown = 1 if self.setting.alone else shares
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
@@ -313,9 +315,11 @@ class _Record:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Keep what passes the functions of clients and server."""
-        kind, conversation = type(self.setting.strategy.algorithm), client._Conversation
-        update, protected = kind.update, conversation._protected
-        protect, client_noise = removal.protect, removal.client_noise
+        kind = type(self.setting.strategy.algorithm)
+        update = kind.update
+        protected = ask._protected
+        protect = round_noise.protect
+        client_noise = round_noise.client_noise
         last: dict[str, Any] = {}
 
         def updating(own: Any, state: State, answer: Any, *more: Any) -> State:
@@ -351,9 +355,9 @@ class _Record:
         with ExitStack() as stack:
             for target, name, replacement in (
                 (kind, "update", updating),
-                (removal, "client_noise", noising),
-                (removal, "protect", protecting),
-                (conversation, "_protected", sealing),
+                (round_noise, "client_noise", noising),
+                (round_noise, "protect", protecting),
+                (ask, "_protected", sealing),
             ):
                 stack.enter_context(mock.patch.object(target, name, replacement))
             yield

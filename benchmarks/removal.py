@@ -18,7 +18,7 @@ from bench import script, tables
 from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
-from flower_kmeans.protocol.removal import (
+from flower_kmeans.protocol.noise import (
     client_noise,
     combine,
     open_sum,

@@ -14,6 +14,7 @@ from flower_kmeans.parameters import require_type
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
 from flower_kmeans.protocol.results import ClientResult
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 
 LoadData = Callable[[Context], RecordsLike]
 LoadIds = Callable[[Context], Iterable[object]]
@@ -151,6 +152,20 @@ def with_kmeans(
     )
 
 
+def simulated_client_app(
+    shared: SharedWork,
+    load_data: LoadData,
+    policy: ClientPolicy | None = None,
+    on_result: OnResult | None = None,
+    load_ids: LoadIds | None = None,
+) -> Callable[[Message, Context], Message]:
+    """Return a function that answers for all clients of a simulation, which share work.
+
+    See `register_kmeans` for the other parameters.
+    """
+    return _handler(load_data, policy, on_result, load_ids, shared)
+
+
 class _RoutingClientApp(ClientApp):
     """Two apps behind one: our message types go to the second, all others to the first."""
 
@@ -172,6 +187,7 @@ def _handler(
     policy: ClientPolicy | None,
     on_result: OnResult | None,
     load_ids: LoadIds | None,
+    shared: SharedWork = NO_SHARED_WORK,
 ) -> Callable[[Message, Context], Message]:
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     require_type("load_data", load_data, Callable, "a callable")
@@ -186,6 +202,7 @@ def _handler(
             None if on_result is None else lambda result: on_result(result, context),
             None if load_ids is None else lambda: load_ids(context),
             context.node_id,
+            shared,
         )
         # A message without content is refused like any other that is malformed.
         content = message.content if message.has_content() else RecordDict()

@@ -26,8 +26,7 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.parameters import check_arguments, instance
 from flower_kmeans.protocol.messages import Request
-from flower_kmeans.protocol.noise import check_shares
-from flower_kmeans.protocol.removal import levels_up_to
+from flower_kmeans.protocol.noise import check_shares, levels_up_to
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Horizontal, Run
 from flower_kmeans.protocol.server import (

@@ -124,18 +124,18 @@ def test_a_document_must_mean_one_number_of_clients():
         privacy = document.privacy | (privacy or {})
         return encode(structs.replace(document, privacy=privacy, body=body))
 
-    verify_plan(run.data)
+    verify_plan(open_run(run.data))
     for false in (
         changed({"n_clients": 6}),
         *(changed(n_clients=number) for number in (6, 0)),
         *(changed(clip=clip) for clip in (real_to_text(-1.0), 100)),
     ):
         with pytest.raises(UnacceptableRunError):
-            verify_plan(false)
+            verify_plan(open_run(false))
     # The bound is the server's choice: the noise is made for it, and the client clips
     # to it.
     wider = changed(clip=real_to_text(250.0))
-    verify_plan(wider)
+    verify_plan(open_run(wider))
     assert open_run(wider).algorithm.clip == 250.0
 
 

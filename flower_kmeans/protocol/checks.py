@@ -8,17 +8,17 @@ import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
-from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
+from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
-from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
+from flower_kmeans.protocol.run import Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
+from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, Sharing
 
@@ -53,7 +53,7 @@ class RefuseError(Exception):
     @classmethod
     @contextmanager
     def of_key(cls) -> Iterator[None]:
-        """Raise one with KEY for what is wrong with another's key, claim, seal or envelope."""
+        """Raise one with KEY for another client's wrong key, claim, seal or envelope."""
         try:
             yield
         except MessageError as error:
@@ -75,19 +75,21 @@ def require_hash(data: bytes, doc_hash: bytes) -> None:
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
     """Require a run within the operator's limits of this moment."""
-    objection = _objection(policy, run)
-    _require(objection is None, Code.POLICY, objection or "")
-    recorded = policy.allows_private_work or not run.plan.is_private
-    _require(
-        recorded,
-        Code.LEDGER,
-        "Expected a policy with state_dir for a private run. Got none.",
-    )
+    objection = run.kept.once(_objection, policy, run)
+    if objection is not None:
+        code, reason = objection
+        raise RefuseError(code, reason)
 
 
-@lru_cache(maxsize=4)  # clients of one process mostly have one policy
-def _objection(policy: ClientPolicy, run: Run) -> str | None:
-    return policy.objection(run)
+def _objection(policy: ClientPolicy, run: Run) -> tuple[Code, str] | None:
+    """Return why a policy does not accept a run, or ``None``."""
+    reason = policy.objection(run)
+    if reason is not None:
+        return Code.POLICY, reason
+    if run.plan.is_private and not policy.allows_private_work:
+        reason = "Expected a policy with state_dir for a private run. Got none."
+        return Code.LEDGER, reason
+    return None
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
@@ -119,9 +121,10 @@ def require_few_sessions(n_sessions: int) -> None:
     )
 
 
-def require_attempt(document: RunDocument, t: int, attempt: int) -> None:
+def require_attempt(run: Run, t: int, attempt: int) -> None:
     """Require a round and an attempt of the run."""
-    rounds, attempts = document.rounds, document.max_attempts
+    rounds = run.algorithm.n_rounds
+    attempts = run.document.max_attempts
     if t > rounds or attempt > attempts:
         most = f"Expected at most {rounds} rounds and {attempts} attempts."
         reason = f"{most} Got round {t}, attempt {attempt} instead."
@@ -187,17 +190,26 @@ def require_one_slot(session: ClientSession, slot: int) -> None:
     _require(session.slot in (-1, slot), Code.CONFLICT)
 
 
+def accepted_committee(
+    run: Run, roster: Roster | None, data: bytes, n_slots: int
+) -> tuple[Committee, Sharing | None]:
+    """Return the committee that a list names, and how it shares vectors."""
+    committee = Committee.decode(data, n_slots, run.document.max_colluders)
+    require_committee(committee, roster, run.document)
+    return committee, require_sharing(committee, run)
+
+
 def require_committee(
-    committee: Committee, identity: Identity | None, document: RunDocument
+    committee: Committee, roster: Roster | None, document: RunDocument
 ) -> None:
-    """Require the committee that nobody chose: all slots, or those drawn from the roster."""
+    """Require the canonical committee: all slots, or those drawn from the client's roster."""
     if committee.n_slots <= MAX_POSITIONS:
         slots = tuple(range(committee.n_slots))
-    elif identity is None:
+    elif roster is None:
         # drawn by the server, which relayed keys trust to be passive
         slots = committee.slots
     else:
-        slots = drawn(identity.roster.keys, identity.roster.beacon, document.epoch)
+        slots = roster.drawn(document.epoch)
     is_unchosen = committee.slots == slots and len(slots) == min(
         committee.n_slots, MAX_POSITIONS
     )

@@ -22,7 +22,6 @@ from flower_kmeans.protocol.committee import (
     MAX_POSITIONS,
     Committee,
     corrupt_positions,
-    drawn,
 )
 from flower_kmeans.protocol.messages import (
     ENVELOPE_BYTES,
@@ -37,8 +36,9 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.resume import KeptClient, KeptCohort, KeptOffer
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import EPOCHS, MAX_SLOTS, Run
+from flower_kmeans.protocol.run import EPOCHS, Run
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
+from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.key_agreement import KEY_ID_BYTES, is_acceptable
 
@@ -473,7 +473,9 @@ class Cohort:
             n_present = min(len(self.claims), n_positions)
         else:
             return True
-        n_corrupt = corrupt_positions(self.n_slots, document.max_colluders)
+        n_corrupt = self._run.kept.once(
+            corrupt_positions, self.n_slots, document.max_colluders
+        )
         if n_present == n_positions:
             return True
         secure_sum = self._run.trust.sum
@@ -624,7 +626,7 @@ def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
     """Return the slots of a roster's committee: all of them, or the drawn ones."""
     if len(roster) <= MAX_POSITIONS:
         return tuple(range(len(roster)))
-    return drawn(roster.keys, roster.beacon, epoch)
+    return roster.drawn(epoch)
 
 
 def _tree_of(slots: dict[int, Client], n_slots: int) -> Tree:

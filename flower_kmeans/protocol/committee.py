@@ -8,7 +8,7 @@ probability of 2^-40 (docs/guarantees, Theorem 39).
 import math
 import struct
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol.run import EPOCHS
@@ -24,7 +24,6 @@ _ABSENT = bytes(KEY_BYTES)
 _ROW = struct.Struct(f"<I{KEY_BYTES}s")
 
 
-@lru_cache(maxsize=64)
 def corrupt_positions(n_slots: int, max_colluders: int) -> int:
     """Return f: how many positions of a committee may be corrupt.
 
@@ -51,7 +50,6 @@ def roster_digest(keys: tuple[bytes, ...], beacon: bytes) -> bytes:
     return H(b"roster", beacon, *keys)
 
 
-@lru_cache(maxsize=8)
 def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]:
     """Return the slots, ascending, of one of the 16 committees of a roster."""
     digest = roster_digest(keys, beacon)
@@ -71,7 +69,6 @@ class Committee:
     max_colluders: int  # how many clients of the run may collude
 
     @classmethod
-    @lru_cache(maxsize=4)  # clients of one process are sent the same list
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
         """Return the committee that a list names: at most 64 ascending slots, different keys."""
         if len(data) not in range(_ROW.size, _ROW.size * MAX_POSITIONS + 1, _ROW.size):
@@ -97,11 +94,12 @@ class Committee:
         """Positions whose clients are there."""
         return tuple(position for position, key in enumerate(self.public_keys) if key)
 
-    def position_of(self, slot: int) -> int | None:
-        """Return the position of a slot, or ``None`` if it is not in the committee."""
-        return self.slots.index(slot) if slot in self.slots else None
+    @cached_property
+    def positions(self) -> dict[int, int]:
+        """The position of each slot in the committee."""
+        return {slot: position for position, slot in enumerate(self.slots)}
 
-    @property
+    @cached_property
     def n_corrupt(self) -> int:
         """f: positions that may be corrupt."""
         return corrupt_positions(self.n_slots, self.max_colluders)

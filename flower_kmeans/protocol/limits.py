@@ -8,10 +8,9 @@ in its session or comes with the request. Types bound all fields beside that.
 """
 
 import math
-from functools import lru_cache
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.protocol import messages, removal
+from flower_kmeans.protocol import messages, noise
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee
 from flower_kmeans.protocol.messages import (
     ENVELOPE_BYTES,
@@ -24,8 +23,8 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.parcels import Planned, due, in_parts, planned
 from flower_kmeans.protocol.results import longest_result
-from flower_kmeans.protocol.run import MAX_SLOTS, Run
-from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE, MAX_SLOTS
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.key_agreement import KEY_BYTES, SEAL_BYTES
 
@@ -53,7 +52,10 @@ def reply_limit(run: Run, request: Request) -> int:
         case Keys():
             return SHORT + _envelopes(run, request.peers)
         case Ask():
-            answer = _answer(run, request.t, request.committee, request.n_slots)
+            # The requests of a round name one committee.
+            answer = run.kept.once(
+                _answer, run, request.t, request.committee, request.n_slots
+            )
             return SHORT + answer + _envelopes(run, request.peers)
         case Add():
             return SHORT + _sum_share(run, request)
@@ -68,25 +70,24 @@ def _envelopes(run: Run, rows: bytes) -> int:
     return ENVELOPE_BYTES * n_peers
 
 
-@lru_cache(maxsize=16)  # the requests of a round name one committee
 def _answer(run: Run, t: int, committee: bytes, n_slots: int) -> int:
     """Return the length of a vector as it leaves a client."""
     n_words = run.document.words[t - 1]
     if not run.trust.has_committee:
-        return removal.part_bytes(run, n_words, None)
+        return noise.part_bytes(run, n_words, None)
     members = Committee.decode(committee, n_slots, run.document.max_colluders)
     sharing = _sharing(run, committee, n_slots)
     if sharing is None:
         return 0
-    share = removal.part_bytes(run, n_words, sharing) + SEAL_BYTES
+    share = noise.part_bytes(run, n_words, sharing) + SEAL_BYTES
     return len(members.present) * share
 
 
 def _sum_share(run: Run, request: Add) -> int:
     n_words = run.document.words[request.t - 1]
-    sharing = _sharing(run, request.committee, request.n_slots)
+    sharing = run.kept.once(_sharing, run, request.committee, request.n_slots)
     n_survivors = int.from_bytes(request.survivors, "little").bit_count()
-    return removal.combined_bytes(run, n_words, sharing, n_survivors) + SEAL_BYTES
+    return noise.combined_bytes(run, n_words, sharing, n_survivors) + SEAL_BYTES
 
 
 def _sharing(run: Run, committee: bytes, n_slots: int) -> Sharing | None:
@@ -151,7 +152,7 @@ def _query(run: Run, t: int) -> int:
 
 def _longest_share(run: Run, t: int) -> int:
     """Return the length of a sealed share where the fewest members are present."""
-    return removal.part_bytes(run, run.document.words[t - 1], _LONGEST) + SEAL_BYTES
+    return noise.part_bytes(run, run.document.words[t - 1], _LONGEST) + SEAL_BYTES
 
 
 def _entries(run: Run, n_rounds: int) -> int:

@@ -6,8 +6,9 @@ code. The order of the fields is part of the encoding: vectors fix it.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -438,13 +439,7 @@ def read_head(data: bytes) -> Head:
         raise MessageError("A long message is malformed.") from None
 
 
-def decode_request(data: bytes) -> Request:
-    """Return the request that bytes encode; a `MessageError` if they encode none."""
-    request: Request = decode(data, Request)
-    return request
-
-
-def decode_reply(data: bytes) -> Reply:
-    """Return the reply that bytes encode; a `MessageError` if they encode none."""
-    reply: Reply = decode(data, Reply)
-    return reply
+decode_request: Callable[[bytes], Request] = partial(decode, kind=Request)
+"""Return the request that bytes encode; a `MessageError` if they encode none."""
+decode_reply: Callable[[bytes], Reply] = partial(decode, kind=Reply)
+"""Return the reply that bytes encode; a `MessageError` if they encode none."""

@@ -4,7 +4,6 @@ Whatever is wrong with another client's key, claim or envelope is a `MessageErro
 """
 
 import hashlib
-from collections.abc import Callable
 from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -15,44 +14,42 @@ from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import Peer, Wrap, read_claims, read_rows
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.session import ClientSession
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.secagg import key_agreement
-
-_MOST = 2**18
-_kept: dict[tuple[object, ...], bytes] = {}
-
-
-def _once(key: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
-    """Return what is made once: clients of a simulation meet in every round, and have one list.
-
-    X25519 and signatures are slow. What fails is not kept.
-    """
-    found = _kept.get(key)
-    if found is None:
-        found = make()
-        if len(_kept) >= _MOST:
-            _kept.clear()
-        _kept[key] = found
-    return found
-
-
-def forget() -> None:
-    """Erase what this process keeps of the secrets of all sessions, because one of them is over."""
-    _kept.clear()
 
 
 class Pairs:
-    """What a client session has in common with others; ``identity`` is for keys of a roster."""
+    """What a client session has in common with others.
+
+    Parameters
+    ----------
+    doc_hash : bytes
+        SHA-256 of the run document.
+    session : ClientSession
+        The client's own session.
+    identity : Identity, optional
+        The client's lasting key, for keys of a roster.
+    shared : SharedWork
+        Keeps secrets and verified claims for the clients of a simulation, which meet in
+        every round: X25519 and signatures are slow.
+    """
 
     def __init__(
-        self, doc_hash: bytes, session: ClientSession, identity: Identity | None
+        self,
+        doc_hash: bytes,
+        session: ClientSession,
+        identity: Identity | None,
+        shared: SharedWork = NO_SHARED_WORK,
     ) -> None:
-        self._doc_hash, self._identity = doc_hash, identity
+        self._doc_hash = doc_hash
+        self._identity = identity
+        self._shared = shared
         static = checks.static_secret(identity)
         self._secret = session.ephemeral
         self._static = key_agreement.load(static) if static else b""
         self.static = b"" if identity is None else identity.public
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
-        self.public_key = _once(
+        self.public_key = shared.secret(
             (self._name, "public key"),
             lambda: key_agreement.public_key(session.ephemeral),
         )
@@ -68,8 +65,13 @@ class Pairs:
         """Return the claim of the own slot for a node and the session's key; empty if relayed."""
         if self._identity is None:
             return b""
-        seed, slot = self._identity.seed, self._identity.slot
-        return key_agreement.claim(seed, self._doc_hash, slot, node_id, self.public_key)
+        return key_agreement.claim(
+            self._identity.seed,
+            self._doc_hash,
+            self._identity.slot,
+            node_id,
+            self.public_key,
+        )
 
     def peers(self, rows: bytes) -> tuple[Peer, ...]:
         """Return other clients as they are named, whether their claims are right or not."""
@@ -86,25 +88,14 @@ class Pairs:
         def verified() -> bytes:
             made = read_claims(claims, len(committee.present))
             for position, (node_id, claim) in zip(committee.present, made, strict=True):
-                slot, public_key = (
-                    committee.slots[position],
-                    committee.public_keys[position],
-                )
+                slot = committee.slots[position]
+                public_key = committee.public_keys[position]
                 self.require_claim(Peer(slot, public_key, node_id, claim))
             return b"verified"
 
-        # Clients of one process are sent the same list.
-        _once(
-            (
-                self._doc_hash,
-                digest,
-                "claims",
-                committee.slots,
-                committee.public_keys,
-                claims,
-            ),
-            verified,
-        )
+        # All clients of a round are sent the same list.
+        keys = committee.slots, committee.public_keys
+        self._shared.secret((self._doc_hash, digest, "claims", *keys, claims), verified)
 
     def require_claim(self, peer: Peer) -> None:
         """Require that the owner of a slot made its key; relayed keys have no owners."""
@@ -119,7 +110,7 @@ class Pairs:
                 )
             return b"verified"
 
-        _once((self._doc_hash, roster.digest, "claim", *peer), verified)
+        self._shared.secret((self._doc_hash, roster.digest, "claim", *peer), verified)
 
     # ------------------------------------------------------------------ secrets
 
@@ -134,13 +125,16 @@ class Pairs:
         # Both ends have the same secret. Only who holds a secret key asks by its public
         # key.
         own = key_agreement.exchange_key(self.static) if other else b""
-        own_end, other_end = self.public_key + own, public_key + other
-        return _once(
-            (own_end, other_end) if own_end < other_end else (other_end, own_end),
-            lambda: key_agreement.pair_secret(
+        own_end = self.public_key + own
+        other_end = public_key + other
+        ends = (own_end, other_end) if own_end < other_end else (other_end, own_end)
+
+        def agreed() -> bytes:
+            return key_agreement.pair_secret(
                 self._ephemeral, public_key, self._static, other
-            ),
-        )
+            )
+
+        return self._shared.secret(ends, agreed)
 
     def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> bytes:
         """Return a group secret sealed for each peer, all in one piece."""

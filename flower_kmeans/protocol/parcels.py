@@ -8,7 +8,6 @@ stores one copy for all receivers.
 
 import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -77,9 +76,12 @@ class Shape(NamedTuple):
         return "join" if self.is_joint else "keys"
 
 
-@lru_cache(maxsize=8)
 def shape_of(run: Run) -> Shape:
     """Return the shape of a vertical run."""
+    return run.kept.once(_shape_of, run)
+
+
+def _shape_of(run: Run) -> Shape:
     body = run.document.body
     algorithm = run.algorithm
     if not isinstance(body, Vertical):

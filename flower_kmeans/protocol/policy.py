@@ -161,11 +161,6 @@ class ClientPolicy:
             )
         return columns
 
-    def __hash__(self) -> int:
-        # A client looks policies up for each message, and few differ in other fields
-        # alone.
-        return hash((self.max_epsilon, self.max_delta, self.min_clients, self.trusts))
-
     @classmethod
     def for_simulation(cls) -> "ClientPolicy":
         """Return the policy of simulated clients, which accept every request."""

@@ -18,9 +18,9 @@ from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.errors import ConfigurationError, DataError, MessageError
 from flower_kmeans.files import open_private
-from flower_kmeans.protocol.removal import noise_factor
-from flower_kmeans.protocol.run import MAX_SLOTS, Run
-from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
+from flower_kmeans.protocol.noise import noise_factor
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary

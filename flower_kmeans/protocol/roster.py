@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.files import read_file, read_toml
+from flower_kmeans.kept import Kept
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
+from flower_kmeans.protocol.committee import MAX_POSITIONS, drawn, roster_digest
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.key_agreement import KEY_BYTES
 
@@ -37,6 +38,8 @@ class Roster:
     keys: tuple[bytes, ...] = field(repr=False)
     # public random value, fixed after all keys; empty if nothing is drawn
     beacon: bytes = b""
+    # results that follow from the keys, for all clients that share the object
+    kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Return the number of slots, whether their clients are present or not."""
@@ -46,6 +49,10 @@ class Roster:
     def digest(self) -> bytes:
         """Digest of beacon and keys, 32 bytes: what all clients and the run document agree on."""
         return roster_digest(self.keys, self.beacon)
+
+    def drawn(self, epoch: int) -> tuple[int, ...]:
+        """Return the slots, ascending, of one of the 16 committees of more than 64 slots."""
+        return self.kept.once(drawn, self.keys, self.beacon, epoch)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Roster":
@@ -85,8 +92,6 @@ class Roster:
         return zip(self.names, self.keys, strict=True)
 
 
-# A client reads its roster for every message.
-@lru_cache(maxsize=4)
 def _parse(file: str, content: bytes) -> Roster:
     values = read_toml(content, file)
     line = values.pop(BEACON, "")

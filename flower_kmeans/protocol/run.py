@@ -1,10 +1,10 @@
-"""The run document: what a client must know to take part, and what it means."""
+"""The run document: the public description of a run, and the objects that it describes."""
 
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -14,14 +14,16 @@ from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.files import is_deep
+from flower_kmeans.kept import Kept
 from flower_kmeans.privacy.filter import Price, price_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
-from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
+from flower_kmeans.protocol.noise import MAX_LEVELS, NONE, check_shares, sampler_of
 from flower_kmeans.protocol.trust import TrustModel, trust_model
 from flower_kmeans.protocol.wire import (
     B16,
     B32,
     MAX_DOCUMENT,
+    MAX_SLOTS,
     Count,
     Struct,
     VersionError,
@@ -37,9 +39,6 @@ MAX_ATTEMPTS = 3
 MAX_PARTIES = 64
 MAX_VALUES = 1_000
 """Most values that a round of a vertical run opens: 197 MB, one parcel."""
-MAX_LEVELS = 4
-MAX_SLOTS = 2**17
-"""Largest cohort: a client works and stores in proportion to the number that a message names."""
 MAX_ROUNDS = 4_096
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
@@ -49,7 +48,7 @@ Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class UnacceptableRunError(KMeansError):
-    """A run document contradicts itself, or what this side computes from it."""
+    """A run document contradicts itself, or this side's own computation from it."""
 
 
 class Horizontal(Struct, tag="horizontal", frozen=True, kw_only=True):
@@ -117,12 +116,14 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run document with what it describes; `verify_plan` compares its plan with one's own."""
+    """A run document and the objects it describes; `verify_plan` checks its plan."""
 
     document: RunDocument
     algorithm: Algorithm
     plan: PrivacyPlan
     trust: TrustModel
+    # results that follow from the run; a changed run has none
+    kept: Kept = field(default_factory=Kept, init=False, repr=False)
 
     @cached_property
     def data(self) -> bytes:
@@ -170,9 +171,8 @@ def parse_document(data: bytes) -> RunDocument:
     return document
 
 
-@lru_cache(maxsize=8)  # clients of one process are sent the same bytes
 def open_run(data: bytes) -> Run:
-    """Make what a run document describes; an `UnacceptableRunError` if it contradicts itself."""
+    """Return the run of a document; an `UnacceptableRunError` if it contradicts itself."""
     document = parse_document(data)
     # Any value may stand in a configuration: whatever it breaks is the document's
     # fault.
@@ -194,7 +194,7 @@ def open_run(data: bytes) -> Run:
 
 
 def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
-    """Yield of fields of a document whether they fit each other, and what is expected."""
+    """Yield whether each requirement on a document's fields holds, and its text."""
     document, trust, algorithm = run.document, run.trust, run.algorithm
     body, colluders = document.body, document.max_colluders
     is_vertical = isinstance(body, Vertical)
@@ -244,10 +244,8 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     )
 
 
-@lru_cache(maxsize=8)
-def verify_plan(data: bytes) -> None:
+def verify_plan(run: Run) -> None:
     """Raise an `UnacceptableRunError` unless a run has the plan and the noise that it announces."""
-    run = open_run(data)
     own = run.algorithm.plan()
     shapes = [
         (p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)

@@ -28,7 +28,7 @@ from flower_kmeans.errors import (
     TooFewClientsError,
 )
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import messages, removal, transcript
+from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.cohort import (
     MALFORMED,
     TWICE,
@@ -47,7 +47,6 @@ from flower_kmeans.protocol.messages import (
     Refusal,
     Reply,
 )
-from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.results import encode_result, read_result, result_of
 from flower_kmeans.protocol.resume import (
     Journal,
@@ -525,9 +524,7 @@ class Server:
     ) -> _Attempt:
         """Return an attempt without requests and answers."""
         tag = b"" if query is None else transcript.query_tag(ZERO, ZERO, query)
-        size = removal.part_bytes(
-            self.run, self.run.document.words[t - 1], frame.sharing
-        )
+        size = noise.part_bytes(self.run, self.run.document.words[t - 1], frame.sharing)
         size += SEAL_BYTES if frame.sharing else 0
         store = ShareStore(frame.present if frame.sharing else (), size)
         return _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
@@ -934,9 +931,10 @@ class Server:
         total = attempt.sums[attempt.tag]
         # it is drawn once: an entry is never replaced
         if run.trust.noise_by == "server":
-            noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
+            of_round = run.algorithm, run.plan, attempt.t
+            drawn = noise.server_noise(*of_round, Stream.fresh())
             # The checksum word counts clients, so noise leaves it alone.
-            part = run.trust.sum.encode(np.append(noise, np.int64(0)))
+            part = run.trust.sum.encode(np.append(drawn, np.int64(0)))
             context = self._sum_context(attempt, attempt.tag)
             total = run.trust.sum.combine([total, part], context)
         return self._settle(attempt, {0: total})
@@ -1093,9 +1091,7 @@ class Server:
         else:
             context = self._sum_context(attempt, attempt.tag)
             try:
-                opened = removal.open_sum(
-                    run, t, combined, frame.bits(dealers), context
-                )
+                opened = noise.open_sum(run, t, combined, frame.bits(dealers), context)
             except SumError:
                 return False
             # Somebody shared something else than a vector, which no member can see.
@@ -1390,9 +1386,7 @@ def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
         n_parts = min(n_clients, MAX_POSITIONS)
         n_corrupt = corrupt_positions(n_clients, document.max_colluders)
         sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
-    return n_parts, removal.part_bytes(
-        run, max(document.words), sharing
-    ) + _PART_OVERHEAD
+    return n_parts, noise.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
 
 
 def answers_bytes(run: Run, n_clients: int) -> int:

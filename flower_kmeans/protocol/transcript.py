@@ -8,7 +8,6 @@ add up.
 import hmac
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, begin_hash, kdf, u32, 
 
 EMPTY = H(b"empty")
 ZERO = bytes(DIGEST_BYTES)
+_NODE = begin_hash(b"node")
+_LENGTH = u64(DIGEST_BYTES)
 _HASHED_ROWS = 4_096  # at once: float32 becomes float64 for the hash
 
 
@@ -77,10 +78,11 @@ def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None
     return node
 
 
-# clients of one process answer by slot: their paths meet in a few nodes
-@lru_cache(maxsize=64)
 def _node(left: bytes, right: bytes) -> bytes:
-    return H(b"node", left, right)
+    """Return ``H(b"node", left, right)`` of two digests, in one step: each path has many."""
+    digest = _NODE.copy()
+    digest.update(_LENGTH + left + _LENGTH + right)
+    return digest.digest()
 
 
 class Tree:
@@ -113,13 +115,11 @@ def pack_survivors(survivors: NDArray[np.bool_]) -> bytes:
     return np.packbits(survivors, bitorder="little").tobytes()
 
 
-@lru_cache(maxsize=4)  # clients of one process follow one entry
 def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
     """Return which slots a bitmap names, shape (n_slots,), or raise a `MessageError`."""
     if len(bitmap) == (n_slots + 7) // 8:
         bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
         if not bits[n_slots:].any():
-            bits.setflags(write=False)  # others read it, too
             return bits[:n_slots].view(np.bool_)
     raise MessageError("Expected a bitmap of the cohort's slots.")
 
@@ -131,7 +131,6 @@ def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
     return hmac.digest(key, h + query, "sha256")
 
 
-@lru_cache(maxsize=8)  # server and clients of one process are in one round
 def round_context(
     doc_hash: bytes,
     t: int,
@@ -147,14 +146,14 @@ def round_context(
 
 
 def query_hash(h: bytes, query: bytes) -> bytes:
-    """Return the hash of what a round asks, which is the same in all attempts at it."""
+    """Return the hash of a round's query and history, the same in all attempts."""
     return H(b"query", h, query)
 
 
 def variant_hash(
     context: bytes, survivors: bytes, public_keys: bytes, sealed: bytes
 ) -> bytes:
-    """Return what a committee member votes for: one sum, by its context and its parts."""
+    """Return the hash of a sum that a committee member votes for: its context and parts."""
     return H(b"variant", context, survivors, public_keys, sealed)
 
 
@@ -171,7 +170,6 @@ def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
     )
 
 
-@lru_cache(maxsize=1)  # clients of one process follow one entry, which may be large
 def next_hash(h: bytes, context: bytes, entry: Entry) -> bytes:
     """Return the transcript's hash after an entry: of the words, or of the sealed sum-shares."""
     body = entry.words or H(b"shares", entry.positions, entry.shares)

@@ -19,7 +19,7 @@ from flwr.app import RecordDict
 
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import checks, pairs, parcels, transcript
+from flower_kmeans.protocol import checks, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import forget_witness
@@ -433,7 +433,6 @@ class VerticalParty:
     def _ended(self, result: bytes, reply: Sent) -> Sent:
         """End the session if the result has a keeper. Repeats have the same reply."""
         if self.deliver(result):
-            pairs.forget()
             forget_witness(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
             self.session.vertical = encode(reply)

@@ -23,6 +23,8 @@ MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
 MAX_DOCUMENT = 2**20
 """Longest run document in bytes."""
+MAX_SLOTS = 2**17
+"""Largest cohort: a client works and stores in proportion to the number that a message names."""
 # longer ones travel as one uint8 array, which Flower sends in chunks
 _IN_CONFIG = 2**20
 _DATA = RECORD + ".data"

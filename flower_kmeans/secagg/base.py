@@ -45,14 +45,6 @@ class Sharing:
         """R = tau + k: sum-shares that open a sum."""
         return self.privacy + self.packing
 
-    def blocks(self, vector: Integers) -> Integers:
-        """Return a vector's blocks as columns, (k, n_blocks), padded with zeros."""
-        n_blocks = -(-len(vector) // self.packing)
-        blocks = np.zeros((self.packing, n_blocks), vector.dtype)
-        # np.pad takes longer than a short vector's sum
-        blocks.reshape(-1)[: len(vector)] = vector
-        return blocks
-
 
 @dataclass(frozen=True)
 class SumContext:

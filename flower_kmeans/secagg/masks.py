@@ -35,7 +35,7 @@ class MaskedSum(base.PlainSum):
         """
         own = mask(mask_key(context), slot, context.n_slots, context.n_words)
         masked = vector + own.view(np.int64)
-        return (self.encode(masked),)
+        return (masked.astype("<i8", copy=False).tobytes(),)
 
     def open(
         self,

@@ -81,20 +81,22 @@ class SharedSum(base.SecureSum):
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
         privacy = sharing.privacy
-        data = self.encode(vector)
+        data = vector.astype("<i8", copy=False).tobytes()
         # Two vectors under the same random elements would show their difference.
         salt = context.digest + hashlib.sha256(data).digest()
         key = kdf(secret, salt, b"polynomial")
         # The first shares are random. With the secrets they determine the polynomials.
         free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
-        known = np.empty((3, sharing.threshold, n_blocks))
-        known[:, :privacy] = _fields(free)
-        known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
+        known = np.empty((3, len(nodes), n_blocks))
+        known[:, :privacy] = _fields(free)
+        known[:, privacy:] = to_residues(blocks(vector, sharing.packing))
         others = tuple(range(privacy + 1, sharing.n_positions + 1))
         rest = _joined(_evaluate(nodes, others, known))
-        shares = np.concatenate([free, rest]).astype("<u8")
-        return tuple(share.tobytes() for share in shares)
+        shares = np.concatenate([free, rest]).astype("<u8").tobytes()
+        size = 8 * n_blocks
+        starts = range(0, len(shares), size)
+        return tuple(shares[start : start + size] for start in starts)
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
         """Return a position's sum-share: the sum of its survivors' shares."""
@@ -152,6 +154,15 @@ class SharedSum(base.SecureSum):
         """Return eight bytes for each block of words."""
         _, n_blocks = _layout(n_words, sharing)
         return 8 * n_blocks
+
+
+def blocks(vector: Integers, packing: int) -> Integers:
+    """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
+    n_blocks = -(-len(vector) // packing)
+    columns = np.zeros((packing, n_blocks), vector.dtype)
+    # np.pad takes longer than a short vector's sum
+    columns.reshape(-1)[: len(vector)] = vector
+    return columns
 
 
 def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Context
@@ -11,11 +11,12 @@ from flower_kmeans.client import LoadData, OnResult
 from flower_kmeans.data.sources import RecordsLike, has_a_record
 from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.protocol.roster import Identity, Roster
+from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.simulation.in_process import App
 
 LoadMember = Callable[[Context], Identity]
 Check = Callable[[int, Callable[[], Any]], KMeansError | None]
-MakeApp = Callable[[LoadData, OnResult, LoadMember | None], App]
+MakeApp = Callable[[SharedWork, LoadData, OnResult, LoadMember | None], App]
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,17 +34,20 @@ class Clients:
     Attributes
     ----------
     make : callable
-        ``make(load_data, on_result, load_member)`` returns an app that answers for any
-        client.
+        ``make(shared, load_data, on_result, load_member)`` returns an app that answers
+        for any client.
     load : callable, optional
         ``load(partition_id)`` returns a client's records, where they are in no `Own`.
     roster : Roster, optional
         Where keys are pinned. Slots are partition ids.
+    shared : SharedWork
+        What one client computes for all of them. It travels empty to another process.
     """
 
     make: MakeApp
     load: Callable[[int], Any] | None = None
     roster: Roster | None = None
+    shared: SharedWork = field(default_factory=SharedWork)
 
     def records_of(self, partition: int, own: Own) -> Any:
         """Return the records of a client, wherever they are."""
@@ -62,14 +66,14 @@ class Clients:
             return self.records_of(partition, own.get(partition, Own()))
 
         if self.roster is None:
-            return self.make(load_data, on_result, None)
+            return self.make(self.shared, load_data, on_result, None)
         roster = self.roster
 
         def load_member(context: Context) -> Identity:
             slot = partition_of(context)
             return Identity(roster, own[slot].key, roster.keys[slot], slot)
 
-        return self.make(load_data, on_result, load_member)
+        return self.make(self.shared, load_data, on_result, load_member)
 
 
 @dataclass(frozen=True)

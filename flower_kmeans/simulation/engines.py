@@ -26,7 +26,7 @@ from flower_kmeans.client import (
     ClientResult,
     LoadData,
     OnResult,
-    kmeans_client_app,
+    simulated_client_app,
 )
 from flower_kmeans.data.domain import check_records
 from flower_kmeans.data.sources import RecordsLike, as_source, checked_source, is_stream
@@ -36,6 +36,7 @@ from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
+from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.simulation.clients import (
     Clients,
@@ -518,6 +519,7 @@ def _with_keys(
 def _client_app(
     policy: ClientPolicy,
     faults: Sequence[Fault],
+    shared: SharedWork,
     load_data: LoadData,
     on_result: OnResult,
     load_member: LoadMember | None = None,
@@ -533,13 +535,13 @@ def _client_app(
             own = replace(policy, party=partition_of(context))
         else:
             own = _MemberPolicy(**vars(policy), member=load_member(context))
-        app = kmeans_client_app(load_data, own, on_result, row_numbers)
+        app = simulated_client_app(shared, load_data, own, on_result, row_numbers)
         return app(message, context)
 
-    is_shared = load_member is None and policy.work_dir is None
+    has_one_policy = load_member is None and policy.work_dir is None
     app: App = of_one
-    if is_shared:
-        app = kmeans_client_app(load_data, policy, on_result)
+    if has_one_policy:
+        app = simulated_client_app(shared, load_data, policy, on_result)
     if faults:
         app = FaultyClientApp(app, faults)
     return app

@@ -2,8 +2,9 @@
 
 A task answers the messages of a few clients, one after the other. It is given their
 contexts and returns them, so any worker can answer for any client, and Ray runs the
-tasks of a lost node again on another. No worker keeps anything, or reads a file of the
-driver's machine.
+tasks of a lost node again on another. A worker keeps what the clients of one run share,
+which it would otherwise compute again for each task. It reads no file of the driver's
+machine.
 """
 
 import logging
@@ -29,6 +30,7 @@ from flower_kmeans.errors import (
     RunError,
 )
 from flower_kmeans.extras import require
+from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.simulation.clients import (
     Check,
     Clients,
@@ -57,6 +59,10 @@ _RETRIES = 3
 """How often Ray runs a task again whose worker or node was lost."""
 _MOST_TEXT = 300  # of the reason why Ray does not start
 
+# On a worker: what the clients of its last run share, by that run's name on the cluster.
+# It is of simulated clients alone, whose tasks follow each other on a worker.
+_shared_by_run: dict[str, SharedWork] = {}
+
 # A process has one connection, which runs in several of its threads share.
 _lock = threading.Lock()
 _sharing = 0  # runs that use the connection which one of them made
@@ -78,14 +84,15 @@ class _Done(NamedTuple):
     result: ClientResult | None
 
 
-def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
-    """Answer some messages; this runs on a worker."""
+def _answer(run: str, clients: Clients, jobs: Sequence[_Job]) -> _Done:
+    """Answer some messages of a run; this runs on a worker."""
     results: list[ClientResult] = []
 
     def keep(result: ClientResult, context: Context) -> None:
         results.append(result)
 
-    guarded = replace(clients, make=partial(_without_data_sets, clients.make))
+    make = partial(_without_data_sets, clients.make)
+    guarded = replace(clients, make=make, shared=_shared_in(run))
     own = {partition_of(job.context): job.own for job in jobs}
     app = guarded.app(own, keep)
     with task_identity():
@@ -93,6 +100,14 @@ def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
     contexts = [job.context for job in jobs]
     # All clients have the same result.
     return _Done(replies, contexts, results[0] if results else None)
+
+
+def _shared_in(run: str) -> SharedWork:
+    """Return the shared work of a run on this worker, and drop that of another run."""
+    if run not in _shared_by_run:
+        _shared_by_run.clear()
+        _shared_by_run[run] = SharedWork()
+    return _shared_by_run[run]
 
 
 def _objections(
@@ -150,6 +165,7 @@ def _is_data_set(records: object) -> bool:
 
 def _without_data_sets(
     make: MakeApp,
+    shared: SharedWork,
     load_data: LoadData,
     on_result: OnResult,
     load_member: LoadMember | None,
@@ -168,7 +184,7 @@ def _without_data_sets(
             )
         return records
 
-    return make(load, on_result, load_member)
+    return make(shared, load, on_result, load_member)
 
 
 class RayGrid(PolledGrid):
@@ -193,6 +209,7 @@ class RayGrid(PolledGrid):
         super().__init__(new_run())
         self._ray = ray
         self._clients = ray.put(clients)
+        self._name = self._clients.hex()
         self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer)
         self._n_tasks = _n_tasks()
         self._contexts = new_contexts(len(own))
@@ -248,7 +265,7 @@ class RayGrid(PolledGrid):
                 node_id = message.metadata.dst_node_id
                 job = _Job(message, self._contexts[node_id], self._own[node_id])
                 jobs.append(job)
-            self._under_way[self._task.remote(self._clients, jobs)] = batch
+            self._under_way[self._task.remote(self._name, self._clients, jobs)] = batch
 
     def _collect(self) -> None:
         """Take the replies, contexts and result of finished tasks."""

@@ -134,8 +134,8 @@ def test_a_committee_travels_as_its_list(committee):
     assert len(data) == 36 * len(committee.slots)
     assert Committee.decode(data, committee.n_slots, 1) == committee
     positions = range(len(committee.slots))
-    assert [committee.position_of(slot) for slot in committee.slots] == list(positions)
-    assert committee.position_of(committee.n_slots) is None
+    assert [committee.positions[slot] for slot in committee.slots] == list(positions)
+    assert committee.n_slots not in committee.positions
     assert committee.present == tuple(j for j in positions if committee.public_keys[j])
 
 

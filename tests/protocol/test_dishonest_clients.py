@@ -21,8 +21,7 @@ from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import client as clients
-from flower_kmeans.protocol import messages
+from flower_kmeans.protocol import ask, messages
 from flower_kmeans.protocol.cohort import LATE, STRANGER, TWICE, UNCLAIMED
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
 from flower_kmeans.protocol.messages import (
@@ -637,15 +636,15 @@ def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(
     tmp_path, monkeypatch
 ):
     """Not defended, but seen: the sum does not count the clients, and nobody is named."""
-    vector = clients._Conversation._vector
+    vector = ask._vector
 
-    def spoilt(self, query, context):
-        result = vector(self, query, context)
-        if self._session.slot == 5 and query.round == 2:
+    def spoilt(conversation, query, context):
+        result = vector(conversation, query, context)
+        if conversation.session.slot == 5 and query.round == 2:
             result[-1] = 3
         return result
 
-    monkeypatch.setattr(clients._Conversation, "_vector", spoilt)
+    monkeypatch.setattr(ask, "_vector", spoilt)
     net = play(tmp_path, "distributed-noise", {}, "relayed")
     is_right(net)
     assert net.server.proceedings.lost_rounds == [2]

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import pairs
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import Peer, Wrap, split, write_claims
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.session import ClientSession
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.secagg import key_agreement
 
 DOC = b"d" * 32
@@ -29,8 +29,9 @@ def identity(slot):
     return Identity(ROSTER, STATICS[slot], ROSTER.keys[slot], slot)
 
 
-def of(slot, *, relayed=False, doc_hash=DOC):
-    return Pairs(doc_hash, SESSIONS[slot], None if relayed else identity(slot))
+def of(slot, *, relayed=False, doc_hash=DOC, shared=NO_SHARED_WORK):
+    own = None if relayed else identity(slot)
+    return Pairs(doc_hash, SESSIONS[slot], own, shared)
 
 
 def peer(owner, relayed=False, **changes):
@@ -66,8 +67,8 @@ def wrong_claims():
 
 
 def test_owners_claims_are_accepted_and_no_others():
-    reader = of(1)
-    for _ in range(2):  # the second time from the cache
+    reader = of(1, shared=SharedWork())
+    for _ in range(2):  # the second time from shared work
         reader.require_claim(peer(0))
         for wrong in wrong_claims():
             with pytest.raises(MessageError):
@@ -91,25 +92,26 @@ def test_the_claims_of_a_committee_are_those_of_its_present_positions():
     committee = Committee((0, 1, 2, 3), keys, 4, 1)
     made = [(peer(i).node_id, peer(i).claim) for i in (0, 1, 3)]
     right = write_claims(made)
+    reader = of(1, shared=SharedWork())
     for _ in range(2):
-        of(1).require_claims(committee, right)
+        reader.require_claims(committee, right)
         others = (made[::-1], made[:2], [*made, made[2]], [made[0], made[0], made[2]])
         for wrong in map(write_claims, others):
             with pytest.raises(MessageError):
-                of(1).require_claims(committee, wrong)
+                reader.require_claims(committee, wrong)
         swapped = replace(committee, public_keys=(*keys[:3], of(2).public_key))
         with pytest.raises(MessageError):
-            of(1).require_claims(swapped, right)
+            reader.require_claims(swapped, right)
 
 
 @each_keys
 def test_both_ends_of_a_pair_have_one_secret_and_no_other_pair_has_it(relayed):
     found = {}
-    for kept in (True, False):  # both ends in one process, and each in its own
+    # Both ends share their work, and each computes alone.
+    for shared in (SharedWork(), NO_SHARED_WORK):
         for i, j in product(range(4), repeat=2):
-            if not kept:
-                pairs.forget()
-            secret = of(i, relayed=relayed).secret(j, of(j, relayed=relayed).public_key)
+            own = of(i, relayed=relayed, shared=shared)
+            secret = own.secret(j, of(j, relayed=relayed).public_key)
             assert len(secret) == (32 if relayed else 64)
             assert found.setdefault(frozenset((i, j)), secret) == secret
     assert len(set(found.values())) == len(found) == 10
@@ -185,21 +187,32 @@ def test_any_other_envelope_is_an_error(envelope):
         of(1).unwrap(Wrap(distributor=peer(0).row, key_id=bytes(16), envelope=envelope))
 
 
-def test_what_is_kept_is_bounded_and_goes_with_the_session(monkeypatch):
-    monkeypatch.setattr(pairs, "_kept", {})
-    monkeypatch.setattr(pairs, "_MOST", 10)
+def test_what_is_kept_is_bounded_and_named_by_no_secret():
+    shared = SharedWork(most_secrets=10)
     for i, j in product(range(4), repeat=2):
-        of(i).secret(j, of(j).public_key)
-        assert 0 < len(kept_pairs()) <= 10
-    parts = [part for key in kept_pairs() for part in key if isinstance(part, bytes)]
+        of(i, shared=shared).secret(j, of(j).public_key)
+        assert 0 < len(kept_pairs(shared)) <= 10
+    names = kept_pairs(shared)
+    parts = [part for name in names for part in name if isinstance(part, bytes)]
     assert any(part.startswith(of(3).public_key) for part in parts)
     assert not any(
         secret in part for part in parts for secret in (SESSIONS[3].ephemeral, *STATICS)
     )
-    pairs.forget()
-    of(0)
-    kept = kept_pairs()
-    for _ in range(2):  # what failed is not kept
+
+
+def test_what_failed_is_not_kept():
+    shared = SharedWork()
+    own = of(0, shared=shared)
+    kept = kept_pairs(shared)
+    assert kept
+    for _ in range(2):
         with pytest.raises(MessageError):
-            of(0).secret(1, SMALL_ORDER)
-    assert kept_pairs() == kept
+            own.secret(1, SMALL_ORDER)
+    assert kept_pairs(shared) == kept
+
+
+def test_a_client_that_shares_with_nobody_keeps_nothing():
+    own = of(0)
+    for _ in range(2):
+        own.secret(1, of(1).public_key)
+    assert kept_pairs(NO_SHARED_WORK) == {}

@@ -17,12 +17,13 @@ from saying import assert_within
 
 from flower_kmeans import PrivacyBudget
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.kept import Kept
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import removal
-from flower_kmeans.protocol.noise import noise_share
-from flower_kmeans.protocol.removal import (
+from flower_kmeans.protocol import noise
+from flower_kmeans.protocol.noise import (
     client_noise,
     combine,
+    noise_share,
     open_sum,
     part_bytes,
     part_key,
@@ -32,6 +33,7 @@ from flower_kmeans.protocol.run import (
     MAX_LEVELS,
     MAX_SLOTS,
     UnacceptableRunError,
+    open_run,
     verify_plan,
 )
 from flower_kmeans.protocol.trust import trust_model
@@ -111,7 +113,7 @@ def kept_noise(slots, context, n_parts):
     ("shares", "most"), [(15, 19), (1, 19), (799, 999), (3, 3), (79, 99)]
 )
 def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
-    levels = removal.levels_up_to(shares, most)
+    levels = noise.levels_up_to(shares, most)
     steps = (shares, *levels)
     assert len(levels) <= MAX_LEVELS
     assert steps[-1] == most
@@ -122,17 +124,17 @@ def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
         limit = (used + 0.5) * ratio + 0.5
         what = f"the level that {used} shares reach is used for"
         assert_within(what, honest, most=limit, unit="honest answers", strict=True)
-    assert removal.levels_up_to(15, 19) == (16, 17, 18, 19)  # exact for small cohorts
-    assert removal.levels_up_to(4, 2) == ()
-    assert removal.levels_up_to(2, 10**30)[-1] == MAX_SLOTS
+    assert noise.levels_up_to(15, 19) == (16, 17, 18, 19)  # exact for small cohorts
+    assert noise.levels_up_to(4, 2) == ()
+    assert noise.levels_up_to(2, 10**30)[-1] == MAX_SLOTS
 
 
 @pytest.mark.claim("guarantees", "43")
 def test_documents_have_levels_where_a_committee_adds_and_the_server_opens():
     for run in (RUN, run_of(levels=(), trust="clients-only"), run_of(levels=())):
-        verify_plan(run.data)
-    # Parts are removal.reached by honest answers.
-    assert [removal.reached(RUN.document, n) for n in range(2, 9)] == [
+        verify_plan(open_run(run.data))
+    # Parts are noise.reached by honest answers.
+    assert [noise.reached(RUN.document, n) for n in range(2, 9)] == [
         0,
         1,
         2,
@@ -147,8 +149,7 @@ def test_documents_have_levels_where_a_committee_adds_and_the_server_opens():
 
 
 def forget_variances():
-    removal.usable.cache_clear()
-    removal._part_variances.cache_clear()
+    object.__setattr__(RUN, "kept", Kept())
 
 
 @pytest.mark.claim("guarantees", "43")
@@ -162,7 +163,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
     units = np.full(N_WORDS - 1, math.sqrt(variance) / least)
     forget_variances()
     with mock.patch.object(FastLloydAlgorithm, "sensitivities", return_value=units):
-        numbers = removal.usable(RUN, 1)
+        numbers = noise.usable(RUN, 1)
         assert numbers == expected
         assert variance / numbers[-1] >= 4
         assert all(
@@ -270,19 +271,19 @@ def test_a_share_is_made_as_the_protocol_says():
 
 @given(st.binary(min_size=32, max_size=32))
 def test_keys_are_words_and_back(key):
-    words = removal._to_words(key)
+    words = noise._to_words(key)
     assert ((words >= 0) & (words < 2**56)).all()
-    assert removal._from_words(words) == key
+    assert noise._from_words(words) == key
 
 
 @pytest.mark.parametrize(
     ("place", "word"), [(0, -1), (0, 2**56), (4, 2**32), (3, 2**61)]
 )
 def test_words_of_no_key_are_refused(place, word):
-    words = removal._to_words(bytes(32))
+    words = noise._to_words(bytes(32))
     words[place] = word
     with pytest.raises(OverflowError):
-        removal._from_words(words)
+        noise._from_words(words)
 
 
 def test_each_level_and_each_context_has_separate_shares():
@@ -307,7 +308,7 @@ def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else(
     length, size = lengths(RUN, context)
     rng, key_context = (
         np.random.default_rng(0),
-        replace(context, n_words=removal.KEY_WORDS),
+        replace(context, n_words=noise.KEY_WORDS),
     )
 
     def shared(words):

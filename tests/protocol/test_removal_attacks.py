@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import checks, removal
+from flower_kmeans.protocol import checks, noise
 from flower_kmeans.protocol.messages import Added, Code
 from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.secagg.base import SumError
@@ -52,7 +52,7 @@ def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
         place = slice(length + size * client, length + size * (client + 1))
         given = {i: reply.share[place] for i, reply in replies.items()}
         try:
-            key_context = replace(context, n_words=removal.KEY_WORDS)
+            key_context = replace(context, n_words=noise.KEY_WORDS)
             words = cohort.trust.sum.open(given, np.ones(M, bool), key_context).vector
             keys[client] = key_of_words(words)
         except (SumError, OverflowError):
@@ -92,7 +92,7 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     context, run = context_of(cohort, answers), cohort.run
     survivors = np.isin(np.arange(M), SMALL)
     shares = {i: reply.share for i, reply in small.items()}
-    opened = removal.open_sum(run, 1, shares, survivors, context)
+    opened = noise.open_sum(run, 1, shares, survivors, context)
     assert opened.factor == np.sqrt(3 / 2)
     keys = opened_keys(cohort, context, large, 2)
     assert set(keys) == set(range(M))
@@ -101,7 +101,7 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     given = run.algorithm, run.plan, 1
     for i in SMALL:
         secret = cohort.nodes[i].session(cohort.doc_hash).secret
-        noise = removal.client_noise(run, 1, secret, context.digest)
-        noise -= noise_of_parts(run, 1, context.digest, keys[i], 2)
+        drawn = noise.client_noise(run, 1, secret, context.digest)
+        drawn -= noise_of_parts(run, 1, context.digest, keys[i], 2)
         stream = Stream.from_key(noise_key(secret, context.digest))
-        np.testing.assert_array_equal(noise, noise_share(*given, 5, stream))
+        np.testing.assert_array_equal(drawn, noise_share(*given, 5, stream))

@@ -69,7 +69,7 @@ def test_documents_survive_and_mean_what_they_were_made_of(trust, name):
     assert run.trust is trust_model(trust)
     assert run.plan.to_config() == algorithm.plan().to_config()
     assert document.rounds == algorithm.n_rounds
-    verify_plan(data)
+    verify_plan(open_run(data))
     if run.trust.is_private:
         epsilon, delta = run.guarantee
         assert epsilon == pytest.approx(1.0, rel=1e-4)
@@ -171,13 +171,15 @@ def test_the_plan_must_be_ones_own():
     document = make_document("clients-only")
     for changes in ({"n_records": 999}, {"n_records": 1001}, {"n_clients": 5}):
         with pytest.raises(UnacceptableRunError):
-            verify_plan(encode(change(document, privacy=document.privacy | changes)))
-    verify_plan(encode(document))
+            verify_plan(
+                open_run(encode(change(document, privacy=document.privacy | changes)))
+            )
+    verify_plan(open_run(encode(document)))
     # two processors may differ so much
-    verify_plan(encode(changed_plan(document, 1 + 1e-13)))
+    verify_plan(open_run(encode(changed_plan(document, 1 + 1e-13))))
     for factor in (1.001, 2.0):
         with pytest.raises(UnacceptableRunError, match="not that of the parameters"):
-            verify_plan(encode(changed_plan(document, factor)))
+            verify_plan(open_run(encode(changed_plan(document, factor))))
     # less noise than the announced budget needs: not even opened
     for factor in (0.999, 0.5):
         with pytest.raises(UnacceptableRunError, match="parameters"):
@@ -194,16 +196,16 @@ def test_the_sampler_must_be_the_one_that_draws():
         data = encode(make_document(trust, sampler=sampler))
         open_run(data)
         with pytest.raises(UnacceptableRunError, match="sampler"):
-            verify_plan(data)
+            verify_plan(open_run(data))
 
 
 def test_shares_that_cannot_be_drawn_are_refused():
     fine = make_algorithm(GLloydAlgorithm, fraction_bits=4)
     document = make_document("clients-only", algorithm=fine, min_clients=10**6)
     with pytest.raises(UnacceptableRunError, match="cannot be shared"):
-        verify_plan(encode(document))
+        verify_plan(open_run(encode(document)))
     server = make_document("oblivious-server", algorithm=fine)
-    verify_plan(encode(server))
+    verify_plan(open_run(encode(server)))
 
 
 KINDS_OF = {
@@ -248,7 +250,7 @@ def test_changed_configurations_are_read_or_refused(data, draw):
     changed = msgspec.msgpack.encode(tree)
     try:
         run = open_run(changed)
-        verify_plan(changed)
+        verify_plan(open_run(changed))
     except (MessageError, UnacceptableRunError):
         return
     assert run.data == changed

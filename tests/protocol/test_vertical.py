@@ -671,7 +671,7 @@ def body(widths=(1, 1), **changes):
 def test_a_document_that_contradicts_itself_is_not_accepted(changes):
     data = encode(make_document(**changes))
     with pytest.raises(UnacceptableRunError):
-        verify_plan(data)  # which opens the run
+        verify_plan(open_run(data))  # which opens the run
 
 
 @pytest.mark.claim("protocol", "document-contradicts-itself-not")
@@ -689,6 +689,6 @@ def test_max_colluders_say_how_wide_a_noise_share_is(colluders, shares):
     widths = (1, 1, 1)
     algorithm = make_algorithm(widths, key_holders=2)
     run = make_run(widths, algorithm, max_colluders=colluders)
-    verify_plan(run.data)
+    verify_plan(open_run(run.data))
     assert run.document.noise_shares == shares
     assert run.document.share_variance == f"1/{shares}"

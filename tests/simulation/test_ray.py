@@ -19,6 +19,7 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
+from flower_kmeans.simulation.ray import _shared_by_run, _shared_in
 from flower_kmeans.strategies import FastLloyd, Lloyd, VerticalKMeans
 
 pytestmark = pytest.mark.ray
@@ -73,6 +74,15 @@ class Found:
 
     def cache_clear(self):
         pass
+
+
+def test_a_worker_keeps_what_clients_of_one_run_share():
+    first = _shared_in("first")
+    assert _shared_in("first") is first
+    assert first.secret((b"name",), lambda: b"secret") == b"secret"
+    second = _shared_in("second")
+    assert second is not first
+    assert list(_shared_by_run) == ["second"]
 
 
 def node():

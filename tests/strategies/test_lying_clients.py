@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flower_kmeans import Box, PrivacyBudget, html_report, simulate
 from flower_kmeans.cli.outputs import print_warnings
-from flower_kmeans.protocol import client as clients
+from flower_kmeans.protocol import ask
 from flower_kmeans.strategies import FastLloyd, Lloyd, SynopsisKMeans
 
 pytestmark = [
@@ -65,15 +65,15 @@ def fast(trust):
 
 def run(strategy, lie=None, liar=4, **options):
     """Return a run in which one client's vectors are others, but for the word that counts it."""
-    real = clients._Conversation._vector
+    real = ask._vector
 
-    def vector(self, query, context):
-        words = real(self, query, context)
-        if lie is None or self._client.load_records() is not PARTS[liar]:
+    def vector(conversation, query, context):
+        words = real(conversation, query, context)
+        if lie is None or conversation._client.load_records() is not PARTS[liar]:
             return words
         return np.append(lie(words[:-1]), words[-1:])
 
-    with mock.patch.object(clients._Conversation, "_vector", vector):
+    with mock.patch.object(ask, "_vector", vector):
         return run_recorded(strategy, PARTS, **options)
 
 

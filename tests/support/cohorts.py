@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import messages, pairs, removal, transcript
+from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.cohort import Client as Member
 from flower_kmeans.protocol.cohort import Frame
@@ -37,6 +37,7 @@ from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, write_m
 from flower_kmeans.protocol.run import Run, open_run
 from flower_kmeans.protocol.server import Replies, Server
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode, encode_arrays
@@ -92,6 +93,7 @@ class Node:
     change: Callable[[Request, Reply], Reply] | None = None
     """Makes a dishonest client: what it sends instead of its reply."""
     node_id: int = 0
+    shared: SharedWork = NO_SHARED_WORK
 
     def load(self) -> Any:
         self.n_loads += 1
@@ -105,6 +107,7 @@ class Node:
             self.load,
             self.results.append,
             node_id=self.node_id,
+            shared=self.shared,
         )
 
     def answer(self, data: bytes) -> bytes:
@@ -152,7 +155,10 @@ def make_nodes(
     beacon: str | None = None,
     **policy: Any,
 ) -> tuple[list[Node], Roster | None]:
-    """Return clients with lasting keys and perhaps ledgers in a directory, and their roster."""
+    """Return clients with lasting keys and perhaps ledgers in a directory, and their roster.
+
+    They share their work, as those of a simulation.
+    """
     names = [f"client{i}" for i in range(n)]
     roster = None
     paths: list[dict[str, Any]] = [{} for _ in names]
@@ -178,16 +184,19 @@ def make_nodes(
         "max_total_epsilon": 10.0,
         **policy,
     }
+    shared = SharedWork()
     nodes = [
-        Node(ClientPolicy(**{**values, **path}), records_of(i), node_id=i)
+        Node(
+            ClientPolicy(**{**values, **path}), records_of(i), node_id=i, shared=shared
+        )
         for i, path in enumerate(paths)
     ]
     return nodes, roster
 
 
-def kept_pairs() -> dict[Any, Any]:
-    """Return what this process keeps of pairs of clients, by what it belongs to."""
-    return dict(pairs._kept)
+def kept_pairs(shared: SharedWork) -> dict[Any, bytes]:
+    """Return what clients keep of pairs, by the names under which they keep it."""
+    return dict(shared.secret.__self__._found)
 
 
 class Cohort:
@@ -462,7 +471,7 @@ class Cohort:
         **changes: Any,
     ) -> Add:
         """Return an honest request for the sum-share of these answers, with fields changed."""
-        position = self.committee.position_of(self.enrolled[i].slot)
+        position = self.committee.positions.get(self.enrolled[i].slot)
         values = {
             "h": self.h if self.trust.is_blind else ZERO,
             "tag": next(iter(answers.values())).tag,
@@ -523,7 +532,7 @@ class Cohort:
 
     def noise(self, i: int, context: bytes) -> NDArray[np.int64]:
         """Return a client's noise share of round 1 in a context."""
-        return removal.client_noise(self.run, 1, self.session(i).secret, context)
+        return noise.client_noise(self.run, 1, self.session(i).secret, context)
 
     def pair_secret(self, i: int, j: int) -> bytes:
         """Return what two clients have in common, by the secrets of the second."""

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from flower_kmeans.algorithms.base import Algorithm, Query
-from flower_kmeans.client import ClientPolicy, kmeans_client_app
+from flower_kmeans.client import ClientPolicy, simulated_client_app
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.messages import (
@@ -33,6 +33,7 @@ from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.run import Run, open_run
 from flower_kmeans.protocol.server import Server
+from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import decode_arrays, from_content
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
@@ -281,7 +282,8 @@ def run_recorded(
         lambda context: partitions[int(context.node_config["partition-id"])]
     )
     policies = [policy or SIMULATED] if not isinstance(policy, Sequence) else policy
-    apps = [kmeans_client_app(load, each, keep) for each in policies]
+    shared = SharedWork()  # as in `simulate`
+    apps = [simulated_client_app(shared, load, each, keep) for each in policies]
 
     def app(message: Message, context: Context) -> Message:
         place = int(context.node_config["partition-id"])
@@ -363,7 +365,7 @@ def without_noise() -> Iterator[None]:
 
     with (
         mock.patch("flower_kmeans.protocol.noise._round_noise", zeros),
-        mock.patch("flower_kmeans.protocol.removal._removable_noise", no_parts),
+        mock.patch("flower_kmeans.protocol.noise._removable_noise", no_parts),
     ):
         yield
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.privacy.noise import discrete_gaussian, part_variance
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import removal
+from flower_kmeans.protocol import noise
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.secagg.base import SumContext
@@ -17,7 +17,7 @@ def lengths(run: Run, context: SumContext) -> tuple[int, int]:
     """Return the bytes of a vector's part, and of one key's part behind it."""
     size = run.trust.sum.part_bytes
     return size(context.n_words, context.sharing), size(
-        removal.KEY_WORDS, context.sharing
+        noise.KEY_WORDS, context.sharing
     )
 
 
@@ -37,8 +37,8 @@ def noise_of_parts(
     A part fills the place between two numbers of noise shares. A key gives those below
     it.
     """
-    levels, numbers = run.document.levels, removal.usable(run, round_number)
-    noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+    levels, numbers = run.document.levels, noise.usable(run, round_number)
+    drawn = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
     for level in reversed(levels[:n_parts]):
         if level in numbers:
             fewer = numbers[numbers.index(level) - 1]
@@ -47,6 +47,6 @@ def noise_of_parts(
                 run.algorithm, run.plan, round_number
             ):
                 variances = part_variance(release, units, fewer, level)
-                noise[words] += discrete_gaussian(variances, stream)
+                drawn[words] += discrete_gaussian(variances, stream)
         key = H(b"noise part", key)
-    return noise
+    return drawn

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soft
 from flwr.app import RecordDict
+from soft import straight_signs as straight_signs
 
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol import messages, parcels, relay
+from flower_kmeans.protocol import messages, relay
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import Delivery, Joined, Reply, Request, Step
 from flower_kmeans.protocol.noise import sampler_of
@@ -173,15 +173,6 @@ def interrupted(party: Party) -> Iterator[None]:
     before = path.read_bytes()
     yield
     path.write_bytes(before)
-
-
-@contextmanager
-def straight_signs() -> Iterator[None]:
-    """Let runs have straight signs (`soft.straight_signs`)."""
-    with soft.straight_signs():
-        parcels.shape_of.cache_clear()
-        yield
-    parcels.shape_of.cache_clear()
 
 
 class Forged:

@@ -1,0 +1,69 @@
+"""The end of a run at a client (docs/protocol.md, section 6): its result, and its keeper."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from flower_kmeans.algorithms import plausibility
+from flower_kmeans.protocol import noise, states
+from flower_kmeans.protocol.checks import RefuseError
+from flower_kmeans.protocol.messages import Code, Finish, Finished
+from flower_kmeans.protocol.results import ClientResult, read_result, result_of
+from flower_kmeans.protocol.session import DELIVERED
+
+if TYPE_CHECKING:
+    from flower_kmeans.protocol.client import Conversation
+
+log = logging.getLogger("flower_kmeans.client")
+
+
+def finish(conversation: "Conversation", request: Finish) -> Finished:
+    """Hand the result to its keeper, and erase all that is secret."""
+    if deliver(conversation, _result(conversation, request)):
+        conversation.session.end(DELIVERED)
+    return Finished(doc_hash=conversation.doc_hash)
+
+
+def _result(conversation: "Conversation", request: Finish) -> ClientResult | None:
+    """Return the result that follows from the entries, or that the server sends."""
+    run = conversation.run
+    is_expected = (request.result is None) == run.trust.is_blind
+    reason = "Expected a result where a server sees sums."
+    RefuseError.unless(is_expected, Code.BAD_MESSAGE, reason)
+    if request.result is not None:
+        return read_result(run, request.result)
+
+    conversation.take_group_key(request.wraps)
+    conversation.follow(request.entries)
+    session = conversation.session
+    n_rounds = run.document.rounds
+    RefuseError.unless(session.head == n_rounds, Code.NEED)
+    rows = states.findings_at(session.state)
+    findings = plausibility.from_array(rows, n_rounds, max(run.document.words))
+    factor = noise.noise_factor(run, session.n_answers)
+    return result_of(run, conversation.state(), factor, findings)
+
+
+def deliver(conversation: "Conversation", result: ClientResult | None) -> bool:
+    """Hand a result to its keeper; return whether secrets may be erased."""
+    if result is None:
+        return True
+    run = conversation.run
+    name = run.document.run.hex()
+    for warning in result.warnings:
+        run.kept.once(_warn, name, warning)  # once in a simulation
+    if conversation.on_result is None:
+        log.warning("Run %s has a result, but no on_result keeps it.", name)
+        return True
+    try:
+        conversation.on_result(result)
+    except BaseException:  # the reply must not show anything about the result
+        log.exception(
+            "on_result failed; it is called again if the last request is repeated."
+        )
+        return False
+    return True
+
+
+def _warn(run: str, warning: str) -> None:
+    """Log a warning for readers of the result."""
+    log.warning("Run %s: %s", run, warning)

@@ -1,0 +1,308 @@
+"""A client's records in one message: the user's own, or a run's copy of them.
+
+Where a trust model commits to records, a session belongs to the records that it hashed:
+one mask must not cover two vectors. Shares of another vector have other polynomials, so
+the other trust models need no commitment.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans import errors
+from flower_kmeans.algorithms.base import Query
+from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.findings import moved_text
+from flower_kmeans.data.sources import Part, RecordsLike, Source, as_source, joined
+from flower_kmeans.privacy.ledger import MemoryChangedError
+from flower_kmeans.protocol import checks, transcript
+from flower_kmeans.protocol.checks import RefuseError
+from flower_kmeans.protocol.messages import Code
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.session import SPENT, ClientSession, Memory
+from flower_kmeans.protocol.transcript import ZERO
+from flower_kmeans.secagg.base import Integers
+from flower_kmeans.version import __version__
+
+SOFTWARE = f"flower-kmeans {__version__}"
+_NO_COPIES = (
+    "The records come from a database, where each message could find others. Expected "
+    "copy_records = true in the policy, for a private copy of this run, or records in a file."
+)
+log = logging.getLogger("flower_kmeans.client")
+log_of_data = logging.getLogger("flower_kmeans.data")
+
+Blocks = Iterator[NDArray[Any]]  # of records, which share one memory
+
+
+class ChangedError(RefuseError):
+    """Records are not those of the session's commitment."""
+
+
+class Records:
+    """The records of a client in one message of a run.
+
+    Parameters
+    ----------
+    run : Run
+        The run of the message.
+    policy : ClientPolicy
+        The operator's limits.
+    memory : Memory
+        Sessions and copies of records.
+    load : callable
+        ``load()`` returns the user's records; it is called once at most.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        policy: ClientPolicy,
+        memory: Memory,
+        load: Callable[[], RecordsLike],
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._memory = memory
+        self._load = load
+        self._copy: Source | None = None
+
+    # ------------------------------------------------------------------ sessions
+
+    def session(self, former: ClientSession | None, *, are_read: bool) -> ClientSession:
+        """Return the session of these records and this software, a new one if need be.
+
+        Parameters
+        ----------
+        former : ClientSession, optional
+            The session that the client remembers.
+        are_read : bool
+            Whether a pass over the records follows, which compares them.
+        """
+        if not self._run.trust.commits_to_records:
+            return former or self._begun(None, b"")
+        if former is not None and former.software == SOFTWARE:
+            if self._policy.copy_records:
+                # A copy has the session's commitment in its name, so it is not hashed
+                # again.
+                self._copy = self._memory.load_records(self._run.doc_hash, former)
+            if self._copy is not None:
+                return former
+            if are_read and not self._may_copy:
+                return former
+        return self.committed(former)
+
+    def committed(self, former: ClientSession | None) -> ClientSession:
+        """Return the session of the records as they are now, and copy them if that may be."""
+        doc_hash = self._run.doc_hash
+        width = self._run.algorithm.domain.n_features
+        own = joined(self._blocks(), width) if self._source.in_memory else None
+
+        def read() -> Blocks:
+            # What fits into memory is copied once: nobody changes the copy between two
+            # uses.
+            return self._blocks() if own is None else iter([own])
+
+        n_records = sum(map(len, read()))
+        data = transcript.DataHash(n_records, width)
+        deque(data.of(read()), maxlen=0)
+        session = former
+        if session is None or not self._is_of(session, data.digest()):
+            session = self._begun(session, data.digest(), n_records)
+        if self._may_copy:
+            blocks = self._compared(session, read()) if own is None else read()
+            self._memory.save_records(doc_hash, session, blocks, (n_records, width))
+            self._copy = self._memory.load_records(doc_hash, session)
+        return session
+
+    def _begun(
+        self, former: ClientSession | None, digest: bytes, n_records: int = 0
+    ) -> ClientSession:
+        """Return a session for a client that lost its memory, or whose records changed."""
+        doc_hash = self._run.doc_hash
+        n_sessions = 1 if former is None else former.n_sessions + 1
+        try:
+            checks.require_few_sessions(n_sessions)
+        except RefuseError:  # each session shows the server that a record changed
+            self._memory.save(doc_hash, ClientSession(over=SPENT))
+            raise
+        session = ClientSession.begin(doc_hash, self._run.data, n_sessions)
+        session.digest = digest
+        session.n_records = n_records
+        session.software = SOFTWARE
+        session.commitment = self._commitment(session, digest) if digest else ZERO
+        self._memory.save(doc_hash, session)
+        return session
+
+    def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
+        """Yield the records to which a session is committed, or raise at their end."""
+        width = self._run.algorithm.domain.n_features
+        data = transcript.DataHash(session.n_records, width)
+        yield from data.of(blocks)
+        if not self._is_of(session, data.digest()):
+            expected = (
+                "Expected the same records in the same order whenever they are read."
+            )
+            raise ChangedError(Code.DATA, expected)
+
+    def _is_of(self, session: ClientSession, digest: bytes) -> bool:
+        return checks.is_committed(session, self._commitment(session, digest))
+
+    def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
+        return transcript.commitment(
+            session.secret, self._run.doc_hash, SOFTWARE.encode(), digest
+        )
+
+    # ------------------------------------------------------------------ sources
+
+    @property
+    def _may_copy(self) -> bool:
+        return self._policy.copy_records and self._memory.can_copy(self._source)
+
+    @cached_property
+    def _source(self) -> Source:
+        """The user's records, which are asked for once per message at most; live ones are held."""
+        domain = self._run.algorithm.domain
+        with RefuseError.of_user():
+            source = as_source(self._load(), domain.n_features, domain.columns)
+        if not source.is_live:
+            return source
+        RefuseError.unless(self._policy.copy_records, Code.POLICY, _NO_COPIES)
+        held = self._memory.held(_usable(source), domain.n_features)
+        return replace(held, is_live=True)
+
+    def _copy_of_live(self, session: ClientSession) -> Source | None:
+        """Return a run's copy of records that may be others at each pass; ``None`` for others."""
+        if not self._policy.copy_records:
+            _ = self._source  # a live one is refused
+            return None
+        doc_hash = self._run.doc_hash
+        copy = self._memory.load_records(doc_hash, session)
+        if copy is None and self._source.is_live:
+            # Also if the copy was lost: each round protects the records that it reads.
+            shape = self._source.n_rows, self._source.n_features
+            self._memory.save_records(doc_hash, session, self._source.blocks(), shape)
+            return self._source
+        return copy
+
+    def _blocks(self) -> Blocks:
+        return _usable(self._source)
+
+    # ------------------------------------------------------------------ sums
+
+    def total(self, query: Query, session: ClientSession) -> Integers:
+        """Return the statistic of all records, (words,), in one pass.
+
+        In the first round, values outside the bounds are counted as well, for this
+        node's log.
+
+        Raises
+        ------
+        ChangedError
+            If the records are not those of the session.
+        """
+        run = self._run
+        # without the checksum word
+        n_words = run.document.words[query.round - 1] - 1
+        part: Part = partial(run.algorithm.words_of, query)
+        if query.round > 1:
+            return self._summed(part, n_words, session)
+        domain = run.algorithm.domain
+        part = partial(_counted, part, domain)
+        n_counts = len(_nobody_outside(domain))
+        found = self._summed(part, n_words + n_counts, session)
+        # A session that has answered has logged it: this is another attempt.
+        if not session.answered:
+            _log_outside(run.doc_hash, domain, found[n_words:])
+        return found[:n_words]
+
+    def _summed(self, part: Part, n_words: int, session: ClientSession) -> Integers:
+        """Return the sum of a function over all records, (words,), in one pass."""
+        algorithm = self._run.algorithm
+        commits = self._run.trust.commits_to_records
+        copy = self._copy if commits else self._copy_of_live(session)
+        total = np.zeros(n_words, dtype=np.int64)
+        is_in_any_order = not (commits or algorithm.needs_all_records)
+        if copy is None and is_in_any_order and self._source.sum_in_place is not None:
+            with RefuseError.of_user():
+                words, n_null = self._source.sum_in_place(part)
+            _warn_of_null(n_null)
+            return total + words
+
+        blocks = self._blocks() if copy is None else _of_copy(copy)
+        if commits and copy is None:
+            blocks = self._compared(session, blocks)
+        if algorithm.needs_all_records:
+            blocks = iter([joined(blocks, algorithm.domain.n_features)])
+        for block in blocks:
+            total += part(block)
+        return total
+
+
+def _usable(source: Source) -> Blocks:
+    """Yield the usable records of a source, and warn of the others."""
+    n_records = 0
+    blocks = source.blocks()
+    while True:
+        with RefuseError.of_user():
+            block = next(blocks, None)
+        if block is None:
+            break
+        n_records += len(block)
+        yield block
+    _warn_of_null(source.n_null, n_records)
+
+
+def _of_copy(copy: Source) -> Blocks:
+    """Yield the records of a session's copy, which another process may end or make again."""
+    try:
+        yield from copy.blocks()
+    except errors.DataError as error:
+        raise MemoryChangedError(
+            "Another process changed a copy of records."
+        ) from error
+
+
+def _warn_of_null(n_null: int, n_records: int = 1) -> None:
+    if n_null:
+        log.warning(
+            "%d records are malformed or not finite; each counts as none.", n_null
+        )
+        if not n_records:
+            log.warning(
+                "No record is left. Expected one table of numbers, without labels."
+            )
+
+
+def _counted(part: Part, domain: Domain, block: NDArray[Any]) -> Integers:
+    """Return a function of a block, and behind it its numbers of records and values outside."""
+    words = part(block)
+    n_records = np.array([len(block)], dtype=np.int64)
+    return np.concatenate([words, n_records, domain.outside(block)])
+
+
+def _nobody_outside(domain: Domain) -> Integers:
+    """Return the counts of no record, as `_counted` has them behind the words: zeros."""
+    outside = domain.outside(np.empty((0, domain.n_features)))
+    return np.concatenate([np.zeros(1, np.int64), outside])
+
+
+def _log_outside(doc_hash: bytes, domain: Domain, counts: Integers) -> None:
+    """Log how many values the bounds moved, which only this node may know."""
+    n_records, *outside = counts.tolist()
+    if isinstance(domain, Ball):
+        names = ["the records"]
+    elif domain.columns:
+        names = list(domain.columns)
+    else:
+        names = [f"column {i}" for i in range(domain.n_features)]
+    moved = moved_text(n_records, list(zip(names, outside, strict=True)))
+    if moved:
+        log_of_data.warning("Run %s: %s.", doc_hash.hex()[:8], moved)

@@ -1,0 +1,49 @@
+"""Work that the clients of one simulation share.
+
+A node answers for one client: nothing that it computes is of use to others, and its
+secrets belong into its session only. So a `Client` shares with nobody unless it is
+given a `SharedWork`. `simulate` makes one for each run, and drops it with the run.
+"""
+
+from flower_kmeans.kept import Kept, Results
+
+_MOST_RESULTS = 8  # of each function
+_MOST_SECRETS = 2**18
+_MOST_STATES = 4  # clients are rarely in more rounds at once; states may be large
+
+
+class SharedWork(Kept):
+    """Results that one client of a simulation computes for all of them.
+
+    Attributes
+    ----------
+    secret : callable
+        ``secret(name, make)`` returns a secret of a pair of clients, by a name that
+        both ends can form.
+    state : callable
+        ``state(name, follow)`` returns the state after an entry; opening its sum may
+        take a second.
+    """
+
+    def __init__(
+        self,
+        most: int = _MOST_RESULTS,
+        most_secrets: int = _MOST_SECRETS,
+        most_states: int = _MOST_STATES,
+    ) -> None:
+        super().__init__(most)
+        self.secret = Results[bytes](most_secrets).first
+        self.state = Results[bytes](most_states).first
+
+    def __reduce__(self) -> tuple[type["SharedWork"], tuple[()]]:
+        return type(self), ()
+
+
+class NoSharedWork(SharedWork):
+    """The work of a client that shares with nobody: all of it is computed anew."""
+
+    def __init__(self) -> None:
+        super().__init__(most=0, most_secrets=0, most_states=0)
+
+
+NO_SHARED_WORK = NoSharedWork()
