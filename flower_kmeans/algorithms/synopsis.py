@@ -44,7 +44,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
     GROWTH,
     LEAST_SYNOPSIS,
-    MOMENT_SHARE,
+    MOMENT_FRACTION,
     MOST_BOUNDED,
     MOST_CELLS,
     MOST_CHOSEN,
@@ -150,20 +150,20 @@ class Schedule:
         See docs/guarantees, Theorem 22, "Decided in advance".
         """
         d = n_features
-        strength = signal * math.sqrt(_left(n_sizings))
+        strength = signal * math.sqrt(_fraction_without_sizes(n_sizings))
         moments = d <= MOST_COLUMNS and _has_clear_moments(strength, d)
         most_directions = MOST_DIRECTIONS if moments else BLIND_DIRECTIONS
         n_directions = min(d, most_directions)
         count_share = 1 / (1 + (n_directions / COUNT_DIRECTIONS) ** COUNT_POWER)
         n_synopses = _synopsis_rounds(strength, n_clusters, d)
-        shares = _synopsis_shares(n_synopses, d, n_refinements)
+        fractions = _synopsis_fractions(n_synopses, d, n_refinements)
         return cls(
             signal=signal,
             moments=moments,
             n_directions=n_directions,
             cells=tuple(
-                _cells_of_round(strength, share * count_share, n_clusters)
-                for share in shares
+                _cells_of_round(strength, fraction * count_share, n_clusters)
+                for fraction in fractions
             ),
             n_refinements=n_refinements,
             count_share=count_share,
@@ -183,7 +183,7 @@ class Schedule:
     @property
     def strength(self) -> float:
         """The signal of all rounds but those for sizes."""
-        return self.signal * math.sqrt(_left(self.n_sizings))
+        return self.signal * math.sqrt(_fraction_without_sizes(self.n_sizings))
 
     def is_synopsis(self, round_number: int) -> bool:
         """Return whether a round (from 1) asks about cells."""
@@ -197,23 +197,25 @@ class Schedule:
         """Return M of a synopsis round."""
         return self.cells[round_number - FIRST - 1]
 
-    def share(self, round_number: int, n_features: int) -> float:
-        """Return a round's share of mu^2. The shares of all rounds sum to 1."""
-        left = _left(self.n_sizings)
+    def fraction(self, round_number: int, n_features: int) -> float:
+        """Return a round's fraction of mu^2. Those of all rounds sum to 1."""
+        left = _fraction_without_sizes(self.n_sizings)
         if round_number == FIRST:
-            return left * MOMENT_SHARE
+            return left * MOMENT_FRACTION
         if self.is_sizing(round_number):
             return (1 - left) / self.n_sizings
         if self.is_synopsis(round_number):
-            shares = _synopsis_shares(len(self.cells), n_features, self.n_refinements)
-            return left * shares[round_number - FIRST - 1]
-        share = _synopsis_share(n_features, self.n_refinements)
-        return left * (1 - MOMENT_SHARE - share) / self.n_refinements
+            fractions = _synopsis_fractions(
+                len(self.cells), n_features, self.n_refinements
+            )
+            return left * fractions[round_number - FIRST - 1]
+        synopsis = _synopsis_fraction(n_features, self.n_refinements)
+        return left * (1 - MOMENT_FRACTION - synopsis) / self.n_refinements
 
-    def parts(self, round_number: int, n_features: int) -> dict[str, float]:
-        """Return the part of its round's mu^2 that every block has.
+    def block_fractions(self, round_number: int, n_features: int) -> dict[str, float]:
+        """Return the fraction of the round's mu^2 of every block.
 
-        Sums and slacks have the same part: a record changes both together by no more
+        Sums and slacks have the same one: a record changes both together by no more
         than one alone (docs/guarantees, Theorem 22).
         """
         if round_number == FIRST:
@@ -228,16 +230,16 @@ class Schedule:
 
     def releases(self, round_number: int, n_features: int) -> tuple[Release, ...]:
         """Return a round's releases, with the noise that they have at mu = 1."""
-        share = self.share(round_number, n_features)
-        parts = self.parts(round_number, n_features)
+        fraction = self.fraction(round_number, n_features)
+        of_blocks = self.block_fractions(round_number, n_features)
         if self.is_synopsis(round_number):
-            return (_release("synopsis", tuple(parts), share),)
+            return (_release("synopsis", tuple(of_blocks), fraction),)
         if self.is_sizing(round_number):
-            return (_release("sizes", tuple(parts), share),)
+            return (_release("sizes", tuple(of_blocks), fraction),)
         prefix = "" if round_number == FIRST else "refinement-"
         return tuple(
-            _release(prefix + name, (name,), share * part)
-            for name, part in parts.items()
+            _release(prefix + name, (name,), fraction * of_block)
+            for name, of_block in of_blocks.items()
         )
 
     @classmethod
@@ -248,15 +250,15 @@ class Schedule:
         return cls(**parameters.read_parameters(cls, config))
 
 
-def _left(n_sizings: int) -> float:
-    """Return the share of mu^2 of all rounds but those for sizes."""
+def _fraction_without_sizes(n_sizings: int) -> float:
+    """Return the fraction of mu^2 of all rounds but those for sizes."""
     return 1 - SIZING if n_sizings else 1.0
 
 
 def _has_clear_moments(strength: float, n_features: int) -> bool:
     """Return whether noise leaves second moments clear, at the signal S of all rounds."""
     noise = math.sqrt(2 * n_features)
-    return noise < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * strength
+    return noise < CLEAR_MOMENTS * math.sqrt(MOMENT_FRACTION) * strength
 
 
 def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
@@ -266,35 +268,35 @@ def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
     return 1 + (c > SECOND_ROUND) + (c > THIRD_ROUND)
 
 
-def _cells_of_round(strength: float, count_share: float, n_clusters: int) -> int:
-    """Return M of a synopsis round whose counts have a share of mu^2."""
-    wanted = strength * math.sqrt(count_share) / CELL_COUNT
+def _cells_of_round(strength: float, of_counts: float, n_clusters: int) -> int:
+    """Return M of a synopsis round whose counts have a fraction of mu^2."""
+    wanted = strength * math.sqrt(of_counts) / CELL_COUNT
     fewest = FEWEST_CELLS * n_clusters
     most = MOST_CELLS * n_clusters
     return int(min(max(wanted, fewest), most))
 
 
-def _synopsis_share(n_features: int, n_refinements: int) -> float:
-    """Return the share of mu^2 of all synopsis rounds: less in many columns, or all there is."""
+def _synopsis_fraction(n_features: int, n_refinements: int) -> float:
+    """Return the fraction of mu^2 of all synopsis rounds: less in many columns, or all there is."""
     if not n_refinements:
-        return 1 - MOMENT_SHARE
+        return 1 - MOMENT_FRACTION
     wanted = MOST_SYNOPSIS * math.sqrt(math.sqrt(FEW_COLUMNS / n_features))
     return max(LEAST_SYNOPSIS, min(MOST_SYNOPSIS, wanted))
 
 
-def _synopsis_shares(
+def _synopsis_fractions(
     n_rounds: int, n_features: int, n_refinements: int
 ) -> tuple[float, ...]:
-    """Return the share of mu^2 of each synopsis round."""
+    """Return the fraction of mu^2 of each synopsis round."""
     weights = [GROWTH**t for t in range(n_rounds)]
     total = sum(weights)
-    share = _synopsis_share(n_features, n_refinements)
-    return tuple(share * weight / total for weight in weights)
+    fraction = _synopsis_fraction(n_features, n_refinements)
+    return tuple(fraction * weight / total for weight in weights)
 
 
-def _release(name: str, blocks: tuple[str, ...], share: float) -> Release:
-    """Return a Gaussian release with a share of mu^2, with its noise at mu = 1."""
-    return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
+def _release(name: str, blocks: tuple[str, ...], fraction: float) -> Release:
+    """Return a Gaussian release with a fraction of mu^2, with its noise at mu = 1."""
+    return Release(name, "gaussian", "l2", 1 / math.sqrt(fraction), blocks)
 
 
 # ------------------------------------------------------------------------ the algorithm
@@ -560,7 +562,9 @@ class SynopsisAlgorithm(base.Algorithm):
                 self._setting,
                 round_number=round_number,
                 n_cells=schedule.n_cells(round_number),
-                fractions=schedule.parts(round_number, self.domain.n_features),
+                fractions=schedule.block_fractions(
+                    round_number, self.domain.n_features
+                ),
                 n_next=None if is_last else schedule.n_cells(round_number + 1),
                 start=Start(self._setting, self.min_clusters, self._power_cells),
             )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import COUNTS, MIN_COUNT, FloatArray, IntArray
-from flower_kmeans.algorithms.synopsis_constants import ABSENT_NOISE, ABSENT_SHARE
+from flower_kmeans.algorithms.synopsis_constants import ABSENT_NOISE, ABSENT_PART
 from flower_kmeans.algorithms.synopsis_state import NoisySum, Note
 
 BoolArray = NDArray[np.bool_]
@@ -26,7 +26,7 @@ def absent(expected: FloatArray, counts: FloatArray, noise: float) -> BoolArray:
     """
     least = ABSENT_NOISE * max(noise, MIN_COUNT)
     can_be_absent = expected > least
-    has_few = counts < ABSENT_SHARE * expected
+    has_few = counts < ABSENT_PART * expected
     return np.asarray(can_be_absent & has_few)
 
 

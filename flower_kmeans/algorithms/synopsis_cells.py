@@ -211,9 +211,9 @@ class CellsStage:
         """
         if answered == 1 or self._follows_counts:
             return None
-        share = (1 - answered) * math.fsum(mixture.weights)
+        n_records = (1 - answered) * math.fsum(mixture.weights)
         first_model = prior(Directions.read(before).variances)
-        return first_model._replace(weights=share * first_model.weights)
+        return first_model._replace(weights=n_records * first_model.weights)
 
     @property
     def _follows_counts(self) -> bool:

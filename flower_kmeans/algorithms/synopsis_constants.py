@@ -14,7 +14,7 @@ in units of D^2.
 
 # -------------------------------------------- the table: fractions of mu^2 by release
 
-MOMENT_SHARE = 0.08
+MOMENT_FRACTION = 0.08
 """Fraction of round 1."""
 
 MOST_SYNOPSIS = 0.55
@@ -102,7 +102,7 @@ MODEL_BITS = 16
 WEIGHT_BITS = 26
 """Bits of the sum of a mixture's weights, where integers stand for them."""
 
-SHARE_BITS = 16
+DIVIDED_BITS = 16
 """Bits that a weight has more where it is divided among points."""
 
 DOUBT_BITS = 50
@@ -143,7 +143,7 @@ LEAST_REST = 0.02
 LEAST_VARIANCE = 1e-7
 """Least variance of a direction."""
 
-HEAVY_SHARE = 0.2
+HEAVY_PART = 0.2
 """Part of the first model's records that are spread more widely."""
 
 HEAVY_SCALE = 3.0
@@ -243,7 +243,7 @@ DRIFT_DECAY = 0.7
 ABSENT_NOISE = 10.0
 """Least expectation of a cell that can be absent, in deviations of a count's noise."""
 
-ABSENT_SHARE = 0.25
+ABSENT_PART = 0.25
 """Part of the expectation below which such a cell is absent."""
 
 # ------------------------------------ "Selection": a run that chooses its number

@@ -19,8 +19,8 @@ from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, scaled, to_grid
 from flower_kmeans.algorithms.synopsis_constants import (
     FEWEST_POINTS,
+    HEAVY_PART,
     HEAVY_SCALE,
-    HEAVY_SHARE,
     MASS_BITS,
     MODEL_BITS,
     MOST_POINTS,
@@ -38,7 +38,7 @@ class Mixture(NamedTuple):
     Attributes
     ----------
     weights : array of float64, (m,)
-        Numbers of records, or shares before any are counted: 0 for parts that are left
+        Numbers of records, or parts of 1 before any are counted: 0 for parts that are left
         out, but not for all.
     means, scales : array of float64, (m, p)
         In units of the largest norm, as the errors.
@@ -133,7 +133,7 @@ class Parts(NamedTuple):
 
 def prior(variances: FloatArray) -> Mixture:
     """Return the first model: Gaussian records of variances (p,), and some far out."""
-    weights = np.array([1 - HEAVY_SHARE, HEAVY_SHARE])
+    weights = np.array([1 - HEAVY_PART, HEAVY_PART])
     scales = np.sqrt(variances)
     zeros = np.zeros((2, len(variances)))
     both = np.stack([scales, HEAVY_SCALE * scales])

@@ -132,7 +132,8 @@ class MomentsStage:
         edge = math.sqrt(2 * d) * noise / n
         variances, n_clear = spectrum(values, edge, norm)
         # With p = d any directions will do: they span all columns.
-        flags[Note.NO_SIGNAL] = n_clear == 0 and self.setting.n_beside > 0
+        leaves_some_out = self.setting.n_beside > 0
+        flags[Note.NO_SIGNAL] = n_clear == 0 and leaves_some_out
         return self._directions(vectors, variances)
 
     def _random_directions(

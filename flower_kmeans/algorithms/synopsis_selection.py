@@ -20,6 +20,7 @@ from flower_kmeans.algorithms.numerics.transport import (
     squared_distances,
 )
 from flower_kmeans.algorithms.synopsis_constants import (
+    DIVIDED_BITS,
     DOUBT_BITS,
     FEWEST_STARTS,
     FREE_STARTS,
@@ -29,7 +30,6 @@ from flower_kmeans.algorithms.synopsis_constants import (
     POLISH_PAIRS,
     POLISH_STEPS,
     SELECT_STEPS,
-    SHARE_BITS,
     SMALLEST,
     START_STEPS,
     START_WORK,
@@ -85,16 +85,15 @@ def select(
     on points of the mixture goes on from there. If there are too few means, points of
     the mixture are drawn as well.
     """
-    parts = np.flatnonzero(mixture.weights > 0)
-    few = len(parts) < n_clusters
+    few = _n_parts(mixture) < n_clusters
     if n_starts is None:
         n_starts = _affordable_starts(len(mixture.weights), n_clusters)
     means = on_grid(mixture.means)
     weights = integer_weights(mixture.weights)
     found = grid_kmeans(means, weights, n_clusters, source, n_starts, SELECT_STEPS)
-    polished = _polished(mixture, parts, found.points, source)
+    polished = _polished(mixture, found.points, source)
     # Drawn in any case: steps must not depend on released sums.
-    filled = _filled_up(mixture, parts, n_clusters, source)
+    filled = _filled_up(mixture, n_clusters, source)
     centers = np.where(few, filled, polished)
     return _selection(mixture, centers, few)
 
@@ -107,16 +106,13 @@ def _affordable_starts(n_parts: int, n_clusters: int) -> int:
 
 
 def _polished(
-    mixture: Mixture, parts: IntArray, centers: IntArray, source: np.random.Philox
+    mixture: Mixture, centers: IntArray, source: np.random.Philox
 ) -> IntArray:
-    """Return centres (k, p) after Lloyd steps on points of a mixture.
-
-    ``parts`` are the places of weights above 0.
-    """
+    """Return centres (k, p) after Lloyd steps on points of a mixture."""
     m, p = mixture.means.shape
     n_pairs = min(MOST_PAIRS_PER_CELL * m, POLISH_PAIRS)
     n_pairs = max(m, n_pairs)
-    chosen = _in_turn(parts, n_pairs)
+    chosen = _in_turn(mixture, n_pairs)
     # Two points on either side of the mean: drawing moves no mean of whole parts.
     noise = drawn_normals((n_pairs, p), source)
     means = mixture.means[chosen]
@@ -124,26 +120,33 @@ def _polished(
     points = np.vstack([means + offsets, means - offsets])
 
     n_of_part = np.bincount(chosen, minlength=m)
-    shares = integer_weights(mixture.weights) << SHARE_BITS
+    shares = integer_weights(mixture.weights) << DIVIDED_BITS
     each = shares // np.maximum(n_of_part, 1)
     weights = np.tile(each[chosen], 2)
     return lloyd_steps(on_grid(points), weights, centers, POLISH_STEPS).points
 
 
-def _filled_up(
-    mixture: Mixture, parts: IntArray, n_clusters: int, source: np.random.Philox
-) -> IntArray:
+def _filled_up(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> IntArray:
     """Return the means of all parts as centres, and points of them up to k centres (k, p)."""
-    chosen = _in_turn(parts, n_clusters)
+    chosen = _in_turn(mixture, n_clusters)
     p = mixture.means.shape[1]
     noise = drawn_normals((n_clusters, p), source)
-    is_beyond = np.arange(n_clusters) >= len(parts)
+    is_beyond = np.arange(n_clusters) >= _n_parts(mixture)
     noise *= is_beyond[:, None]
     return on_grid(mixture.means[chosen] + mixture.scales[chosen] * noise)
 
 
-def _in_turn(parts: IntArray, size: int) -> IntArray:
-    """Return places (size,) of parts, each in its turn."""
+def _n_parts(mixture: Mixture) -> int:
+    """Return the number of parts that are not left out."""
+    return int(np.count_nonzero(mixture.weights > 0))
+
+
+def _in_turn(mixture: Mixture, size: int) -> IntArray:
+    """Return the places (size,) of parts that are not left out, each in its turn.
+
+    No function takes or returns an array whose size depends on released sums.
+    """
+    parts = np.flatnonzero(mixture.weights > 0)
     turns = np.arange(size) % len(parts)
     return parts[turns]
 

@@ -179,7 +179,7 @@ def build(numbers=(2, 9), budget=BUDGET, **options):
 def test_all_of_the_budget_is_spent_on_the_synopsis(signal, d):
     schedule = Schedule.of(signal, 9, d, n_refinements=0)
     assert schedule.n_rounds == schedule.last_synopsis == 1 + len(schedule.cells)
-    shares = [schedule.share(t, d) for t in range(1, schedule.n_rounds + 1)]
+    shares = [schedule.fraction(t, d) for t in range(1, schedule.n_rounds + 1)]
     assert shares[0] == pytest.approx(0.08)
     assert math.fsum(shares) == pytest.approx(1, rel=1e-12)
     for before, after in itertools.pairwise(shares[1:]):

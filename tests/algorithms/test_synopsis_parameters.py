@@ -143,7 +143,7 @@ def test_shares_are_those_of_the_guarantees(signal, d):
         assert list(found) == ["synopsis"]
         counts = schedule.count_share
         expected = {"sums": 1 - counts, "counts": counts, "slacks": 1 - counts}
-        assert schedule.parts(t, d) == pytest.approx(expected)
+        assert schedule.block_fractions(t, d) == pytest.approx(expected)
     refinements = shares[1 + len(schedule.cells) :]
     for found in refinements:
         assert sum(found.values()) == pytest.approx((0.92 - synopsis) / 4)
@@ -167,12 +167,12 @@ def test_sizes_have_a_tenth_of_the_plan_and_the_rest_its_proportions(signal, d):
         assert schedule.is_sizing(t) == (t > alone.n_rounds)
         if schedule.is_sizing(t):
             assert found == pytest.approx({"sizes": 0.1 / 4})
-            assert schedule.parts(t, d) == {"counts": 1.0}
+            assert schedule.block_fractions(t, d) == {"counts": 1.0}
             assert not schedule.is_synopsis(t)
         else:
             before = {r.name: 0.9 * r.cost**2 for r in alone.releases(t, d)}
             assert found == pytest.approx(before, rel=1e-12)
-    shares = [schedule.share(t, d) for t in range(1, schedule.n_rounds + 1)]
+    shares = [schedule.fraction(t, d) for t in range(1, schedule.n_rounds + 1)]
     assert math.fsum(shares) == pytest.approx(1, rel=1e-12)
 
 
