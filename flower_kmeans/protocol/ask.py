@@ -35,11 +35,6 @@ class _Question(NamedTuple):
     key_id: bytes = b""  # of the group key that the client offers to others
     envelopes: bytes = b""  # that key's secret, sealed for them
 
-    @property
-    def digest(self) -> bytes:
-        """Hash of query and history, the same in all attempts at a round."""
-        return transcript.query_hash(self.history, self.encoded)
-
 
 def ask(conversation: "Conversation", request: Ask) -> Answer:
     """Answer a round."""
@@ -52,16 +47,15 @@ def ask(conversation: "Conversation", request: Ask) -> Answer:
         question = _servers_question(conversation, request.t, request.query)
     tag = conversation.query_tag(request.t, question.history, question.encoded)
     sums = conversation.context_of_sum(request, question.history, tag)
+    query_hash = transcript.query_hash(question.history, question.encoded)
     last = conversation.memory.last_answer(conversation.doc_hash)
-    _require_new(last, request, question)
+    _require_new(last, request, query_hash)
 
     # From here on, the records are read.
     vector = _vector(conversation, question.query, sums.digest)
     protected = _protected(conversation, request, sums, vector)
     digest = hashlib.sha256(protected).digest()
-    answer = LastAnswer(
-        request.t, request.attempt, sums.digest, digest, question.digest
-    )
+    answer = LastAnswer(request.t, request.attempt, sums.digest, digest, query_hash)
     checks.require_one_answer(last, answer)
     _charge(conversation, answer, vector)
 
@@ -127,11 +121,11 @@ def _servers_question(
     return _Question(query, encoded, ZERO)
 
 
-def _require_new(last: LastAnswer | None, request: Ask, question: _Question) -> None:
+def _require_new(last: LastAnswer | None, request: Ask, query_hash: bytes) -> None:
     """Require a round, an attempt and a query that may follow the last answer."""
     checks.require_not_stale(last, request.t)
     checks.require_attempt_order(last, request.t, request.attempt)
-    checks.require_one_query(last, request.t, question.digest)
+    checks.require_one_query(last, request.t, query_hash)
 
 
 # ------------------------------------------------------------------------- with records
