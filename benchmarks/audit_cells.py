@@ -15,12 +15,11 @@ from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flower_kmeans import Ball, Box, PrivacyBudget, strategies
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.strategies import KMeansStrategy
-
-FloatArray = NDArray[np.float64]
 
 DELTA = 1e-5
 N_CLIENTS, COLLUDERS = 3, 1

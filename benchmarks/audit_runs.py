@@ -28,6 +28,7 @@ from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
@@ -38,8 +39,6 @@ from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

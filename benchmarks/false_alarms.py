@@ -43,9 +43,8 @@ from flower_kmeans.algorithms import (
 )
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import GridRecords
-
-FloatArray = NDArray[np.float64]
 
 N = 2000
 N_CLIENTS = 10

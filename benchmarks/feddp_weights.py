@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-from numpy.typing import NDArray
 from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
 from bench import script, tables
@@ -31,13 +30,12 @@ from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
-
-IntArray = NDArray[np.int64]
 
 _all_steps = grid_kmeans._steps
 

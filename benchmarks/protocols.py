@@ -24,8 +24,6 @@ from flower_kmeans.metrics import nicv
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.strategies import KMeansStrategy
 
-FloatArray = NDArray[np.float64]
-
 KMEANS = "KMeans"
 """scikit-learn's, on the pooled records; not private."""
 PROJECTED = 16

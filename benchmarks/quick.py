@@ -5,12 +5,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench import script, tables
 from bench.data import to_unit_box
 from bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Box
 from flower_kmeans.extras import require
 from flower_kmeans.metrics import nicv
@@ -20,7 +20,6 @@ from flower_kmeans.report.curves import draw_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FloatArray = NDArray[np.float64]
 
 KMEANS = "KMeans"
 FEDDP = "FedDPKMeans"

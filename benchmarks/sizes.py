@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
-from numpy.typing import NDArray
 from protocols import FloatArray, ball_of, in_ball
 from scipy.spatial.distance import cdist
 from sklearn.cluster import kmeans_plusplus
@@ -45,11 +44,10 @@ from bench.harness import Options, Row, Suite
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.strategies import SynopsisKMeans
-
-IntArray = NDArray[np.int64]
 
 BOUNDED, OBLIVIOUS = "SynopsisKMeans", "SynopsisKMeans:oblivious"
 NEAREST, EXACT, PEER = "SynopsisKMeans:nearest", "exact", "k-means-constrained"

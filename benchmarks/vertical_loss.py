@@ -37,12 +37,11 @@ from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
 from flower_kmeans.algorithms.base import COUNTS, SUMS
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.report.curves import interval
-
-FloatArray = NDArray[np.float64]
 
 MADE = ("synth_10000_8_2", "synth_100000_5_2")
 METHODS = ("plain", "sums", "radius", "described")

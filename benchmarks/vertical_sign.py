@@ -6,11 +6,9 @@ is printed are the stages of `flower_kmeans.vertical.signs`, as hexadecimal real
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_kmeans.vertical.signs import Stage
-
-FloatArray = NDArray[np.float64]
+from flower_kmeans.arrays import FloatArray
+from flower_kmeans.vertical.signs import SignStage
 
 DEGREES = (15, 15, 15)
 TAU = 0.0035
@@ -63,12 +61,12 @@ def remez(degree: int, a: float, b: float) -> tuple[FloatArray, float]:
     return best, least
 
 
-def stages() -> tuple[list[Stage], float]:
+def stages() -> tuple[list[SignStage], float]:
     """Return the stages, and the last one's largest error on [TAU, 1]."""
     a, b, found, error = TAU, 1.0, [], 0.0
     for degree in DEGREES:
         c, error = remez(degree, a, b)
-        found.append(Stage(tuple(c.tolist()), b))
+        found.append(SignStage(tuple(c.tolist()), b))
         a, b = 1 - error - SLACK, 1 + error + SLACK
     return found, error
 

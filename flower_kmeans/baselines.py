@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import DataError
 from flower_kmeans.extras import require
 from flower_kmeans.parameters import integer, require_positive
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

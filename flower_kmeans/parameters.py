@@ -24,7 +24,7 @@ LARGEST = 2**53 - 1
 
 
 @dataclass(frozen=True)
-class Kind:
+class ParameterKind:
     """The values of a parameter, and their form in a document."""
 
     check: Callable[[str, Any], Any]
@@ -84,7 +84,9 @@ def require_positive(name: str, value: Any) -> None:
         )
 
 
-def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Kind:
+def whole(
+    low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False
+) -> ParameterKind:
     """Declare an integer, of any range where it depends on others; ``auto`` is one to choose."""
 
     def check(name: str, value: Any) -> int:
@@ -98,10 +100,10 @@ def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Ki
         values = f"integer in [{low}, {high}]"
     else:
         values = "integer" if low < 0 else f"integer from {low}"
-    return Kind(check, values=values, parse=int)
+    return ParameterKind(check, values=values, parse=int)
 
 
-def real(low: float, high: float, *, auto: bool = False) -> Kind:
+def real(low: float, high: float, *, auto: bool = False) -> ParameterKind:
     """Declare a real of a range; ``auto`` is one to choose."""
 
     def check(name: str, value: Any) -> float:
@@ -117,20 +119,20 @@ def real(low: float, high: float, *, auto: bool = False) -> Kind:
         return float(value)
 
     values = f"number in [{low:g}, {high:g}]"
-    return Kind(check, real_to_text, real_from_text, values, float)
+    return ParameterKind(check, real_to_text, real_from_text, values, float)
 
 
-def instance(kind: Any, expected: str) -> Kind:
+def instance(kind: Any, expected: str) -> ParameterKind:
     """Declare an object of a type, which no document holds."""
 
     def check(name: str, value: Any) -> Any:
         require_type(name, value, kind, expected)
         return value
 
-    return Kind(check)
+    return ParameterKind(check)
 
 
-def choice(*options: str, auto: bool = False) -> Kind:
+def choice(*options: str, auto: bool = False) -> ParameterKind:
     """Declare one of some strings; ``auto`` is one to choose."""
     shown = ["auto", *options] if auto else list(options)
 
@@ -141,10 +143,10 @@ def choice(*options: str, auto: bool = False) -> Kind:
             )
         return value
 
-    return Kind(check, values="|".join(shown))
+    return ParameterKind(check, values="|".join(shown))
 
 
-def reals(*names: str) -> Kind:
+def reals(*names: str) -> ParameterKind:
     """Declare a mapping from some names to positive numbers; its attribute is sorted pairs."""
     number = real(1e-12, 1e12)
 
@@ -181,7 +183,7 @@ def reals(*names: str) -> Kind:
     def write(pairs: tuple[tuple[str, float], ...]) -> dict[str, str]:
         return {key: real_to_text(each) for key, each in pairs}
 
-    return Kind(check, write, read, "NAME=NUMBER,...", parse)
+    return ParameterKind(check, write, read, "NAME=NUMBER,...", parse)
 
 
 def _are_pairs(value: Any) -> bool:
@@ -208,15 +210,17 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-POSITIVE = Kind(_positive, real_to_text, real_from_text, "positive number", float)
+POSITIVE = ParameterKind(
+    _positive, real_to_text, real_from_text, "positive number", float
+)
 """A positive, finite real."""
-FLAG = Kind(
+FLAG = ParameterKind(
     _flag, values="true|false", parse={"true": True, "false": False}.__getitem__
 )
 """A bool."""
 
 
-def left_out(kind: Kind) -> Kind:
+def left_out(kind: ParameterKind) -> ParameterKind:
     """Declare a parameter that documents leave out where it has its default."""
     return replace(kind, is_left_out=True)
 
@@ -316,7 +320,7 @@ def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 class Declared(NamedTuple):
     """A field that declares a parameter."""
 
-    kind: Kind
+    kind: ParameterKind
     default: Any
     allows_none: bool
 
@@ -334,7 +338,7 @@ def declared(holder: type[Any]) -> dict[str, Declared]:
         # annotations from __future__, which turns them into strings.
         hint: Any = each.type
         for kind in getattr(hint, "__metadata__", ()):
-            if isinstance(kind, Kind) and each.init:
+            if isinstance(kind, ParameterKind) and each.init:
                 allows_none = NoneType in get_args(hint.__origin__)
                 found[each.name] = Declared(kind, each.default, allows_none)
     return found

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import Bounds
 from scipy.spatial.distance import cdist
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.frames import is_sparse, require_table_type
 from flower_kmeans.data.records import check_columns, named_columns
@@ -30,7 +31,7 @@ from flower_kmeans.extras import require
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.filter import Charge, price_of
-from flower_kmeans.privacy.ledger import Ledger, Limit, spent_epsilon
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit, spent_epsilon
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.report.clustering import Clustering
@@ -51,7 +52,6 @@ except ImportError:
     require("sklearn.utils.validation", "PrivateKMeans", "sklearn")
     raise
 
-Floats = NDArray[np.float64]
 
 __all__ = ["PrivateKMeans"]
 
@@ -264,7 +264,7 @@ class PrivateKMeans(
         # class).
         return self.fit(X).predict(X)
 
-    def transform(self, X: ArrayLike) -> Floats:
+    def transform(self, X: ArrayLike) -> FloatArray:
         """Return the distances of records to centroids, (n, k), in X's units."""
         return _distances(self._checked(X), self.cluster_centers_)
 
@@ -336,7 +336,7 @@ class PrivateKMeans(
                 "charged. Got None."
             )
 
-    def _limit(self) -> Limit:
+    def _limit(self) -> LifetimeLimit:
         """Return the limit on the joint cost of all fits in the ledger."""
         if self.max_total_epsilon is None:
             epsilon = 10.0
@@ -346,9 +346,9 @@ class PrivateKMeans(
             delta = 1e-6
         else:
             delta = self.max_total_delta
-        return Limit(epsilon, delta)
+        return LifetimeLimit(epsilon, delta)
 
-    def _clustered(self, strategy: KMeansStrategy, records: Floats) -> Clustering:
+    def _clustered(self, strategy: KMeansStrategy, records: FloatArray) -> Clustering:
         policy = ClientPolicy.for_simulation()
         if self.state_dir is None:
             is_private = strategy.plan.is_private and _starts_privately(self.options)
@@ -374,7 +374,7 @@ class PrivateKMeans(
         """Number of columns of `transform`, after which scikit-learn names them."""
         return len(self.cluster_centers_)
 
-    def _checked(self, X: ArrayLike) -> Floats:
+    def _checked(self, X: ArrayLike) -> FloatArray:
         check_is_fitted(self)
         _require_readable(X)
         records = validate_data(self, X, reset=False, dtype=np.float64, order="C")
@@ -627,7 +627,9 @@ def _as_text(names: Sequence[Any]) -> list[str] | None:
     return None
 
 
-def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
+def _as_sides(
+    rows: Sequence[Any], n_features: int
+) -> tuple[FloatArray, FloatArray] | None:
     """Return (lower, upper) if the rows have this form."""
     if len(rows) != 2:
         return None
@@ -640,7 +642,9 @@ def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | N
     return sides[0], sides[1]
 
 
-def _as_pairs(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
+def _as_pairs(
+    rows: Sequence[Any], n_features: int
+) -> tuple[FloatArray, FloatArray] | None:
     """Return (lower, upper) if the rows are one (low, high) for each column."""
     pairs = [_real_numbers(row) for row in rows]
     if len(pairs) != n_features:
@@ -651,7 +655,7 @@ def _as_pairs(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | N
     return table[:, 0], table[:, 1]
 
 
-def _real_numbers(values: Any) -> Floats | None:
+def _real_numbers(values: Any) -> FloatArray | None:
     """Return an array of numbers, or ``None``; text that spells numbers is none."""
     if isinstance(values, np.ma.MaskedArray):
         return None
@@ -667,12 +671,12 @@ def _real_numbers(values: Any) -> Floats | None:
 # --------------------------------------------------------------------------- distances
 
 
-def _distances(records: Floats, centroids: Floats) -> Floats:
+def _distances(records: FloatArray, centroids: FloatArray) -> FloatArray:
     """Return the distances of records to centroids, (n, k), from differences.
 
     The quicker expansion of squares loses the digits of records that are far from 0.
     """
-    distances: Floats = cdist(records, centroids)
+    distances: FloatArray = cdist(records, centroids)
     is_safe = (distances > _SMALLEST_DISTANCE) & (distances < _LARGEST_DISTANCE)
     for j in np.flatnonzero(~is_safe.all(axis=0)):
         rows = np.flatnonzero(~is_safe[:, j])
@@ -694,7 +698,7 @@ def _starts_privately(options: Mapping[str, Any] | None) -> bool:
 
 
 def _require_room(
-    state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit
+    state_dir: str | PathLike[str], plan: PrivacyPlan, limit: LifetimeLimit
 ) -> None:
     """Require room in the ledger, whose own refusal does not name the parameter."""
     if plan.is_private:

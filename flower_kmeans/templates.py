@@ -15,7 +15,7 @@ _DIGITS = r"[-+]?([\d.,]+(e[-+]?\d+)?|inf|nan)"
 _NUMBER = re.compile(f"{_DIGITS}( to {_DIGITS})?%?|-")  # or nothing
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A table of text with a header for each column."""
 
     caption: str
@@ -32,7 +32,7 @@ def lines_of(template: str, **values: Any) -> tuple[str, ...]:
 def html_summary(
     title: str,
     facts: Mapping[str, object],
-    tables: Sequence[Table] = (),
+    tables: Sequence[TextTable] = (),
     notes: Sequence[str] = (),
 ) -> str:
     """Return what a notebook shows for an object, as HTML in which every value is escaped.

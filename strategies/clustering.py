@@ -44,7 +44,7 @@ from flower_kmeans.protocol.run import (
     RunDocument,
     Vertical,
 )
-from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server
+from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind, Server
 from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.report import report as reports
 from flower_kmeans.report.report import Report
@@ -52,7 +52,7 @@ from flower_kmeans.report.report import Report
 from .ending import end_in_one_sentence
 from .options import OnRound, RosterFile
 from .progress import RoundInfo, epsilon_after
-from .showing import Planned
+from .showing import ShownPlan
 from .starting import NO_STOP, require_empty, require_start
 
 S = TypeVar("S", bound=Server | Relay)
@@ -116,7 +116,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Return the server of a new run, and the further fields of its report."""
 
     @abstractmethod
-    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+    def _next(
+        self, is_last: bool
+    ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
         """Return the requests of the next round, or those after the last one, and their kind."""
 
     @abstractmethod
@@ -351,9 +353,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
             log(WARNING, caution)
 
     @property
-    def _shown(self) -> Planned:
+    def _shown(self) -> ShownPlan:
         """The plan, and no result: a blind server must not see one."""
-        return Planned(
+        return ShownPlan(
             strategy=type(self).__name__,
             clusters=self._clusters,
             n_rounds=self.n_rounds,
@@ -566,7 +568,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         return reply_limit(self._running.run, request)
 
     def _trip(
-        self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough
+        self, kind: RequestKind, requests: Mapping[int, Request], has_enough: HasEnough
     ) -> Replies:
         server = self._running
         newcomers = None

@@ -6,10 +6,10 @@ from flower_kmeans.algorithms.constrained import (
     Aggregation,
     Assignment,
     ConstrainedLloydAlgorithm,
-    Mechanism,
 )
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.release import Mechanism
 
 from .kmeans import KMeansStrategy
 from .options import CommonOptionsAndInitial

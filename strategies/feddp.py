@@ -6,15 +6,11 @@ from typing import Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms.feddp import (
-    Contribution,
-    FedDPAlgorithm,
-    Mechanism,
-    Sums,
-)
+from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm, Sums
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.release import Mechanism
 
 from .kmeans import KMeansStrategy
 from .options import CommonOptions

@@ -31,8 +31,8 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Horizontal, Run
 from flower_kmeans.protocol.server import (
     HasEnough,
-    Kind,
     Replies,
+    RequestKind,
     Server,
     answers_bytes,
     require_sizes,
@@ -45,11 +45,11 @@ from .clustering import ClusteringStrategy, checked_nodes
 from .crowd import Crowd, require_trust
 from .options import (
     Attempts,
-    Count,
     Initial,
-    Keys,
+    KeyDistribution,
     Nodes,
     OnRound,
+    PositiveCount,
     Privacy,
     RosterFile,
     own_options,
@@ -149,19 +149,19 @@ optional
         privacy: Privacy,
         n_records: int | None = None,
         *,
-        n_clients: Count = None,
+        n_clients: PositiveCount = None,
         trust: str | None = None,
         n_rounds: int | Literal["auto"] = "auto",
-        min_clients: Count = None,
+        min_clients: PositiveCount = None,
         seed: int = 0,
         fraction_bits: int = 16,
         clip: float | None = None,
         initial: Initial = None,
-        keys: Keys = "relayed",
+        keys: KeyDistribution = "relayed",
         roster_file: RosterFile = None,
         nodes: Nodes = None,
         max_attempts: Attempts = 3,
-        max_colluders: Count = None,
+        max_colluders: PositiveCount = None,
         on_round: OnRound = None,
         **parameters: Any,
     ) -> None:
@@ -415,7 +415,9 @@ optional
         late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
         self._talk.invite(self._running.join(late))
 
-    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+    def _next(
+        self, is_last: bool
+    ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
         server = self._running
         if is_last:
             return "finish", server.finish_requests(), server.has_enough

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.parameters import Kind, choice, declared, instance, whole
+from flower_kmeans.parameters import ParameterKind, choice, declared, instance, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS
 from flower_kmeans.report.clustering import FinishedRun
@@ -21,13 +21,13 @@ from flower_kmeans.report.clustering import FinishedRun
 from .progress import RoundInfo
 
 Privacy = Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")]
-Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
+KeyDistribution = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
 RosterFile = Annotated[str | PathLike[str] | None, instance(str | PathLike, "a path")]
 Nodes = Annotated[Sequence[int] | None, instance(list | tuple, "a list of node ids")]
 OnRound = Annotated[
     Callable[[RoundInfo], None] | None, instance(Callable, "a callable")
 ]
-Count = Annotated[int | None, whole(1)]
+PositiveCount = Annotated[int | None, whole(1)]
 Attempts = Annotated[int, whole(1, MAX_ATTEMPTS)]
 Initial = ArrayLike | FinishedRun | None
 
@@ -35,18 +35,18 @@ Initial = ArrayLike | FinishedRun | None
 class CommonOptions(TypedDict, total=False):
     """Options of all strategies; `KMeansStrategy` has their defaults and documentation."""
 
-    n_clients: Count
+    n_clients: PositiveCount
     trust: str | None
     n_rounds: int | Literal["auto"]
-    min_clients: Count
+    min_clients: PositiveCount
     seed: int
     fraction_bits: int
     clip: float | None
-    keys: Keys
+    keys: KeyDistribution
     roster_file: RosterFile
     nodes: Nodes
     max_attempts: Attempts
-    max_colluders: Count
+    max_colluders: PositiveCount
     on_round: OnRound
 
 
@@ -59,7 +59,7 @@ class CommonOptionsAndInitial(CommonOptions, total=False):
 class Option(NamedTuple):
     """A parameter of a strategy that a user can write."""
 
-    kind: Kind
+    kind: ParameterKind
     default: Any
     meaning: str  # in one paragraph; empty where none is documented
 

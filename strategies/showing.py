@@ -10,7 +10,7 @@ from flower_kmeans.templates import html_summary
 
 
 @dataclass(frozen=True)
-class Planned:
+class ShownPlan:
     """A run before its start: nothing here is a result."""
 
     strategy: str  # its name

@@ -21,23 +21,26 @@ from flower_kmeans.parameters import (
     require_type,
     whole,
 )
-from flower_kmeans.protocol.messages import Request, Step
+from flower_kmeans.protocol.messages import Request, VerticalStep
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
-from flower_kmeans.protocol.server import HasEnough, Kind, Replies
+from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.vertical import VerticalReport
-from flower_kmeans.vertical.costs import Costs, costs
+from flower_kmeans.vertical.costs import RunCosts, costs
 from flower_kmeans.vertical.moduli import moduli
 
 from .clustering import ClusteringStrategy, checked_nodes
-from .options import Keys, Nodes, OnRound, Privacy, RosterFile
+from .options import KeyDistribution, Nodes, OnRound, Privacy, RosterFile
 
 LEAST_TIMEOUT = 600.0
-_STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one
+_STEPS: tuple[VerticalStep, VerticalStep] = (
+    "step",
+    "close",
+)  # of a round, and after the last one
 # entropy of a Gaussian, over log2 sigma
 _OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))
 
@@ -142,7 +145,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         initial: ArrayLike | None = None,
         key_holders: int | None = None,
         max_colluders: Annotated[int, whole(1)] = 1,
-        keys: Keys = "relayed",
+        keys: KeyDistribution = "relayed",
         roster_file: RosterFile = None,
         nodes: Nodes = None,
         seed: int = 0,
@@ -185,7 +188,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.algorithm: VerticalAlgorithm = self._make_algorithm(initial=initial)
         self._planned = self.algorithm
         run = self.widths, n_records, self.algorithm.n_rounds, self.key_holders
-        self.costs: Costs = costs(n_clusters, *run, radius=radius, check_ids=check_ids)
+        self.costs: RunCosts = costs(
+            n_clusters, *run, radius=radius, check_ids=check_ids
+        )
         self.plan = replace(self.algorithm.plan(), notes=self.costs.describe())
         if self.algorithm.words(1) > MAX_VALUES:
             raise ConfigurationError(
@@ -288,7 +293,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     def _crowd(self) -> str:
         return f"Parties: {self.n_clients}, {self.key_holders} with the key"
 
-    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+    def _next(
+        self, is_last: bool
+    ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
         self._requests = self._running.request(_STEPS[is_last])
         # Never enough before all have replied: no party may be missing.
         return _STEPS[is_last], self._requests, lambda: False

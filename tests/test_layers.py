@@ -20,7 +20,7 @@ LEVELS = {
     name: level
     for level, names in enumerate(
         (
-            "data extras files kept threads canonical parameters errors templates version",
+            "arrays data extras files kept threads canonical parameters errors templates version",
             "metrics baselines privacy",
             "algorithms secagg vertical",
             "report",

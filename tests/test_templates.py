@@ -2,14 +2,14 @@
 
 import pytest
 
-from flower_kmeans.templates import Table, html_summary, shown
+from flower_kmeans.templates import TextTable, html_summary, shown
 
 HOSTILE = "<img src=x onerror=alert(1)>&\u202e\n"
 
 
 @pytest.mark.claim("tutorial", "notebook-shows-table-strategy")
 def test_every_value_is_escaped_and_no_control_character_is_left():
-    table = Table(HOSTILE, (HOSTILE,), ((HOSTILE,),))
+    table = TextTable(HOSTILE, (HOSTILE,), ((HOSTILE,),))
     page = html_summary(
         HOSTILE, {HOSTILE: HOSTILE}, [table], [HOSTILE, f"WARNING {HOSTILE}"]
     )
@@ -35,7 +35,7 @@ def test_facts_that_are_not_known_are_left_out_and_what_denies_a_guarantee_comes
 def test_of_a_large_table_the_first_rows_and_columns_are_shown(rows, columns, is_cut):
     cells = tuple(tuple(f"[{i} {j}]" for j in range(columns)) for i in range(rows))
     page = html_summary(
-        "Title", {}, [Table("Caption", [f"<{j}>" for j in range(columns)], cells)]
+        "Title", {}, [TextTable("Caption", [f"<{j}>" for j in range(columns)], cells)]
     )
     assert page.count("<td>[") == 50 * 20
     assert ("Shown: 50 of" in page) == is_cut

@@ -24,15 +24,12 @@ from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench import families
+from flower_kmeans.arrays import FloatArray, LabelArray
 from flower_kmeans.data import generators
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
-
-FloatArray = NDArray[np.float64]
-LabelArray = NDArray[np.int64]
 
 FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100}
 FILES |= {"adult": 3, "unbalance": 8}

@@ -30,6 +30,7 @@ from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, MessageError
@@ -37,8 +38,6 @@ from flower_kmeans.parameters import LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 Clips = tuple[tuple[str, float], ...]
 """Clips of single releases by name, sorted."""
 Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]

@@ -19,7 +19,6 @@ from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
-    IntArray,
     Query,
     State,
     Statistic,
@@ -32,16 +31,17 @@ from flower_kmeans.algorithms.lloyd import (
 )
 from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.parameters import LARGEST, checked, choice, integer, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
+from flower_kmeans.privacy.release import Mechanism
 
 Assignment = Literal["exclusive", "non-exclusive", "e-exclusive"]
 Aggregation = Literal["mna", "amn"]
-Mechanism = Literal["gaussian", "laplace"]
 
 ASSIGNMENTS = ("exclusive", "non-exclusive", "e-exclusive")
 AGGREGATIONS = ("mna", "amn")

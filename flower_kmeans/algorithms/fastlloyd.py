@@ -20,8 +20,6 @@ from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
-    FloatArray,
-    IntArray,
     Query,
     State,
 )
@@ -37,6 +35,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, POSITIVE, choice

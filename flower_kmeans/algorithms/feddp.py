@@ -22,8 +22,6 @@ from flower_kmeans.algorithms.base import (
     SUMS,
     Block,
     Clips,
-    FloatArray,
-    IntArray,
     Query,
     State,
 )
@@ -42,11 +40,12 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import (
     FLAG,
-    Kind,
+    ParameterKind,
     choice,
     drafted,
     is_auto,
@@ -56,7 +55,7 @@ from flower_kmeans.parameters import (
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
-from flower_kmeans.privacy.release import Norm
+from flower_kmeans.privacy.release import Mechanism, Norm
 
 PROJECTION = 1
 WEIGHTS = 2
@@ -120,13 +119,11 @@ _ANY_WEIGHT = 1e-6  # without noise every server point with a record has more
 _MOST_WEIGHT = 2.0**53
 _STEPS = 300  # of Lloyd's algorithm, for each start: a server's points are few
 
-Arrays = dict[str, NDArray[Any]]
-Flags = NDArray[np.bool_]
+NamedArrays = dict[str, NDArray[Any]]
 
 
 Sums = Literal["absolute", "relative", "narrowing"]
 Contribution = Literal["sums", "means"]
-Mechanism = Literal["gaussian", "laplace"]
 
 
 def _check_laplace(name: str, value: Any) -> tuple[str, ...]:
@@ -145,7 +142,7 @@ def _read_laplace(config: Any) -> tuple[str, ...]:
     )
 
 
-_LAPLACE = Kind(_check_laplace, list, _read_laplace)
+_LAPLACE = ParameterKind(_check_laplace, list, _read_laplace)
 
 
 @base.register
@@ -537,7 +534,9 @@ class FedDPAlgorithm(base.Algorithm):
             arrays = self._move(number, before, answer, flags)
         return State(number, {**before, **arrays, "flags": flags})
 
-    def _project(self, before: Arrays, answer: base.Statistic, flags: Flags) -> Arrays:
+    def _project(
+        self, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+    ) -> NamedArrays:
         d = self.domain.n_features
         r = self.projection.n_directions
         directions, values = projections.leading_directions(
@@ -557,11 +556,11 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _weigh(
         self,
-        before: Arrays,
+        before: NamedArrays,
         answer: base.Statistic,
-        flags: Flags,
+        flags: BoolArray,
         rng: np.random.Generator,
-    ) -> Arrays:
+    ) -> NamedArrays:
         points = before["points"]
         weights = answer.blocks[COUNTS]
         k = self.n_clusters
@@ -578,7 +577,9 @@ class FedDPAlgorithm(base.Algorithm):
         flags[EQUAL] = len(np.unique(centers, axis=0)) < k
         return {"weights": weights.copy(), "centers": centers}
 
-    def _lift(self, before: Arrays, answer: base.Statistic, flags: Flags) -> Arrays:
+    def _lift(
+        self, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+    ) -> NamedArrays:
         means, usable = self._means(LIFT, answer)
         flags[NOT_LIFTED] = not usable.all()
         # Without enough records a centre is what the projection keeps of it.
@@ -590,8 +591,8 @@ class FedDPAlgorithm(base.Algorithm):
         }
 
     def _move(
-        self, number: int, before: Arrays, answer: base.Statistic, flags: Flags
-    ) -> Arrays:
+        self, number: int, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+    ) -> NamedArrays:
         old = before["centroids"]
         factor = self.factor_of(before)
         blocks = answer.blocks
@@ -605,7 +606,7 @@ class FedDPAlgorithm(base.Algorithm):
             wanted = old + to_grid(clip_rows(means, float(radius)))
         moved = into_domain(wanted, self.domain, self.fraction_bits)
         centroids = np.where(usable[:, None], moved, old)
-        arrays: Arrays = {"centroids": centroids, "counts": blocks[COUNTS].copy()}
+        arrays: NamedArrays = {"centroids": centroids, "counts": blocks[COUNTS].copy()}
         if self._has_spread(number):
             arrays[FACTOR] = self._narrowed(number, answer)
         if self._has_cost(number):
@@ -629,7 +630,7 @@ class FedDPAlgorithm(base.Algorithm):
 
     def _means(
         self, number: int, answer: base.Statistic, factor: int = 1
-    ) -> tuple[FloatArray, Flags]:
+    ) -> tuple[FloatArray, BoolArray]:
         """Return sums over counts and over their factor, and where there are records enough."""
         least = self._least_count(number, factor)
         means, usable = quotients(

@@ -20,8 +20,6 @@ from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
-    FloatArray,
-    IntArray,
     Query,
     State,
     Statistic,
@@ -39,13 +37,14 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.parameters import (
     FLAG,
-    Kind,
+    ParameterKind,
     drafted,
     integer,
     is_auto,
@@ -79,7 +78,7 @@ def _check_points(name: str, value: Any) -> Any:
     return value
 
 
-_POINTS = Kind(_check_points, array_to_text)
+_POINTS = ParameterKind(_check_points, array_to_text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,6 @@ from flower_kmeans.algorithms.base import (
     Algorithm,
     Block,
     Clips,
-    FloatArray,
-    IntArray,
     Query,
     Range,
     State,
@@ -65,6 +63,7 @@ from flower_kmeans.algorithms.pe_means_population import (
     variations,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import LARGEST, drafted, integer, is_auto, reals, whole

@@ -28,8 +28,10 @@ from flower_kmeans.algorithms.numerics.portable import (
     uniforms,
 )
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows
-from flower_kmeans.data.domain import IntArray, row_sums
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import (
+    row_sums,
+)
 from flower_kmeans.threads import single_threaded_blas
 
 GAMMA = 0.01  # scale of a variation, in radii of the domain (PE-means, Section III-C)

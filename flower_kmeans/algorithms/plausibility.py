@@ -17,17 +17,14 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import Ball
 from flower_kmeans.privacy.plan import Release
 
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm, State, Statistic
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 FALSE_ALARMS = 1e-4
 """Most runs whose noise alone raises an alarm: a union bound over all tests of a run."""
@@ -47,7 +44,7 @@ _KEPT_OF_A_KIND = 3
 _N_FIELDS = 6  # of a finding
 
 
-class Kind(IntEnum):
+class FindingKind(IntEnum):
     """The kinds of wrong released values. Alarms come first, then notes."""
 
     TOO_MANY = 0
@@ -63,13 +60,13 @@ class Kind(IntEnum):
     @property
     def is_alarm(self) -> bool:
         """Whether noise does not explain it."""
-        return self <= Kind.UNCLIPPED
+        return self <= FindingKind.UNCLIPPED
 
 
 class Finding(NamedTuple):
     """One test of one round that did not hold."""
 
-    kind: Kind
+    kind: FindingKind
     round: int
     number: int
     """Of the values that it does not hold for."""
@@ -137,7 +134,7 @@ def findings_of(
     At most one finding of each kind, the worst. ``before`` is the state before the sum.
     ``noise_factor`` is by how much the noise's standard deviation exceeds the plan's.
     """
-    by_kind: dict[Kind, Finding] = {}
+    by_kind: dict[FindingKind, Finding] = {}
     tests = _Round(algorithm, before, answer, noise_factor)
     for finding in tests.findings():
         kept = by_kind.setdefault(finding.kind, finding)
@@ -233,11 +230,13 @@ class _Round:
         std = noise * math.sqrt(len(counts))
         most = FACTOR * planned * self.meaning.times
         if total - most > self.reach * std:
-            yield Finding(Kind.TOO_MANY, self.number, 1, 0, total, std)
+            yield Finding(FindingKind.TOO_MANY, self.number, 1, 0, total, std)
         # Clipped clients make up fewer records than there are.
         least = planned * self.answer.answered / FACTOR
         if self.algorithm.clip is None and least - total > self.reach * std:
-            kind = Kind.TOO_FEW if self.meaning.all_count else Kind.FEW_NEAR
+            kind = (
+                FindingKind.TOO_FEW if self.meaning.all_count else FindingKind.FEW_NEAR
+            )
             yield Finding(kind, self.number, 1, 0, total, std)
 
     def _of_signs(self) -> Iterator[Finding]:
@@ -246,7 +245,7 @@ class _Round:
             return
         counts, std = self._counts
         wrong = -counts > self.reach * std + self.meaning.tolerance
-        yield from self._found(Kind.NEGATIVE, wrong, counts, counts, std)
+        yield from self._found(FindingKind.NEGATIVE, wrong, counts, counts, std)
 
     # ------------------------------------------------------------------ sums
 
@@ -285,7 +284,7 @@ class _Round:
             room = noise * math.sqrt(d)
             room += self.reach * math.hypot(noise, length * count_noise)
             found |= lengths - counts * length > room + _ROUNDING * counts * length
-        yield from self._found(Kind.TOO_LONG, found, worst, -worst)
+        yield from self._found(FindingKind.TOO_LONG, found, worst, -worst)
 
     def _of_shares(self) -> Iterator[Finding]:
         """Yield sums of squares below 0, or above the counts."""
@@ -301,7 +300,7 @@ class _Round:
             wrong |= values - most > self.reach * std + _ROUNDING * most
             scales = np.maximum(most, max(std, 1.0))
             ratios = np.abs(values) / scales
-            yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
+            yield from self._found(FindingKind.SQUARES, wrong, ratios, -ratios)
 
     def _of_totals(self) -> Iterator[Finding]:
         """Yield single sums below 0, or above the most that all records can add."""
@@ -315,7 +314,7 @@ class _Round:
                 wrong |= value - FACTOR * self._planned * most > room
             scale = max(self._planned * most, noise, 1.0)
             ratios = np.abs(value) / scale
-            yield from self._found(Kind.SQUARES, wrong, ratios, -ratios)
+            yield from self._found(FindingKind.SQUARES, wrong, ratios, -ratios)
 
     def _of_moments(self, words: FloatArray) -> Iterator[Finding]:
         """Yield impossible moments: squares below 0, products above their squares."""
@@ -337,7 +336,7 @@ class _Round:
             found[0] |= excess > self.reach * noise * math.sqrt(d)
         scale = max(self._planned * self.meaning.trace, noise, 1.0)
         ratios = np.abs(words) / scale
-        yield from self._found(Kind.SQUARES, found, ratios, -ratios)
+        yield from self._found(FindingKind.SQUARES, found, ratios, -ratios)
 
     def _of_clients(self) -> Iterator[Finding]:
         """Yield releases that are longer than as many clipped answers can make them."""
@@ -355,7 +354,7 @@ class _Round:
             length, room = self._length_of(release, values)
             ratios = np.array([length / max(n_answers, room)])
             wrong = np.array([length - n_answers > room + _ROUNDING * n_answers])
-            yield from self._found(Kind.UNCLIPPED, wrong, ratios, -ratios)
+            yield from self._found(FindingKind.UNCLIPPED, wrong, ratios, -ratios)
 
     def _length_of(self, release: Release, values: FloatArray) -> tuple[float, float]:
         """Return a release's length in its norm, and the length that noise explains.
@@ -383,7 +382,7 @@ class _Round:
         counts, std = self._counts
         if std > 0:
             is_light = counts < LIGHT * std
-            yield from self._found(Kind.LIGHT, is_light, counts, counts, std)
+            yield from self._found(FindingKind.LIGHT, is_light, counts, counts, std)
         if self.meaning.sums is not None:
             yield from self._of_means(self.blocks[self.meaning.sums], counts)
 
@@ -409,11 +408,11 @@ class _Round:
             is_outside = np.abs(means) > widths * far
             beyond |= is_outside.any(axis=1)
         excess = np.abs(means).max(axis=1) / self.one
-        yield from self._found(Kind.OUTSIDE, usable & beyond, excess, -excess)
+        yield from self._found(FindingKind.OUTSIDE, usable & beyond, excess, -excess)
 
     def _found(
         self,
-        kind: Kind,
+        kind: FindingKind,
         wrong: BoolArray,
         values: FloatArray,
         order: FloatArray,
@@ -458,7 +457,7 @@ def _lengths(rows: FloatArray) -> FloatArray:
 
 def sentences(algorithm: "Algorithm", findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return one sentence or two for each kind of findings; alarms come first."""
-    by_kind: dict[Kind, list[Finding]] = {}
+    by_kind: dict[FindingKind, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     return tuple(_words(algorithm, kind, by_kind[kind]) for kind in sorted(by_kind))
@@ -470,49 +469,49 @@ _DOUBT = (
 )
 
 _SENTENCES = {
-    Kind.TOO_MANY: (
+    FindingKind.TOO_MANY: (
         "WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} records, "
         "more than {factor:g} times n_records={planned} and than noise explains. Either "
         "n_records is wrong, or a client sent false numbers: do not use the result before you "
         "know."
     ),
-    Kind.TOO_FEW: (
+    FindingKind.TOO_FEW: (
         "WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} records, "
         "less than a third of n_records={planned} among the clients that answered, and less "
         "than noise explains. Either n_records is wrong, or clients that did not answer hold "
         "most records, or clients could not read theirs (run `flower-kmeans check` at each), "
         "or a client sent false numbers."
     ),
-    Kind.NEGATIVE: (
+    FindingKind.NEGATIVE: (
         "WARNING: a noisy count of {where} is {least.value:,.0f}, further below 0 than its "
         "noise of standard deviation {least.deviation:,.3g} explains. A client sent false "
         "numbers: do not use the result."
     ),
-    Kind.TOO_LONG: (
+    FindingKind.TOO_LONG: (
         "WARNING: noisy sums of {where} are {most.value:,.3g} times the most that the counted "
         "records can add within the bounds, beyond the noise. " + _DOUBT
     ),
-    Kind.SQUARES: (
+    FindingKind.SQUARES: (
         "WARNING: noisy sums of squares of {where} are those of no records within the bounds, "
         "beyond the noise. " + _DOUBT
     ),
-    Kind.UNCLIPPED: (
+    FindingKind.UNCLIPPED: (
         "WARNING: noisy sums of {where} are {most.value:,.3g} times the most that all clipped "
         "clients can add together, beyond the noise. A client sent false numbers: do not use "
         "the result."
     ),
-    Kind.FEW_NEAR: (
+    FindingKind.FEW_NEAR: (
         "The noisy counts of {where} add up to as few as {least.value:,.0f} records, less "
         "than a third of n_records={planned} among the clients that answered. Here only "
         "records near a centroid count: allow a larger radius, and check n_records."
     ),
-    Kind.LIGHT: (
+    FindingKind.LIGHT: (
         "The noisy sizes of {least.number} of {k} clusters are below {light:g} standard "
         "deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
         "of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
         "a larger epsilon or more records."
     ),
-    Kind.OUTSIDE: (
+    FindingKind.OUTSIDE: (
         "The noisy means of {most.number} of {k} clusters, as of cluster {most.place}, lay more "
         "than {margin:.0%} of a half width outside the bounds or farther away than any record "
         "that counts. Their centroids are noise for the most part: take fewer clusters, a larger "
@@ -521,7 +520,7 @@ _SENTENCES = {
 }
 
 
-def _words(algorithm: "Algorithm", kind: Kind, found: Sequence[Finding]) -> str:
+def _words(algorithm: "Algorithm", kind: FindingKind, found: Sequence[Finding]) -> str:
     """Return the sentences about the findings of one kind."""
     planned = "unknown" if algorithm.n_records is None else f"{algorithm.n_records:,}"
     return _SENTENCES[kind].format(
@@ -563,7 +562,7 @@ def condensed(rows: FloatArray) -> FloatArray:
     in no size.
     """
     kept = []
-    for kind in Kind:
+    for kind in FindingKind:
         of_kind = rows[rows[:, 0] == kind]
         if len(of_kind):
             rounds = of_kind[:, 1]
@@ -574,7 +573,7 @@ def condensed(rows: FloatArray) -> FloatArray:
             kept.append(of_kind[sorted({first, largest, least})])
     none = np.zeros((0, _N_FIELDS))
     found = np.concatenate([none, *kept])
-    return _filled_up(found, _KEPT_OF_A_KIND * len(Kind))
+    return _filled_up(found, _KEPT_OF_A_KIND * len(FindingKind))
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
@@ -599,13 +598,13 @@ def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding,
     is_table = array.dtype == np.float64 and array.ndim == 2
     if not is_table or array.shape[1] != _N_FIELDS:
         raise ValueError("Expected findings as rows of six numbers.")
-    most = len(Kind) * n_rounds
+    most = len(FindingKind) * n_rounds
     if len(array) > most or not np.isfinite(array).all():
         raise ValueError("Expected finite findings, not more than tests.")
     whole = array[:, :4]
     deviations_of_values = array[:, 5]
     low = np.array([0, 1, 1, 0])
-    high = np.array([len(Kind) - 1, n_rounds, n_words, n_words - 1])
+    high = np.array([len(FindingKind) - 1, n_rounds, n_words, n_words - 1])
     is_whole = (whole == np.rint(whole)).all()
     is_in_range = (low <= whole).all() and (whole <= high).all()
     if not (is_whole and is_in_range) or (deviations_of_values < 0).any():
@@ -617,7 +616,7 @@ def _finding_of(row: Sequence[float]) -> Finding:
     """Return the finding of a row of six numbers."""
     kind, round_number, number, place, value, deviation = row
     return Finding(
-        kind=Kind(int(kind)),
+        kind=FindingKind(int(kind)),
         round=int(round_number),
         number=int(number),
         place=int(place),

@@ -10,10 +10,10 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-Kept = Literal["kept", "open", "missed"]
+from flower_kmeans.arrays import FloatArray
+
+SizeBound = Literal["kept", "open", "missed"]
 
 CONFIDENCE = 0.95
 """With which all intervals hold at once."""
@@ -91,11 +91,11 @@ class SizeReport:
         return np.maximum(counts + self.margin * signs, 0.0)
 
     @property
-    def bounds_kept(self) -> tuple[Kept, ...]:
+    def bounds_kept(self) -> tuple[SizeBound, ...]:
         """By cluster: its interval is inside the bounds, meets one, or is outside."""
         return tuple(self._is_kept(low, high) for low, high in self.interval.tolist())
 
-    def _is_kept(self, low: float, high: float) -> Kept:
+    def _is_kept(self, low: float, high: float) -> SizeBound:
         """Return the place of an interval beside the bounds."""
         most = math.inf if self.max_size is None else self.max_size
         if low >= self.min_size and high <= most:

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import to_grid
-from flower_kmeans.data.domain import IntArray, row_sums, squared_norms
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
+from flower_kmeans.data.domain import (
+    row_sums,
+    squared_norms,
+)
 from flower_kmeans.threads import single_threaded_blas
-
-BoolArray = NDArray[np.bool_]
 
 DEAD_NOISE = 2.0
 """A centroid is dead up to this size, in standard deviations of a size."""
@@ -53,7 +53,7 @@ _TINY = 2.0**-100  # keeps quotients of empty clusters finite
 _BLOCK_NUMBERS = 2**20  # most distances in memory at a time
 
 
-class Noise(NamedTuple):
+class RelocationNoise(NamedTuple):
     """Standard deviations of a round's released numbers."""
 
     size: float  # of a cluster's number of records
@@ -123,7 +123,7 @@ def relocated(
     inside : callable
         Moves grid points (m, d) into the domain.
     """
-    deviations = Noise(*noise)
+    deviations = RelocationNoise(*noise)
     n = n_steps(len(centroids))
     layout = _Layout(
         points=centroids.astype(np.float64),
@@ -154,7 +154,7 @@ def public_directions(
 
 
 def _replace_dead(
-    layout: _Layout, sizes: FloatArray, noise: Noise, directions: FloatArray
+    layout: _Layout, sizes: FloatArray, noise: RelocationNoise, directions: FloatArray
 ) -> FloatArray:
     """Move dead centroids, the smallest first, and return the expected sizes (k,)."""
     sizes = sizes.copy()
@@ -187,7 +187,7 @@ def _merge_and_split(
     layout: _Layout,
     sizes: FloatArray,
     scatter: FloatArray,
-    noise: Noise,
+    noise: RelocationNoise,
     directions: FloatArray,
 ) -> None:
     """Merge two centroids where another cluster's division gains more."""
@@ -226,7 +226,7 @@ def _merge_and_split(
 
 
 def _gains_of_division(
-    sizes: FloatArray, scatter: FloatArray, noise: Noise, used: BoolArray
+    sizes: FloatArray, scatter: FloatArray, noise: RelocationNoise, used: BoolArray
 ) -> FloatArray:
     """Return the scatter beyond that of a usual cluster of the same size, (k,).
 

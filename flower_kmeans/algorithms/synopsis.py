@@ -21,7 +21,6 @@ from flower_kmeans.algorithms.base import (
     COUNTS,
     SUMS,
     Block,
-    FloatArray,
     Query,
     State,
 )
@@ -73,10 +72,18 @@ from flower_kmeans.algorithms.synopsis_state import (
     Setting,
     Stage,
 )
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.parameters import FLAG, LARGEST, Kind, is_auto, left_out, whole
+from flower_kmeans.parameters import (
+    FLAG,
+    LARGEST,
+    ParameterKind,
+    is_auto,
+    left_out,
+    whole,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
@@ -105,7 +112,7 @@ def _read_cells(config: Any) -> Any:
 
 
 # A signal is compared with the plan's. An infinite one stands in no document.
-_SIGNAL = Kind(lambda _, value: value, real_to_text, real_from_text)
+_SIGNAL = ParameterKind(lambda _, value: value, real_to_text, real_from_text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +129,9 @@ class Schedule:
     moments: Annotated[bool, FLAG]  # or round 1 releases the sum of squared norms alone
     n_directions: Annotated[int, whole(1, MOST_DIRECTIONS)]  # p, of the synopsis
     # M, of each synopsis round
-    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list, _read_cells)]
+    cells: Annotated[
+        tuple[int, ...], ParameterKind(_numbers_of_cells, list, _read_cells)
+    ]
     n_refinements: Annotated[int, whole(0, _MOST_REFINEMENTS)]  # 0: the synopsis is all
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
     count_share: Annotated[float, parameters.POSITIVE]
@@ -352,12 +361,12 @@ def _parse_clusters(text: str) -> int | tuple[int, ...] | None:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-CLUSTERS = Kind(
+CLUSTERS = ParameterKind(
     _clusters,
     values=f"{whole(1, base.MAX_CLUSTERS).values}|LOW-HIGH|any",
     parse=_parse_clusters,
 )
-_SCHEDULE = Kind(
+_SCHEDULE = ParameterKind(
     lambda _, schedule: schedule,
     parameters.write_parameters,
     Schedule.from_config,

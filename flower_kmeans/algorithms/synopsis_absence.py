@@ -5,13 +5,14 @@ absent keeps the records that the round before expected.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import COUNTS, MIN_COUNT, FloatArray, IntArray
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MIN_COUNT,
+)
 from flower_kmeans.algorithms.synopsis_constants import ABSENT_NOISE, ABSENT_PART
 from flower_kmeans.algorithms.synopsis_state import NoisySum, Note
-
-BoolArray = NDArray[np.bool_]
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> BoolArray:

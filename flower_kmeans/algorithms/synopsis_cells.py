@@ -17,8 +17,6 @@ from flower_kmeans.algorithms.base import (
     MIN_COUNT,
     SUMS,
     Block,
-    FloatArray,
-    IntArray,
     Range,
     Statistic,
 )
@@ -36,7 +34,9 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import BoolArray, held
+from flower_kmeans.algorithms.synopsis_absence import (
+    held,
+)
 from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
     LEAST_OWN,
@@ -53,8 +53,8 @@ from flower_kmeans.algorithms.synopsis_constants import (
     SMALLEST,
 )
 from flower_kmeans.algorithms.synopsis_mixture import (
+    CellNoise,
     Mixture,
-    Noise,
     joined,
     nearest,
     prior,
@@ -63,14 +63,15 @@ from flower_kmeans.algorithms.synopsis_mixture import (
 from flower_kmeans.algorithms.synopsis_start import Start
 from flower_kmeans.algorithms.synopsis_state import (
     SLACKS,
-    Arrays,
-    Cells,
+    CountedCells,
     Directions,
+    NamedIntegers,
     NoisySum,
     Note,
     Setting,
     StateArrays,
 )
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums
 
 
@@ -152,11 +153,11 @@ class CellsStage:
         before: StateArrays,
         found: NoisySum,
         flags: IntArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return the next cells; after the last round, centroids (as `Stage.after`)."""
         setting = self.setting
         source = round_words(setting.seed, self.round_number)
-        noise = Noise(
+        noise = CellNoise(
             sums=found.noise(SUMS),
             counts=found.noise(COUNTS),
             slacks=found.noise(SLACKS),
@@ -172,13 +173,13 @@ class CellsStage:
         return cells.to_arrays(setting.fraction_bits)
 
     def _learned(
-        self, before: StateArrays, found: NoisySum, noise: Noise, flags: IntArray
+        self, before: StateArrays, found: NoisySum, noise: CellNoise, flags: IntArray
     ) -> Mixture:
         """Return the mixture that the noisy sums describe ("Model").
 
         Noted is that cells were held, or that none stood out of the noise.
         """
-        cells = Cells.read(before, self.setting.fraction_bits)
+        cells = CountedCells.read(before, self.setting.fraction_bits)
         released = Released(
             sums=found.values(SUMS),
             counts=found.values(COUNTS),
@@ -231,7 +232,7 @@ def partition(
     step: float,
     source: np.random.Philox,
     unseen: Mixture | None = None,
-) -> Cells:
+) -> CountedCells:
     """Return cells for the records of a mixture: k-means of a sample of it ("Cells").
 
     Parameters
@@ -273,7 +274,7 @@ def partition(
     if unseen is not None:
         counted = sample(mixture, size, source)
         labels = nearest(counted, found.points)
-    return Cells(
+    return CountedCells(
         centers=np.clip(centers, -most, most),
         radii=radii.astype(np.int64),
         variances=variances,
@@ -313,9 +314,9 @@ def _variances_within(
 
 
 def learned(
-    cells: Cells,
+    cells: CountedCells,
     released: Released,
-    noise: Noise,
+    noise: CellNoise,
     step: float,
     n_records: float,
     missing: BoolArray | None = None,
@@ -393,9 +394,9 @@ def _kept_cells(
 
 
 def _scales(
-    cells: Cells,
+    cells: CountedCells,
     released: Released,
-    noise: Noise,
+    noise: CellNoise,
     radii: FloatArray,
     sizes: FloatArray,
     means: FloatArray,

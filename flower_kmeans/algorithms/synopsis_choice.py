@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import MAX_ROUNDS, FloatArray, IntArray
+from flower_kmeans.algorithms.base import (
+    MAX_ROUNDS,
+)
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import to_grid
@@ -23,12 +25,18 @@ from flower_kmeans.algorithms.synopsis_constants import (
     SMALLEST,
     TOLERANCE,
 )
-from flower_kmeans.algorithms.synopsis_mixture import Mixture, Noise, nearest, on_grid
+from flower_kmeans.algorithms.synopsis_mixture import (
+    CellNoise,
+    Mixture,
+    nearest,
+    on_grid,
+)
 from flower_kmeans.algorithms.synopsis_selection import Selection, select
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import row_sums
 
 
-class Costs(NamedTuple):
+class ClusteringCosts(NamedTuple):
     """The costs of clusterings with different numbers of clusters, (n,) each.
 
     Attributes
@@ -87,10 +95,10 @@ def costs_of(
     mixture: Mixture,
     found: Sequence[Selection],
     radii: FloatArray,
-    noise: Noise,
+    noise: CellNoise,
     beside: float,
     n_beside: int,
-) -> Costs:
+) -> ClusteringCosts:
     """Return the costs of clusterings of a mixture.
 
     Parameters
@@ -109,7 +117,7 @@ def costs_of(
         Number of these directions.
     """
     n = len(found)
-    costs = Costs(np.zeros(n), errors=np.zeros(n), dimensions=np.zeros(n))
+    costs = ClusteringCosts(np.zeros(n), errors=np.zeros(n), dimensions=np.zeros(n))
     for i, each in enumerate(found):
         along = math.fsum(each.within)
         cost = max(along + n_beside * beside, SMALLEST)
@@ -127,7 +135,7 @@ def _standard_error(
     found: Selection,
     along: float,
     radii: FloatArray,
-    noise: Noise,
+    noise: CellNoise,
 ) -> float:
     """Return the standard error of a clustering's cost, by the noise of cells.
 
@@ -180,7 +188,9 @@ def most_suggested(weights: FloatArray, noise: float) -> int:
     return int(min(n_parts // LEAST_PARTS, by_noise))
 
 
-def suggested(numbers: Sequence[int] | IntArray, found: Costs, most: int) -> int:
+def suggested(
+    numbers: Sequence[int] | IntArray, found: ClusteringCosts, most: int
+) -> int:
     """Return the number of clusters that the costs of some, in ascending order, suggest.
 
     The smallest whose gap is at most half a standard error of the cost below the

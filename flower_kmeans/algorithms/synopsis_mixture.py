@@ -12,7 +12,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import FloatArray, IntArray
 from flower_kmeans.algorithms.numerics.assignment import Centers
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.algorithms.numerics.portable import normals
@@ -29,7 +28,8 @@ from flower_kmeans.algorithms.synopsis_constants import (
     TOTAL_BITS,
     WEIGHT_BITS,
 )
-from flower_kmeans.algorithms.synopsis_state import Arrays, StateArrays
+from flower_kmeans.algorithms.synopsis_state import NamedIntegers, StateArrays
+from flower_kmeans.arrays import FloatArray, IntArray
 
 
 class Mixture(NamedTuple):
@@ -52,7 +52,7 @@ class Mixture(NamedTuple):
     errors: FloatArray
 
 
-class Noise(NamedTuple):
+class CellNoise(NamedTuple):
     """Standard deviations of the noise: sums and slacks in radii, counts in records."""
 
     sums: float
@@ -101,7 +101,7 @@ class Parts(NamedTuple):
             scales=arrays["part_scales"],
         )
 
-    def to_arrays(self) -> Arrays:
+    def to_arrays(self) -> NamedIntegers:
         """Return the arrays of a state."""
         return {
             "parts": self.weights,

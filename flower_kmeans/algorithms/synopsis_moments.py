@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Range, Statistic
+from flower_kmeans.algorithms.base import (
+    Block,
+    Range,
+    Statistic,
+)
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
@@ -32,13 +36,14 @@ from flower_kmeans.algorithms.synopsis_constants import (
 from flower_kmeans.algorithms.synopsis_mixture import prior
 from flower_kmeans.algorithms.synopsis_state import (
     NORMS,
-    Arrays,
     Directions,
+    NamedIntegers,
     NoisySum,
     Note,
     Setting,
     StateArrays,
 )
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 
 
@@ -97,7 +102,7 @@ class MomentsStage:
         before: StateArrays,
         found: NoisySum,
         flags: IntArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return the directions and the first cells (as `Stage.after`)."""
         source = round_words(self.setting.seed, FIRST)
         if self.takes_moments:

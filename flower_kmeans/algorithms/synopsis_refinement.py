@@ -14,8 +14,6 @@ from flower_kmeans.algorithms.base import (
     MIN_COUNT,
     SUMS,
     Block,
-    FloatArray,
-    IntArray,
     Range,
     Statistic,
 )
@@ -27,7 +25,9 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import BoolArray, held
+from flower_kmeans.algorithms.synopsis_absence import (
+    held,
+)
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
     DRIFT_DECAY,
@@ -44,14 +44,15 @@ from flower_kmeans.algorithms.synopsis_sizes import (
     records_reached,
 )
 from flower_kmeans.algorithms.synopsis_state import (
-    Arrays,
     Clusters,
+    NamedIntegers,
     NoisySum,
     Note,
     Setting,
     Spread,
     StateArrays,
 )
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums
 from flower_kmeans.threads import single_threaded_blas
 
@@ -108,7 +109,7 @@ class RefinementStage:
         before: StateArrays,
         found: NoisySum,
         flags: IntArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return the moved clusters, and with bounds their weights (as `Stage.after`).
 
         Noted is that counts are within their noise, or that clusters were held.
@@ -199,7 +200,7 @@ class RefinementStage:
         found: NoisySum,
         moved: Clusters,
         missing: BoolArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return masses after noisy counts, and weights for the moved centroids.
 
         Nothing without bounds on sizes ("Bounds on cluster sizes").

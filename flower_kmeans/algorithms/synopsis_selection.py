@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import FloatArray, IntArray
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans, lloyd_steps
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
@@ -43,6 +42,7 @@ from flower_kmeans.algorithms.synopsis_mixture import (
     nearest,
     on_grid,
 )
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import row_sums
 
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.base import (
     COUNTS,
     Block,
-    FloatArray,
-    IntArray,
     Range,
     Statistic,
 )
@@ -27,7 +25,9 @@ from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import BoolArray, held
+from flower_kmeans.algorithms.synopsis_absence import (
+    held,
+)
 from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_NOISE,
     MASS_BITS,
@@ -35,13 +35,14 @@ from flower_kmeans.algorithms.synopsis_constants import (
 )
 from flower_kmeans.algorithms.synopsis_mixture import Parts
 from flower_kmeans.algorithms.synopsis_state import (
-    Arrays,
+    NamedIntegers,
     NoisySum,
     Setting,
     StateArrays,
     one_real,
     stored,
 )
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.threads import single_threaded_blas
 
@@ -73,7 +74,7 @@ class Sizes(NamedTuple):
             variance=one_real(arrays["size_variance"]),
         )
 
-    def to_arrays(self) -> Arrays:
+    def to_arrays(self) -> NamedIntegers:
         """Return the arrays of a state."""
         return {
             "masses": self.masses,
@@ -227,7 +228,7 @@ class SizingStage:
         before: StateArrays,
         found: NoisySum,
         flags: IntArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return counts, and masses and weights that follow them (as `Stage.after`).
 
         The last round changes the counts alone.

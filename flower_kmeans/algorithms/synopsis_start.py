@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from flower_kmeans.algorithms import synopsis_choice as choice
-from flower_kmeans.algorithms.base import FloatArray, IntArray
 from flower_kmeans.algorithms.numerics.postprocess import into_domain, to_grid
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
@@ -19,8 +18,8 @@ from flower_kmeans.algorithms.synopsis_constants import (
     RADIUS_FACTOR,
 )
 from flower_kmeans.algorithms.synopsis_mixture import (
+    CellNoise,
     Mixture,
-    Noise,
     Parts,
     equal_masses,
 )
@@ -31,14 +30,15 @@ from flower_kmeans.algorithms.synopsis_selection import (
 )
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, Sizes
 from flower_kmeans.algorithms.synopsis_state import (
-    Arrays,
     Clusters,
     Directions,
+    NamedIntegers,
     Note,
     Setting,
     Spread,
     StateArrays,
 )
+from flower_kmeans.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +55,10 @@ class Start:
         self,
         mixture: Mixture,
         before: StateArrays,
-        noise: Noise,
+        noise: CellNoise,
         flags: IntArray,
         source: np.random.Philox,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return the arrays of the first clusters.
 
         Parameters
@@ -98,9 +98,9 @@ class Start:
         fewest_clusters: int,
         mixture: Mixture,
         radii: FloatArray,
-        noise: Noise,
+        noise: CellNoise,
         directions: Directions,
-    ) -> tuple[Selection, Arrays]:
+    ) -> tuple[Selection, NamedIntegers]:
         """Return the centres of the number of clusters that costs suggest, as the first rows.
 
         Beside them, that number. ``radii`` (m,) are those of the cells, in D.
@@ -123,7 +123,7 @@ class Start:
         parts: Parts,
         directions: Directions,
         source: np.random.Philox,
-    ) -> tuple[Selection, Arrays]:
+    ) -> tuple[Selection, NamedIntegers]:
         """Return the centres of k-means with bounds on sizes, with masses and weights."""
         k = self.setting.n_clusters
         points = power.points(parts)
@@ -147,7 +147,7 @@ class Start:
         lifted = setting.projection.lift(on_grid, directions.projection)
         return into_domain(to_grid(lifted), setting.domain, setting.fraction_bits)
 
-    def _clusters(self, found: Selection, directions: Directions) -> Arrays:
+    def _clusters(self, found: Selection, directions: Directions) -> NamedIntegers:
         """Return the arrays of clusters that have not moved yet, and of their spread."""
         centroids = self._centroids(found, directions)
         first = math.fsum(found.within) + directions.rest

@@ -18,7 +18,11 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Range, Statistic
+from flower_kmeans.algorithms.base import (
+    Block,
+    Range,
+    Statistic,
+)
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
@@ -33,9 +37,10 @@ from flower_kmeans.algorithms.synopsis_constants import (
     RADIUS_FACTOR,
     REAL_BITS,
 )
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 
-Arrays = dict[str, IntArray]
+NamedIntegers = dict[str, IntArray]
 StateArrays = Mapping[str, NDArray[Any]]
 
 NORMS = "norms"
@@ -116,7 +121,7 @@ class Stage(Protocol):
         before: StateArrays,
         found: NoisySum,
         flags: IntArray,
-    ) -> Arrays:
+    ) -> NamedIntegers:
         """Return the arrays that the round changes in the state.
 
         Parameters
@@ -236,7 +241,7 @@ class Directions(NamedTuple):
             rest=one_real(arrays["rest"]),
         )
 
-    def to_arrays(self) -> Arrays:
+    def to_arrays(self) -> NamedIntegers:
         """Return the arrays of a state."""
         return {
             "projection": self.projection,
@@ -249,7 +254,7 @@ class Directions(NamedTuple):
         return self.rest / max(n_beside, 1)
 
 
-class Cells(NamedTuple):
+class CountedCells(NamedTuple):
     """The cells of a synopsis round, and how the model's records lie in them ("Cells").
 
     Attributes
@@ -283,7 +288,7 @@ class Cells(NamedTuple):
             expected=scaled(arrays["expected"], fraction_bits),
         )
 
-    def to_arrays(self, fraction_bits: int) -> Arrays:
+    def to_arrays(self, fraction_bits: int) -> NamedIntegers:
         """Return the arrays of a state."""
         return {
             "cells": self.centers,
@@ -314,7 +319,7 @@ class Spread(NamedTuple):
         """Return the spread of a state's arrays."""
         return cls(within=real(arrays["within"]), first=one_real(arrays["first"]))
 
-    def to_arrays(self) -> Arrays:
+    def to_arrays(self) -> NamedIntegers:
         """Return the arrays of a state."""
         return {"within": stored(self.within), "first": stored(self.first)}
 
@@ -358,7 +363,7 @@ class Clusters(NamedTuple):
             radius=int(arrays["radius"][0]),
         )
 
-    def to_arrays(self, fraction_bits: int) -> Arrays:
+    def to_arrays(self, fraction_bits: int) -> NamedIntegers:
         """Return the arrays of a state."""
         return {
             "centroids": self.centroids,

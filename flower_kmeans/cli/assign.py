@@ -10,17 +10,20 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
-from flower_kmeans.data.tables import Block, open_table, records_of
+from flower_kmeans.data.tables import TableBlock, open_table, records_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.protocol.results import saved_synopsis
-from flower_kmeans.report.clustering import Floats, assigned
+from flower_kmeans.report.clustering import (
+    assigned,
+)
 from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
 ADDED = ("cluster", "distance")
@@ -29,14 +32,14 @@ ADDED = ("cluster", "distance")
 class Found(NamedTuple):
     """A clustering, as ``centroids.npz`` holds it."""
 
-    centroids: Floats  # (k, d), in the user's units
+    centroids: FloatArray  # (k, d), in the user's units
     columns: tuple[str, ...]
     domain: Domain
-    weights: Floats | None
-    counts: Floats  # (k,), noisy
+    weights: FloatArray | None
+    counts: FloatArray  # (k,), noisy
     is_private: bool
     # (k,), and intervals (k, 2): of a run with bounds
-    sizes: tuple[Floats, Floats] | None = None
+    sizes: tuple[FloatArray, FloatArray] | None = None
     synopsis: Synopsis | None = None  # that the same file has, as a node's does
 
     @property
@@ -156,7 +159,7 @@ class Placed(NamedTuple):
     """Clusters of some records: the columns that the output adds."""
 
     labels: NDArray[np.int64]  # (m,)
-    distances: Floats  # (m,)
+    distances: FloatArray  # (m,)
     missing: NDArray[np.bool_]  # (m,): records without both
 
 
@@ -239,7 +242,7 @@ def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
 
 
 def _clusters(
-    block: Block, found: Found, findings: Findings, spelling: Spelling
+    block: TableBlock, found: Found, findings: Findings, spelling: Spelling
 ) -> Placed:
     """Return cluster, distance and whether both are missing, for each record of a block."""
     records = records_of(block, found.inputs, _declared(found), findings, spelling)
@@ -251,7 +254,7 @@ def _clusters(
     # days, logarithms and shares have no common unit
     if isinstance(found.domain, TableDomain):
         offsets /= found.domain.unit
-    distances: Floats = np.linalg.norm(offsets, axis=1)
+    distances: FloatArray = np.linalg.norm(offsets, axis=1)
     return Placed(labels, distances, missing)
 
 
@@ -273,7 +276,7 @@ class _CsvOutput:
         self._writer = csv.writer(self._text, lineterminator="\n")
         self._writer.writerow([*names, *ADDED])
 
-    def write(self, block: Block, placed: Placed) -> None:
+    def write(self, block: TableBlock, placed: Placed) -> None:
         """Add a block of records."""
         absent = placed.missing.tolist()
         values = [
@@ -301,7 +304,7 @@ class _ParquetOutput:
         self._names = names
         self._writer: Any = None
 
-    def write(self, block: Block, placed: Placed) -> None:
+    def write(self, block: TableBlock, placed: Placed) -> None:
         """Add a block of records."""
         batch = block.stored
         if batch is None:
@@ -323,7 +326,9 @@ class _ParquetOutput:
         """Write the end of the file."""
         if self._writer is None:  # a table without records
             none = np.empty(0, dtype=object)
-            empty = Block(dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool))
+            empty = TableBlock(
+                dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool)
+            )
             nothing = Placed(
                 np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool)
             )

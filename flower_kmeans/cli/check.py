@@ -68,7 +68,7 @@ _MARKS = {True: Text("ok", style="green"), False: Text("no", style="bold red")}
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckedItem:
     """One thing that a node needs, whether it is well, and the words for its operator."""
 
     name: str
@@ -84,7 +84,7 @@ def check_node(
     reading: Reading = USUAL_READING,
     domain: str | os.PathLike[str] | None = None,
     accepted: Mapping[str, str] | None = None,
-) -> list[Finding]:
+) -> list[CheckedItem]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
     ``data``, a file, a database or a ``source.toml``, is read as the node does, by
@@ -138,7 +138,7 @@ def _declared(
     return named, None
 
 
-def print_findings(console: Console, findings: list[Finding]) -> None:
+def print_findings(console: Console, findings: list[CheckedItem]) -> None:
     """Print the conclusion, and then a row for each finding, faults first."""
     bad = [finding.name for finding in findings if not finding.is_well]
     answer = "Yes, as far as this can see."
@@ -154,18 +154,18 @@ def print_findings(console: Console, findings: list[Finding]) -> None:
     console.print(table)
 
 
-def _find(name: str, look: Callable[..., str], *arguments: Any) -> Finding:
+def _find(name: str, look: Callable[..., str], *arguments: Any) -> CheckedItem:
     try:
-        return Finding(name, True, look(*arguments))
+        return CheckedItem(name, True, look(*arguments))
     except KMeansError as error:
         return _bad(name, error)
 
 
-def _bad(name: str, error: KMeansError) -> Finding:
+def _bad(name: str, error: KMeansError) -> CheckedItem:
     text = str(error)
     if name == "policy file" and text.endswith(DOMAIN_EXAMPLES):
-        return Finding(name, False, text)  # which points to an example already
-    return Finding(name, False, f"{text} {_HINTS[name]}")
+        return CheckedItem(name, False, text)  # which points to an example already
+    return CheckedItem(name, False, f"{text} {_HINTS[name]}")
 
 
 # -------------------------------------------------------------------- what is looked at

@@ -38,7 +38,7 @@ from flower_kmeans.data.tables import OpenTable, is_nameless, open_table
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.files import reason_and_cure
 
-Column = Number | Category | Date
+ColumnDeclaration = Number | Category | Date
 T = TypeVar("T")
 
 _RULE = "A missing cell drops its record, unless the domain states what it counts as (missing)."
@@ -95,7 +95,7 @@ def ask() -> TableDomain:
     return TableDomain([_until_right(_column, name) for name in names])
 
 
-def _column(name: str) -> Column:
+def _column(name: str) -> ColumnDeclaration:
     kind = typer.prompt(
         f"{name}: number, category or date",
         default="number",
@@ -132,7 +132,9 @@ def _column(name: str) -> Column:
 _ENDS = ("lower", "upper")
 
 
-def _until_right(make: Callable[[str], Column], name: str) -> Column:
+def _until_right(
+    make: Callable[[str], ColumnDeclaration], name: str
+) -> ColumnDeclaration:
     while True:
         column = make(name)
         try:
@@ -244,7 +246,7 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
     counts = Counter(opened.names)
     usable = [name for name, n in counts.items() if n == 1]
     cells = _cells_of(opened, usable)
-    found: list[Column] = []
+    found: list[ColumnDeclaration] = []
     gaps: dict[str, int] = {}
     left_out: list[tuple[str, str]] = []
     for i, name in enumerate(opened.names, 1):
@@ -300,7 +302,7 @@ def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]
     }
 
 
-def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
+def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> ColumnDeclaration:
     """Return a valid declaration of a column's cells, or raise a `_LeftOutError`."""
     if not name or not name.isprintable():
         raise _LeftOutError("no printable name")
@@ -313,7 +315,7 @@ def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
         ) from None
 
 
-def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
+def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> ColumnDeclaration:
     if cells.ndim != 1:
         raise _LeftOutError("nested: a cell holds several values")
     if cells.dtype.kind in "biuf":
@@ -403,7 +405,7 @@ def _kind(cell: Any, spelling: Spelling) -> str:
     return _TEXT
 
 
-def _example(column: Column) -> str:
+def _example(column: ColumnDeclaration) -> str:
     """Return a value of ``missing`` that the column may have, as TOML has it."""
     if isinstance(column, Category):
         return json.dumps(column.values[0], ensure_ascii=False)

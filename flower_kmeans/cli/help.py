@@ -26,7 +26,7 @@ from flower_kmeans.parameters import is_auto
 if TYPE_CHECKING:
     from flower_kmeans.strategies import Option
 
-Row = tuple[str, str]
+HelpRow = tuple[str, str]
 """An option with its values, and its help."""
 
 _MOST_SENTENCE = 300  # characters: more than any
@@ -143,7 +143,7 @@ class StrategyCommand(Command):
         _write_rows(formatter, f"Parameters of {chosen.name}", rows)
         _write_rows(formatter, "More", self._more_rows(ctx, reading))
 
-    def _more_rows(self, ctx: click.Context, reading: Sequence[str]) -> list[Row]:
+    def _more_rows(self, ctx: click.Context, reading: Sequence[str]) -> list[HelpRow]:
         """Return where the help of other options is."""
         others = f"flower-kmeans {ctx.info_name} --strategy NAME --help"
         rows = [("other strategies", others)]
@@ -190,7 +190,7 @@ _ARGUMENTS = f"{__name__}.arguments"
 
 
 def _write_rows(
-    formatter: click.HelpFormatter, title: str, rows: Sequence[Row]
+    formatter: click.HelpFormatter, title: str, rows: Sequence[HelpRow]
 ) -> None:
     """Write a group of options, or of words, with their meanings."""
     with formatter.section(title):
@@ -205,7 +205,7 @@ def _serves(option: str | None, chosen: Settings) -> bool:
 
 def _own_rows(
     ctx: click.Context, own: Iterable[click.Parameter], chosen: Settings
-) -> list[Row]:
+) -> list[HelpRow]:
     """Return the options of the command."""
     rows = []
     for each in own:
@@ -217,7 +217,7 @@ def _own_rows(
     return rows
 
 
-def _choice_rows(chosen: Settings) -> list[Row]:
+def _choice_rows(chosen: Settings) -> list[HelpRow]:
     """Return the options that choose a strategy, its budget and its trust model."""
     from flower_kmeans.strategies import BY_NAME
 
@@ -235,7 +235,7 @@ def _choice_rows(chosen: Settings) -> list[Row]:
     return rows
 
 
-def _parameter_row(name: str, option: "Option") -> Row:
+def _parameter_row(name: str, option: "Option") -> HelpRow:
     """Return an option for a parameter of a strategy."""
     text = _WORDS.get(name) or _first_clause(option.meaning)
     values = option.kind.values

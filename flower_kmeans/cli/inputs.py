@@ -24,7 +24,7 @@ _MAX_CLIENTS_BY_VALUE = 1_000
 
 
 @dataclass(frozen=True)
-class Source:
+class InputRecords:
     """Records, and public facts about them."""
 
     name: str  # of the file
@@ -150,7 +150,7 @@ class Source:
             )
         return parties
 
-    def ordered(self, names: Sequence[str]) -> "Source":
+    def ordered(self, names: Sequence[str]) -> "InputRecords":
         """Return the source with all its columns, or declared columns, in another order."""
         domain = self.domain
         columns = tuple(names)
@@ -299,10 +299,10 @@ class Source:
         return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def photo() -> Source:
+def photo() -> InputRecords:
     """Return the bundled photograph; its size and its bounds are public."""
     image = datasets.load_photo()
-    return Source(
+    return InputRecords(
         name="china.jpg",
         records=image.reshape(-1, 3).astype(np.float64),
         columns=datasets.PHOTO_COLUMNS,
@@ -319,7 +319,7 @@ def table(
     label: str | None,
     split: str | None,
     domain: TableDomain | None = None,
-) -> Source:
+) -> InputRecords:
     """Return the records of a user's file."""
     kind, _, detail = (split or "").partition(":")
     keep = [detail] if kind == "column" and detail else []
@@ -338,7 +338,9 @@ def table(
     name = data_name(data)
     if not len(loaded.records):
         raise ConfigurationError(f"The data file {name} has no usable records.")
-    return Source(name, loaded.records, loaded.columns, table=loaded, domain=domain)
+    return InputRecords(
+        name, loaded.records, loaded.columns, table=loaded, domain=domain
+    )
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flower_kmeans.cli.limits import judge, share_text
-from flower_kmeans.data.findings import ColumnFindings, Findings, Kind
+from flower_kmeans.data.findings import ColumnFindings, ColumnKind, Findings
 from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
 from flower_kmeans.data.reading import Reading, resolved
 from flower_kmeans.data.spelling import Spelling, are_missing
@@ -39,7 +39,7 @@ _DRAFT = """\
 # NOT FOR OTHERS AS IT IS: the kinds, categories and reasons below were read off records. Compare
 # them with what is public, and remove all comments before anybody else sees this file.
 """
-_READ_AS: Mapping[str, Kind] = {
+_READ_AS: Mapping[str, ColumnKind] = {
     "number": "number",
     "empty": "number",
     "date": "date",

@@ -13,7 +13,7 @@ FILES = "files"  # that a table may be read by others than its owner
 
 
 @dataclass(frozen=True)
-class Limit:
+class CheckLimit:
     """A fault of tables, the largest share that passes, and why more of it is refused.
 
     Without a share, the fault is refused where it is found.
@@ -31,46 +31,46 @@ class Limit:
         return f"more than {self.most:.0%} {self.what}".replace("%", " %")
 
 
-UNREADABLE = Limit(
+UNREADABLE = CheckLimit(
     "of a column's cells unreadable",
     0.05,
     "its format is not the declared one, such as a decimal comma",
 )
-MISSING = Limit(
+MISSING = CheckLimit(
     "of a column's cells missing",
     0.20,
     "these records are left out, or their common value becomes a cluster",
 )
-OUTSIDE = Limit(
+OUTSIDE = CheckLimit(
     "of a column's values outside the bounds",
     0.05,
     "they are moved to the bounds, often because of a different unit",
 )
-MALFORMED = Limit(
+MALFORMED = CheckLimit(
     "of the lines malformed",
     0.01,
     "the delimiter or the quotes are wrong",
 )
-VOID = Limit(
+VOID = CheckLimit(
     "of the records counting as none",
     0.50,
     "the clusters would describe the other records only",
 )
-EMPTY = Limit(
+EMPTY = CheckLimit(
     "a column without a value",
     None,
     "each record is left out, or all are equal in it",
 )
-CONSTANT = Limit(
+CONSTANT = CheckLimit(
     "a column with one value only", None, "it does not distinguish records"
 )
-ROW_NUMBERS = Limit(
+ROW_NUMBERS = CheckLimit(
     "a column that looks like a number of rows",
     None,
     "clusters would follow the order of the file",
 )
-ID = Limit("a column that looks like an id", None, "its distances mean nothing")
-NOTHING = Limit(
+ID = CheckLimit("a column that looks like an id", None, "its distances mean nothing")
+NOTHING = CheckLimit(
     "no usable record", None, "the node would answer like a node without records"
 )
 
@@ -158,7 +158,7 @@ def judge(
     return judged
 
 
-def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
+def _of_column(column: "ColumnFindings") -> list[tuple[CheckLimit, float, str]]:
     """Return the findings on a column: limit, share, and words of each."""
     from flower_kmeans.data.findings import NOT_READ
 
@@ -190,7 +190,7 @@ def _of_column(column: "ColumnFindings") -> list[tuple[Limit, float, str]]:
 
 
 def _sort(
-    judged: Judgement, limit: Limit, share: float, text: str, reason: str | None
+    judged: Judgement, limit: CheckLimit, share: float, text: str, reason: str | None
 ) -> None:
     """Add a finding to the noted, accepted or refused ones."""
     if limit.most is not None and share <= limit.most:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from flower_kmeans.data.reading import Reading
     from flower_kmeans.strategies import KMeansStrategy, Option, VerticalKMeans
 
-Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"})
+EngineOption = StrEnum(
+    "EngineOption", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"}
+)
 
 _DEFAULTS = {"n_clusters": "16"}  # of what strategies require
 _HINTS = {

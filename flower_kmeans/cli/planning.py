@@ -11,7 +11,7 @@ from rich.console import Console
 from flower_kmeans.cli import outputs
 from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
 from flower_kmeans.cli.options import Settings, even_widths, placeholders
-from flower_kmeans.cli.preview import Sizes, show_losses
+from flower_kmeans.cli.preview import PreviewSizes, show_losses
 from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
@@ -25,7 +25,7 @@ _DEFAULT_PARTIES = 2
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """Options of ``plan`` beside those of strategies, as a user gave them."""
 
     domain: Path | None
@@ -45,7 +45,7 @@ class _Plan:
     parameters: dict[str, Any]
 
 
-def show_plan(settings: Settings, request: Request) -> None:
+def show_plan(settings: Settings, request: PlanRequest) -> None:
     """Print the plan of a strategy, and simulate its loss if that is asked for.
 
     Raises
@@ -69,7 +69,7 @@ def show_plan(settings: Settings, request: Request) -> None:
         _show_losses(console, settings, request, made)
 
 
-def _number_of_features(settings: Settings, request: Request) -> int | None:
+def _number_of_features(settings: Settings, request: PlanRequest) -> int | None:
     """Return the number of columns, if an option gives it."""
     features = request.features
     if request.domain is not None and features is not None:
@@ -89,7 +89,7 @@ def _number_of_features(settings: Settings, request: Request) -> int | None:
 
 
 def _require_fitting(
-    settings: Settings, request: Request, features: int | None
+    settings: Settings, request: PlanRequest, features: int | None
 ) -> None:
     """Require options that a plan of the strategy can use."""
     name = settings.name
@@ -114,7 +114,7 @@ def _require_fitting(
         )
 
 
-def _make(settings: Settings, request: Request, features: int) -> _Plan:
+def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
     """Return the strategy for records of [-1, 1] in each column."""
     given = settings.given
     n_records = given.get("n_records", datasets.PHOTO_RECORDS)
@@ -179,7 +179,7 @@ def _size_noise(strategy: KMeansStrategy | VerticalKMeans) -> float | None:
 
 
 def _show_losses(
-    console: Console, settings: Settings, request: Request, made: _Plan
+    console: Console, settings: Settings, request: PlanRequest, made: _Plan
 ) -> None:
     """Run the plan on generated records, and print its losses."""
     n_points = request.server_points
@@ -190,7 +190,7 @@ def _show_losses(
             parameters["server_data"] = points
         return replace(settings, epsilon=epsilon).make(made.box, **parameters)
 
-    sizes = Sizes(
+    sizes = PreviewSizes(
         n_records=made.parameters["n_records"],
         n_features=made.box.n_features,
         n_clusters=made.strategy.n_clusters,

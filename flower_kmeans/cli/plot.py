@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.released import CONFIDENCE
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.assign import Found, read_centroids, synopsis_of
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
@@ -23,7 +24,9 @@ from flower_kmeans.data.tables import data_name, read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
-from flower_kmeans.report.clustering import Floats, assigned
+from flower_kmeans.report.clustering import (
+    assigned,
+)
 from flower_kmeans.report.picture import colours
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-Kind = StrEnum(
-    "Kind", {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PROFILES": "profiles"}
+PlotKind = StrEnum(
+    "PlotKind",
+    {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PROFILES": "profiles"},
 )
 
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -51,7 +55,7 @@ class Picture:
 
     found: Found
     synopsis: Synopsis | None
-    records: Floats | None  # (n, d), in the user's units
+    records: FloatArray | None  # (n, d), in the user's units
     columns: Sequence[str] | None  # to pair
 
     @property
@@ -74,7 +78,7 @@ def require_file(option: str, path: Path) -> None:
 
 
 def draw(
-    kind: Kind,
+    kind: PlotKind,
     centroids: Path,
     output: Path,
     records: str | None,
@@ -111,24 +115,24 @@ def draw(
     require_file("--output", output)
     from matplotlib.figure import Figure
 
-    if records is not None and kind not in (Kind.AXES, Kind.PAIRS):
+    if records is not None and kind not in (PlotKind.AXES, PlotKind.PAIRS):
         raise ConfigurationError(
             f"Expected --records with axes or pairs only. Got it with {kind}."
         )
-    if columns is not None and kind is not Kind.PAIRS:
+    if columns is not None and kind is not PlotKind.PAIRS:
         raise ConfigurationError(
             f"Expected --columns with pairs only. Got it with {kind}."
         )
     found = read_centroids(centroids, domain)
     held = None if records is None else _records_of(found, records, reading)
     picture = Picture(found, synopsis_of(found, centroids), held, columns)
-    if len(found.columns) == 1 and kind is Kind.AXES:
-        kind = Kind.PAIRS  # along one column the picture is a density
+    if len(found.columns) == 1 and kind is PlotKind.AXES:
+        kind = PlotKind.PAIRS  # along one column the picture is a density
     draw_kind = {
-        Kind.AXES: _draw_axes,
-        Kind.PAIRS: _draw_pairs,
-        Kind.SIZES: _draw_sizes,
-        Kind.PROFILES: _draw_profiles,
+        PlotKind.AXES: _draw_axes,
+        PlotKind.PAIRS: _draw_pairs,
+        PlotKind.SIZES: _draw_sizes,
+        PlotKind.PROFILES: _draw_profiles,
     }[kind]
 
     figure = Figure(layout="constrained", dpi=120)
@@ -152,7 +156,7 @@ def _note(figure: "Figure", found: Found, records: str | None) -> None:
     figure.supxlabel(text, fontsize=8, color=colour, parse_math=False)
 
 
-def _records_of(found: Found, data: str, reading: Reading) -> Floats:
+def _records_of(found: Found, data: str, reading: Reading) -> FloatArray:
     """Return the records of a file with the run's columns, (n, d)."""
     if isinstance(found.domain, TableDomain):
         return read_table(data, reading, domain=found.domain).records
@@ -186,11 +190,11 @@ def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
 class _View(NamedTuple):
     """Two directions of the scaled domain, along which clusters are drawn."""
 
-    center: Floats  # (d,), the origin
-    directions: Floats  # (d, 2), orthogonal unit vectors
-    parts: Floats  # (2,), their shares of the variance
+    center: FloatArray  # (d,), the origin
+    directions: FloatArray  # (d, 2), orthogonal unit vectors
+    parts: FloatArray  # (2,), their shares of the variance
 
-    def places(self, scaled: Floats) -> Floats:
+    def places(self, scaled: FloatArray) -> FloatArray:
         """Return the places of scaled points (m, d) in the picture, (m, 2)."""
         return (scaled - self.center) @ self.directions
 
@@ -223,7 +227,7 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
     figure.legend(loc="outside right upper", fontsize=8)
 
 
-def _view_of_centroids(centroids: Floats, counts: Floats) -> _View:
+def _view_of_centroids(centroids: FloatArray, counts: FloatArray) -> _View:
     """Return the principal axes of scaled centroids (k, d), weighted by their sizes."""
     sizes = np.maximum(counts, 0.0)
     if not sizes.any():
@@ -235,7 +239,7 @@ def _view_of_centroids(centroids: Floats, counts: Floats) -> _View:
     return _View(center, *_principal(covariance))
 
 
-def _view_of_synopsis(synopsis: Synopsis) -> tuple[Floats, _View]:
+def _view_of_synopsis(synopsis: Synopsis) -> tuple[FloatArray, _View]:
     """Return the mean of a synopsis along its directions, and its principal axes."""
     mixture = synopsis.mixture
     shares = _shares(synopsis)
@@ -251,7 +255,7 @@ def _view_of_synopsis(synopsis: Synopsis) -> tuple[Floats, _View]:
     return mean, _View(along @ mean, *_principal(covariance))
 
 
-def _principal(covariance: Floats) -> tuple[Floats, Floats]:
+def _principal(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the two principal directions (d, 2) of a covariance, and their shares of it."""
     values, vectors = np.linalg.eigh(covariance)
     directions = vectors[:, :-3:-1].copy()
@@ -321,7 +325,7 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
         axes.plot(points, density, color="black", linewidth=1)
 
 
-def _density(synopsis: Synopsis, place: int) -> tuple[Floats, Floats]:
+def _density(synopsis: Synopsis, place: int) -> tuple[FloatArray, FloatArray]:
     """Return the density of a synopsis along a column: 200 points, and its values."""
     means = synopsis.means[:, place]
     column = np.diag(synopsis.domain.unit)[:, [place]]
@@ -341,8 +345,8 @@ def _density(synopsis: Synopsis, place: int) -> tuple[Floats, Floats]:
 class _Sizes(NamedTuple):
     """Noisy sizes of clusters, and where they come from."""
 
-    counts: Floats  # (k,)
-    intervals: Floats | None = None  # (k, 2)
+    counts: FloatArray  # (k,)
+    intervals: FloatArray | None = None  # (k, 2)
     origin: str = ""
     together: str = ""  # whether the intervals hold at once or each for itself
 
@@ -420,7 +424,7 @@ def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     figure.colorbar(drawn, ax=axes, label=label)
 
 
-def _profiles(picture: Picture) -> tuple[Floats, str]:
+def _profiles(picture: Picture) -> tuple[FloatArray, str]:
     """Return the values of each centroid by column, (k, at most d), and their unit."""
     found = picture.found
     synopsis = picture.synopsis
@@ -440,7 +444,11 @@ def _profiles(picture: Picture) -> tuple[Floats, str]:
 
 
 def _draw_parts(
-    axes: "Axes", found: Found, synopsis: Synopsis, means: Floats, directions: Floats
+    axes: "Axes",
+    found: Found,
+    synopsis: Synopsis,
+    means: FloatArray,
+    directions: FloatArray,
 ) -> None:
     """Draw an ellipse for each part along two directions (d, 2), the darker the heavier it is."""
     from matplotlib.patches import Ellipse
@@ -459,7 +467,7 @@ def _draw_parts(
     axes.scatter(means[:, 0], means[:, 1], s=0)
 
 
-def _draw_records(axes: "Axes", places: Floats) -> None:
+def _draw_records(axes: "Axes", places: FloatArray) -> None:
     """Draw records (n, 2) as points, at most so many."""
     # Every n-th record: with a random choice, each picture would be another one.
     step = max(1, math.ceil(len(places) / _MOST_POINTS))
@@ -467,7 +475,7 @@ def _draw_records(axes: "Axes", places: Floats) -> None:
     axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=0.5)
 
 
-def _draw_centroids(axes: "Axes", found: Found, places: Floats) -> None:
+def _draw_centroids(axes: "Axes", found: Found, places: FloatArray) -> None:
     """Draw centroids (k, 2) with their numbers, the larger the larger their cluster is."""
     sizes = np.maximum(found.counts, 0.0)
     area = 40 + 160 * sizes / (sizes.max() or 1.0)
@@ -509,9 +517,9 @@ def _reader(owner: Any) -> Callable[[float], str] | None:
 # --------------------------------------------------------------------- of a run
 
 
-def _shares(synopsis: Synopsis) -> Floats:
+def _shares(synopsis: Synopsis) -> FloatArray:
     """Return the share of the records in each part of a synopsis, (m,)."""
-    shares: Floats = synopsis.weights / synopsis.weights.sum()
+    shares: FloatArray = synopsis.weights / synopsis.weights.sum()
     return shares
 
 
@@ -520,7 +528,7 @@ def _labels(found: Found, synopsis: Synopsis) -> NDArray[np.int64]:
     return assigned(synopsis.means, found.centroids, found.domain, found.weights)
 
 
-def _largest(counts: Floats) -> NDArray[np.int64]:
+def _largest(counts: FloatArray) -> NDArray[np.int64]:
     """Return the clusters to show, the largest first."""
     return np.argsort(-counts, kind="stable")[:_MOST_ROWS]
 

@@ -6,13 +6,13 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.plot import require_file
 from flower_kmeans.data.generators import separated_clusters, sizes_of
 from flower_kmeans.errors import ConfigurationError
@@ -24,7 +24,6 @@ from flower_kmeans.report.curves import Curve, draw_lines
 if TYPE_CHECKING:
     from flower_kmeans.strategies import KMeansStrategy
 
-FloatArray = NDArray[np.float64]
 Make = Callable[[float, FloatArray], "KMeansStrategy"]
 """Returns the strategy of an epsilon, given the server's own points."""
 
@@ -39,7 +38,7 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the user's epsilon
 _MOST_NUMBERS = 5 * 10**7
 
 
-class Sizes(NamedTuple):
+class PreviewSizes(NamedTuple):
     """The numbers of a plan."""
 
     n_records: int
@@ -69,7 +68,7 @@ class Loss(NamedTuple):
     found: int  # generated clusters whose centres have different nearest centroids
 
 
-def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
+def case_of(kind: str, seed: int, sizes: PreviewSizes) -> Case:
     """Return generated records of Gaussian clusters of equal sizes.
 
     They and the server's points are scaled by their own range: the bounds are as tight
@@ -99,7 +98,9 @@ def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
     return Case(records, points, centers, least, inertia(records, mean))
 
 
-def losses(make: Make, epsilon: float, sizes: Sizes, seed: int = 0) -> Iterator[Loss]:
+def losses(
+    make: Make, epsilon: float, sizes: PreviewSizes, seed: int = 0
+) -> Iterator[Loss]:
     """Yield the results of `RUNS` runs for each kind of records, and several epsilons.
 
     Parameters
@@ -148,7 +149,7 @@ def show_losses(
     console: Console,
     make: Make,
     epsilon: float,
-    sizes: Sizes,
+    sizes: PreviewSizes,
     seed: int = 0,
     chart: Path | None = None,
 ) -> None:
@@ -208,7 +209,7 @@ def _table(rows: Sequence[Loss], epsilon: float, n_clusters: int) -> Table:
     return table
 
 
-def _generated(sizes: Sizes) -> str:
+def _generated(sizes: PreviewSizes) -> str:
     """Return a description of the generated records."""
     easy, hard = KINDS.values()
     own = f", and {sizes.n_points:,} for the server," if sizes.n_points else ""

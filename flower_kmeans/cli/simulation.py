@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli import inputs, outputs
-from flower_kmeans.cli.inputs import Source
-from flower_kmeans.cli.options import Engine, Settings
+from flower_kmeans.cli.inputs import InputRecords
+from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import Reading
@@ -28,8 +28,6 @@ from flower_kmeans.simulation import simulate
 from flower_kmeans.simulation.engines import Place, choose_engine, started
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 
-FloatArray = NDArray[np.float64]
-
 # Stands first in the report of such a run, whose epsilon is otherwise that of its
 # noise.
 _BOUNDS_READ_OFF = (
@@ -39,7 +37,7 @@ _BOUNDS_READ_OFF = (
 
 
 @dataclass(frozen=True)
-class Request:
+class SimulationRequest:
     """Options of ``simulate`` beside those of strategies, as a user gave them."""
 
     data: str | None
@@ -53,16 +51,16 @@ class Request:
     bounds_from_data: bool
     split: str | None
     server_data: Path | None
-    engine: Engine
+    engine: EngineOption
     output: Path
     verbose: bool
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RunInputs:
     """All that a run takes: public numbers, and the records of each party."""
 
-    source: Source
+    source: InputRecords
     box: Box
     is_read_off: bool  # the bounds are from the records
     partitions: list[FloatArray]
@@ -101,7 +99,7 @@ class Ended:
         return (not_private, *stated)
 
 
-def run_simulation(settings: Settings, request: Request) -> None:
+def run_simulation(settings: Settings, request: SimulationRequest) -> None:
     """Run a federation in this process or on Ray, write its results and print them.
 
     Raises
@@ -126,7 +124,7 @@ def run_simulation(settings: Settings, request: Request) -> None:
 # --------------------------------------------------------------------------- inputs
 
 
-def read_inputs(settings: Settings, request: Request) -> Inputs:
+def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     """Return the records, their public bounds, their split, and the strategy."""
     source = _source_of(request)
     settings.check_server(
@@ -160,10 +158,10 @@ def read_inputs(settings: Settings, request: Request) -> Inputs:
     if "n_records" not in settings.given:
         parameters["n_records"] = _planned_records(settings, source)
     strategy = settings.make(box, **parameters)
-    return Inputs(source, box, is_read_off, partitions, strategy, seed)
+    return RunInputs(source, box, is_read_off, partitions, strategy, seed)
 
 
-def _source_of(request: Request) -> Source:
+def _source_of(request: SimulationRequest) -> InputRecords:
     """Return the photograph, or the records of a file."""
     data = request.data
     columns = request.columns
@@ -189,7 +187,7 @@ def _source_of(request: Request) -> Source:
     return inputs.table(data, request.reading, None, label, request.split, domain)
 
 
-def _server_points(request: Request, source: Source) -> dict[str, Any]:
+def _server_points(request: SimulationRequest, source: InputRecords) -> dict[str, Any]:
     """Return the parameter with the server's own points; none without such a file."""
     if request.server_data is None:
         return {}
@@ -200,7 +198,7 @@ def _server_points(request: Request, source: Source) -> dict[str, Any]:
     return {"server_data": points.records}
 
 
-def _planned_records(settings: Settings, source: Source) -> int:
+def _planned_records(settings: Settings, source: InputRecords) -> int:
     """Return the public number of records, where no option gives it."""
     if source.n_records is not None:  # of the photograph
         return source.n_records
@@ -216,10 +214,12 @@ def _planned_records(settings: Settings, source: Source) -> int:
 # --------------------------------------------------------------------------- the run
 
 
-def _run(console: Console, run: Inputs, engine: Place, request: Request) -> Ended:
+def _run(
+    console: Console, run: RunInputs, engine: Place, request: SimulationRequest
+) -> Ended:
     """Run the strategy on the partitions, and print a line for each round."""
     start = time.perf_counter()
-    may_fall_back = request.engine is Engine.AUTO
+    may_fall_back = request.engine is EngineOption.AUTO
     with (
         quiet_logs(verbose=request.verbose),
         started(engine, or_here=may_fall_back) as (place, other_engine),
@@ -238,7 +238,7 @@ def _run(console: Console, run: Inputs, engine: Place, request: Request) -> Ende
     return Ended(clustering, place, time.perf_counter() - start)
 
 
-def _title(run: Inputs, engine: str) -> str:
+def _title(run: RunInputs, engine: str) -> str:
     """Return the first line that a run prints."""
     source = run.source
     return (
@@ -279,7 +279,9 @@ def _round_printer(
 # --------------------------------------------------------------------------- outputs
 
 
-def _write(output: Path, run: Inputs, ended: Ended, *, with_picture: bool) -> list[str]:
+def _write(
+    output: Path, run: RunInputs, ended: Ended, *, with_picture: bool
+) -> list[str]:
     """Write the page, the report, the centroids and a picture, and return their names.
 
     All together, so that a full disk leaves the results of an earlier run as they were.
@@ -309,7 +311,7 @@ def _write(output: Path, run: Inputs, ended: Ended, *, with_picture: bool) -> li
 
 
 def _facts(
-    run: Inputs, ended: Ended, told: Sequence[tuple[str, str]]
+    run: RunInputs, ended: Ended, told: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Return the facts of ``report.json`` beside the report of the run.
 
@@ -348,7 +350,7 @@ def _caption(clustering: Clustering) -> str:
     return f"{colours}, epsilon {report.epsilon:.4g}"
 
 
-def _print_result(console: Console, run: Inputs, ended: Ended) -> None:
+def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     """Print findings on the records, warnings, and the run's clusters and cost."""
     clustering = ended.clustering
     report = clustering.report

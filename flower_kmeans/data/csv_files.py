@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 from flower_kmeans.data.reading import DELIMITERS, UTF_16, Reading
 from flower_kmeans.errors import ConfigurationError, DataError
 
-Cells = list[str]
+LineCells = list[str]
 
 _MARK = "\ufeff"
 _UTF_16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -73,7 +73,7 @@ class CsvFile:
     _encoding: str
     _skips_separator: bool = False
 
-    def records(self) -> Iterator[tuple[int, Cells | None]]:
+    def records(self) -> Iterator[tuple[int, LineCells | None]]:
         """Yield each record's line number and its cells, one for each name.
 
         Cells are ``None`` for a malformed record, which has more or fewer cells, or a
@@ -165,7 +165,7 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
     )
 
 
-def cells_of_line(line: str, delimiter: str) -> Cells:
+def cells_of_line(line: str, delimiter: str) -> LineCells:
     """Return the cells of one line; none if a quote in it does not end.
 
     Spaces after a delimiter do not count, nor those around quotes. A quote within a
@@ -179,7 +179,7 @@ def cells_of_line(line: str, delimiter: str) -> Cells:
     return cells
 
 
-def _quoted_cells(line: str, delimiter: str) -> Cells:
+def _quoted_cells(line: str, delimiter: str) -> LineCells:
     try:
         return _parsed(line, delimiter)
     except csv.Error:
@@ -192,7 +192,7 @@ def _quoted_cells(line: str, delimiter: str) -> Cells:
         return []
 
 
-def _parsed(line: str, delimiter: str) -> Cells:
+def _parsed(line: str, delimiter: str) -> LineCells:
     reader = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
     return next(reader, [])
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.tables import Table as Table
 from flower_kmeans.data.tables import load_table as load_table
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -20,8 +21,6 @@ from flower_kmeans.extras import require
 PHOTO_COLUMNS = ("red", "green", "blue")
 PHOTO_SIZE = (427, 640)
 PHOTO_RECORDS = 273_280
-
-Indices = NDArray[np.int64]
 
 
 def load_photo() -> NDArray[np.uint8]:
@@ -59,14 +58,14 @@ def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
 
 def split_iid(
     n_records: int, n_clients: int, rng: np.random.Generator
-) -> list[Indices]:
+) -> list[IntArray]:
     """Return each client's row numbers: a random partition into nearly equal parts."""
     _require_clients(n_clients)
-    parts: list[Indices] = np.array_split(rng.permutation(n_records), n_clients)
+    parts: list[IntArray] = np.array_split(rng.permutation(n_records), n_clients)
     return parts
 
 
-def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Indices]:
+def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[IntArray]:
     """Return each client's row numbers, split by the values of a column, (n,).
 
     All rows with one value have one client. By default there is one client per value.
@@ -89,7 +88,7 @@ def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Ind
 
 def split_dirichlet(
     labels: ArrayLike, n_clients: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
+) -> list[IntArray]:
     """Return each client's row numbers, each label, (n,), split by Dirichlet(alpha).
 
     Small ``alpha`` gives clients with few labels each, or no records, and large
@@ -148,7 +147,7 @@ def split_by_partitioner(
     n_records: int,
     n_clients: int,
     seed: int,
-) -> list[Indices]:
+) -> list[IntArray]:
     """Return each client's row numbers by a partitioner of flwr-datasets.
 
     Parameters
@@ -208,7 +207,7 @@ def split_by_partitioner(
     return parts
 
 
-def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
+def tiles(height: int, width: int, n_tiles: int) -> list[IntArray]:
     """Return the pixels of tiles: nearly square rectangles of nearly equal size.
 
     Pixels and tiles are counted row by row.
@@ -233,13 +232,13 @@ def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
 
     rows, cols = min(pairs, key=stretch)
     pixels = np.arange(height * width, dtype=np.int64).reshape(height, width)
-    found: list[Indices] = []
+    found: list[IntArray] = []
     for band in np.array_split(pixels, rows, axis=0):
         found += [tile.reshape(-1) for tile in np.array_split(band, cols, axis=1)]
     return found
 
 
-def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], Indices]:
+def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], IntArray]:
     """Return a column's different values, sorted, and the place of each record's."""
     column = np.asarray(values)
     if column.ndim != 1:
@@ -251,11 +250,11 @@ def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], Indices]:
     return distinct, codes.reshape(-1)  # whose shape differs between versions of NumPy
 
 
-def _group(owner: Indices, n_clients: int) -> list[Indices]:
+def _group(owner: IntArray, n_clients: int) -> list[IntArray]:
     # Stable, so that a client's rows stay in the order of the data.
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=n_clients))
-    parts: list[Indices] = np.split(order, ends[:-1])
+    parts: list[IntArray] = np.split(order, ends[:-1])
     return parts
 
 

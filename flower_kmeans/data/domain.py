@@ -15,18 +15,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import (
     array_from_text,
     array_to_text,
     real_from_text,
     real_to_text,
 )
-from flower_kmeans.data.records import FloatArray, as_numbers
+from flower_kmeans.data.records import (
+    as_numbers,
+)
 from flower_kmeans.data.records import check_records as check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.parameters import integer
 
-IntArray = NDArray[np.int64]
 _Rows = NDArray[Any]  # named, as a function in a function makes its annotations anew
 # of rows, into out, by scratch
 _Reader = Callable[[_Rows, FloatArray, FloatArray], None]

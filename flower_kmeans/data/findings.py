@@ -14,12 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import BoolArray, FloatArray
 from flower_kmeans.data.csv_files import is_decoded
 from flower_kmeans.errors import DataError
 
-BoolArray = NDArray[np.bool_]
-FloatArray = NDArray[np.float64]
-Kind = Literal["number", "category", "date", "text"]
+ColumnKind = Literal["number", "category", "date", "text"]
 
 _MOST_DISTINCT = 100_000
 _FEWEST_FOR_ID = 50
@@ -78,7 +77,7 @@ _COVERS = ((_POINTS_AND_COMMA, (_COMMA, _ANY_COMMA, _POINTS)), (_COMMA, (_ANY_CO
 """Causes, and those that what helps against them helps against as well."""
 
 
-NOT_READ: dict[Kind, str] = {
+NOT_READ: dict[ColumnKind, str] = {
     "number": "no number",
     "date": "no date",
     "category": "none of its categories",
@@ -111,7 +110,7 @@ class ColumnFindings:
     """
 
     name: str
-    kind: Kind = "number"
+    kind: ColumnKind = "number"
     has_rule: bool = False
     n_records: int = 0
     n_missing: int = 0

@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import CellArray
 from flower_kmeans.errors import ConfigurationTypeError, DataError
-
-Cells = NDArray[Any]
 
 _ALONE = "return the records alone, without labels or weights"
 _FAR = 4  # times the width of a record: no list of so many cells is taken for one
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class FrameColumn:
     """A column of a table.
 
     Attributes
@@ -44,14 +43,14 @@ class Column:
     """
 
     kind: str
-    cells: Callable[[], Cells]
-    plain: Callable[[], Cells] | None = None
+    cells: Callable[[], CellArray]
+    plain: Callable[[], CellArray] | None = None
     may_be_numbers: bool = True
     may_be_dates: bool = True
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class ForeignFrame:
     """A table in memory.
 
     Attributes
@@ -69,8 +68,8 @@ class Frame:
 
     names: tuple[str, ...]
     n_rows: int
-    column: Callable[[int], Column]
-    whole: Callable[[], Cells] | None = None
+    column: Callable[[int], FrameColumn]
+    whole: Callable[[], CellArray] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -81,7 +80,7 @@ class Frame:
 # --------------------------------------------------------------------------- dispatch
 
 
-def frame_of(table: Any) -> Frame | None:
+def frame_of(table: Any) -> ForeignFrame | None:
     """Return a table of a type that is known here, or ``None`` for any other object.
 
     Raises
@@ -92,7 +91,7 @@ def frame_of(table: Any) -> Frame | None:
     require_table_type(table)
     reader = _reader_in(_FRAMES, table)
     if reader is not None:
-        frame: Frame = reader(table)
+        frame: ForeignFrame = reader(table)
         return frame
     if isinstance(table, np.ndarray) and table.dtype.names is not None:
         return _structured(table)
@@ -104,19 +103,19 @@ def frame_of(table: Any) -> Frame | None:
     return None
 
 
-def column_of(cells: Any) -> Column | None:
+def column_of(cells: Any) -> FrameColumn | None:
     """Return a column of any type, or ``None`` if it is none."""
     if is_masked(cells):
         return None  # without its mask, hidden cells would count
     if is_list(cells) and not _reader_in(_COLUMNS, cells):
 
-        def listed() -> Cells:
+        def listed() -> CellArray:
             return np.fromiter(cells, dtype=object, count=len(cells))
 
-        return Column("list", listed)
+        return FrameColumn("list", listed)
     reader = _reader_in(_COLUMNS, cells)
     if reader is not None:
-        column: Column = reader(cells)
+        column: FrameColumn = reader(cells)
         return column
     try:
         array = np.asarray(cells)
@@ -204,12 +203,12 @@ def is_sparse(value: Any) -> bool:
     return any(_is_a(value, *each) for each in _SPARSE)
 
 
-_Reader = Callable[[Any], Any]
+_FrameReader = Callable[[Any], Any]
 
 
 def _reader_in(
-    readers: Iterable[tuple[str, str, _Reader]], value: Any
-) -> _Reader | None:
+    readers: Iterable[tuple[str, str, _FrameReader]], value: Any
+) -> _FrameReader | None:
     for module, name, reader in readers:
         if _is_a(value, module, name):
             return reader
@@ -351,9 +350,9 @@ def _named_cells(row: Any) -> Mapping[Any, Any] | None:
 # ------------------------------------------------------------------------- NumPy, dicts
 
 
-def _numpy_column(array: NDArray[Any]) -> Column:
+def _numpy_column(array: NDArray[Any]) -> FrameColumn:
     kind = array.dtype.kind
-    return Column(
+    return FrameColumn(
         str(array.dtype),
         lambda: array,
         may_be_numbers=kind not in "mMV",
@@ -361,7 +360,7 @@ def _numpy_column(array: NDArray[Any]) -> Column:
     )
 
 
-def _structured(array: NDArray[Any]) -> Frame:
+def _structured(array: NDArray[Any]) -> ForeignFrame:
     if is_masked(array):
         raise ConfigurationTypeError(
             "records must not be a masked array of real numbers: remove masked rows."
@@ -374,18 +373,18 @@ def _structured(array: NDArray[Any]) -> Frame:
     return _frame(array, array.dtype.names or (), len(array))
 
 
-def _mapping(table: Mapping[Any, Any]) -> Frame:
+def _mapping(table: Mapping[Any, Any]) -> ForeignFrame:
     names = list(table)
     first = table[names[0]] if names else ()
     n_rows = len(first) if hasattr(first, "__len__") else 1
     return _frame(table, names, n_rows)
 
 
-def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
+def _frame(table: Any, names: Sequence[Any], n_rows: int) -> ForeignFrame:
     """Return the frame of single columns, each by its name."""
     shown = _text(names)
 
-    def column(i: int) -> Column:
+    def column(i: int) -> FrameColumn:
         cells = table[names[i]]
         found = column_of(cells)
         if found is None:
@@ -395,26 +394,26 @@ def _frame(table: Any, names: Sequence[Any], n_rows: int) -> Frame:
             )
         return found
 
-    return Frame(shown, n_rows, column)
+    return ForeignFrame(shown, n_rows, column)
 
 
 # --------------------------------------------------------------------------- pandas
 
 
-def _pandas_frame(table: Any) -> Frame:
+def _pandas_frame(table: Any) -> ForeignFrame:
     types = list(set(table.dtypes))
     is_one = len(types) == 1 and isinstance(types[0], np.dtype)
     is_numeric = is_one and types[0].kind in "biuf"
 
-    def column(i: int) -> Column:
+    def column(i: int) -> FrameColumn:
         # by number, for a name may be there twice
         return _pandas_column(table.iloc[:, i])
 
     as_array = table.to_numpy if is_numeric else None
-    return Frame(_text(table.columns), len(table), column, as_array)
+    return ForeignFrame(_text(table.columns), len(table), column, as_array)
 
 
-def _pandas_column(series: Any) -> Column:
+def _pandas_column(series: Any) -> FrameColumn:
     import pandas
 
     dtype = series.dtype
@@ -426,21 +425,23 @@ def _pandas_column(series: Any) -> Column:
         return _pandas_categories(series)
     kind = str(dtype)
     if isinstance(dtype, pandas.DatetimeTZDtype):
-        return Column(kind, lambda: _local_times(series), may_be_numbers=False)
+        return FrameColumn(kind, lambda: _local_times(series), may_be_numbers=False)
     if isinstance(dtype, pandas.PeriodDtype):
-        return Column(kind, lambda: _first_days(series.array), may_be_numbers=False)
+        return FrameColumn(
+            kind, lambda: _first_days(series.array), may_be_numbers=False
+        )
     if isinstance(dtype, pandas.SparseDtype):
         return _numpy_column(np.asarray(series))
 
-    def cells() -> Cells:
+    def cells() -> CellArray:
         return np.asarray(series.to_numpy(dtype=object, na_value=None))
 
-    def plain() -> Cells:
+    def plain() -> CellArray:
         return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
 
     is_number = getattr(dtype, "kind", "O") in "biuf"
     is_interval = isinstance(dtype, pandas.IntervalDtype)
-    return Column(
+    return FrameColumn(
         kind,
         cells,
         plain if is_number else None,
@@ -449,14 +450,14 @@ def _pandas_column(series: Any) -> Column:
     )
 
 
-def _pandas_categories(series: Any) -> Column:
+def _pandas_categories(series: Any) -> FrameColumn:
     """Return a column of categories.
 
     As an array, integers beside a missing cell would be floats.
     """
     listed = _pandas_column(series.cat.categories.to_series())
 
-    def cells() -> Cells:
+    def cells() -> CellArray:
         values = listed.cells()
         found = np.empty(len(values) + 1, dtype=object)
         if values.dtype.kind in "biufUS":
@@ -469,7 +470,7 @@ def _pandas_categories(series: Any) -> Column:
     return replace(listed, kind=f"category of {listed.kind}", cells=cells, plain=None)
 
 
-def _local_times(series: Any) -> Cells:
+def _local_times(series: Any) -> CellArray:
     """Return times as their own zone's clock shows them."""
     try:
         return np.asarray(series.dt.tz_localize(None))
@@ -486,7 +487,7 @@ def _local_time(series: Any, i: int) -> Any:
         return np.datetime64("NaT")
 
 
-def _first_days(periods: Any) -> Cells:
+def _first_days(periods: Any) -> CellArray:
     # By numbers of days: pandas cannot make a time of every period.
     days = periods.asfreq("D", how="start").asi8.astype("datetime64[D]")
     days[np.asarray(periods.isna())] = np.datetime64("NaT")
@@ -496,40 +497,44 @@ def _first_days(periods: Any) -> Cells:
 # --------------------------------------------------------------------------- polars
 
 
-def _polars_frame(table: Any) -> Frame:
-    def column(i: int) -> Column:
+def _polars_frame(table: Any) -> ForeignFrame:
+    def column(i: int) -> FrameColumn:
         return _polars_column(table.to_series(i))
 
-    return Frame(tuple(table.columns), table.height, column)
+    return ForeignFrame(tuple(table.columns), table.height, column)
 
 
-def _polars_column(series: Any) -> Column:
+def _polars_column(series: Any) -> FrameColumn:
     import polars
 
     dtype = series.dtype
 
-    def listed() -> Cells:
+    def listed() -> CellArray:
         return np.fromiter(series.to_list(), dtype=object, count=len(series))
 
-    def times() -> Cells:
+    def times() -> CellArray:
         has_zone = getattr(dtype, "time_zone", None) is not None
         if not has_zone:
             return np.asarray(series.to_numpy())
         local = _known_times(series).dt.replace_time_zone(None)
         return np.asarray(local.to_numpy())
 
-    def floats() -> Cells:
+    def floats() -> CellArray:
         return np.asarray(series.cast(polars.Float64).to_numpy())
 
     if dtype.is_float():
-        return Column(str(dtype), lambda: np.asarray(series.to_numpy()))
+        return FrameColumn(str(dtype), lambda: np.asarray(series.to_numpy()))
     if dtype.is_integer() or dtype == polars.Boolean:
-        return Column(str(dtype), listed, floats)
+        return FrameColumn(str(dtype), listed, floats)
     if dtype.is_temporal():
         is_date = dtype in (polars.Date, polars.Datetime)
-        return Column(str(dtype), times, may_be_numbers=False, may_be_dates=is_date)
+        return FrameColumn(
+            str(dtype), times, may_be_numbers=False, may_be_dates=is_date
+        )
     is_single = not dtype.is_nested()
-    return Column(str(dtype), listed, may_be_numbers=is_single, may_be_dates=is_single)
+    return FrameColumn(
+        str(dtype), listed, may_be_numbers=is_single, may_be_dates=is_single
+    )
 
 
 def _known_times(series: Any) -> Any:
@@ -557,14 +562,14 @@ def _polars_days(unit: str) -> tuple[str, str]:
 # --------------------------------------------------------------------------- pyarrow
 
 
-def _arrow_frame(table: Any) -> Frame:
-    def column(i: int) -> Column:
+def _arrow_frame(table: Any) -> ForeignFrame:
+    def column(i: int) -> FrameColumn:
         return _arrow_column(table.column(i))
 
-    return Frame(tuple(table.schema.names), table.num_rows, column)
+    return ForeignFrame(tuple(table.schema.names), table.num_rows, column)
 
 
-def _arrow_column(column: Any) -> Column:
+def _arrow_column(column: Any) -> FrameColumn:
     import pyarrow
     from pyarrow import compute, types
 
@@ -576,14 +581,14 @@ def _arrow_column(column: Any) -> Column:
         column = column.cast(column.type.value_type)
     found = column.type
 
-    def array() -> Cells:
+    def array() -> CellArray:
         return np.asarray(column.to_numpy(**any_copy(column)))
 
-    def integers() -> Cells:
+    def integers() -> CellArray:
         # As an array, those beside a missing one would be floats.
         return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
 
-    def times() -> Cells:
+    def times() -> CellArray:
         local = compute.local_timestamp(column)  # as the clock of its own zone shows it
         found = np.array(local.to_numpy(**any_copy(local)))
         # NumPy's sign for no time, to which the zone has added hours.
@@ -592,11 +597,11 @@ def _arrow_column(column: Any) -> Column:
         return np.asarray(found)
 
     if types.is_integer(found):
-        return Column(str(kind), integers, array)
+        return FrameColumn(str(kind), integers, array)
     is_date = types.is_date(found) or types.is_timestamp(found)
     is_other = types.is_nested(found) or types.is_temporal(found)
     has_zone = types.is_timestamp(found) and found.tz is not None
-    return Column(
+    return FrameColumn(
         str(kind),
         times if has_zone else array,
         may_be_numbers=not is_other,
@@ -630,7 +635,7 @@ def any_copy(column: Any) -> dict[str, bool]:
     return {"zero_copy_only": False}
 
 
-def _by_protocol(table: Any) -> Frame:
+def _by_protocol(table: Any) -> ForeignFrame:
     """Return a table of any library that hands its columns over as Arrow has them."""
     if isinstance(table, Iterator):  # the second of its columns would be empty
         raise _refusal(type(table).__name__, "it can be read only once")
@@ -657,29 +662,29 @@ def require_no_transform(dataset: Any) -> None:
         )
 
 
-def _hub_frame(dataset: Any) -> Frame:
+def _hub_frame(dataset: Any) -> ForeignFrame:
     require_no_transform(dataset)
     names = tuple(dataset.column_names)
 
-    def column(i: int) -> Column:
+    def column(i: int) -> FrameColumn:
         chosen = dataset.select_columns([names[i]]).with_format("arrow")
         return _arrow_column(chosen[:].column(0))
 
-    return Frame(names, len(dataset), column)
+    return ForeignFrame(names, len(dataset), column)
 
 
 # --------------------------------------------------------------------------- by type
 
 _ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
 _SPARSE = (("scipy.sparse", "sparray"), ("scipy.sparse", "spmatrix"))
-_FRAMES: tuple[tuple[str, str, _Reader], ...] = (
+_FRAMES: tuple[tuple[str, str, _FrameReader], ...] = (
     ("pandas", "DataFrame", _pandas_frame),
     ("polars", "DataFrame", _polars_frame),
     ("pyarrow", "Table", _arrow_frame),
     ("pyarrow", "RecordBatch", _arrow_frame),
     ("datasets", "Dataset", _hub_frame),
 )
-_COLUMNS: tuple[tuple[str, str, _Reader], ...] = (
+_COLUMNS: tuple[tuple[str, str, _FrameReader], ...] = (
     ("pandas", "Series", _pandas_column),
     ("pandas", "Index", lambda index: _pandas_column(index.to_series())),
     (

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.errors import ConfigurationError
-
-FloatArray = NDArray[np.float64]
-LabelArray = NDArray[np.int64]
 
 ALPHA = 0.05  # share of a cluster outside of its two quantiles
 VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
@@ -34,15 +32,15 @@ class Generated(NamedTuple):
     """A synthetic data set of n records, d columns and k clusters."""
 
     records: FloatArray  # (n, d), in random order
-    labels: LabelArray  # (n,), the cluster of each record, or `OUTLIER`
+    labels: IntArray  # (n,), the cluster of each record, or `OUTLIER`
     centers: FloatArray  # (k, d), means of the distributions, not of the records
 
 
-def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:
+def sizes_of(n_records: int, weights: ArrayLike) -> IntArray:
     """Return sizes in the ratio of weights, (k,), of sum ``n_records``; each is rounded."""
     # Ends are rounded and not sizes, so that these add up.
     ends = np.rint(np.cumsum(weights) / np.sum(weights) * n_records).astype(np.int64)
-    sizes: LabelArray = np.diff(ends, prepend=0)
+    sizes: IntArray = np.diff(ends, prepend=0)
     if len(sizes) == 0 or sizes.min() < 1:
         raise ConfigurationError(
             f"Expected enough records for {len(sizes)} clusters. Got {n_records} instead."
@@ -143,7 +141,7 @@ def _nearer(
 
 
 def separated_clusters(
-    sizes: Sequence[int] | LabelArray,
+    sizes: Sequence[int] | IntArray,
     n_features: int,
     degree: float,
     rng: np.random.Generator | int,
@@ -187,7 +185,7 @@ def separated_clusters(
 
 def shuffled(
     records: FloatArray,
-    labels: LabelArray,
+    labels: IntArray,
     centers: FloatArray,
     rng: np.random.Generator,
 ) -> Generated:

@@ -7,16 +7,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import CellArray
 from flower_kmeans.data.findings import cause_of, shape_of
 from flower_kmeans.data.spelling import Spelling, are_missing
 from flower_kmeans.data.table_domain import Date, category_of
 
-Cells = NDArray[Any]
 Guessed = Literal["number", "category", "date", "id", "free text", "empty"]
 
 MOST_CATEGORIES = 20  # more different texts are names or codes of records
@@ -61,7 +61,7 @@ class Guess:
     formats: tuple[str, ...] = ()
 
 
-def guess(cells: Cells, spelling: Spelling) -> Guess:
+def guess(cells: CellArray, spelling: Spelling) -> Guess:
     """Return a guess about a column by its first cells, (n,)."""
     kind = cells.dtype.kind
     present = cells[~are_missing(cells)]
@@ -88,7 +88,7 @@ def guess(cells: Cells, spelling: Spelling) -> Guess:
     return Guess("free text")
 
 
-def _formats_of(sample: Cells, spelling: Spelling) -> tuple[str, ...] | None:
+def _formats_of(sample: CellArray, spelling: Spelling) -> tuple[str, ...] | None:
     """Return formats in which cells are dates, none if they are read as dates."""
     if _share(_are_dates(sample, spelling)) >= _ENOUGH:
         return ()
@@ -107,16 +107,16 @@ def _formats_of(sample: Cells, spelling: Spelling) -> tuple[str, ...] | None:
     return tuple(name for name, share in shares.items() if share == most)
 
 
-def _are_dates(cells: Cells, spelling: Spelling) -> NDArray[np.bool_]:
+def _are_dates(cells: CellArray, spelling: Spelling) -> NDArray[np.bool_]:
     return ~np.isnan(read_dates(cells, spelling))
 
 
-def read_dates(cells: Cells, spelling: Spelling) -> NDArray[np.float64]:
+def read_dates(cells: CellArray, spelling: Spelling) -> NDArray[np.float64]:
     """Return the days of a column, (n,), with NaN where there is none."""
     return Date("", date.min, date.max).read(cells, spelling)
 
 
-def _spells_numbers(sample: Cells) -> bool:
+def _spells_numbers(sample: CellArray) -> bool:
     """Return whether cells are numbers in another spelling, such as 1.234,50."""
     fitting = []
     for shape in map(shape_of, sample.tolist()):

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.frames import (
-    Column,
-    Frame,
+    ForeignFrame,
+    FrameColumn,
     frame_of,
     is_list,
     is_masked,
@@ -18,8 +19,6 @@ from flower_kmeans.data.frames import (
     row_cells,
 )
 from flower_kmeans.errors import ConfigurationTypeError, DataError
-
-FloatArray = NDArray[np.float64]
 
 _CHECK_ROWS = 8_192
 _TRUTH = {"true": "1", "false": "0"}
@@ -134,7 +133,7 @@ def _as_array(records: Any) -> NDArray[Any]:
 
 
 def _table_of_frame(
-    frame: Frame, n_features: int, columns: Sequence[str] | None
+    frame: ForeignFrame, n_features: int, columns: Sequence[str] | None
 ) -> NDArray[Any]:
     """Return the columns of a table as real numbers, with NaN where a cell is none."""
     if frame.is_empty:
@@ -164,7 +163,7 @@ def _table_of_frame(
     return table
 
 
-def _floats(column: Column) -> NDArray[Any]:
+def _floats(column: FrameColumn) -> NDArray[Any]:
     cells = (column.plain or column.cells)()
     if cells.dtype == np.float32:
         return cells

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.frames import any_copy, require_no_transform, text_as_bytes
 from flower_kmeans.data.records import (
     all_records,
@@ -32,11 +33,10 @@ from flower_kmeans.data.records import (
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
-IntArray = NDArray[np.int64]
 # named, as a function in a function makes its annotations anew
 Tables = Iterator[NDArray[Any]]
 # from a block of records to words that add up
-Part = Callable[[NDArray[Any]], IntArray]
+RowPart = Callable[[NDArray[Any]], IntArray]
 RecordsLike = Any
 """An array-like; a table of pandas, polars or pyarrow, or a dict of columns; a list of records; a
 sparse matrix of SciPy; a function that returns an iterable of these, anew each time it
@@ -72,7 +72,7 @@ class Source:
     is_finite: bool = False  # and nobody else can change it: a copy of checked records
     is_live: bool = False
     """Whether passes may find other records: a run then reads them once."""
-    sum_in_place: Callable[[Part], tuple[IntArray, int]] | None = None
+    sum_in_place: Callable[[RowPart], tuple[IntArray, int]] | None = None
     """Sums a function over all blocks where they are, and counts the null records."""
     n_null: int = 0
     """Rows that the last pass left out. Private: for the client's own log only."""
@@ -258,7 +258,7 @@ def is_stream(records: RecordsLike) -> bool:
     return _reader_of(records) is not None or _map_behind(records) is not None
 
 
-def _reader_of(records: RecordsLike) -> "_Reader | None":
+def _reader_of(records: RecordsLike) -> "_BatchReader | None":
     """Return the reader of records other than an array-like."""
     for module, name, make in _READERS:
         # Where there is an object of a class, its module has been imported.
@@ -685,7 +685,7 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
                 block = ray.get(reference)
             yield from _tables_of_block(block, names, n_features)
 
-    def summed(part: Part) -> tuple[IntArray, int]:
+    def summed(part: RowPart) -> tuple[IntArray, int]:
         """Return the sum over all blocks, and the null records, by tasks there."""
         import ray
 
@@ -762,7 +762,7 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
 
 
 def _sum_of_block(
-    block: Any, shared: tuple[Part, Sequence[str], int]
+    block: Any, shared: tuple[RowPart, Sequence[str], int]
 ) -> tuple[IntArray, int]:
     """Return the sum of a function over a block of Ray, and its null records."""
     from ray.data.block import BlockAccessor
@@ -825,8 +825,8 @@ def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
     return table_of_rows(rows, n_features)
 
 
-_Reader = Callable[[Any, int, Sequence[str] | None], Source]
-_READERS: tuple[tuple[str, str, _Reader], ...] = (
+_BatchReader = Callable[[Any, int, Sequence[str] | None], Source]
+_READERS: tuple[tuple[str, str, _BatchReader], ...] = (
     ("datasets", "Dataset", _of_hub),
     ("scipy.sparse", "spmatrix", _of_sparse),
     ("scipy.sparse", "sparray", _of_sparse),

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import BoolArray
 from flower_kmeans.data.records import as_number, numbers
 from flower_kmeans.errors import ConfigurationError
-
-BoolArray = NDArray[np.bool_]
 
 MISSING_TEXTS = frozenset(
     (

@@ -34,7 +34,7 @@ from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
 from flower_kmeans.extras import require
 from flower_kmeans.parameters import require_type
 
-Block = dict[str, NDArray[Any]]  # columns of one length, by name
+SqlBlock = dict[str, NDArray[Any]]  # columns of one length, by name
 
 _POSTGRESQL = ("postgresql://", "postgres://")
 _SQLITE = "sqlite:///"
@@ -89,7 +89,7 @@ def is_uri(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Query:
+class SqlQuery:
     """The records that a query of a database finds, one for each row of its result.
 
     For `load_data` of a client, and for the partitions of `simulate`. In a run the
@@ -145,7 +145,7 @@ class Query:
         with self._opened() as result:
             return result.names
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[SqlBlock]:
         """Make the query, and yield its rows in blocks of at most 65,536.
 
         Yields
@@ -169,15 +169,15 @@ class Query:
         return _postgresql(self.uri, self.query)
 
 
-def open_query(uri: str, query: str) -> Query:
-    """Return a query that its database accepts, with known ``names``; see `Query`.
+def open_query(uri: str, query: str) -> SqlQuery:
+    """Return a query that its database accepts, with known ``names``; see `SqlQuery`.
 
     Raises
     ------
     ConfigurationError, DataError
         If the URI or the query cannot be used, or the database cannot be reached.
     """
-    opened = Query(uri, query)
+    opened = SqlQuery(uri, query)
     _ = opened.names  # which the database is asked for here
     return opened
 
@@ -186,7 +186,7 @@ class _Result(NamedTuple):
     """A query that a database has accepted, and not yet made."""
 
     names: tuple[str, ...]
-    blocks: Callable[[], Iterator[Block]]
+    blocks: Callable[[], Iterator[SqlBlock]]
 
 
 def _require_no_password(uri: str) -> None:
@@ -254,7 +254,7 @@ def _sqlite(uri: str, query: str) -> Iterator[_Result]:
         names = _checked_names(found)
         size = min(_BLOCK_ROWS, max(_FEWEST_ROWS, _BLOCK_CELLS // len(names)))
 
-        def blocks() -> Iterator[Block]:
+        def blocks() -> Iterator[SqlBlock]:
             with _errors_of_sqlite(path, is_prepared=False):
                 cursor = connection.execute(_READ_VIEW)
             while True:
@@ -325,7 +325,7 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
         for field in schema:
             _require_plain(field)
 
-        def blocks() -> Iterator[Block]:
+        def blocks() -> Iterator[SqlBlock]:
             with _errors_of_postgresql(is_prepared=False):
                 size = {"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
                 cursor.adbc_statement.set_options(**size)

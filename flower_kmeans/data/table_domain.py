@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import (
     Box,
     Domain,
@@ -31,7 +32,6 @@ from flower_kmeans.data.domain import (
 from flower_kmeans.data.domain_file import line_of, mistake, place_of
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import frame_of
-from flower_kmeans.data.records import FloatArray
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.errors import (
     ConfigurationError,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import BoolArray
 from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
@@ -32,9 +33,8 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, Dat
 from flower_kmeans.extras import require
 
 if TYPE_CHECKING:
-    from flower_kmeans.data.sql import Query
+    from flower_kmeans.data.sql import SqlQuery
 
-BoolArray = NDArray[np.bool_]
 Columns = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ log = logging.getLogger("flower_kmeans.data")
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """Some records of a table, as they are written.
 
     Attributes
@@ -104,11 +104,11 @@ class OpenTable:
     path: str
     names: tuple[str, ...]
     has_names: bool
-    _read: Callable[[Sequence[str]], Iterator[Block]] = field(repr=False)
+    _read: Callable[[Sequence[str]], Iterator[TableBlock]] = field(repr=False)
     beside: tuple[str, ...] = ()
     spelling: Spelling = USUAL
 
-    def blocks(self, wanted: Sequence[str]) -> Iterator[Block]:
+    def blocks(self, wanted: Sequence[str]) -> Iterator[TableBlock]:
         """Yield blocks of records with the wanted columns.
 
         Raises
@@ -281,11 +281,11 @@ def load_records(
     domain: TableDomain | None = None,
     header: Header | None = None,
     reading: Reading = USUAL_READING,
-) -> "Table | Query":
+) -> "Table | SqlQuery":
     """Return a client's records, as ``load_data`` returns them in a run.
 
     Those of a file are read now, as by `load_table` with ``malformed="nan"``. Those of
-    a database are a `Query`, which a run makes once.
+    a database are a `SqlQuery`, which a run makes once.
 
     Parameters
     ----------
@@ -309,9 +309,9 @@ def load_records(
         if own.header is None:
             own = own.with_options(header=True)
         return load_table(named, malformed="nan", domain=domain, reading=own)
-    from flower_kmeans.data.sql import Query
+    from flower_kmeans.data.sql import SqlQuery
 
-    return Query(str(named), _required_query(own), domain, own.spelling)
+    return SqlQuery(str(named), _required_query(own), domain, own.spelling)
 
 
 def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
@@ -407,7 +407,7 @@ def _load(
     return Table(np.concatenate(parts), names, None, others, findings)
 
 
-def _require_types(block: Block, chosen: Sequence[str]) -> None:
+def _require_types(block: TableBlock, chosen: Sequence[str]) -> None:
     """Refuse a column of a type without numbers: at a node no record would count."""
     for name in chosen:
         if block.stored is None:
@@ -423,7 +423,7 @@ def _require_types(block: Block, chosen: Sequence[str]) -> None:
 
 
 def records_of(
-    block: Block,
+    block: TableBlock,
     chosen: Sequence[str],
     domain: TableDomain | None,
     findings: Findings,
@@ -572,7 +572,7 @@ def _suffix(path: Path) -> str:
 def _open_csv(path: Path, reading: Reading) -> OpenTable:
     file = open_csv(path, reading)
 
-    def read(wanted: Sequence[str]) -> Iterator[Block]:
+    def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
         places = [file.names.index(name) for name in wanted]
         for rows in batched(file.records()):
             yield _block_of_rows(rows, wanted, places)
@@ -585,7 +585,7 @@ def _block_of_rows(
     rows: Sequence[tuple[int, Sequence[Any] | None]],
     wanted: Sequence[str],
     places: Sequence[int],
-) -> Block:
+) -> TableBlock:
     """Return a block of rows with their numbers; a malformed one has empty cells."""
     malformed = np.array([row is None for _, row in rows], dtype=bool)
     columns = {}
@@ -593,7 +593,7 @@ def _block_of_rows(
         cells = ["" if row is None else row[place] for _, row in rows]
         columns[name] = as_objects(cells)
     first = next((number for number, row in rows if row is None), 0)
-    return Block(columns, len(rows), malformed, first)
+    return TableBlock(columns, len(rows), malformed, first)
 
 
 def is_nameless(name: str) -> bool:
@@ -612,12 +612,12 @@ def as_objects(cells: Sequence[Any]) -> NDArray[Any]:
     return np.fromiter(cells, dtype=object, count=len(cells))
 
 
-def _whole(columns: Columns) -> Block:
+def _whole(columns: Columns) -> TableBlock:
     """Return a block of columns, of which no record is malformed."""
     n_records = len(next(iter(columns.values()), ()))
     if any(len(cells) != n_records for cells in columns.values()):
         raise DataError("Expected columns of one length.")
-    return Block(columns, n_records, np.zeros(n_records, dtype=bool))
+    return TableBlock(columns, n_records, np.zeros(n_records, dtype=bool))
 
 
 def _open_parquet(path: Path) -> OpenTable:
@@ -633,7 +633,7 @@ def _open_parquet(path: Path) -> OpenTable:
         raise error from None
     names = tuple(name.strip() for name in stored)
 
-    def read(wanted: Sequence[str]) -> Iterator[Block]:
+    def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
         # In the order that is wanted, with the names as the file has them.
         columns = {name: stored[names.index(name)] for name in wanted}
         in_file = list(columns.values())
@@ -683,7 +683,7 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
     columns = names
     width = len(columns)
 
-    def read(wanted: Sequence[str]) -> Iterator[Block]:
+    def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
         places = [columns.index(name) for name in wanted]
         rows = enumerate(sheet.rows(), 1)
         if has_names:
@@ -707,7 +707,7 @@ def _open_database(uri: str, reading: Reading) -> OpenTable:
 
     query = open_query(uri, _required_query(reading))
 
-    def read(wanted: Sequence[str]) -> Iterator[Block]:
+    def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
         for columns in query.blocks():
             yield _whole({name: columns[name] for name in wanted})
 
@@ -726,7 +726,7 @@ def _open_numpy(path: Path) -> OpenTable:
     columns, side = _read_numpy(path)
     cells = {**columns, **side}
 
-    def read(wanted: Sequence[str]) -> Iterator[Block]:
+    def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
         yield _whole({name: cells[name] for name in wanted})
 
     return OpenTable(str(path), tuple(columns), True, read, tuple(side))

@@ -96,7 +96,7 @@ class MemoryChangedError(KMeansError):
 
 
 @dataclass(frozen=True)
-class Limit:
+class LifetimeLimit:
     """The (epsilon, delta) that all releases ever charged must meet together.
 
     It counts for clients if all runs protect clients, else for single records, and
@@ -108,7 +108,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LedgerAnswer:
     """A ledger's entry for one answer."""
 
     run: bytes  # hash of the run document
@@ -342,9 +342,9 @@ class Ledger:
 
     def charge(
         self,
-        answer: Answer,
+        answer: LedgerAnswer,
         price: Price | None,
-        limit: Limit,
+        limit: LifetimeLimit,
         version: int,
         memory: bytes,
     ) -> int:
@@ -382,7 +382,12 @@ class Ledger:
             return replaced
 
     def vote(
-        self, vote: Vote, price: Price | None, limit: Limit, version: int, memory: bytes
+        self,
+        vote: Vote,
+        price: Price | None,
+        limit: LifetimeLimit,
+        version: int,
+        memory: bytes,
     ) -> int:
         """Write which sum of a round the client adds its shares for, with the memory.
 
@@ -404,7 +409,9 @@ class Ledger:
         statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
         self._db.execute(statement, (_SOMETHING, run, _NOTHING))
 
-    def _charge_round(self, answer: Answer, price: Price, limit: Limit) -> None:
+    def _charge_round(
+        self, answer: LedgerAnswer, price: Price, limit: LifetimeLimit
+    ) -> None:
         """Charge a new round, from the plan's reservation where it holds."""
         (given,) = self._run(answer.run, "given")
         # its reservations came back, so each round is charged alone
@@ -416,7 +423,7 @@ class Ledger:
         rest = Price(price.unit, tuple(left))
         self._write_run(answer.run, reserved=_price_text(rest))
 
-    def _reserve(self, run: bytes, price: Price, limit: Limit) -> Price:
+    def _reserve(self, run: bytes, price: Price, limit: LifetimeLimit) -> Price:
         """Return a run's reservation; at first its whole plan, unless the run is over.
 
         The whole plan, or runs that began together could all get stuck half way.
@@ -429,7 +436,7 @@ class Ledger:
             self._write_run(run, reserved=_price_text(price))
         return price
 
-    def _add(self, due: tuple[Charge, Charge], unit: str, limit: Limit) -> None:
+    def _add(self, due: tuple[Charge, Charge], unit: str, limit: LifetimeLimit) -> None:
         """Add a charge to the sums; a `BudgetError` if that would exceed the limit."""
         sums = _with(_sums(self._db), due, unit)
         _require(sums, limit)
@@ -442,7 +449,9 @@ class Ledger:
             rows.append((unit, json.dumps(astuple(charge))))
         self._db.executemany("INSERT INTO sums VALUES (?, ?)", rows)
 
-    def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
+    def require_room(
+        self, run: bytes, price: Price | None, limit: LifetimeLimit
+    ) -> None:
         """Require that a run fits with its plan, or as it is if that is reserved.
 
         A run that was charged costs nothing further, but the limit may have been
@@ -558,7 +567,7 @@ def _total(sums: dict[str, Charge]) -> Charge:
     return sums.get("client", sums["record"])
 
 
-def _require(sums: dict[str, Charge], limit: Limit) -> None:
+def _require(sums: dict[str, Charge], limit: LifetimeLimit) -> None:
     charge = _total(sums)
     if not charge.fits(limit.epsilon, limit.delta):
         raise BudgetError(
@@ -587,7 +596,7 @@ def _require_order(
 
 
 def _require_one_query(
-    last: tuple[int, int, bytes, bytes, bytes] | None, answer: Answer
+    last: tuple[int, int, bytes, bytes, bytes] | None, answer: LedgerAnswer
 ) -> None:
     """Require that all attempts at a round ask the same."""
     if last is None:

@@ -26,6 +26,7 @@ import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.randomness import Stream
@@ -48,9 +49,6 @@ _GUARD_BITS = 40
 # at once, of the discrete Gaussian; part of the map from words to noise
 _PROPOSALS = 64
 
-_Floats = NDArray[np.float64]
-_Integers = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class _Law:
@@ -58,7 +56,7 @@ class _Law:
 
     # float64: tail probabilities in (0, 1/2] -> x >= 0. Its density is at least 0.79
     # tail, so a relative error r of the tail moves x by at most 1.26 r / (1 - r).
-    inverse: Callable[[_Floats], _Floats]
+    inverse: Callable[[FloatArray], FloatArray]
     # mpmath, at the working precision.
     exact_tail: Callable[[Any], Any]
     exact_inverse: Callable[[Any], Any]
@@ -108,7 +106,7 @@ _LAPLACE = _Law(
 )
 
 
-class _Words:
+class _UniformWords:
     """The next words of streams, one after the other, and further bits of them."""
 
     def __init__(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
@@ -143,7 +141,7 @@ class _Uniform:
         return low, high
 
 
-def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
+def discrete_gaussian(variance: FloatArray, stream: Stream) -> IntArray:
     """Draw discrete Gaussians: P(n) proportional to exp(-n^2 / (2 variance)).
 
     Canonne, Kamath & Steinke 2020, Algorithm 3: a discrete Laplace proposal of scale
@@ -156,11 +154,11 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     order.
     """
     variances = np.asarray(variance)[None]
-    drawn: _Integers = discrete_gaussians(variances, [stream])[0]
+    drawn: IntArray = discrete_gaussians(variances, [stream])[0]
     return drawn
 
 
-def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
+def discrete_gaussians(variances: FloatArray, streams: Sequence[Stream]) -> IntArray:
     """Draw `discrete_gaussian` of n streams at once, (n, m) from variances (n, m)."""
     flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
     noise = np.zeros(flat.shape, dtype=np.int64)
@@ -172,7 +170,7 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
         each = 1 + _PROPOSALS // np.maximum(counts, 1)
         proposing = np.repeat(pending, each[rows])
         here = flat[proposing]
-        words = _Words(streams, (2 * counts * each).tolist())
+        words = _UniformWords(streams, (2 * counts * each).tolist())
         negative, heads = _sign_and_head(words.taken[0::2])
         scale = np.floor(np.sqrt(here)) + 1
         size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
@@ -187,7 +185,7 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
     return noise.reshape(variances.shape)
 
 
-def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
+def _rounded(law: _Law, scale: FloatArray, stream: Stream) -> IntArray:
     """Draw floor(scale X + 1/2), X of the law, of one word for every coordinate.
 
     Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most
@@ -195,13 +193,13 @@ def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
     e^-255) wraps modulo 2^64.
     """
     scale = _checked("scale", scale)
-    words = _Words([stream], [scale.size])
+    words = _UniformWords([stream], [scale.size])
     negative, heads = _sign_and_head(words.taken)
     size = _magnitudes(law, scale, 0.5, heads, words, 1)
     return np.where(negative, -size, size)
 
 
-SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
+SAMPLERS: dict[str, Callable[[FloatArray, Stream], IntArray]] = {
     # Run documents name the sampler, so that client and server agree on the law that is
     # drawn.
     "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
@@ -216,7 +214,7 @@ def sampler_name(release: Release, shared: bool = False) -> str:
     return "discrete-gaussian/2" if shared else f"rounded-{release.mechanism}/1"
 
 
-def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
+def draw(release: Release, sensitivities: FloatArray, stream: Stream) -> IntArray:
     """Draw the noise of one release, (m,), in grid units; zeros if its multiplier is 0.
 
     ``sensitivities`` are the public units of its coordinates, (m,), in grid units:
@@ -226,8 +224,8 @@ def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
 
 
 def draw_share(
-    release: Release, sensitivities: _Floats, shares: int, stream: Stream
-) -> _Integers:
+    release: Release, sensitivities: FloatArray, shares: int, stream: Stream
+) -> IntArray:
     """Draw one client's noise share of a Gaussian release.
 
     See docs/guarantees, Theorem 41. A discrete Gaussian of variance ``v /
@@ -255,7 +253,7 @@ def draw_share(
 
 
 @lru_cache(maxsize=8)  # clients of one process are in one round
-def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Floats:
+def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> FloatArray:
     variance = share_variance(release, np.frombuffer(sensitivities), shares)
     narrow = variance[(variance > 0) & (variance < MIN_SHARE_STD**2)]
     if narrow.size:
@@ -268,7 +266,9 @@ def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Flo
     return variance
 
 
-def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Floats:
+def share_variance(
+    release: Release, sensitivities: FloatArray, shares: int
+) -> FloatArray:
     """Return the variances of one of several noise shares, (m,).
 
     They are in squared grid units.
@@ -291,8 +291,8 @@ def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Fl
 
 
 def part_variance(
-    release: Release, sensitivities: _Floats, shares: int, more_shares: int
-) -> _Floats:
+    release: Release, sensitivities: FloatArray, shares: int, more_shares: int
+) -> FloatArray:
     """Return the variances of the part of a noise share that larger sums remove.
 
     Its variance and that of one of ``more_shares`` shares add up to at least that of
@@ -304,19 +304,19 @@ def part_variance(
     return np.where(kept > 0, _upwards(removed), 0.0)
 
 
-def _scale(release: Release, sensitivities: _Floats) -> _Floats:
+def _scale(release: Release, sensitivities: FloatArray) -> FloatArray:
     checked = _checked("sensitivities", sensitivities)
     if not release.noise_multiplier:
         return np.zeros_like(checked)
     return np.where(checked > 0, _upwards(checked * release.noise_multiplier), 0.0)
 
 
-def _upwards(values: _Floats) -> _Floats:
+def _upwards(values: FloatArray) -> FloatArray:
     """Return the next float64 above, so that rounding never makes noise too small."""
     return np.nextafter(values, np.inf)
 
 
-def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
+def _checked(name: str, values: FloatArray, largest: float = MAX_SCALE) -> FloatArray:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise ConfigurationError(
@@ -340,12 +340,12 @@ def _sign_and_head(
 
 def _magnitudes(
     law: _Law,
-    scale: _Floats,
+    scale: FloatArray,
     offset: float,
     heads: NDArray[np.uint64],
-    words: _Words,
+    words: _UniformWords,
     stride: int,
-) -> _Integers:
+) -> IntArray:
     """Return floor(scale |X| + offset), X of the law; head i is of word stride i."""
     head = heads.astype(np.float64)
     # The uniform of tail probabilities lies in [head, head + 1) / 2^64, below 1/2.
@@ -395,7 +395,7 @@ def _settled_magnitude(
 
 
 def _accepted(
-    size: _Integers, scale: _Floats, variance: _Floats, words: _Words
+    size: IntArray, scale: FloatArray, variance: FloatArray, words: _UniformWords
 ) -> NDArray[np.bool_]:
     """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
     # Divided first: squares of large scales stay far from overflow, and errors stay

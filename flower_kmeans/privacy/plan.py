@@ -31,7 +31,7 @@ from flower_kmeans.privacy.calibration import (
 from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
-from flower_kmeans.templates import Table, html_summary, shown
+from flower_kmeans.templates import TextTable, html_summary, shown
 
 # Far beyond any run; keeps a hostile document from occupying a client for long.
 _MAX_RELEASES = 10_000
@@ -239,7 +239,7 @@ class PrivacyPlan:
         return "\n".join((*lines, *self.notes))
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[TextTable, ...]:
         """A row for each release with its cost alone; no table without privacy."""
         if not self.is_private:
             return ()
@@ -257,7 +257,7 @@ class PrivacyPlan:
                 )
                 rows.append(row)
         head = ("round", "release", "noise", "norm", "multiplier", "alone")
-        return (Table("Releases", head, rows),)
+        return (TextTable("Releases", head, rows),)
 
     def __repr__(self) -> str:
         budget = self.budget

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flower_kmeans.algorithms.base import Query
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee
@@ -18,7 +19,9 @@ from flower_kmeans.protocol.messages import Answer, Ask, Code
 from flower_kmeans.protocol.session import LastAnswer
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import Integers, SumContext
+from flower_kmeans.secagg.base import (
+    SumContext,
+)
 
 if TYPE_CHECKING:
     from flower_kmeans.protocol.client import Conversation
@@ -131,7 +134,7 @@ def _require_new(last: LastAnswer | None, request: Ask, query_hash: bytes) -> No
 # ------------------------------------------------------------------------- with records
 
 
-def _vector(conversation: "Conversation", query: Query, context: bytes) -> Integers:
+def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntArray:
     """Return a client's integers: statistic, noise share and checksum word."""
     answered = conversation.session.answered
     # A repeated request cannot show whether records changed in the meantime.
@@ -152,7 +155,7 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> Integ
 
 
 def _protected(
-    conversation: "Conversation", request: Ask, sums: SumContext, vector: Integers
+    conversation: "Conversation", request: Ask, sums: SumContext, vector: IntArray
 ) -> bytes:
     """Return a vector as it leaves the client: masked, or its sealed shares."""
     run = conversation.run
@@ -188,7 +191,7 @@ def _sealed(
     return b"".join(sealed)
 
 
-def _charge(conversation: "Conversation", answer: LastAnswer, vector: Integers) -> None:
+def _charge(conversation: "Conversation", answer: LastAnswer, vector: IntArray) -> None:
     """Charge the ledger for an accepted answer, and keep it for repeated requests."""
     session = conversation.session
     session.answered = answer.context + vector.astype("<i8", copy=False).tobytes()

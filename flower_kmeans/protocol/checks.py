@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee
 from flower_kmeans.protocol.messages import Code, Entry, Peer
@@ -20,7 +21,9 @@ from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import Integers, Sharing
+from flower_kmeans.secagg.base import (
+    Sharing,
+)
 
 MAX_SESSIONS = 3
 """Sessions of a client in a run that commits to records: each shows that a record changed."""
@@ -255,7 +258,7 @@ def require_same_query(entry: Entry, tag: bytes) -> None:
     )
 
 
-def require_checksum(opened: Integers, n_survivors: int) -> None:
+def require_checksum(opened: IntArray, n_survivors: int) -> None:
     """Require a checksum word of the announced size: the one refusal that a sum decides."""
     _require(int(opened[-1]) == n_survivors, Code.GARBAGE)
 

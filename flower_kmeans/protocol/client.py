@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
@@ -55,7 +56,11 @@ from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_SLOTS, encode
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import Integers, Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import (
+    Sharing,
+    SumContext,
+    SumError,
+)
 from flower_kmeans.secagg.hashing import H
 from flower_kmeans.secagg.key_agreement import KEY_BYTES
 from flower_kmeans.version import stated_software
@@ -117,7 +122,9 @@ class Client:
             whole = self._whole(request, data, context)
             return Conversation(self, context, whole).reply()
         with ledgers.Ledger(policy.state_dir) as ledger:
-            limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
+            limit = ledgers.LifetimeLimit(
+                policy.max_total_epsilon, policy.max_total_delta
+            )
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
             leftovers.erase_ended(policy, ledger)  # what runs that were forgotten left
             whole = self._whole(request, data, memory)
@@ -300,7 +307,7 @@ class Conversation:
         """The secrets that the session shares with other clients."""
         return Pairs(self.doc_hash, self.session, self.identity, self._client.shared)
 
-    def total(self, query: Query) -> Integers:
+    def total(self, query: Query) -> IntArray:
         """Return the statistic of all records, (words,); RENEW if they changed."""
         try:
             return self.records.total(query, self.session)

@@ -61,7 +61,7 @@ _IN_MEMORY = 2**24  # bytes of shares; more go to a temporary file
 
 
 @dataclass(eq=False)
-class Client:
+class Participant:
     """A client that enrolled, as the server knows it."""
 
     node_id: int
@@ -93,7 +93,7 @@ class Client:
             return ()
         return tuple(self.wraps)
 
-    def inherit(self, gone: "Client") -> None:
+    def inherit(self, gone: "Participant") -> None:
         """Take the group key, the envelopes and the ban of another node."""
         self.new = None
         self.wraps = gone.wraps
@@ -102,7 +102,7 @@ class Client:
         self.was_asked = gone.was_asked
         self.is_banned = gone.is_banned
 
-    def has_session_of(self, other: "Client") -> bool:
+    def has_session_of(self, other: "Participant") -> bool:
         """Return whether this and another node have one session."""
         own = self.public
         its = other.public
@@ -124,7 +124,7 @@ class Client:
         )
 
     @classmethod
-    def restored(cls, kept: KeptClient) -> "Client":
+    def restored(cls, kept: KeptClient) -> "Participant":
         """Return a client of a journal."""
         return cls(
             kept.node_id,
@@ -144,9 +144,9 @@ class Client:
 class Offer:
     """The group key that one distributor made, sealed for clients."""
 
-    leader: Client
+    leader: Participant
     key_id: bytes
-    wraps: dict[Client, Wrap]
+    wraps: dict[Participant, Wrap]
 
     def kept(self) -> KeptOffer:
         """Return the offer for a journal."""
@@ -161,18 +161,18 @@ class Offer:
 class Frame:
     """The cohort of one attempt, with a committee if vectors are protected."""
 
-    slots: dict[int, Client]  # those that are taken, in their order
+    slots: dict[int, Participant]  # those that are taken, in their order
     tree: Tree
     n_slots: int
     committee: Committee | None = None
     # of the committee, by position
-    present: dict[int, Client] = field(default_factory=dict)
+    present: dict[int, Participant] = field(default_factory=dict)
     digest: bytes = ZERO  # of the committee's keys
     encoded: bytes = b""  # the committee as it travels
     # where the committee adds, and enough of it are present
     sharing: Sharing | None = None
 
-    def bits(self, clients: Iterable[Client]) -> NDArray[np.bool_]:
+    def bits(self, clients: Iterable[Participant]) -> NDArray[np.bool_]:
         """Return a mask of the slots of some clients, (n_slots,) bool."""
         bits = np.zeros(self.n_slots, dtype=np.bool_)
         slots = [client.slot for client in clients]
@@ -180,7 +180,7 @@ class Frame:
         return bits
 
     @property
-    def members_first(self) -> list[Client]:
+    def members_first(self) -> list[Participant]:
         """All clients, those in the committee first."""
         members = list(self.present.values())
         others = [client for client in self.slots.values() if client not in members]
@@ -216,9 +216,9 @@ class Cohort:
             self._slot_of = {key: slot for slot, key in enumerate(roster.keys)}
             self._committee = committee_of(roster, run.document.epoch)
         # those with a slot, by node, in the order of slots
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[int, Participant] = {}
         # by slot: who has it, or will, and who waits
-        self.claims: dict[int, deque[Client]] = {}
+        self.claims: dict[int, deque[Participant]] = {}
         self._slot_by_node: dict[int, int] = {}  # of those that claimed one
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
         self.is_closed = False  # to new clients
@@ -264,7 +264,7 @@ class Cohort:
         if objection is not None:
             return objection
         if own is None:
-            claims.append(Client(node_id, slot, reply, reply))
+            claims.append(Participant(node_id, slot, reply, reply))
             self.claims[slot] = claims
             self._slot_by_node[node_id] = slot
         else:
@@ -284,7 +284,7 @@ class Cohort:
             return None
         return len(self.claims)
 
-    def renew(self, client: Client, refusal: Refusal) -> bool:
+    def renew(self, client: Participant, refusal: Refusal) -> bool:
         """Take a new session for the next frame; return whether it is acceptable."""
         if refusal.commitment is None or refusal.static != client.public.static:
             return False
@@ -312,7 +312,7 @@ class Cohort:
             if client.silences >= MAX_SILENCES:
                 self.give_up(client)
 
-    def give_up(self, client: Client) -> None:
+    def give_up(self, client: Participant) -> None:
         """Give a slot from the next frame on to the next node that has claimed it."""
         claims = self.claims[client.slot]
         if len(claims) > 1 and claims[0] is client:
@@ -352,7 +352,7 @@ class Cohort:
             return b""
         return self.offers[0].key_id
 
-    def distributors(self, frame: Frame) -> list[Client]:
+    def distributors(self, frame: Frame) -> list[Participant]:
         """Return clients that were not asked for a group key yet, members first."""
         fresh = [client for client in frame.members_first if not client.was_asked]
         chosen = fresh[:DISTRIBUTORS]
@@ -360,7 +360,7 @@ class Cohort:
             client.was_asked = True
         return chosen
 
-    def holders(self, frame: Frame) -> list[Client]:
+    def holders(self, frame: Frame) -> list[Participant]:
         """Return clients that have the group key, committee members first."""
         return [
             client
@@ -368,7 +368,7 @@ class Cohort:
             if client.has_key and not client.differs
         ]
 
-    def sealers(self, frame: Frame) -> list[Client]:
+    def sealers(self, frame: Frame) -> list[Participant]:
         """Return clients that can seal the group key for those that lack it.
 
         Before anybody was sent it, these are the distributors. Each seals the key that
@@ -384,7 +384,12 @@ class Cohort:
         return able[:DISTRIBUTORS]
 
     def offer(
-        self, frame: Frame, sender: Client, rows: bytes, key_id: bytes, envelopes: bytes
+        self,
+        frame: Frame,
+        sender: Participant,
+        rows: bytes,
+        key_id: bytes,
+        envelopes: bytes,
     ) -> None:
         """Keep a distributor's envelopes for peers, unless their number is another.
 
@@ -394,7 +399,7 @@ class Cohort:
         peers = read_rows(rows, self._roster is not None)
         if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
             return
-        made = dict[Client, Wrap]()
+        made = dict[Participant, Wrap]()
         for peer, envelope in zip(peers, split(envelopes, ENVELOPE_BYTES), strict=True):
             client = frame.slots[peer.slot]
             made[client] = Wrap(
@@ -413,7 +418,7 @@ class Cohort:
             if len(self.offers) == 1:
                 self.use_offer()
 
-    def _hand_out(self, sender: Client, wraps: dict[Client, Wrap]) -> None:
+    def _hand_out(self, sender: Participant, wraps: dict[Participant, Wrap]) -> None:
         """Give clients their envelopes of the key that is in use."""
         for client, wrap in wraps.items():
             has_room = len(client.wraps) < MAX_WRAPS
@@ -435,7 +440,7 @@ class Cohort:
         self.offers.rotate(-1)
         self.use_offer()
 
-    def complain(self, client: Client) -> None:
+    def complain(self, client: Participant) -> None:
         """Record that a client could not open the envelopes that it was sent."""
         has_roster = self._roster is not None
         for wrap in client.wraps:
@@ -444,7 +449,7 @@ class Cohort:
         client.has_key = False
         client.wraps = []
 
-    def forget_key(self, client: Client) -> None:
+    def forget_key(self, client: Participant) -> None:
         """Record that a client's session has neither the group key nor an envelope."""
         client.has_key = False
         client.wraps = []
@@ -506,7 +511,7 @@ class Cohort:
             self._frame = self._framed(slots)
         return self._frame
 
-    def _framed(self, slots: dict[int, Client]) -> Frame:
+    def _framed(self, slots: dict[int, Participant]) -> Frame:
         tree = _tree_of(slots, self.n_slots)
         if not self._run.trust.is_protected:
             return Frame(slots, tree, self.n_slots)
@@ -558,9 +563,9 @@ class Cohort:
 
     def restore(self, kept: KeptCohort) -> None:
         """Take up a cohort that `kept` returned."""
-        by_node = dict[tuple[int, int], Client]()
+        by_node = dict[tuple[int, int], Participant]()
         for one in kept.clients:
-            client = Client.restored(one)
+            client = Participant.restored(one)
             by_node[one.slot, one.node_id] = client
             self.claims.setdefault(one.slot, deque()).append(client)
             self._slot_by_node[one.node_id] = one.slot
@@ -593,19 +598,19 @@ class Cohort:
                 return client.node_id
         return node_id
 
-    def _pass_on(self, gone: Client, client: Client) -> None:
+    def _pass_on(self, gone: Participant, client: Participant) -> None:
         """Give a client the envelopes in offers that are for another."""
         for offer in self.offers:
             if gone in offer.wraps:
                 offer.wraps[client] = offer.wraps.pop(gone)
 
-    def _claim(self, slot: int, node_id: int) -> Client:
+    def _claim(self, slot: int, node_id: int) -> Participant:
         """Return the claim of a slot that a node made."""
         return next(client for client in self.claims[slot] if client.node_id == node_id)
 
     def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
         """Make room for further nodes with a slot's key. Nodes may claim it again."""
-        named = set[Client]()
+        named = set[Participant]()
         for offer in self.offers:
             named.add(offer.leader)
             named.update(offer.wraps)
@@ -629,7 +634,7 @@ def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
     return roster.drawn(epoch)
 
 
-def _tree_of(slots: dict[int, Client], n_slots: int) -> Tree:
+def _tree_of(slots: dict[int, Participant], n_slots: int) -> Tree:
     """Return the tree of all slots, with an empty leaf for each free one."""
     leaves = []
     for slot in range(n_slots):
@@ -641,7 +646,7 @@ def _tree_of(slots: dict[int, Client], n_slots: int) -> Tree:
     return Tree(leaves)
 
 
-def _chosen_committee(slots: dict[int, Client], n_slots: int) -> tuple[int, ...]:
+def _chosen_committee(slots: dict[int, Participant], n_slots: int) -> tuple[int, ...]:
     """Return slots at random, those that are taken before others.
 
     Clients that pool what they know could be the first to come.

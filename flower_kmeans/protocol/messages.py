@@ -54,12 +54,14 @@ Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]
 Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
 Document = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
-Step = Literal[
+VerticalStep = Literal[
     "ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"
 ]
 # empty under relayed keys
 Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]
-Row = Annotated[bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)]
+PeerRow = Annotated[
+    bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)
+]
 Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]
 Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * _MOST_MEMBERS)]
 Envelopes = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_PEERS)]
@@ -184,7 +186,7 @@ def read_receivers(data: bytes) -> tuple[int, ...]:
 class Wrap(Struct, frozen=True, kw_only=True):
     """A group secret, sealed by a key distributor for the client that is sent it."""
 
-    distributor: Row = msgspec.field(name="leader")
+    distributor: PeerRow = msgspec.field(name="leader")
     key_id: B16  # of the key that the envelope must open to
     envelope: B48
 
@@ -212,7 +214,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 class Parcel(Struct, frozen=True, kw_only=True):
     """Sealed data from one party of a vertical run for others, as it reaches the server."""
 
-    step: Step
+    step: VerticalStep
     t: U32 = 0
     number: U32 = 0
     receivers: Receivers
@@ -224,7 +226,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """A parcel as it reaches one of its receivers."""
 
     sender: U32
-    step: Step
+    step: VerticalStep
     t: U32 = 0
     number: U32 = 0
     key: B48
@@ -310,7 +312,7 @@ class Turn(Struct, tag="turn", frozen=True, kw_only=True):
     """Asks a party of a vertical run for its next step, and brings what others sealed for it."""
 
     doc_hash: B32
-    step: Step
+    step: VerticalStep
     t: U32 = 0
     part: Count = 1
     peers: Rows = b""
@@ -424,7 +426,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     doc: Document = b""
     t: U32 = 0
     n_slots: U32 = msgspec.field(name="m", default=0)
-    step: Step = "finish"
+    step: VerticalStep = "finish"
     part: U32 = 1
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.arrays import BoolArray, IntArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.noise import (
     MIN_SHARE_STD,
@@ -37,7 +38,6 @@ from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg.base import (
-    Integers,
     Opened,
     PartError,
     Sharing,
@@ -58,7 +58,6 @@ _MAX_SHARE_STD = 2.0**40
 NONE = "none"
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 MAX_LEVELS = 4  # for which parts of the noise are removed
-Slots = NDArray[np.bool_]
 # bytes of a key in each word, so that words are positive and far below any limit
 _PIECE = 7
 KEY_WORDS = -(-DIGEST_BYTES // _PIECE)
@@ -213,7 +212,7 @@ def _usable(run: "Run", round_number: int) -> tuple[int, ...]:
 
 def client_noise(
     run: "Run", round_number: int, secret: bytes, context: bytes
-) -> Integers:
+) -> IntArray:
     """Return a client's whole noise of a context, shape (words,), int64, in grid units."""
     # The part that stays is as narrow as if all answered; the others are added to it.
     n_levels = len(run.document.levels)
@@ -227,7 +226,7 @@ def client_noise(
 
 
 def protect(
-    run: "Run", vector: Integers, context: SumContext, slot: int, secret: bytes
+    run: "Run", vector: IntArray, context: SumContext, slot: int, secret: bytes
 ) -> tuple[bytes, ...]:
     """Return a vector's parts with those of the keys behind it, each key in a new block."""
     sharing = context.sharing
@@ -286,7 +285,7 @@ def open_sum(
     run: "Run",
     t: int,
     combined: Mapping[int, bytes],
-    survivors: Slots,
+    survivors: BoolArray,
     context: SumContext,
 ) -> CleanSum:
     """Open a sum and subtract the noise beyond the plan, as far as its keys open.
@@ -316,7 +315,7 @@ def _opened_keys(
     run: "Run",
     shares: Mapping[int, bytes],
     n_keys: int,
-    survivors: Slots,
+    survivors: BoolArray,
     context: SumContext,
 ) -> list[bytes]:
     """Return the keys that open. Halves are tried if not all do, so a false key costs no other."""
@@ -362,7 +361,7 @@ def part_key(secret: bytes, context: bytes, n_levels: int, n_parts: int) -> byte
 
 def _removable_noise(
     run: "Run", round_number: int, context: bytes, keys: Sequence[bytes], n_parts: int
-) -> Integers:
+) -> IntArray:
     """Return the sum of the first parts of clients' noise, given each client's key of them."""
     noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
     levels = run.document.levels[:n_parts]
@@ -407,14 +406,14 @@ def _lengths(run: "Run", context: SumContext) -> tuple[int, int]:
     return size(context.n_words, context.sharing), size(KEY_WORDS, context.sharing)
 
 
-def _to_words(key: bytes) -> Integers:
+def _to_words(key: bytes) -> IntArray:
     pieces = [key[start : start + _PIECE] for start in range(0, len(key), _PIECE)]
     return np.array(
         [int.from_bytes(piece, "little") for piece in pieces], dtype=np.int64
     )
 
 
-def _from_words(words: Integers) -> bytes:
+def _from_words(words: IntArray) -> bytes:
     """Return the key of `_to_words`; an `OverflowError` if no key has such words."""
     *whole, last = words.tolist()
     rest: bytes = last.to_bytes(DIGEST_BYTES % _PIECE, "little")

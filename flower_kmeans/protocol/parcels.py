@@ -19,7 +19,7 @@ from flower_kmeans.protocol.messages import (
     Delivery,
     Parcel,
     Peer,
-    Step,
+    VerticalStep,
     write_receivers,
 )
 from flower_kmeans.protocol.pairs import Pairs
@@ -42,7 +42,7 @@ class Planned(NamedTuple):
     """A parcel of a run, as it follows from the run document."""
 
     sender: int
-    step: Step
+    step: VerticalStep
     t: int
     number: int
     receivers: tuple[int, ...]
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
         """Whether several parties hold the key together."""
         return len(self.holders) > 1
 
-    def set_up(self, slot: int) -> Step:
+    def set_up(self, slot: int) -> VerticalStep:
         """Return the step in which a slot sends its columns."""
         if slot not in self.holders:
             return "encrypt"
@@ -109,7 +109,7 @@ def _shape_of(run: Run) -> Shape:
     )
 
 
-def planned(run: Run, slot: int, step: Step, t: int = 0) -> tuple[Planned, ...]:
+def planned(run: Run, slot: int, step: VerticalStep, t: int = 0) -> tuple[Planned, ...]:
     """Return the parcels of a slot's answer to a turn, in order of their numbers."""
     shape = shape_of(run)
     is_holder = slot in shape.holders
@@ -176,14 +176,14 @@ def _keys_and_columns(shape: Shape, slot: int) -> list[_Content]:
 
 
 def due(
-    run: Run, slot: int, step: Step, t: int = 0, part: int = 1
+    run: Run, slot: int, step: VerticalStep, t: int = 0, part: int = 1
 ) -> tuple[Planned, ...]:
     """Return the parcels that a slot's turn brings, in order of (sender, number).
 
     Those of "load" and of "step" 1 are returned for both.
     """
     shape = shape_of(run)
-    sources = list[tuple[int, Step, int]]()
+    sources = list[tuple[int, VerticalStep, int]]()
     if step == "ids":
         sources = [(other, "ids", 0) for other in range(1, shape.n_parties)]
     elif step == "join":
@@ -198,7 +198,7 @@ def due(
         opened = shape.n_rounds if step == "close" else t - 1
         sources = [(holder, "open", opened) for holder in shape.holders]
     elif step in ("open", "finish"):
-        former: Step = "step" if step == "open" else "close"
+        former: VerticalStep = "step" if step == "open" else "close"
         sources = [(0, former, t)]
     found = list[Planned]()
     for source in sources:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import parcels
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.messages import Code, Delivery, Sent, Step, Turn
+from flower_kmeans.protocol.messages import Code, Delivery, Sent, Turn, VerticalStep
 from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.run import Run
 
 
-def named(delivery: Delivery) -> tuple[int, Step, int, int]:
+def named(delivery: Delivery) -> tuple[int, VerticalStep, int, int]:
     """Return the first four values of a delivery's `Planned`."""
     return delivery.sender, delivery.step, delivery.t, delivery.number
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.protocol import transcript
@@ -19,17 +20,19 @@ from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.party_session import PartySession
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.vertical.align import ids_digest
-from flower_kmeans.vertical.ring import SLOTS, Floats, Integers
+from flower_kmeans.vertical.ring import (
+    SLOTS,
+)
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 
 _require = RefuseError.unless
 log = logging.getLogger("flower_kmeans.client")
 log_of_data = logging.getLogger("flower_kmeans.data")
 
-LoadIds = Callable[[], Iterable[object]]
+ReadIds = Callable[[], Iterable[object]]
 
 
-def half_widths_of(algorithm: VerticalAlgorithm) -> Floats:
+def half_widths_of(algorithm: VerticalAlgorithm) -> FloatArray:
     """Return the half widths of the domain on its grid, (d,), in scaled units."""
     bits = algorithm.fraction_bits
     on_grid = algorithm.domain.grid_half_widths(bits)
@@ -44,7 +47,7 @@ class PartyRows:
         own: PartySession,
         policy: ClientPolicy,
         load_records: Callable[[], RecordsLike],
-        load_ids: LoadIds | None,
+        load_ids: ReadIds | None,
     ) -> None:
         self._own = own
         self._policy = policy
@@ -56,7 +59,7 @@ class PartyRows:
     # ------------------------------------------------------------------ columns
 
     @cached_property
-    def columns(self) -> Floats:
+    def columns(self) -> FloatArray:
         """Columns of this party on the scaled grid, clipped, then squares, (n, width).
 
         Party 0 keeps its columns, in scaled units. Those of the others travel, each
@@ -77,7 +80,7 @@ class PartyRows:
         squares = scaled_squares(columns, half_widths)
         return np.column_stack([scaled, squares])
 
-    def _table(self) -> Floats:
+    def _table(self) -> FloatArray:
         """Return the party's records, (n, width), the same in the whole run."""
         domain = self._algorithm.domain
         names = None
@@ -103,7 +106,7 @@ class PartyRows:
         session.digest = digest
         return table
 
-    def _on_grid(self, table: Floats) -> tuple[Floats, Integers]:
+    def _on_grid(self, table: FloatArray) -> tuple[FloatArray, IntArray]:
         """Return a table on the scaled grid, clipped, and the number of moved values.
 
         A value that is missing or not finite becomes the middle of its column's range.
@@ -130,7 +133,7 @@ class PartyRows:
             columns[start : start + SLOTS] = np.ldexp(grid[:, own], -bits)
         return columns, outside
 
-    def _log_changes(self, table: Floats, outside: Integers) -> None:
+    def _log_changes(self, table: FloatArray, outside: IntArray) -> None:
         """Log how many values were missing, and how many were moved into the domain."""
         n_missing = int(table.size - np.isfinite(table).sum())
         if n_missing:
@@ -145,7 +148,7 @@ class PartyRows:
 
     # ------------------------------------------------------------------ ids
 
-    def require_ids(self) -> LoadIds:
+    def require_ids(self) -> ReadIds:
         """Return the loader of row ids, which the run requires."""
         if self._load_ids is None:
             missing = "Expected load_ids, for the run compares rows. Got none."

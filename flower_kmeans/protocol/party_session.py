@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.algorithms.base import COUNTS, SUMS
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream, token
@@ -27,7 +28,6 @@ from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory
 from flower_kmeans.protocol.wire import Struct, decode, encode
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.keys import KeyHolder
-from flower_kmeans.vertical.ring import Integers
 
 _FRESH_BYTES = 32
 _require = RefuseError.unless
@@ -229,7 +229,7 @@ class PartySession:
 
     # ------------------------------------------------------------------ noise
 
-    def noise(self, t: int, stream: Stream) -> Integers:
+    def noise(self, t: int, stream: Stream) -> IntArray:
         """Return this party's noise share of a round, (values,), in steps of the unit.
 
         The order is that in which `Engine.cluster` gives values: a cluster's count,
@@ -242,5 +242,5 @@ class PartySession:
         for release, words, sensitivities in releases_of(algorithm, self.run.plan, t):
             share = draw_share(release, sensitivities * unit, n_shares, stream)
             noise[words] = share
-        blocks: Mapping[str, Integers] = algorithm.unflatten(noise, t).blocks
+        blocks: Mapping[str, IntArray] = algorithm.unflatten(noise, t).blocks
         return np.column_stack([blocks[COUNTS], blocks[SUMS]]).reshape(-1)

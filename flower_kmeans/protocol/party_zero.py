@@ -15,6 +15,7 @@ import numpy as np
 
 from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
+from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import parcels
 from flower_kmeans.protocol.checks import RefuseError
@@ -37,7 +38,9 @@ from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.costs import disk_bytes
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import Floats, Words, unpack
+from flower_kmeans.vertical.ring import (
+    unpack,
+)
 from flower_kmeans.vertical.store import Store
 
 _FINDINGS = "findings"  # beside the arrays of a session's state
@@ -48,7 +51,7 @@ class Learned(NamedTuple):
     """Party 0's knowledge after a number of rounds."""
 
     state: State  # of the algorithm
-    findings: Floats  # of all rounds so far, (findings, 6)
+    findings: FloatArray  # of all rounds so far, (findings, 6)
 
 
 class PartyZero:
@@ -209,7 +212,7 @@ class PartyZero:
         findings = arrays.pop(_FINDINGS, no_findings)
         return Learned(State(session.head, arrays), findings)
 
-    def evaluate(self, t: int, columns: Floats, state: State) -> Words:
+    def evaluate(self, t: int, columns: FloatArray, state: State) -> WordArray:
         """Return c1 of all values of a round, modulo q0, from encrypted columns.
 
         Parameters
@@ -226,7 +229,7 @@ class PartyZero:
         centroids = on_grid * 2.0**-algorithm.fraction_bits
         return self._computing.step(t, own, centroids)
 
-    def next_learned(self, t: int, shares: Words) -> Learned:
+    def next_learned(self, t: int, shares: WordArray) -> Learned:
         """Return the knowledge after round t, from its values under all parties' noise.
 
         Parameters
@@ -266,7 +269,7 @@ class PartyZero:
         """
         algorithm = self._algorithm
         # There are centroids from the start.
-        centroids = cast(Floats, algorithm.centroids(learned.state))
+        centroids = cast(FloatArray, algorithm.centroids(learned.state))
         counts = learned.state.arrays["counts"] * 2.0**-algorithm.fraction_bits
         findings = plausibility.padded(learned.findings, self._shape.n_rounds)
         return encode_arrays(

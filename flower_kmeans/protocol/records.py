@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Query
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.data.findings import moved_text
-from flower_kmeans.data.sources import Part, RecordsLike, Source, as_source, joined
+from flower_kmeans.data.sources import RecordsLike, RowPart, Source, as_source, joined
 from flower_kmeans.privacy.ledger import MemoryChangedError
 from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol.checks import RefuseError
@@ -28,7 +29,6 @@ from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.session import SPENT, ClientSession, Memory
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.secagg.base import Integers
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
@@ -197,7 +197,7 @@ class Records:
 
     # ------------------------------------------------------------------ sums
 
-    def total(self, query: Query, session: ClientSession) -> Integers:
+    def total(self, query: Query, session: ClientSession) -> IntArray:
         """Return the statistic of all records, (words,), in one pass.
 
         In the first round, values outside the bounds are counted as well, for this
@@ -211,7 +211,7 @@ class Records:
         run = self._run
         # without the checksum word
         n_words = run.document.words[query.round - 1] - 1
-        part: Part = partial(run.algorithm.words_of, query)
+        part: RowPart = partial(run.algorithm.words_of, query)
         if query.round > 1:
             return self._summed(part, n_words, session)
         domain = run.algorithm.domain
@@ -223,7 +223,7 @@ class Records:
             _log_outside(run.doc_hash, domain, found[n_words:])
         return found[:n_words]
 
-    def _summed(self, part: Part, n_words: int, session: ClientSession) -> Integers:
+    def _summed(self, part: RowPart, n_words: int, session: ClientSession) -> IntArray:
         """Return the sum of a function over all records, (words,), in one pass."""
         algorithm = self._run.algorithm
         commits = self._run.trust.commits_to_records
@@ -281,20 +281,20 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
             )
 
 
-def _counted(part: Part, domain: Domain, block: NDArray[Any]) -> Integers:
+def _counted(part: RowPart, domain: Domain, block: NDArray[Any]) -> IntArray:
     """Return a function of a block, and behind it its numbers of records and values outside."""
     words = part(block)
     n_records = np.array([len(block)], dtype=np.int64)
     return np.concatenate([words, n_records, domain.outside(block)])
 
 
-def _nobody_outside(domain: Domain) -> Integers:
+def _nobody_outside(domain: Domain) -> IntArray:
     """Return the counts of no record, as `_counted` has them behind the words: zeros."""
     outside = domain.outside(np.empty((0, domain.n_features)))
     return np.concatenate([np.zeros(1, np.int64), outside])
 
 
-def _log_outside(doc_hash: bytes, domain: Domain, counts: Integers) -> None:
+def _log_outside(doc_hash: bytes, domain: Domain, counts: IntArray) -> None:
     """Log how many values the bounds moved, which only this node may know."""
     n_records, *outside = counts.tolist()
     if isinstance(domain, Ball):

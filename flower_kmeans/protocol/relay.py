@@ -25,8 +25,8 @@ from flower_kmeans.protocol.messages import (
     Reply,
     Request,
     Sent,
-    Step,
     Turn,
+    VerticalStep,
 )
 from flower_kmeans.protocol.parcels import (
     DIGESTS,
@@ -42,7 +42,7 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
 from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
-from flower_kmeans.report.report import Dropped, Kind
+from flower_kmeans.report.report import Dropped, IncidentKind
 
 COMPUTING = 0
 """Slot of the party that computes."""
@@ -229,7 +229,7 @@ class Relay:
     def _all_but_computing(self) -> range:
         return range(1, self._shape.n_parties)
 
-    def request(self, step: Step) -> dict[int, Request]:
+    def request(self, step: VerticalStep) -> dict[int, Request]:
         """Return the computing party's next turn by node: a "step", or the "close"."""
         t = 0
         if step == "step":
@@ -237,7 +237,11 @@ class Relay:
         return self._requests({COMPUTING: self._turn(COMPUTING, step, t)})
 
     def take(
-        self, step: Step, request: Mapping[int, Request], replies: Replies, trip: Trip
+        self,
+        step: VerticalStep,
+        request: Mapping[int, Request],
+        replies: Replies,
+        trip: Trip,
     ) -> None:
         """Take the computing party's reply, and pass it on by "open" or "finish"."""
         self.round_trips += 1
@@ -362,7 +366,9 @@ class Relay:
 
     # ------------------------------------------------------------------ turns
 
-    def _step(self, step: Step, slots: Iterable[int], trip: Trip, t: int = 0) -> None:
+    def _step(
+        self, step: VerticalStep, slots: Iterable[int], trip: Trip, t: int = 0
+    ) -> None:
         """Let parties do a step, and deliver all parts of their parcels.
 
         Before round 1, what has come for the computing party is loaded meanwhile, so
@@ -380,7 +386,7 @@ class Relay:
                 if sent[slot].parts > turn.part
             }
 
-    def _turn(self, slot: int, step: Step, t: int = 0) -> Turn:
+    def _turn(self, slot: int, step: VerticalStep, t: int = 0) -> Turn:
         """Return a party's next turn, with as much of its mail as fits."""
         peers = [self.parties[other].peer for other in sorted(self.parties)]
         rows = [peer.row for peer in peers if peer.slot != slot]
@@ -401,7 +407,7 @@ class Relay:
         return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
 
     def _ask(
-        self, kind: Step, turns: Mapping[int, Turn], trip: Trip
+        self, kind: VerticalStep, turns: Mapping[int, Turn], trip: Trip
     ) -> dict[int, Sent]:
         requests = self._requests(turns)
         self.round_trips += 1
@@ -409,7 +415,11 @@ class Relay:
         return self._take(kind, requests, replies, trip)
 
     def _take(
-        self, kind: Step, requests: Mapping[int, Request], replies: Replies, trip: Trip
+        self,
+        kind: VerticalStep,
+        requests: Mapping[int, Request],
+        replies: Replies,
+        trip: Trip,
     ) -> dict[int, Sent]:
         """Return the replies by slot. A request without a reply is sent once more."""
         t = self._round_of(kind)
@@ -426,7 +436,7 @@ class Relay:
             self._mail.put(slot, found[slot])
         return found
 
-    def _round_of(self, kind: Step) -> int:
+    def _round_of(self, kind: VerticalStep) -> int:
         """Return a step's round in the report: 0 is the set-up, R + 1 the delivery."""
         if kind in (*_ROUND, "close", "finish"):
             return self.head + 1
@@ -457,7 +467,7 @@ class Relay:
             self._note(slots[node_id], node_id, t, NO_ANSWER)
         return found
 
-    def _replace(self, missing: list[int], kind: Step, t: int) -> NoReturn:
+    def _replace(self, missing: list[int], kind: VerticalStep, t: int) -> NoReturn:
         """Begin the set-up again with other nodes of some parties, or end the run."""
         if self._members.take_over(missing):
             raise _TakenOverError
@@ -480,7 +490,7 @@ class Relay:
     # ------------------------------------------------------------------ faults
 
     def _note(self, slot: int, node_id: int, t: int, reply: Reply | str) -> None:
-        kind: Kind = "failed"
+        kind: IncidentKind = "failed"
         if reply == NO_ANSWER:
             kind = "silent"
         if isinstance(reply, messages.Refusal):

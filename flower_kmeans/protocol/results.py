@@ -14,6 +14,7 @@ from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import Algorithm, State
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.errors import ConfigurationError, DataError, MessageError
@@ -25,8 +26,6 @@ from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
-Floats = NDArray[np.float64]
-
 _ROUNDING = 1e-9
 _RESULT_NAMES = 2**10  # bytes of a result beside its numbers, at most
 _SYNOPSIS = "synopsis_"
@@ -37,13 +36,13 @@ _FINDINGS = "findings"
 class ClientResult:
     """A client's result of a finished run."""
 
-    centroids: Floats  # (n_clusters, n_features), in the user's units
-    counts: Floats  # (n_clusters,): noisy cluster sizes of the last round
+    centroids: FloatArray  # (n_clusters, n_features), in the user's units
+    counts: FloatArray  # (n_clusters,): noisy cluster sizes of the last round
     # the public bounds, and the scaling under which records were compared
     domain: Domain
     run: str  # identity of the run, 32 hexadecimal digits
     # (n_clusters,), as in a `Clustering`; if sizes have bounds
-    weights: Floats | None = None
+    weights: FloatArray | None = None
     size_report: SizeReport | None = None  # the sizes beside their bounds
     synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
     is_private: bool = True  # whether the run added noise
@@ -151,7 +150,7 @@ def _without_prefix(arrays: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _prefixed(synopsis: Synopsis) -> dict[str, Floats]:
+def _prefixed(synopsis: Synopsis) -> dict[str, FloatArray]:
     return {_SYNOPSIS + name: array for name, array in synopsis.arrays.items()}
 
 
@@ -193,7 +192,7 @@ def longest_result(run: Run) -> int:
     algorithm = run.algorithm
     k = algorithm.n_clusters
     d = algorithm.domain.n_features
-    n_findings = len(plausibility.Kind) * run.document.rounds
+    n_findings = len(plausibility.FindingKind) * run.document.rounds
     n_numbers = k * (d + 2) + 1 + 6 * n_findings
     if algorithm.mixture_shape is not None:
         most_parts, p, noises = algorithm.mixture_shape
@@ -257,7 +256,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     return replace(result, weights=weights, size_report=sizes)
 
 
-def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, Floats]) -> None:
+def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> None:
     """Require centroids and counts, with weights and their noise if sizes have bounds.
 
     A run may have chosen the number of clusters: that of counts, and then of all the
@@ -278,7 +277,7 @@ def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, Floats]) -> None:
         raise MessageError("The result of a run has the wrong names, types or sizes.")
 
 
-def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
+def _read_synopsis(run: Run, arrays: dict[str, FloatArray]) -> Synopsis | None:
     """Return the synopsis of a result; ``None`` exactly if its algorithm makes none."""
     expected = run.algorithm.mixture_shape
     if expected is None and not arrays:
@@ -297,7 +296,7 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
     raise MessageError("Expected the synopsis of a result as its run could make it.")
 
 
-def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
+def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:
     """Return the findings of a result.
 
     They are there exactly if there are some; in a vertical run always, with zeros after
@@ -320,7 +319,7 @@ def _read_findings(run: Run, array: Floats | None) -> tuple[Finding, ...]:
     return found
 
 
-def _without_padding(run: Run, array: Floats) -> Floats:
+def _without_padding(run: Run, array: FloatArray) -> FloatArray:
     """Return the rows of findings of a vertical run before the rows of zeros.
 
     They are padded, so that the server cannot see from its size what a result holds.
@@ -351,7 +350,7 @@ def largest_weight(domain: Domain) -> float:
     return largest + 4 * math.ulp(largest)  # both sides are rounded
 
 
-def _require_in_domain(points: Floats, algorithm: Algorithm) -> None:
+def _require_in_domain(points: FloatArray, algorithm: Algorithm) -> None:
     """Require points in the domain, or, as they were rounded, one grid step beyond."""
     domain = algorithm.domain
     origin = np.zeros((1, algorithm.domain.n_features))

@@ -32,9 +32,9 @@ from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.cohort import (
     MALFORMED,
     TWICE,
-    Client,
     Cohort,
     Frame,
+    Participant,
     ShareStore,
 )
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
@@ -60,19 +60,23 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
-from flower_kmeans.report.report import CommitteeReport, Dropped, Proceedings
-from flower_kmeans.report.report import Kind as IncidentKind
+from flower_kmeans.report.report import (
+    CommitteeReport,
+    Dropped,
+    IncidentKind,
+    Proceedings,
+)
 from flower_kmeans.secagg.base import SumContext, SumError
 from flower_kmeans.secagg.hashing import u64
 from flower_kmeans.secagg.key_agreement import SEAL_BYTES
 
-Kind = Literal["enrol", "hold", "ask", "add", "abort"] | messages.Step
+RequestKind = Literal["enrol", "hold", "ask", "add", "abort"] | messages.VerticalStep
 R = TypeVar("R", bound=Reply)
 Replies = Iterable[tuple[int, Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""
 HasEnough = Callable[[], bool]
 """Whether the server could go on without further replies to the round trip that is under way."""
-Trip = Callable[[Kind, Mapping[int, messages.Request], HasEnough], Replies]
+Trip = Callable[[RequestKind, Mapping[int, messages.Request], HasEnough], Replies]
 """Sends requests by node, and yields each node with its reply or why there is none, as they come.
 Replies to the enrolments that `Server.join` returned may come too."""
 
@@ -102,22 +106,26 @@ class _Attempt:
     tag: bytes  # of the answers that are added up; empty until they are all there
     part_bytes: int  # of one part of an answer, sealed where it is a share
     store: ShareStore
-    members: dict[int, Client]  # who adds the answers up, by position
+    members: dict[int, Participant]  # who adds the answers up, by position
     requests: dict[int, Ask] = field(default_factory=dict)
     # who gave them, by tag
-    answers: dict[bytes, list[Client]] = field(default_factory=dict)
+    answers: dict[bytes, list[Participant]] = field(default_factory=dict)
     # by tag, without a committee
     sums: dict[bytes, bytes] = field(default_factory=dict)
     contexts: dict[bytes, SumContext] = field(default_factory=dict)  # by tag
     # S: those whose answers are added up
-    dealers: list[Client] = field(default_factory=list)
+    dealers: list[Participant] = field(default_factory=list)
     chosen: bytes = b""  # the tag of most complete answers so far
     tried: int = 0  # offers of group keys that failed in `add`
     # S is on the disk: a restarted server must add the same answers
     is_chosen: bool = False
     distributors: tuple[int, ...] = ()  # slots of those that are asked for a group key
-    heard: set[Client] = field(default_factory=set)  # those whose answers are complete
-    complained: set[Client] = field(default_factory=set)  # those without the group key
+    heard: set[Participant] = field(
+        default_factory=set
+    )  # those whose answers are complete
+    complained: set[Participant] = field(
+        default_factory=set
+    )  # those without the group key
     # of members; a refusal names
     replies: dict[int, Added | Refusal] = field(default_factory=dict)
 
@@ -377,8 +385,8 @@ class Server:
         self,
         t: int,
         frame: Frame,
-        chosen: Iterable[Client],
-        peers: Iterable[Client],
+        chosen: Iterable[Participant],
+        peers: Iterable[Participant],
         trip: Trip,
     ) -> None:
         """Let clients seal a group key for peers."""
@@ -393,14 +401,14 @@ class Server:
     # ----------------------------------------------------------------- replies (rule 1)
 
     def _send(
-        self, trip: Trip, kind: Kind, requests: Mapping[int, messages.Request]
+        self, trip: Trip, kind: RequestKind, requests: Mapping[int, messages.Request]
     ) -> Replies:
         self.proceedings.round_trips += 1
         return trip(kind, requests, self.has_enough)
 
     def _take(
         self, t: int, asked: Iterable[int], replies: Replies, kind: type[R]
-    ) -> Iterator[tuple[Client, R | Refusal]]:
+    ) -> Iterator[tuple[Participant, R | Refusal]]:
         """Yield orderly replies and refusals of clients, and note all others; let nodes enrol."""
         seen, orderly = set[int](), set[int]()
         self._orderly = orderly  # an answer that is not complete is taken out again
@@ -437,7 +445,7 @@ class Server:
                 self._note(node_id, t, MALFORMED, "failed")
         self._cohort.hear(asked, orderly)
 
-    def _refused(self, client: Client, t: int, refusal: Refusal) -> None:
+    def _refused(self, client: Participant, t: int, refusal: Refusal) -> None:
         """Note a refusal; renew the client, or remember what it lacks. It never ends the run."""
         code = Code(refusal.code)
         if code == Code.STALE and self._stale is not None:
@@ -509,7 +517,7 @@ class Server:
         cohort, is_blind = self._cohort, self.run.trust.is_blind
         attempt = self._new_attempt(self.head + 1, number, self._next_frame(), query)
         self.proceedings.attempts += 1
-        chosen = list[Client]()
+        chosen = list[Participant]()
         if cohort.offers and self._keyless(attempt.frame):
             chosen = cohort.sealers(attempt.frame)
         elif is_blind and not cohort.offers:
@@ -529,7 +537,7 @@ class Server:
         store = ShareStore(frame.present if frame.sharing else (), size)
         return _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
 
-    def _keyless(self, frame: Frame) -> list[Client]:
+    def _keyless(self, frame: Frame) -> list[Participant]:
         """Return the clients for which there is no group key yet, where clients have one."""
         if not self.run.trust.is_blind:
             return []
@@ -550,7 +558,9 @@ class Server:
         least = self.run.document.min_clients
         return any(len(clients) >= least for clients in attempt.answers.values())
 
-    def _ask_of(self, attempt: _Attempt, client: Client, peers: bytes = b"") -> Ask:
+    def _ask_of(
+        self, attempt: _Attempt, client: Participant, peers: bytes = b""
+    ) -> Ask:
         """Return the request of an attempt for a client; the same bytes, if it has no news."""
         frame, has_shares = attempt.frame, self.run.trust.has_committee
         located = self._located(attempt, client)
@@ -589,7 +599,7 @@ class Server:
                 beacon=drawn.beacon.hex() if drawn else "",
             )
 
-    def _located(self, attempt: _Attempt, client: Client) -> dict[str, Any]:
+    def _located(self, attempt: _Attempt, client: Participant) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common for one client."""
         frame = attempt.frame
         return {
@@ -605,10 +615,10 @@ class Server:
             "wraps": client.carried,
         }
 
-    def _doc_for(self, client: Client) -> bytes:
+    def _doc_for(self, client: Participant) -> bytes:
         return b"" if client.has_document else self.run.data
 
-    def _lacking(self, client: Client) -> tuple[messages.Entry, ...]:
+    def _lacking(self, client: Participant) -> tuple[messages.Entry, ...]:
         """Return the entries that a client lacks, as many as fit into a message."""
         entries = list[messages.Entry]()
         room = MAX_MESSAGE - _OVERHEAD - _PEER_BYTES * self._cohort.n_slots
@@ -707,13 +717,13 @@ class Server:
                 self._note(client.node_id, attempt.t, DIFFERS, "differs")
 
     def _ask_again(
-        self, attempt: _Attempt, clients: Iterable[Client], trip: Trip
+        self, attempt: _Attempt, clients: Iterable[Participant], trip: Trip
     ) -> None:
         asked = {client.node_id: self._ask_of(attempt, client) for client in clients}
         self._collect(attempt, asked, self._send(trip, "ask", asked))
         self._choose(attempt)
 
-    def _is_missing(self, attempt: _Attempt, client: Client) -> bool:
+    def _is_missing(self, attempt: _Attempt, client: Participant) -> bool:
         """Return whether the same request may still bring an answer of a client's."""
         is_heard = client in attempt.heard or client in attempt.complained
         is_active = self._cohort.claims[client.slot][0] is client
@@ -767,7 +777,7 @@ class Server:
             ):
                 return False
             cohort.next_offer()
-            held = set[Client]()
+            held = set[Participant]()
             self.has_enough = lambda held=held: len(held) >= least  # type: ignore[misc]
             requests = {
                 client.node_id: messages.Hold(
@@ -791,7 +801,7 @@ class Server:
             if len(held) >= least:
                 return True
 
-    def _serve(self, attempt: _Attempt, trip: Trip) -> list[Client]:
+    def _serve(self, attempt: _Attempt, trip: Trip) -> list[Participant]:
         """Let holders seal the group key for clients that complained, and return these."""
         cohort, colluders = self._cohort, self.run.document.max_colluders
         wanted = [
@@ -830,7 +840,7 @@ class Server:
     def _take_complaint(
         self,
         attempt: _Attempt,
-        client: Client,
+        client: Participant,
         request: Ask | messages.Add,
         refusal: Refusal,
     ) -> bool:
@@ -844,7 +854,7 @@ class Server:
         return True
 
     def _take_answer(
-        self, attempt: _Attempt, client: Client, request: Ask, reply: Answer
+        self, attempt: _Attempt, client: Participant, request: Ask, reply: Answer
     ) -> None:
         """Keep one answer, if it is complete: right lengths, one part for each present position."""
         if request.peers:
@@ -1043,7 +1053,7 @@ class Server:
         self,
         attempt: _Attempt,
         position: int,
-        client: Client,
+        client: Participant,
         request: messages.Add,
         reply: Added | Refusal,
     ) -> None:
@@ -1068,7 +1078,7 @@ class Server:
     def _leave_out_named(self, attempt: _Attempt) -> set[int]:
         """Ban dealers that more members named than may be corrupt, and return their slots."""
         sharing, out = attempt.frame.sharing, set[int]()
-        dealers: dict[int | None, Client] = {
+        dealers: dict[int | None, Participant] = {
             dealer.slot: dealer for dealer in attempt.dealers
         }
         for slot, times in Counter(attempt.named.values()).items():
@@ -1166,7 +1176,7 @@ class Server:
         self._next_frame()
         return self._finish(self._cohort.clients.values())
 
-    def _finish(self, clients: Iterable[Client]) -> dict[int, messages.Finish]:
+    def _finish(self, clients: Iterable[Participant]) -> dict[int, messages.Finish]:
         doc_hash = self.run.doc_hash
         if not self.run.trust.is_blind:
             finish = messages.Finish(doc_hash=doc_hash, result=self._result())

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flower_kmeans.data.sources import Source, as_source, joined
 from flower_kmeans.errors import LedgerError, MessageError
 from flower_kmeans.privacy.filter import Price
-from flower_kmeans.privacy.ledger import Answer, Ledger, Limit, Vote
+from flower_kmeans.privacy.ledger import Ledger, LedgerAnswer, LifetimeLimit, Vote
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.transcript import first_hash
 from flower_kmeans.protocol.wire import decode, encode
@@ -33,7 +33,7 @@ _PREFIX = "kmeans."
 _SECRET_BYTES = 32
 _HELD_NUMBERS = 2**22  # of a block: 32 MB
 
-Records = NDArray[Any]  # (m, n_features), float32 or float64
+RecordArray = NDArray[Any]  # (m, n_features), float32 or float64
 
 
 class LastAnswer(NamedTuple):
@@ -207,7 +207,7 @@ class ContextMemory:
         """Return whether a copy of records has room: no more of them than there are in memory."""
         return source.in_memory
 
-    def held(self, blocks: Iterable[Records], n_features: int) -> Source:
+    def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
         """Return what a live source yields once, in memory as long as it is used."""
         return as_source(joined(blocks, n_features), n_features)
 
@@ -229,7 +229,7 @@ class ContextMemory:
         self,
         run: bytes,
         session: ClientSession,
-        blocks: Iterable[Records],
+        blocks: Iterable[RecordArray],
         shape: tuple[int, int],
     ) -> None:
         """Keep a copy of the records of a session, until the run is over."""
@@ -247,7 +247,7 @@ class LedgerMemory:
     """
 
     def __init__(
-        self, ledger: Ledger, limit: Limit, directory: str | os.PathLike[str]
+        self, ledger: Ledger, limit: LifetimeLimit, directory: str | os.PathLike[str]
     ) -> None:
         self._ledger, self._limit, self._directory = ledger, limit, Path(directory)
         # by run: version and session, as read
@@ -284,7 +284,7 @@ class LedgerMemory:
         """Write an answer with its session, and what it costs, in one transaction."""
         data, (version, _) = encode(own), self._read[run]
         version = self._ledger.charge(
-            Answer(run, *answer), price, self._limit, version, data
+            LedgerAnswer(run, *answer), price, self._limit, version, data
         )
         self._read[run] = version, data
 
@@ -304,7 +304,7 @@ class LedgerMemory:
         """Return whether a copy of records has room: a disk has it."""
         return True
 
-    def held(self, blocks: Iterable[Records], n_features: int) -> Source:
+    def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
         """Return what a live source yields once, in a file without a name, which nobody else has.
 
         It takes its room until the source is no longer used.
@@ -329,7 +329,7 @@ class LedgerMemory:
             ) from None
         step = max(1, _HELD_NUMBERS // n_features)
 
-        def parts() -> Iterator[Records]:
+        def parts() -> Iterator[RecordArray]:
             for start in range(0, n_rows, step):
                 yield records[start : start + step]
 
@@ -344,7 +344,7 @@ class LedgerMemory:
         self,
         run: bytes,
         session: ClientSession,
-        blocks: Iterable[Records],
+        blocks: Iterable[RecordArray],
         shape: tuple[int, int],
     ) -> None:
         """Keep a copy of the records of a session, in a private file."""
@@ -388,7 +388,7 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
 
 
 def _write_array(
-    file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, int]
+    file: BinaryIO, blocks: Iterable[RecordArray], shape: tuple[int, int]
 ) -> None:
     """Write blocks, which share one type, as one array in NumPy's format."""
     rest = iter(blocks)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, messages, noise
 from flower_kmeans.protocol.committee import announced_sharing
@@ -21,7 +22,10 @@ from flower_kmeans.protocol.messages import Entry
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import Integers, Sharing, SumContext
+from flower_kmeans.secagg.base import (
+    Sharing,
+    SumContext,
+)
 
 _FINDINGS = "findings"  # beside the arrays of a session's state
 
@@ -124,7 +128,7 @@ def _sum_shares(
 
 
 def _updated(
-    run: Run, before: bytes, entry: Entry, words: Integers, n_survivors: int
+    run: Run, before: bytes, entry: Entry, words: IntArray, n_survivors: int
 ) -> bytes:
     """Return the encoded state after the words of a sum, and its findings."""
     algorithm = run.algorithm

@@ -17,13 +17,14 @@ from functools import cached_property
 import numpy as np
 from flwr.app import RecordDict
 
+from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import forget_witness
-from flower_kmeans.protocol.messages import Code, Joined, Sent, Step, Turn
+from flower_kmeans.protocol.messages import Code, Joined, Sent, Turn, VerticalStep
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, PUBLIC, RELIN
 from flower_kmeans.protocol.party_mail import PartyMail
@@ -39,7 +40,11 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal
-from flower_kmeans.vertical.ring import Floats, Words, pack, packed_bytes, unpack
+from flower_kmeans.vertical.ring import (
+    pack,
+    packed_bytes,
+    unpack,
+)
 
 _COMPUTING = 0  # slot of the party that computes
 _WITH_PARTS = ("keys", "join", "encrypt")
@@ -47,7 +52,7 @@ _WITH_ROUND = ("step", "open")
 _require = RefuseError.unless
 
 Take = Callable[[Turn], Sent]
-Encrypt = Callable[[Floats, int], bytes]
+Encrypt = Callable[[FloatArray, int], bytes]
 
 
 @dataclass(eq=False, repr=False)
@@ -104,9 +109,9 @@ class VerticalParty:
             self._mail.require(request)
         return turn(request)
 
-    def _turns(self) -> dict[Step, Take]:
+    def _turns(self) -> dict[VerticalStep, Take]:
         """Return the turns of this party's role, which its slot decides."""
-        turns: dict[Step, Take]
+        turns: dict[VerticalStep, Take]
         if self._slot == _COMPUTING:
             turns = {"load": self._load, "step": self._step, "close": self._close}
         elif not self._own.is_holder:
@@ -210,7 +215,7 @@ class VerticalParty:
             keys[PUBLIC] = pack(holder.public_share(), q.key)
             keys[RELIN] = pack(holder.relin_alone(), q.key)
 
-        def encrypt(values: Floats, number: int) -> bytes:
+        def encrypt(values: FloatArray, number: int) -> bytes:
             nonce, half = holder.encrypt_alone(values, number)
             return nonce + pack(half, q.data)
 
@@ -305,7 +310,7 @@ class VerticalParty:
         with RefuseError.of_key():
             pk = vertical_keys.confirmed_key(q, self._doc_hash, public, digests)
 
-        def encrypt(values: Floats, number: int) -> bytes:
+        def encrypt(values: FloatArray, number: int) -> bytes:
             words = vertical_keys.encrypt(q, pk, values, secret, self._doc_hash, number)
             return pack(words, q.data)
 
@@ -378,7 +383,7 @@ class VerticalParty:
         self._own.write(t, context, digest)
         return sent
 
-    def _shares(self, request: Turn) -> tuple[bytes, Words]:
+    def _shares(self, request: Turn) -> tuple[bytes, WordArray]:
         """Return the hash of the holders' words, and the words (H, values)."""
         data = list(self._mail.unsealed(request))
         words = np.stack([np.frombuffer(each, dtype="<u8") for each in data])

@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, check_records, squared_norms
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.templates import Table, html_summary
+from flower_kmeans.templates import TextTable, html_summary
 
 if TYPE_CHECKING:
     from flower_kmeans.report.report import Report
     from flower_kmeans.report.synopsis import Synopsis
 
-Floats = NDArray[np.float64]
 
 _BLOCK_ROWS = 65_536
 
@@ -27,7 +27,7 @@ class FinishedRun(Protocol):
     """The result of a run: a `Clustering`, or a strategy after its start."""
 
     @property
-    def centroids(self) -> Floats:
+    def centroids(self) -> FloatArray:
         """Centroids in the user's units, (n_clusters, n_features)."""
 
     @property
@@ -60,11 +60,11 @@ class Clustering:
         clusters.
     """
 
-    centroids: Floats
-    counts: Floats
+    centroids: FloatArray
+    counts: FloatArray
     domain: Domain
     report: "Report"
-    weights: Floats | None = None
+    weights: FloatArray | None = None
     size_report: SizeReport | None = None
     synopsis: "Synopsis | None" = None
 
@@ -87,7 +87,7 @@ class Clustering:
         return self.report.guarantee_holds
 
     @property
-    def sizes(self) -> Floats | None:
+    def sizes(self) -> FloatArray | None:
         """Noisy records of clusters by `predict`, (k,); ``None`` without bounds.
 
         Of the clients that answered the last round. Without bounds, ``counts`` are of
@@ -98,7 +98,7 @@ class Clustering:
         return np.array(self.size_report.counts)
 
     @property
-    def size_interval(self) -> Floats | None:
+    def size_interval(self) -> FloatArray | None:
         """Least and largest size of each cluster, (k, 2); ``None`` without bounds.
 
         All k intervals hold at once with probability 0.95 over the noise.
@@ -154,8 +154,8 @@ class Clustering:
 
 
 def centroid_table(
-    centroids: Floats, counts: Floats, domain: Domain, name: str = "cluster"
-) -> Table:
+    centroids: FloatArray, counts: FloatArray, domain: Domain, name: str = "cluster"
+) -> TextTable:
     """Return a row for each cluster: noisy size, and centroid (d,) in user's units."""
     names, columns = zip(*readable(centroids, domain), strict=True)
     centroids_by_row = zip(*columns, strict=True)
@@ -165,11 +165,11 @@ def centroid_table(
         cells = [e if isinstance(e, str) else f"{e:.4g}" for e in centroid]
         rows.append((str(j), f"{count:.1f}", *cells))
     head = (name, "noisy size", *names)
-    return Table(f"Every {name}: noisy size and centre", head, rows)
+    return TextTable(f"Every {name}: noisy size and centre", head, rows)
 
 
 def readable(
-    points: Floats, domain: Domain, columns: Sequence[str] | None = None
+    points: FloatArray, domain: Domain, columns: Sequence[str] | None = None
 ) -> list[tuple[str, list[float] | list[str]]]:
     """Return names and values of columns for points (k, d), in the user's units.
 
@@ -189,9 +189,9 @@ def readable(
 
 def assigned(
     X: ArrayLike,
-    centroids: Floats,
+    centroids: FloatArray,
     domain: Domain,
-    weights: Floats | None = None,
+    weights: FloatArray | None = None,
     columns: Sequence[str] | Sequence[int] | None = None,
     nearest: bool = False,
 ) -> NDArray[np.int64]:
@@ -221,7 +221,7 @@ def assigned(
     return labels
 
 
-def in_order(X: ArrayLike, domain: Domain) -> Floats:
+def in_order(X: ArrayLike, domain: Domain) -> FloatArray:
     """Return records (n, d), columns in the domain's order where both have names."""
     places = _places(_names_of(X, domain), domain)
     records = check_records(X, domain.n_features, name="X")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from flower_kmeans.arrays import FloatArray
 
 _TICKS = 6
 
@@ -67,7 +66,7 @@ def around(values: Sequence[float], label: str) -> Axis:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotFrame:
     """The part of a drawing that its axes enclose, in the drawing's units."""
 
     x: Axis | None = None

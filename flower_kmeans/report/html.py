@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
-from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
+from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
 from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
-
-FloatArray = NDArray[np.float64]
 
 MAX_ROWS = 200
 MAX_COLUMNS = 64
@@ -563,7 +562,16 @@ TEMPLATES = environment()
 TEMPLATES.filters.update(
     px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"
 )
-_FUNCTIONS = (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip)
+_FUNCTIONS = (
+    Axis,
+    PlotFrame,
+    colour_of,
+    column_parts,
+    cost_shares,
+    detection,
+    whole,
+    zip,
+)
 for _function in _FUNCTIONS:
     TEMPLATES.globals[_function.__name__] = _function
 TEMPLATES.globals.update(exp=math.exp, confidence=CONFIDENCE)

@@ -49,7 +49,9 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
     "resumptions",
 )
 
-Kind = Literal["silent", "refused", "failed", "differs", "named", "renewed", "liar"]
+IncidentKind = Literal[
+    "silent", "refused", "failed", "differs", "named", "renewed", "liar"
+]
 """Why a client is in a list of incidents.
 
 ``differs``: its query or its history is another one. ``named``: committee members could
@@ -107,7 +109,7 @@ class Dropped:
     node_id: int  # Flower's
     round: int  # 0 is the set-up, n_rounds + 1 the delivery
     reason: str  # one of this library's fixed sentences
-    kind: Kind = "refused"
+    kind: IncidentKind = "refused"
     software: str = ""  # versions that it stated, where they may be the reason
     ledger: bool = False  # whether it stated that it keeps a ledger
 
@@ -317,7 +319,7 @@ class Report(Proceedings):
         most_shares = max(self.noise_shares, *self.levels, 1)
         return self.plan.mu * math.sqrt(most_shares)
 
-    def incidents_of(self, kind: Kind) -> list[Dropped]:
+    def incidents_of(self, kind: IncidentKind) -> list[Dropped]:
         """Return the incidents of one kind."""
         return [entry for entry in self.incidents if entry.kind == kind]
 

@@ -19,6 +19,7 @@ from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
 from flower_kmeans.algorithms.synopsis_constants import MODEL_BITS
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays, domain_of
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -26,8 +27,6 @@ from flower_kmeans.files import open_private
 from flower_kmeans.parameters import integer, require_type
 from flower_kmeans.report.clustering import assigned, centroid_table, in_order
 from flower_kmeans.templates import html_summary
-
-Floats = NDArray[np.float64]
 
 # where commands and apps keep one, beside a run's other files
 FILE_NAME = "synopsis.npz"
@@ -44,8 +43,8 @@ _MOST_SAMPLES = 10**9
 class SynopsisClustering:
     """Clusters of a synopsis, in the user's units."""
 
-    centroids: Floats  # (k, d)
-    counts: Floats  # (k,), noisy records of the parts that are nearest to each
+    centroids: FloatArray  # (k, d)
+    counts: FloatArray  # (k,), noisy records of the parts that are nearest to each
     domain: Domain
 
     def __repr__(self) -> str:
@@ -70,15 +69,15 @@ class Elbow(NamedTuple):
     """
 
     n_clusters: NDArray[np.int64]  # (n,)
-    costs: Floats  # (n,)
-    standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
+    costs: FloatArray  # (n,)
+    standard_errors: FloatArray  # (n,), by the noise in the last round of the synopsis
     # (n,), costs over the largest variance in one direction around centroids
-    dimensions: Floats
+    dimensions: FloatArray
     # the largest number that may be suggested, if there is a smaller one
     most_suggested: int
 
     @property
-    def interval(self) -> Floats:
+    def interval(self) -> FloatArray:
         """Least and largest cost for each number of clusters, (n, 2), from 0 on.
 
         Each holds, with a probability of about 0.95, the cost of parts and centroids
@@ -97,7 +96,7 @@ class Elbow(NamedTuple):
         return np.maximum(ends, 0.0)
 
     @property
-    def gaps(self) -> Floats:
+    def gaps(self) -> FloatArray:
         """Drop of each cost's logarithm below that of records without clusters, (n,).
 
         Relative to the first; numbers of clusters must ascend.
@@ -118,7 +117,7 @@ class Elbow(NamedTuple):
             )
         order = np.argsort(self.n_clusters, kind="stable")
         values = self.costs, self.standard_errors, self.dimensions
-        costs = choice.Costs(*(each[order] for each in values))
+        costs = choice.ClusteringCosts(*(each[order] for each in values))
         return choice.suggested(self.n_clusters[order], costs, self.most_suggested)
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,21 +154,21 @@ class Synopsis:
         return html_summary(title, {}, [table], notes)
 
     @property
-    def weights(self) -> Floats:
+    def weights(self) -> FloatArray:
         """Noisy records of each part, (m,)."""
         return self.mixture.weights
 
     @property
-    def means(self) -> Floats:
+    def means(self) -> FloatArray:
         """Means of the parts in the user's units, (m, d)."""
         return self.domain.from_unit(self._lifted(self.mixture.means))
 
     @property
-    def covariances(self) -> Floats:
+    def covariances(self) -> FloatArray:
         """Covariances of the parts in the user's units, (m, d, d), made on request."""
         return self.covariances_along(np.diag(self.domain.unit))
 
-    def covariances_along(self, directions: Floats) -> Floats:
+    def covariances_along(self, directions: FloatArray) -> FloatArray:
         """Return covariances (m, n, n) of the parts along scaled directions (d, n)."""
         found = self.mixture
         along = found.directions.T @ directions
@@ -231,7 +230,7 @@ class Synopsis:
         n_beside = self.domain.n_features - found.means.shape[1]
         count, total, slack = found.noise
         selections = choice.selections(self._model, numbers, _checked_seed(seed))
-        noise = model.Noise(sums=total, counts=count, slacks=slack)
+        noise = model.CellNoise(sums=total, counts=count, slacks=slack)
         costs, errors, dimensions = choice.costs_of(
             self._model,
             selections,
@@ -245,7 +244,7 @@ class Synopsis:
         most = choice.most_suggested(found.weights, count)
         return Elbow(counted, costs * factor, errors * factor, dimensions, most)
 
-    def hierarchy(self) -> Floats:
+    def hierarchy(self) -> FloatArray:
         """Return Ward's hierarchy of the parts, (m - 1, 4), as for SciPy's functions.
 
         Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum
@@ -289,7 +288,7 @@ class Synopsis:
 
     # ------------------------------------------------------------------ records
 
-    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Return synthetic records of the mixture, (n, d), in the user's units.
 
         Some may lie outside of the domain.
@@ -309,7 +308,7 @@ class Synopsis:
             points += math.sqrt(found.rest) * others
         return self.domain.from_unit(points)
 
-    def log_density(self, X: ArrayLike) -> Floats:
+    def log_density(self, X: ArrayLike) -> FloatArray:
         """Return the log density of the mixture at records (n, d), in user's units.
 
         The density is over all of R^d, also beyond the domain. Parts of the mixture are
@@ -379,7 +378,7 @@ class Synopsis:
         return synopsis
 
     @property
-    def arrays(self) -> dict[str, Floats]:
+    def arrays(self) -> dict[str, FloatArray]:
         """All of the mixture, as files and messages hold it."""
         found = self.mixture
         values = {}
@@ -421,7 +420,7 @@ class Synopsis:
 
     # ------------------------------------------------------------------ details
 
-    def _lifted(self, points: Floats) -> Floats:
+    def _lifted(self, points: FloatArray) -> FloatArray:
         """Return scaled points (n, d) from points along the directions, (n, p)."""
         return points @ self.mixture.directions.T
 

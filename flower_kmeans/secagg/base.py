@@ -12,10 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import IntArray, WordArray
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 
-Integers = NDArray[np.int64]
-Words = NDArray[np.uint64]
 _WORDS = np.dtype("<u8")
 
 
@@ -61,7 +60,7 @@ class SumContext:
 class Opened:
     """An opened sum, shape (n_words,), int64, and the positions of false parts."""
 
-    vector: Integers = field(repr=False)
+    vector: IntArray = field(repr=False)
     liars: tuple[int, ...] = ()
 
 
@@ -88,7 +87,7 @@ class SecureSum(ABC):
 
     @abstractmethod
     def protect(
-        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+        self, vector: IntArray, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
         """Return the protected parts of a client's vector (n_words,), int64.
 
@@ -120,12 +119,12 @@ class SecureSum(ABC):
         """Return the length of one part of a vector, in bytes."""
         return 8 * n_words
 
-    def encode(self, vector: Integers) -> bytes:
+    def encode(self, vector: IntArray) -> bytes:
         """Return an unprotected vector as a part, such as the noise of a server."""
         return vector.astype("<i8", copy=False).tobytes()
 
 
-def add_words(parts: Iterable[bytes], n_words: int) -> Words:
+def add_words(parts: Iterable[bytes], n_words: int) -> WordArray:
     """Return the sum of words modulo 2^64, or raise `PartError` for a wrong length."""
     total = np.zeros(n_words, dtype=np.uint64)
     for index, part in enumerate(parts):
@@ -162,7 +161,7 @@ class PlainSum(SecureSum):
     is_protected = False
 
     def protect(
-        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+        self, vector: IntArray, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
         """Return the vector's bytes."""
         return (self.encode(vector),)

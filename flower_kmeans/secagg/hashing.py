@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import WordArray
+
 VERSION = b"flower-kmeans/3 "
 DIGEST_BYTES = 32
 
@@ -22,7 +24,6 @@ u64 = struct.Struct("<Q").pack  # an integer in [0, 2^64) as eight bytes, little
 _SHA256 = hashes.SHA256()
 _COUNTER = struct.Struct(">QQ")
 # named, as a function in a function makes its annotations anew
-_Words = NDArray[np.uint64]
 
 
 def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the protocol's name)
@@ -69,7 +70,7 @@ def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
     memory = memoryview(buffer.data)
     vector = buffer[: 8 * length].view("<u8")
 
-    def draw(stream: int) -> _Words:
+    def draw(stream: int) -> WordArray:
         cipher.reset_nonce(_COUNTER.pack(stream, 0))
         cipher.update_into(zeros, memory)
         # a copy on big-endian processors only

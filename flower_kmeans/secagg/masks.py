@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import IntArray, WordArray
 from flower_kmeans.secagg import base
 from flower_kmeans.secagg.hashing import kdf, word_drawer
 
@@ -27,7 +28,7 @@ class MaskedSum(base.PlainSum):
     is_protected = True
 
     def protect(
-        self, vector: base.Integers, context: base.SumContext, slot: int, secret: bytes
+        self, vector: IntArray, context: base.SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
         """Return the masked words.
 
@@ -54,7 +55,7 @@ def mask_key(context: base.SumContext) -> bytes:
     return kdf(context.group_key, context.digest, b"mask")
 
 
-def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> base.Words:
+def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> WordArray:
     """Return the mask of the client at a slot, shape (n_words,), under `mask_key`."""
     draw = word_drawer(key, n_words)
     result = draw(slot).copy()
@@ -65,7 +66,7 @@ def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> base.Words:
     return result
 
 
-def correction(key: bytes, survivors: NDArray[np.bool_], n_words: int) -> base.Words:
+def correction(key: bytes, survivors: NDArray[np.bool_], n_words: int) -> WordArray:
     """Return the sum of the survivors' masks, shape (n_words,)."""
     draw = word_drawer(key, n_words)
     result = np.zeros(n_words, dtype=np.uint64)

@@ -21,10 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.secagg import base
-from flower_kmeans.secagg.base import Integers, Sharing, SumContext, SumError, Words
+from flower_kmeans.secagg.base import (
+    Sharing,
+    SumContext,
+    SumError,
+)
 from flower_kmeans.secagg.hashing import kdf, words
 
 PRIMES = (2097143, 2097133, 2097131)  # the largest three below 2^21
@@ -35,8 +40,6 @@ _ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
 _EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
 _BATCH_ELEMENTS = 2**17  # elements that are added up at a time
 _DECODINGS = 8  # a false share passes a random combination once in two million
-
-Floats = NDArray[np.float64]
 
 
 @base.register_secure_sum
@@ -72,7 +75,7 @@ class SharedSum(base.SecureSum):
         return Sharing(n_positions, n_corrupt, privacy, packing)
 
     def protect(
-        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+        self, vector: IntArray, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
         """Return one share for each position, absent ones included.
 
@@ -156,7 +159,7 @@ class SharedSum(base.SecureSum):
         return 8 * n_blocks
 
 
-def blocks(vector: Integers, packing: int) -> Integers:
+def blocks(vector: IntArray, packing: int) -> IntArray:
     """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
     n_blocks = -(-len(vector) // packing)
     columns = np.zeros((packing, n_blocks), vector.dtype)
@@ -180,12 +183,12 @@ def _secret_points(sharing: Sharing) -> tuple[int, ...]:
     return tuple(range(first, first + sharing.packing))
 
 
-def to_residues(values: Integers) -> Integers:
+def to_residues(values: IntArray) -> IntArray:
     """Return the residues, shape (3, ...), of signed integers."""
     return np.stack([values % prime for prime in PRIMES])
 
 
-def from_residues(residues: NDArray[Any]) -> Integers:
+def from_residues(residues: NDArray[Any]) -> IntArray:
     """Return the signed integers nearest to zero, shape (n,), of residues (3, n)."""
     first, second, third = residues.astype(np.int64)
     p, q, r = PRIMES
@@ -193,12 +196,12 @@ def from_residues(residues: NDArray[Any]) -> Integers:
     a = (second - first) * pow(p, -1, q) % q
     without_a = ((third - first) * pow(p, -1, r) - a) % r
     b = without_a * pow(q, -1, r) % r
-    value: Integers = first + p * (a + q * b)
+    value: IntArray = first + p * (a + q * b)
     value[value > RING // 2] -= RING
     return value
 
 
-def uniform(key: bytes, stream: int, length: int) -> Integers:
+def uniform(key: bytes, stream: int, length: int) -> IntArray:
     """Return uniform residues (3, length) of a stream's words.
 
     Words that are no elements are left out.
@@ -207,7 +210,7 @@ def uniform(key: bytes, stream: int, length: int) -> Integers:
     return _fields(elements).astype(np.int64)
 
 
-def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
+def _uniform_words(key: bytes, length: int, stream: int = 0) -> WordArray:
     # one word of 43,000 is no element: skipped, so that the law is exact
     n_drawn = length
     while True:
@@ -218,20 +221,24 @@ def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
             return found[:length]
 
 
-def _fields(elements: Words) -> Words:
+def _fields(elements: WordArray) -> WordArray:
     """Return the three residues of each word, shape (3, ...)."""
     shifts = [np.uint64(_BITS * i) for i in range(3)]
     return np.stack([elements >> shift & _FIELD for shift in shifts])
 
 
-def _joined(residues: NDArray[Any]) -> Words:
+def _joined(residues: NDArray[Any]) -> WordArray:
     """Return the word of each three residues: the inverse of `_fields`."""
     first, second, third = residues.astype(np.uint64)
-    joined: Words = first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
+    joined: WordArray = (
+        first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
+    )
     return joined
 
 
-def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bool_]]:
+def _elements(
+    parts: Sequence[bytes], length: int
+) -> tuple[WordArray, NDArray[np.bool_]]:
     """Return the words of parts, (n_parts, length), and a mask of proper parts."""
     size = 8 * length
     fit = np.array([len(part) == size for part in parts], dtype=np.bool_)
@@ -241,7 +248,7 @@ def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bo
     return elements, fit & _are_elements(elements).all(axis=1)
 
 
-def _are_elements(elements: Words) -> NDArray[np.bool_]:
+def _are_elements(elements: WordArray) -> NDArray[np.bool_]:
     """Return a mask of the words whose three fields are residues."""
     proper = elements <= _ELEMENT
     for field, prime in zip(_fields(elements), PRIMES, strict=True):
@@ -250,8 +257,8 @@ def _are_elements(elements: Words) -> NDArray[np.bool_]:
 
 
 def _evaluate(
-    nodes: tuple[int, ...], points: tuple[int, ...], values: Floats
-) -> Floats:
+    nodes: tuple[int, ...], points: tuple[int, ...], values: FloatArray
+) -> FloatArray:
     """Return the least polynomials' residues at points, from values at other nodes."""
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
@@ -261,7 +268,7 @@ def _evaluate(
     return result
 
 
-def _reduce(values: Floats, prime: int) -> None:
+def _reduce(values: FloatArray, prime: int) -> None:
     """Reduce integers below 2^53 modulo a prime, in place: faster than ``np.mod``."""
     quotients = values * (1.0 / prime)
     np.floor(quotients, out=quotients)
@@ -273,38 +280,42 @@ def _reduce(values: Floats, prime: int) -> None:
 
 
 @lru_cache(maxsize=256)
-def _lagrange(nodes: tuple[int, ...], points: tuple[int, ...], prime: int) -> Floats:
+def _lagrange(
+    nodes: tuple[int, ...], points: tuple[int, ...], prime: int
+) -> FloatArray:
     """Return the matrix (n_points, n_nodes) from values at nodes to points."""
     x = np.array(nodes)
     beyond = np.array(points)[:, None] - x
     numerators = _products(beyond, prime)[:, None]
     quotients = numerators * _inverses(beyond, prime) % prime
     matrix = quotients * _weights(x, prime) % prime
-    result: Floats = matrix.astype(np.float64)
+    result: FloatArray = matrix.astype(np.float64)
     result.setflags(write=False)
     return result
 
 
-def _weights(points: Integers, prime: int) -> Integers:
+def _weights(points: IntArray, prime: int) -> IntArray:
     """Return the inverse of each point's product of differences from all others."""
     between = points[:, None] - points
     np.fill_diagonal(between, 1)
     return _inverses(_products(between, prime), prime)
 
 
-def _products(factors: Integers, prime: int) -> Integers:
+def _products(factors: IntArray, prime: int) -> IntArray:
     """Return the product of each row."""
     return reduce(lambda product, column: product * column % prime, factors.T)
 
 
-def _inverses(values: Integers, prime: int) -> Integers:
+def _inverses(values: IntArray, prime: int) -> IntArray:
     """Return the inverse of each value modulo a prime."""
     invert = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)
-    inverses: Integers = invert(values)
+    inverses: IntArray = invert(values)
     return inverses.astype(np.int64)
 
 
-def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
+def _true_shares(
+    points: IntArray, values: FloatArray, degree: int
+) -> NDArray[np.bool_]:
     """Return a mask of the shares (3, n, n_blocks) on polynomials below a degree.
 
     A true share lies on them in every block.
@@ -333,7 +344,7 @@ def _require_few(false: NDArray[np.bool_], degree: int) -> None:
         raise SumError("Too many sum-shares are false.")
 
 
-def _fit(points: Integers, values: Floats, degree: int) -> bool:
+def _fit(points: IntArray, values: FloatArray, degree: int) -> bool:
     """Return whether all shares lie on polynomials below a degree, in every block."""
     nodes = tuple(points[:degree].tolist())
     rest = tuple(points[degree:].tolist())
@@ -343,18 +354,18 @@ def _fit(points: Integers, values: Floats, degree: int) -> bool:
     return np.array_equal(expected, values[:, degree:])
 
 
-def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
+def _combination(values: FloatArray, weights: FloatArray, prime: int) -> IntArray:
     """Return a linear combination, shape (n,), of columns of residues (n, n_blocks)."""
     sums = []
     for start in range(0, len(weights), _EXACT_TERMS):
         part = slice(start, start + _EXACT_TERMS)
         sums.append(values[:, part] @ weights[part] % prime)
-    total: Floats = np.sum(sums, axis=0)
+    total: FloatArray = np.sum(sums, axis=0)
     return total.astype(np.int64) % prime
 
 
 def _decode(
-    points: Integers, values: Integers, degree: int, prime: int
+    points: IntArray, values: IntArray, degree: int, prime: int
 ) -> NDArray[np.bool_]:
     """Return a mask of the values on the polynomial below a degree that most share.
 
@@ -388,7 +399,7 @@ def _decode(
     raise SumError("Too many sum-shares are false.")
 
 
-def _polynomial(coefficients: Integers, points: Integers, prime: int) -> Integers:
+def _polynomial(coefficients: IntArray, points: IntArray, prime: int) -> IntArray:
     """Return a polynomial's values at points modulo a prime, by Horner's rule."""
     values = np.zeros_like(points)
     for coefficient in coefficients[::-1]:
@@ -396,7 +407,7 @@ def _polynomial(coefficients: Integers, points: Integers, prime: int) -> Integer
     return values
 
 
-def _in_kernel(matrix: Integers, prime: int) -> Integers | None:
+def _in_kernel(matrix: IntArray, prime: int) -> IntArray | None:
     """Return a vector, not zero, that a matrix takes to zero modulo a prime.
 
     ``None`` if there is none.

@@ -59,10 +59,10 @@ from flower_kmeans.vertical.engine import require_tenseal
 
 Engine = Literal["in-process", "ray", "auto"]
 Place = Literal["in-process", "ray"]
-Records = list[Any]  # each a value that `as_source` takes
+ClientRecords = list[Any]  # each a value that `as_source` takes
 AnyStrategy = KMeansStrategy | VerticalKMeans
 Partitions = Sequence[Any] | Callable[[int], RecordsLike]
-Start = Callable[[Grid], None]
+StartRun = Callable[[Grid], None]
 
 _TIMEOUT = 600.0
 _MUCH_WORK = 5e9
@@ -213,7 +213,7 @@ def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
     )
 
 
-def _first_stream(records: Records) -> Any | None:
+def _first_stream(records: ClientRecords) -> Any | None:
     """Return the first partition that is read in chunks, or ``None``."""
     for each in records:
         if is_stream(each) and not isinstance(each, np.ndarray):
@@ -334,7 +334,7 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
     return policy
 
 
-def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Records:
+def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> ClientRecords:
     """Return the records of each client, or ``None`` if a function returns them."""
     require_type(
         "partitions",
@@ -366,7 +366,7 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
     return _checked_rows(strategy, partitions)
 
 
-def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> Records:
+def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> ClientRecords:
     """Return the records of clients that hold rows."""
     domain = strategy.domain
     records = []
@@ -379,7 +379,9 @@ def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> Record
     return records
 
 
-def _checked_columns(strategy: VerticalKMeans, partitions: Sequence[Any]) -> Records:
+def _checked_columns(
+    strategy: VerticalKMeans, partitions: Sequence[Any]
+) -> ClientRecords:
     """Return the columns of each party, (n_records, width), in one order of rows."""
     columns = strategy.domain.columns
     records = []
@@ -567,7 +569,7 @@ class _MemberPolicy(ClientPolicy):
 
 
 def _run_in_process(
-    start: Start, clients: Clients, own: Sequence[Own]
+    start: StartRun, clients: Clients, own: Sequence[Own]
 ) -> ClientResult | None:
     results: list[ClientResult] = []
 
@@ -582,7 +584,7 @@ def _run_in_process(
 
 
 def _run_on_ray(
-    start: Start, clients: Clients, own: Sequence[Own]
+    start: StartRun, clients: Clients, own: Sequence[Own]
 ) -> ClientResult | None:
     grid = RayGrid(clients, own)
     with task_identity(), closing(grid):

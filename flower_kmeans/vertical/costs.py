@@ -47,7 +47,7 @@ _LEVELS_OF_A_WIN = 13
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunCosts:
     """Costs of a run.
 
     Bytes are those that all parties send; seconds are CPU time of one core.
@@ -94,7 +94,7 @@ def costs(
     *,
     radius: bool = False,
     check_ids: bool = False,
-) -> Costs:
+) -> RunCosts:
     """Return the costs of a run; ``widths`` are the parties' numbers of columns."""
     m = moduli(n_clusters, radius)
     k = n_clusters
@@ -149,7 +149,7 @@ def costs(
     memory = float(np.interp(k, *_MEMORY))
     if radius:
         memory += _RADIUS + _RADIUS_CLUSTER * k
-    return Costs(
+    return RunCosts(
         round_trips=trips,
         key_bytes=key_bytes,
         column_bytes=column_bytes,

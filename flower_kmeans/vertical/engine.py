@@ -20,12 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.extras import broken, is_missing
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.vertical.keys import KeyHolder, expand, relin_common
 from flower_kmeans.vertical.moduli import Moduli, moduli
-from flower_kmeans.vertical.ring import SLOTS, Floats, N, Words, intt
+from flower_kmeans.vertical.ring import (
+    SLOTS,
+    N,
+    intt,
+)
 from flower_kmeans.vertical.signs import STAGES, near, pair
 
 Ciphertext = Any  # TenSEAL has no type hints
@@ -91,7 +96,7 @@ def _self_check() -> float:
     small = replace(full, levels=2, scales=full.scales[:3], data=data, key=key)
     holder = KeyHolder(small, token(32), doc_hash)
     relin = np.stack([holder.relin_alone(), relin_common(small, doc_hash)], 1)
-    engine = Engine(small, relin)
+    engine = SealEngine(small, relin)
     x = np.linspace(-1, 1, SLOTS)
     columns = []
     for i, values in enumerate((x, x**3)):
@@ -140,7 +145,7 @@ def _context(parameters: Moduli) -> _Context:
 # ---------------------------------------------------------------------- SEAL's files
 
 
-def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
+def column_file(parameters: Moduli, words: WordArray) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads an encrypted column.
 
     ``words`` (2, primes, N) are transforms modulo ``parameters.data``; others are a
@@ -151,7 +156,7 @@ def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     return iter(_ciphertext(words, first_level, parameters.scales[0]))
 
 
-def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
+def relin_file(parameters: Moduli, words: WordArray) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads a relinearisation key.
 
     ``words`` (digits, 2, primes, N), a digit for each of ``parameters.data``, are
@@ -171,7 +176,9 @@ def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     return pieces()
 
 
-def _check_words(words: Words, shape: tuple[int, ...], primes: Sequence[int]) -> None:
+def _check_words(
+    words: WordArray, shape: tuple[int, ...], primes: Sequence[int]
+) -> None:
     # The loader of SEAL is native code that trusts its file.
     expected = (*shape, len(primes), N)
     if words.shape != expected or words.dtype != np.uint64:
@@ -186,7 +193,7 @@ def _header(n_bytes: int) -> bytes:
 
 
 def _ciphertext(
-    words: Words, name: tuple[int, ...], scale: float
+    words: WordArray, name: tuple[int, ...], scale: float
 ) -> tuple[Buffer, ...]:
     size, primes, n = words.shape
     data = np.ascontiguousarray(words, "<u8").data.cast("B")
@@ -204,10 +211,10 @@ def _ciphertext(
 class Chunk:
     """Up to 16,384 records of one step."""
 
-    own: Floats  # (m, a): party 0's columns in clear, within their half widths
+    own: FloatArray  # (m, a): party 0's columns in clear, within their half widths
     columns: Sequence[Ciphertext]  # d - a: the other parties' `signs.scaled_columns`
-    centroids: Floats  # (k, d), party 0's coordinates first
-    half_widths: Floats  # (d,)
+    centroids: FloatArray  # (k, d), party 0's coordinates first
+    half_widths: FloatArray  # (d,)
     # records farther than this from a centroid do not count
     radius: float | None = None
     # With a radius, for each other party: its `signs.scaled_squares`, and the sum of
@@ -215,7 +222,7 @@ class Chunk:
     squares: Sequence[Ciphertext] = ()
     norms: Sequence[float] = ()
 
-    def comparison(self, j: int, other: int) -> tuple[list[float], Floats]:
+    def comparison(self, j: int, other: int) -> tuple[list[float], FloatArray]:
         """Return weights of columns and squares, and the own columns' part, (m,)."""
         a = self.own.shape[1]
         c = self.centroids
@@ -240,7 +247,7 @@ def comparisons(n_clusters: int, radius: float | None) -> list[tuple[int, int]]:
     return [(j, m) for j, m in every if j < m or (j == m and has_radius)]
 
 
-class Engine:
+class SealEngine:
     """Evaluate one step of k-means on encrypted columns.
 
     ``relin`` is the relinearisation key (digits, 2, primes, N), or a file with what
@@ -248,7 +255,7 @@ class Engine:
     ciphertext took there.
     """
 
-    def __init__(self, parameters: Moduli, relin: Words | Path) -> None:
+    def __init__(self, parameters: Moduli, relin: WordArray | Path) -> None:
         self._seal = _seal()
         self.moduli = parameters
         context = _context(parameters)
@@ -264,7 +271,7 @@ class Engine:
             source = relin
         self._relin_key = self._read(self._seal.RelinKeys(), source)
 
-    def column(self, words: Words | Path) -> Ciphertext:
+    def column(self, words: WordArray | Path) -> Ciphertext:
         """Return the ciphertext of words (2, primes, N), or of a file for SEAL."""
         source: Iterator[Buffer] | Path
         if isinstance(words, np.ndarray):
@@ -283,7 +290,7 @@ class Engine:
             target.load(self._context, file.name)
         return target
 
-    def words(self, c: Ciphertext) -> Words:
+    def words(self, c: Ciphertext) -> WordArray:
         """Return the words (2, N) of a last-level ciphertext: transforms modulo q0."""
         # TenSEAL gives no buffer of a ciphertext, only one word at a time.
         each = map(c.dyn_array().at, range(2 * N))
@@ -300,7 +307,7 @@ class Engine:
         getattr(self._evaluator, name)(*operands, out)
         return out
 
-    def _plain(self, value: float | Floats, level: int, scale: float) -> Any:
+    def _plain(self, value: float | FloatArray, level: int, scale: float) -> Any:
         out = self._seal.Plaintext()
         number = value.tolist() if isinstance(value, np.ndarray) else value
         self._encoder.encode(number, self._names[level], scale, out)
@@ -309,7 +316,7 @@ class Engine:
     def times(
         self,
         c: Ciphertext,
-        value: float | Floats,
+        value: float | FloatArray,
         level: int,
         square: float | None = None,
     ) -> Ciphertext:
@@ -332,7 +339,7 @@ class Engine:
         product.scale = square
         return product
 
-    def plus(self, c: Ciphertext, value: float | Floats) -> Ciphertext:
+    def plus(self, c: Ciphertext, value: float | FloatArray) -> Ciphertext:
         """Return c plus public numbers."""
         plain = self._plain(value, self.level(c), c.scale)
         return self._do("add_plain", c, plain)
@@ -367,7 +374,7 @@ class Engine:
 
     # ------------------------------------------------------------------ the sign
 
-    def _odd(self, x: Ciphertext, c: Floats) -> Ciphertext:
+    def _odd(self, x: Ciphertext, c: FloatArray) -> Ciphertext:
         """Return a series of odd Chebyshev polynomials, c (2^m,), m levels below."""
         # Paterson-Stockmeyer
         m = len(c).bit_length() - 1
@@ -387,7 +394,7 @@ class Engine:
     # cycle would keep 100 MB until the garbage collector runs, which counts objects and
     # not their bytes.
     def _node(
-        self, powers: list[Ciphertext], c: Floats, m: int, square: float
+        self, powers: list[Ciphertext], c: FloatArray, m: int, square: float
     ) -> Ciphertext:
         top = powers[m - 1]
         scales = self.moduli.scales
@@ -453,7 +460,7 @@ class Engine:
 
     def cluster(
         self, chunk: Chunk, j: int, wins: dict[tuple[int, int], Ciphertext]
-    ) -> Words:
+    ) -> WordArray:
         """Return one cluster's encrypted count and sums of a chunk, (1 + d, 2, N).
 
         A record's membership A is the product of the cluster's k - 1 wins and, with a
@@ -477,7 +484,7 @@ class Engine:
         rescaled = [self.rescale(v) for v in values]
         return np.stack([self.words(v) for v in rescaled])
 
-    def chunk(self, chunk: Chunk) -> Words:
+    def chunk(self, chunk: Chunk) -> WordArray:
         """Return a chunk's encrypted counts and sums, (k, 1 + d, 2, N).
 
         They are transforms modulo q0.
@@ -489,5 +496,5 @@ class Engine:
         return np.stack(clusters)
 
 
-def _slots(values: Floats) -> Floats:
+def _slots(values: FloatArray) -> FloatArray:
     return np.pad(values, (0, SLOTS - len(values)))

@@ -25,15 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
 from flower_kmeans.vertical.moduli import Moduli
 from flower_kmeans.vertical.ring import (
     SLOTS,
-    Floats,
-    Integers,
-    Words,
     addmod,
     column,
     encode,
@@ -52,7 +50,7 @@ from flower_kmeans.vertical.ring import (
 
 _LOW_BITS = 25
 
-Noise = Callable[[Stream], Integers]
+SmudgingNoise = Callable[[Stream], IntArray]
 """Draws one party's noise of a round, in units of the opened integers."""
 
 
@@ -80,12 +78,12 @@ def set_up_secret(secret: bytes, fresh: bytes, doc_hash: bytes) -> bytes:
     return kdf(secret + fresh, doc_hash, b"vertical set-up")
 
 
-def pk_digest(moduli: Moduli, half: Words) -> bytes:
+def pk_digest(moduli: Moduli, half: WordArray) -> bytes:
     """Return SHA-256 of a packed half of a public key, by which labels name the key."""
     return hashlib.sha256(pack(half, moduli.key)).digest()
 
 
-def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
+def common(seed: bytes, name: bytes, primes: Iterable[int]) -> WordArray:
     """Return a polynomial (primes, N) that nobody chose: it follows from a public seed.
 
     The seed is the run document's hash, or a column's nonce. So no party can hide a
@@ -99,7 +97,7 @@ def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
     return np.stack(rows)
 
 
-def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
+def relin_common(moduli: Moduli, doc_hash: bytes) -> WordArray:
     """Return the common polynomial of each digit, (digits, key primes, N).
 
     With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A
@@ -110,7 +108,7 @@ def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
     return np.stack([common(doc_hash, name, moduli.key) for name in names])
 
 
-def total(shares: Iterable[Words], primes: Sequence[int]) -> Words:
+def total(shares: Iterable[WordArray], primes: Sequence[int]) -> WordArray:
     """Return the sum of polynomials (..., primes, N) of all holders."""
     rest = iter(shares)
     out = next(rest).copy()
@@ -119,13 +117,13 @@ def total(shares: Iterable[Words], primes: Sequence[int]) -> Words:
     return out
 
 
-def _add_to(out: Words, share: Words, primes: Sequence[int]) -> None:
+def _add_to(out: WordArray, share: WordArray, primes: Sequence[int]) -> None:
     # In place, and a residue at a time: shares of round 1 take 100 MB and more.
     for i, p in enumerate(primes):
         out[..., i, :] = addmod(out[..., i, :], share[..., i, :], p)
 
 
-def public_key(moduli: Moduli, doc_hash: bytes, half: Words) -> Words:
+def public_key(moduli: Moduli, doc_hash: bytes, half: WordArray) -> WordArray:
     """Return the public key, (2, key primes, N), of the sum of the holders' shares."""
     other_half = common(doc_hash, b"public key", moduli.key)
     return np.stack([half, other_half])
@@ -133,7 +131,7 @@ def public_key(moduli: Moduli, doc_hash: bytes, half: Words) -> Words:
 
 def confirmed_key(
     moduli: Moduli, doc_hash: bytes, public: bytes, digests: Iterable[bytes]
-) -> Words:
+) -> WordArray:
     """Return the public key of a packed half, if all key holders' digests of it agree.
 
     Raises
@@ -149,9 +147,9 @@ def confirmed_key(
 class JointShare(NamedTuple):
     """The state of one holder after the others' first messages."""
 
-    public: Words  # (key primes, N): half of the joint public key
-    h1: Words  # (digits, key primes, N): half of the joint relinearisation key
-    round2: Words  # the same shape: this holder's share of the other half
+    public: WordArray  # (key primes, N): half of the joint public key
+    h1: WordArray  # (digits, key primes, N): half of the joint relinearisation key
+    round2: WordArray  # the same shape: this holder's share of the other half
     # SHA-256 of packed ``public`` and ``h1``: equal at all holders
     digests: tuple[bytes, bytes]
 
@@ -174,7 +172,7 @@ class KeyHolder:
         # The secret must not reach a log.
         return f"KeyHolder(n_clusters={self._moduli.n_clusters})"
 
-    def public_share(self) -> Words:
+    def public_share(self) -> WordArray:
         """Return this holder's share of a half of the public key, (key primes, N)."""
         a = common(self._doc_hash, b"public key", self._moduli.key)
         error = small_error(self._stream(b"public key"))
@@ -182,7 +180,7 @@ class KeyHolder:
 
     # ---------------------------------------------------------------------- one holder
 
-    def relin_alone(self) -> Words:
+    def relin_alone(self) -> WordArray:
         """Return half of a sole holder's relinearisation key.
 
         Its shape is (digits, key primes, N).
@@ -195,7 +193,7 @@ class KeyHolder:
             out[j] = self._hide(masked, j, square)
         return out
 
-    def encrypt_alone(self, values: ArrayLike, number: int) -> tuple[bytes, Words]:
+    def encrypt_alone(self, values: ArrayLike, number: int) -> tuple[bytes, WordArray]:
         """Return a sole holder's encrypted column: a nonce and half (data primes, N).
 
         `expand` takes both. ``values`` (m,) are at most 16,384 numbers in [-1, 1];
@@ -249,7 +247,7 @@ class KeyHolder:
         q = self._moduli.key
         digits = len(self._moduli.data)
 
-        def committed() -> Iterator[Words]:
+        def committed() -> Iterator[WordArray]:
             received = zip(commitments, messages, strict=True)
             for i, (expected, data) in enumerate(received, start=1):
                 if hashlib.sha256(data).digest() != expected:
@@ -271,7 +269,7 @@ class KeyHolder:
         )
         return JointShare(public, h1, self.relin_round2(h), digests)
 
-    def relin_round1(self) -> Words:
+    def relin_round1(self) -> WordArray:
         """Return this holder's share of round 1, (digits, 2, key primes, N)."""
         primes = self._moduli.key
         q = self._q
@@ -286,7 +284,7 @@ class KeyHolder:
             out.append(np.stack([h0, h1]))
         return np.stack(out)
 
-    def relin_round2(self, h: Words) -> Words:
+    def relin_round2(self, h: WordArray) -> WordArray:
         """Return this holder's share of round 2, (digits, key primes, N).
 
         One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose
@@ -308,7 +306,9 @@ class KeyHolder:
 
     # ---------------------------------------------------------------------- rounds
 
-    def decryption_share(self, t: int, c1: Words, noise: Noise) -> Words:
+    def decryption_share(
+        self, t: int, c1: WordArray, noise: SmudgingNoise
+    ) -> WordArray:
         """Return this holder's words (values,) of round t: its shares plus its noise.
 
         A word is the constant coefficient of c1 times the secret, plus noise, modulo
@@ -333,16 +333,16 @@ class KeyHolder:
             words.append((h * 2**_LOW_BITS + x + e) % self._moduli.q0)
         return np.array(words, dtype=np.uint64)
 
-    def _stream(self, label: bytes, hidden: Words | None = None) -> Stream:
+    def _stream(self, label: bytes, hidden: WordArray | None = None) -> Stream:
         return Stream(secret_key(self._secret, self._doc_hash, label, hidden))
 
-    def _masked(self, a: Words, s: Words, error: Integers) -> Words:
+    def _masked(self, a: WordArray, s: WordArray, error: IntArray) -> WordArray:
         """Return -(a s) + error."""
         q = self._q
         product = mulmod(a, s, q)
         return addmod(negmod(product, q), rns(error, self._moduli.key), q)
 
-    def _hide(self, words: Words, j: int, hidden: Words) -> Words:
+    def _hide(self, words: WordArray, j: int, hidden: WordArray) -> WordArray:
         """Add a hidden polynomial times the special prime to residue j."""
         p = self._moduli.key[j]
         factor = np.full(1, self._moduli.special % p, dtype=np.uint64)
@@ -351,7 +351,7 @@ class KeyHolder:
         return words
 
 
-def expand(moduli: Moduli, nonce: bytes, half: Words) -> Words:
+def expand(moduli: Moduli, nonce: bytes, half: WordArray) -> WordArray:
     """Return the ciphertext, (2, data primes, N), of a nonce and a half.
 
     `KeyHolder.encrypt_alone` returns both.
@@ -361,12 +361,12 @@ def expand(moduli: Moduli, nonce: bytes, half: Words) -> Words:
 
 def encrypt(
     moduli: Moduli,
-    pk: Words,
+    pk: WordArray,
     values: ArrayLike,
     secret: bytes,
     doc_hash: bytes,
     number: int,
-) -> Words:
+) -> WordArray:
     """Return numbers, encrypted under a public key.
 
     Their shapes are (2, data primes, N) and (2, key primes, N). ``values`` and
@@ -386,7 +386,7 @@ def encrypt(
     return np.stack(out)
 
 
-def values_of(X: Floats, number: int) -> Floats:
+def values_of(X: FloatArray, number: int) -> FloatArray:
     """Return the values in a party's ciphertext of a number, of its columns X (n, w).
 
     Ciphertexts are numbered chunk after chunk, column after column.
@@ -398,13 +398,13 @@ def values_of(X: Floats, number: int) -> Floats:
 
 def randomise(
     moduli: Moduli,
-    pk: Words,
+    pk: WordArray,
     digest: bytes,
-    words: Words,
+    words: WordArray,
     secret: bytes,
     doc_hash: bytes,
     label: bytes,
-) -> tuple[int, Words]:
+) -> tuple[int, WordArray]:
     """Return the constant c0[0] and c1 (N,) of a ciphertext plus an encrypted zero.
 
     Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest``
@@ -433,7 +433,9 @@ def _streams(
     return Stream(mask_key), Stream(errors_key)
 
 
-def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integers:
+def opened(
+    moduli: Moduli, constants: WordArray, shares: Sequence[WordArray]
+) -> IntArray:
     """Return the sums of constants and all shares (values,), as signed integers.
 
     A party's own noise modulo q0 is a share like the others.
@@ -446,7 +448,7 @@ def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integer
     return np.where(signed > q0 // 2, signed - q0, signed)
 
 
-def _encoded(moduli: Moduli, values: ArrayLike) -> Integers:
+def _encoded(moduli: Moduli, values: ArrayLike) -> IntArray:
     numbers = np.asarray(values, dtype=np.float64)
     # Beyond 1 the sign polynomials explode, and a refusal would depend on records.
     without_nan = np.nan_to_num(numbers, nan=0.0)

@@ -17,19 +17,31 @@ from pathlib import Path
 
 import numpy as np
 
+from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.engine import (
     Chunk,
-    Engine,
+    SealEngine,
     column_file,
     comparisons,
     relin_file,
 )
-from flower_kmeans.vertical.keys import Noise, opened, pk_digest, randomise, secret_key
+from flower_kmeans.vertical.keys import (
+    SmudgingNoise,
+    opened,
+    pk_digest,
+    randomise,
+    secret_key,
+)
 from flower_kmeans.vertical.moduli import Moduli, moduli
-from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, N, Words, addmod, lift
+from flower_kmeans.vertical.ring import (
+    SLOTS,
+    N,
+    addmod,
+    lift,
+)
 from flower_kmeans.vertical.store import Store
 
 RELIN_KEY = "relin"
@@ -49,12 +61,12 @@ def column_name(slot: int, chunk: int, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepPlan:
     """A step's public numbers and party 0's columns; all lengths are scaled."""
 
-    own: Floats  # (n, a): party 0's columns in clear
-    centroids: Floats  # (k, d)
-    half_widths: Floats  # (d,)
+    own: FloatArray  # (n, a): party 0's columns in clear
+    centroids: FloatArray  # (k, d)
+    half_widths: FloatArray  # (d,)
     widths: tuple[int, ...]  # how many columns each party has, party 0 first
     radius: float | None = None
 
@@ -73,11 +85,11 @@ class Step:
         """The run's moduli."""
         return moduli(len(self.centroids), self.radius is not None)
 
-    def engine(self, store: Store) -> Engine:
+    def engine(self, store: Store) -> SealEngine:
         """Return an engine with the key of the store."""
-        return Engine(self.moduli, store.path(RELIN_KEY))
+        return SealEngine(self.moduli, store.path(RELIN_KEY))
 
-    def chunk(self, engine: Engine, store: Store, number: int) -> Chunk:
+    def chunk(self, engine: SealEngine, store: Store, number: int) -> Chunk:
         """Return a chunk with its ciphertexts."""
         columns = []
         squares = []
@@ -104,7 +116,7 @@ class Step:
         )
 
 
-def evaluate(store: Store, step: Step, n_workers: int) -> Words:
+def evaluate(store: Store, step: StepPlan, n_workers: int) -> WordArray:
     """Return the encrypted counts and sums of all records, (k, 1 + d, 2, N), modulo q0.
 
     The store has the relinearisation key and all foreign columns. One worker computes
@@ -118,13 +130,13 @@ def evaluate(store: Store, step: Step, n_workers: int) -> Words:
     return reduce(add, chunks)
 
 
-def _here(store: Store, step: Step) -> Iterator[Words]:
+def _here(store: Store, step: StepPlan) -> Iterator[WordArray]:
     engine = step.engine(store)
     for number in range(step.n_chunks):
         yield engine.chunk(step.chunk(engine, store, number))
 
 
-def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
+def _on_workers(store: Store, step: StepPlan, n_workers: int) -> Iterator[WordArray]:
     store.path(RELIN_KEY)  # a worker that cannot start has no way to say why
     with tempfile.TemporaryDirectory(dir=store.directory) as folder:
         state = (store, step, Path(folder))
@@ -144,12 +156,12 @@ def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
             ) from None
 
 
-def _in_order(pool: Executor, step: Step, folder: Path) -> Iterator[Words]:
+def _in_order(pool: Executor, step: StepPlan, folder: Path) -> Iterator[WordArray]:
     """Yield the chunks' words; two chunks are under way, so that no worker waits."""
     k = len(step.centroids)
     tasks = step.comparisons
     compared: list[Future[None]] = []
-    summed: list[Future[Words]] = []
+    summed: list[Future[WordArray]] = []
     for number in range(step.n_chunks + 2):
         ahead = []
         if number < step.n_chunks:
@@ -171,10 +183,10 @@ def _win_path(folder: Path, number: int, j: int, other: int) -> Path:
     return folder / f"{number}-{j}-{other}"
 
 
-class _Worker:
+class _PartyWorker:
     """The state of a worker process: the engine, and the ciphertexts of one chunk."""
 
-    def __init__(self, store: Store, step: Step, folder: Path) -> None:
+    def __init__(self, store: Store, step: StepPlan, folder: Path) -> None:
         self._store = store
         self.step = step
         self.folder = folder
@@ -188,12 +200,12 @@ class _Worker:
         return self._chunk[1]
 
 
-_worker: _Worker
+_worker: _PartyWorker
 
 
-def _start(store: Store, step: Step, folder: Path) -> None:
+def _start(store: Store, step: StepPlan, folder: Path) -> None:
     global _worker
-    _worker = _Worker(store, step, folder)
+    _worker = _PartyWorker(store, step, folder)
 
 
 def _compare(number: int, j: int, other: int) -> None:
@@ -201,7 +213,7 @@ def _compare(number: int, j: int, other: int) -> None:
     win.save(str(_win_path(_worker.folder, number, j, other)))
 
 
-def _sum_up(number: int, j: int) -> Words:
+def _sum_up(number: int, j: int) -> WordArray:
     engine = _worker.engine
     wins = {}
     for task in _worker.step.comparisons:
@@ -228,12 +240,12 @@ class ComputingParty:
     store: Store
     secret: bytes  # of the client session: the encryptions of zero follow from it
     doc_hash: bytes
-    half_widths: Floats  # (d,), of the scaled box, party 0's columns first
+    half_widths: FloatArray  # (d,), of the scaled box, party 0's columns first
     widths: tuple[int, ...]  # how many columns each party has, party 0 first
     radius: float | None = None  # scaled: records farther from a centroid do not count
     n_workers: int = 1
 
-    def take_keys(self, public: Words, relin: Words) -> None:
+    def take_keys(self, public: WordArray, relin: WordArray) -> None:
         """Keep the public and the relinearisation key.
 
         Their shapes are (2, primes, N) and (digits, 2, primes, N).
@@ -243,7 +255,7 @@ class ComputingParty:
         self.store.write(_PUBLIC_KEY, [public[:, 0].astype("<u8").tobytes()])
         self.store.write(_PUBLIC_DIGEST, [pk_digest(self.moduli, public[0])])
 
-    def take_column(self, slot: int, chunk: int, number: int, words: Words) -> None:
+    def take_column(self, slot: int, chunk: int, number: int, words: WordArray) -> None:
         """Keep 16,384 records of another party's encrypted column, (2, data primes, N).
 
         ``number`` is that of one of the party's `signs.scaled_columns`. With a radius,
@@ -252,7 +264,7 @@ class ComputingParty:
         name = column_name(slot, chunk, number)
         self.store.write(name, column_file(self.moduli, words))
 
-    def step(self, t: int, own: Floats, centroids: Floats) -> Words:
+    def step(self, t: int, own: FloatArray, centroids: FloatArray) -> WordArray:
         """Return c1 of step t's values for the key holders, (k (1 + d), N) modulo q0.
 
         For each cluster its count comes first, then its sums. A step that was done
@@ -266,7 +278,7 @@ class ComputingParty:
             # records.
             finite = np.where(np.isfinite(own), own, 0.0)
             own = np.clip(finite, -half_widths, half_widths)
-            step = Step(own, centroids, self.half_widths, self.widths, self.radius)
+            step = StepPlan(own, centroids, self.half_widths, self.widths, self.radius)
             words = evaluate(self.store, step, self.n_workers).reshape(-1, 2, N)
             constants, c1 = self._hide(t, words)
             pieces = [part.astype("<u8").tobytes() for part in (constants, c1)]
@@ -276,7 +288,7 @@ class ComputingParty:
             self.store.remove(_step_name(t - 2))
         return self._stored(t)[1]
 
-    def _hide(self, t: int, words: Words) -> tuple[Words, Words]:
+    def _hide(self, t: int, words: WordArray) -> tuple[WordArray, WordArray]:
         """Add encryptions of zero: without them c1 would show the used records."""
         public = self._array(_PUBLIC_KEY).reshape(2, 1, N)
         digest = self.store.path(_PUBLIC_DIGEST).read_bytes()
@@ -296,7 +308,7 @@ class ComputingParty:
             others.append(c1)
         return np.array(constants, np.uint64), np.stack(others)
 
-    def open(self, t: int, shares: Words, noise: Noise) -> Integers:
+    def open(self, t: int, shares: WordArray, noise: SmudgingNoise) -> IntArray:
         """Return a step's values (k, 1 + d) under the noise of all parties.
 
         They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one
@@ -312,12 +324,12 @@ class ComputingParty:
         values = opened(self.moduli, constants, [*shares, own])
         return values.reshape(self.moduli.n_clusters, -1)
 
-    def _stored(self, t: int) -> tuple[Words, Words]:
+    def _stored(self, t: int) -> tuple[WordArray, WordArray]:
         both = self._array(_step_name(t))
         n_values = len(both) // (1 + N)
         return both[:n_values], both[n_values:].reshape(n_values, N)
 
-    def _array(self, name: str) -> Words:
+    def _array(self, name: str) -> WordArray:
         return np.fromfile(self.store.path(name), "<u8").astype(np.uint64)
 
 

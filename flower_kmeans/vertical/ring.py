@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
 
@@ -26,9 +27,6 @@ N = 1 << 15
 SLOTS = N // 2
 """How many numbers one polynomial holds."""
 
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _ERROR_BITS = 21
 _BLOCKS = 256
@@ -37,12 +35,12 @@ _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = np.float64(_MAGIC).view(np.int64)
 
 
-def column(primes: Sequence[int]) -> Words:
+def column(primes: Sequence[int]) -> WordArray:
     """Return primes as (primes, 1), for arithmetic on words (..., primes, N)."""
     return np.array(primes, dtype=np.uint64)[:, None]
 
 
-def mulmod(a: Words, b: Words, p: int | Words) -> Words:
+def mulmod(a: WordArray, b: WordArray, p: int | WordArray) -> WordArray:
     """Return ``a * b`` modulo a prime, or a `column` of them, for words below it."""
     q = np.asarray(p, dtype=np.uint64)
     ratio = a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)
@@ -51,26 +49,26 @@ def mulmod(a: Words, b: Words, p: int | Words) -> Words:
     # smaller one is right.
     rest = a * b - quotient * q
     rest = np.minimum(rest, rest + q)
-    reduced: Words = np.minimum(rest, rest - q)
+    reduced: WordArray = np.minimum(rest, rest - q)
     return reduced
 
 
-def addmod(a: Words, b: Words, p: int | Words) -> Words:
+def addmod(a: WordArray, b: WordArray, p: int | WordArray) -> WordArray:
     """Return ``a + b`` modulo a prime, or a `column` of them, for words below it."""
     q = np.asarray(p, dtype=np.uint64)
     total = a + b
-    reduced: Words = np.minimum(total, total - q)
+    reduced: WordArray = np.minimum(total, total - q)
     return reduced
 
 
-def negmod(a: Words, p: int | Words) -> Words:
+def negmod(a: WordArray, p: int | WordArray) -> WordArray:
     """Return ``-a`` modulo a prime, or a `column` of them, for words below it."""
     q = np.asarray(p, dtype=np.uint64)
-    negative: Words = np.minimum(q - a, np.uint64(0) - a)
+    negative: WordArray = np.minimum(q - a, np.uint64(0) - a)
     return negative
 
 
-def lift(x: NDArray[Any], p: int) -> Words:
+def lift(x: NDArray[Any], p: int) -> WordArray:
     """Return signed integers modulo a prime."""
     integers = np.asarray(x, dtype=np.int64)
     return np.mod(integers, p).astype(np.uint64)
@@ -79,7 +77,7 @@ def lift(x: NDArray[Any], p: int) -> Words:
 # ----------------------------------------------------------------------------- samplers
 
 
-def ternary(stream: Stream) -> Integers:
+def ternary(stream: Stream) -> IntArray:
     """Return N uniform values of -1, 0 and 1.
 
     They are a stream's first bytes below 255, modulo 3.
@@ -93,7 +91,7 @@ def ternary(stream: Stream) -> Integers:
     return residues.astype(np.int64) - 1
 
 
-def small_error(stream: Stream) -> Integers:
+def small_error(stream: Stream) -> IntArray:
     """Return N centred binomial values of standard deviation 3.24.
 
     Each is the ones among a word's lowest 21 bits, minus those among the next 21.
@@ -105,7 +103,7 @@ def small_error(stream: Stream) -> Integers:
     return first - second
 
 
-def uniform(stream: Stream, p: int) -> Words:
+def uniform(stream: Stream, p: int) -> WordArray:
     """Return N uniform words below a prime.
 
     They are a stream's words, cut to the bits of the prime: the first N below it.
@@ -124,21 +122,21 @@ def _first(draw: Callable[[int], NDArray[Any]], bound: int) -> NDArray[Any]:
     return kept[:N]
 
 
-def _ones(words: Words) -> Integers:
+def _ones(words: WordArray) -> IntArray:
     """Return the number of set bits of each word."""
     if hasattr(np, "bitwise_count"):
         return np.bitwise_count(words).astype(np.int64)
     # before NumPy 2
     octets = words.astype("<u8").view(np.uint8)
     bits = np.unpackbits(octets).reshape(-1, 64)
-    counts: Integers = bits.sum(axis=1, dtype=np.int64)
+    counts: IntArray = bits.sum(axis=1, dtype=np.int64)
     return counts
 
 
 # ---------------------------------------------------------------------------- transform
 
 
-def ntt(x: Words, p: int) -> Words:
+def ntt(x: WordArray, p: int) -> WordArray:
     """Return the transforms of polynomials (..., N), in words below a prime.
 
     The prime is 1 modulo 2 N. Transforms are the values at the odd powers of the least
@@ -163,7 +161,7 @@ def ntt(x: Words, p: int) -> Words:
 
 
 def _butterflies(
-    x: Integers, table: Sequence[tuple[Integers, Floats]], p: int, size: float
+    x: IntArray, table: Sequence[tuple[IntArray, FloatArray]], p: int, size: float
 ) -> float:
     """Go through some stages of a transform, in place.
 
@@ -191,14 +189,14 @@ def _butterflies(
     return size
 
 
-def _centre(x: Integers, p: int) -> None:
+def _centre(x: IntArray, p: int) -> None:
     """Reduce integers to the nearest of their residues to 0, in place."""
     quotient = _nearest(x, 1.0 / p, np.empty_like(x))
     quotient *= p
     x -= quotient
 
 
-def _nearest(x: Integers, ratio: Floats | float, out: Integers) -> Integers:
+def _nearest(x: IntArray, ratio: FloatArray | float, out: IntArray) -> IntArray:
     """Return the integers nearest to ``x * ratio``, for absolute values below 2^51.
 
     Between 2^52 and 2^53 the last bits of a float64 are those of an integer. So
@@ -213,7 +211,7 @@ def _nearest(x: Integers, ratio: Floats | float, out: Integers) -> Integers:
     return out
 
 
-def intt(x: Words, p: int) -> Words:
+def intt(x: WordArray, p: int) -> WordArray:
     """Return the polynomials (..., N) of transforms, by the inverse of `ntt`."""
     shape = x.shape
     m = N // 2
@@ -230,14 +228,14 @@ def intt(x: Words, p: int) -> Words:
     return mulmod(x.reshape(shape), inverse, p)
 
 
-def rns(x: Integers, primes: Iterable[int]) -> Words:
+def rns(x: IntArray, primes: Iterable[int]) -> WordArray:
     """Return the transforms of small polynomials (..., N) as words (..., primes, N)."""
     residues = [ntt(lift(x, p), p) for p in primes]
     return np.stack(residues, -2)
 
 
 @functools.cache
-def _roots(p: int) -> tuple[Words, Words]:
+def _roots(p: int) -> tuple[WordArray, WordArray]:
     """Return the powers of SEAL's root and of its inverse, (N,) each, in SEAL's order.
 
     The root is the least primitive one of order 2 N.
@@ -264,7 +262,7 @@ def _powers(first: int, factor: int, count: int, p: int) -> list[int]:
 
 
 @functools.cache
-def _factors(p: int) -> list[tuple[Integers, Floats]]:
+def _factors(p: int) -> list[tuple[IntArray, FloatArray]]:
     """Return the factors of each stage, and these over p, in `_butterflies`' shape."""
     roots = _roots(p)[0].astype(np.int64)
     out = []
@@ -283,7 +281,7 @@ def _factors(p: int) -> list[tuple[Integers, Floats]]:
 # ------------------------------------------------------------------------------ slots
 
 
-def encode(values: Floats, scale: float) -> Integers:
+def encode(values: FloatArray, scale: float) -> IntArray:
     """Return the polynomial (N,) whose slots are numbers (m,) times a scale, rounded.
 
     This is the encoding of CKKS, in SEAL's order; further slots are 0. The constant
@@ -295,7 +293,7 @@ def encode(values: Floats, scale: float) -> Integers:
     z[second[: len(values)]] = values
     twist = np.exp(-1j * np.pi * np.arange(N) / N)
     m = np.fft.fft(z) * twist / N
-    rounded: Integers = np.rint(m.real * scale).astype(np.int64)
+    rounded: IntArray = np.rint(m.real * scale).astype(np.int64)
     return rounded
 
 
@@ -316,7 +314,7 @@ def packed_bytes(primes: Sequence[int]) -> int:
     return sum(N * _width(p) for p in primes)
 
 
-def pack(words: Words, primes: Sequence[int]) -> bytes:
+def pack(words: WordArray, primes: Sequence[int]) -> bytes:
     """Return words (..., primes, N) as little-endian bytes of their primes' widths."""
     little_endian = np.ascontiguousarray(words, dtype="<u8")
     rows = little_endian.reshape(-1, len(primes), N)
@@ -331,7 +329,9 @@ def pack(words: Words, primes: Sequence[int]) -> bytes:
     return out.tobytes()
 
 
-def unpack(data: bytes, primes: Sequence[int], shape: tuple[int, ...] = ()) -> Words:
+def unpack(
+    data: bytes, primes: Sequence[int], shape: tuple[int, ...] = ()
+) -> WordArray:
     """Return the words (*shape, primes, N) of packed polynomials.
 
     All words of a peer come through here, so that nothing else reaches SEAL.

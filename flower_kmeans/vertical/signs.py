@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.vertical.ring import Floats
+from flower_kmeans.arrays import FloatArray
 
 
-class Stage(NamedTuple):
+class SignStage(NamedTuple):
     """An odd polynomial on [-bound, bound]."""
 
     # of Chebyshev polynomials 1, 3, ..., 15 of x / bound
@@ -22,8 +22,8 @@ class Stage(NamedTuple):
     bound: float  # largest argument: a little more than the stage before gives
 
 
-def _stage(bound: str, *coefficients: str) -> Stage:
-    return Stage(tuple(map(float.fromhex, coefficients)), float.fromhex(bound))
+def _stage(bound: str, *coefficients: str) -> SignStage:
+    return SignStage(tuple(map(float.fromhex, coefficients)), float.fromhex(bound))
 
 
 # Remez exchange for [0.0035, 1]: benchmarks/vertical_sign.py finds them.
@@ -52,7 +52,9 @@ _ABOVE = 1 + 2.0**-20
 """Arguments stay this factor below 1, which is more than the noise of CKKS."""
 
 
-def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
+def pair(
+    cj: FloatArray, cl: FloatArray, half_widths: FloatArray
+) -> tuple[FloatArray, float]:
     """Return w and b of the comparison of two centroids.
 
     ``w.x + b`` is positive where ``cj`` is nearer. It is ``|x - cl|^2 - |x - cj|^2``,
@@ -69,7 +71,9 @@ def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
     return w, 0.0
 
 
-def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, float]:
+def near(
+    c: FloatArray, radius: float, half_widths: FloatArray
+) -> tuple[FloatArray, float, float]:
     """Return w, u and b of the test of a radius.
 
     ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``. It is ``radius^2 - |x
@@ -84,18 +88,18 @@ def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, 
     return 2 * c / largest, -1 / largest, b
 
 
-def scaled_columns(columns: Floats, half_widths: Floats) -> Floats:
+def scaled_columns(columns: FloatArray, half_widths: FloatArray) -> FloatArray:
     """Return a party's columns over their half widths, (n, w), in [-1, 1].
 
     The error of an encrypted number is the same whatever its size. Centroids that
     differ in a narrow column alone would multiply it by 1 over the half width.
     """
     divisors = np.where(half_widths > 0, half_widths, 1.0)
-    scaled: Floats = columns / divisors
+    scaled: FloatArray = columns / divisors
     return scaled
 
 
-def scaled_squares(columns: Floats, half_widths: Floats) -> Floats:
+def scaled_squares(columns: FloatArray, half_widths: FloatArray) -> FloatArray:
     """Return a party's part of ``|x|^2``, (n,), scaled to [-1, 1] for encryption.
 
     It is twice the sum of squares over its maximum, minus 1.
@@ -103,5 +107,5 @@ def scaled_squares(columns: Floats, half_widths: Floats) -> Floats:
     # 0: far narrower than another column
     largest = float(half_widths @ half_widths) or 1.0
     squares = (columns**2).sum(1)
-    scaled: Floats = squares * (2 / largest) - 1
+    scaled: FloatArray = squares * (2 / largest) - 1
     return scaled

@@ -80,6 +80,7 @@ from flower_kmeans.algorithms.numerics.initialization import (
     server_kmeans_plus_plus,
     server_lloyd,
 )
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.errors import KMeansError
 from flower_kmeans.metrics import inertia
 from flower_kmeans.report.report import Report
@@ -92,8 +93,6 @@ from flower_kmeans.strategies import (
     PEMeans,
     SynopsisKMeans,
 )
-
-FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
 TRUSTS = ("trusted-server", "distributed-noise")

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import Ball, Box
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError
-
-FloatArray = NDArray[np.float64]
 
 N_CLUSTERS = 10
 N_UNIFORM = 100

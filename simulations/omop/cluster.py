@@ -18,7 +18,7 @@ from pathlib import Path
 from hospitals import MIXTURES, hospital, write_postgresql, write_sqlite
 
 from flower_kmeans import PrivacyBudget, TableDomain, simulate
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.errors import KMeansError
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.strategies import SynopsisKMeans
@@ -58,7 +58,7 @@ def cluster(
         n_clients=len(uris),
         seed=seed,
     )
-    return simulate(strategy, [Query(uri, QUERY, DOMAIN) for uri in uris])
+    return simulate(strategy, [SqlQuery(uri, QUERY, DOMAIN) for uri in uris])
 
 
 def lines_of(clustering: Clustering) -> list[str]:

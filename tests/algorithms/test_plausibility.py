@@ -24,7 +24,7 @@ from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import (
     FALSE_ALARMS,
     Finding,
-    Kind,
+    FindingKind,
     deviations,
     findings_of,
     from_array,
@@ -99,7 +99,9 @@ def test_totals_are_compared_with_the_clients_that_answered(answering):
 
 
 @pytest.mark.parametrize("name", ["GLloyd", "FastLloyd", "SynopsisKMeans", "PEMeans"])
-@pytest.mark.parametrize(("factor", "kind"), [(0.1, Kind.TOO_MANY), (10, Kind.TOO_FEW)])
+@pytest.mark.parametrize(
+    ("factor", "kind"), [(0.1, FindingKind.TOO_MANY), (10, FindingKind.TOO_FEW)]
+)
 def test_a_wrong_number_of_records_is_flagged_beyond_the_factor(name, factor, kind):
     assert kind in kinds(run(ALGORITHMS[name](round(factor * N))))
 
@@ -146,8 +148,8 @@ def test_limit_a_lie_that_other_records_could_be_is_not_flagged():
 
 def test_a_sum_that_a_party_opens_is_flagged():
     algorithm = ALGORITHMS["VerticalKMeans"](N)
-    assert Kind.TOO_MANY in kinds(run(algorithm, LIES["times a million"]))
-    assert Kind.NEGATIVE in kinds(run(algorithm, LIES["times minus 1000"]))
+    assert FindingKind.TOO_MANY in kinds(run(algorithm, LIES["times a million"]))
+    assert FindingKind.NEGATIVE in kinds(run(algorithm, LIES["times minus 1000"]))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -206,7 +208,10 @@ def test_totals_are_compared_beyond_their_noise():
     n_tests = 2 * 6 + 4 * 2 + 8
     reach = deviations(FALSE_ALARMS / 2 / n_tests)
     none = [[0, 0], [0, 0]]
-    for sign, limit, kind in ((1, 3000, Kind.TOO_MANY), (-1, 1000 / 3, Kind.TOO_FEW)):
+    for sign, limit, kind in (
+        (1, 3000, FindingKind.TOO_MANY),
+        (-1, 1000 / 3, FindingKind.TOO_FEW),
+    ):
         for beyond in (False, True):
             total = limit + sign * (reach * noise + (1 if beyond else -1))
             found = lloyd_findings([total / 2, total / 2], none)
@@ -230,9 +235,11 @@ def test_deviations_are_those_of_the_noise():
 
 def test_counts_below_their_noise_and_sums_above_their_counts():
     assert lloyd_findings([400, 600], [[390, -390], [590, 0]]) == ()
-    assert kinds(lloyd_findings([-400, 1400], [[0, 0], [0, 0]])) == [Kind.NEGATIVE]
+    assert kinds(lloyd_findings([-400, 1400], [[0, 0], [0, 0]])) == [
+        FindingKind.NEGATIVE
+    ]
     (found,) = lloyd_findings([400, 600], [[0, 0], [0, 1300]])
-    assert (found.kind, found.place, found.number) == (Kind.TOO_LONG, 1, 1)
+    assert (found.kind, found.place, found.number) == (FindingKind.TOO_LONG, 1, 1)
     assert found.value == pytest.approx(1300 / 600)
 
 
@@ -242,9 +249,11 @@ def test_exact_sums_have_no_tolerance():
     )
     assert lloyd_findings([400, 600], [[400, -400], [600, 0]], exact) == ()
     assert kinds(lloyd_findings([400, 600], [[401, 0], [0, 0]], exact)) == [
-        Kind.TOO_LONG
+        FindingKind.TOO_LONG
     ]
-    assert kinds(lloyd_findings([-1, 1001], [[0, 0], [0, 0]], exact)) == [Kind.NEGATIVE]
+    assert kinds(lloyd_findings([-1, 1001], [[0, 0], [0, 0]], exact)) == [
+        FindingKind.NEGATIVE
+    ]
     # An empty cluster is a fact, and no noise.
     assert lloyd_findings([0, 1000], [[0, 0], [0, 0]], exact, number=2) == ()
 
@@ -255,7 +264,7 @@ def test_a_ball_bounds_the_length_of_a_sum():
     )
     assert lloyd_findings([500, 500], [[300, 400], [0, 0]], exact) == ()
     assert kinds(lloyd_findings([500, 500], [[400, 400], [0, 0]], exact)) == [
-        Kind.TOO_LONG
+        FindingKind.TOO_LONG
     ]
 
 
@@ -270,7 +279,7 @@ def test_light_and_outside_are_notes_on_the_result():
     sums = [[0.0, 0.0], [0.0, 0.0]]
     assert lloyd_findings([1.9 * noise, 800], sums, number=1) == ()
     (found,) = lloyd_findings([1.9 * noise, 800], sums, number=2)
-    assert (found.kind, found.number, found.place) == (Kind.LIGHT, 1, 0)
+    assert (found.kind, found.number, found.place) == (FindingKind.LIGHT, 1, 0)
     assert found.deviation == pytest.approx(noise)
     assert lloyd_findings([2.1 * noise, 800], sums, number=2) == ()
     # On the wall, where noise moves a mean a little beyond; and farther beyond, of few
@@ -280,7 +289,7 @@ def test_light_and_outside_are_notes_on_the_result():
     wide = [[1.2 * count, 0], [0, 0]]
     assert lloyd_findings([count, 800], wide, number=1) == ()
     (found,) = lloyd_findings([count, 800], wide, number=2)
-    assert (found.kind, found.place) == (Kind.OUTSIDE, 0)
+    assert (found.kind, found.place) == (FindingKind.OUTSIDE, 0)
     assert not found.kind.is_alarm
 
 
@@ -300,7 +309,7 @@ def test_a_count_of_minus_536_under_client_privacy_is_said():
     counts[4] = -536
     answer = sum_of(algorithm, 2, counts=counts * ONE)
     found = findings_of(algorithm, state, answer)
-    assert Kind.LIGHT in kinds(found)
+    assert FindingKind.LIGHT in kinds(found)
     (words,) = [each for each in sentences(algorithm, found) if "-536" in each]
     assert "the least is -536 of cluster 4" in words
     assert not any(each.kind.is_alarm for each in found)
@@ -316,9 +325,9 @@ def test_moments_of_no_records():
         return kinds(findings_of(algorithm, state, sum_of(algorithm, 1, moments=words)))
 
     assert found(1000, 1000, 900) == []
-    assert found(1000, -500, 0) == [Kind.SQUARES]
-    assert found(500, 500, 900) == [Kind.SQUARES]
-    assert found(5000, 5000, 0) == [Kind.SQUARES]
+    assert found(1000, -500, 0) == [FindingKind.SQUARES]
+    assert found(500, 500, 900) == [FindingKind.SQUARES]
+    assert found(5000, 5000, 0) == [FindingKind.SQUARES]
 
 
 def test_slacks_and_nearness_lie_between_nothing_and_the_counts():
@@ -329,8 +338,8 @@ def test_slacks_and_nearness_lie_between_nothing_and_the_counts():
     counts = np.array([500, 500]) * ONE
     for nearness, expected in (
         (400, []),
-        (900, [Kind.SQUARES]),
-        (-400, [Kind.SQUARES]),
+        (900, [FindingKind.SQUARES]),
+        (-400, [FindingKind.SQUARES]),
     ):
         answer = sum_of(
             algorithm, 1, counts=counts, nearness=np.array([nearness, 0]) * ONE
@@ -345,7 +354,7 @@ def test_clipped_clients_cannot_be_longer_than_their_number():
     unit = algorithm.sensitivities(number)
     one = np.zeros(words)
     one[0] = 1.0
-    for length, expected in ((10, []), (200, [Kind.UNCLIPPED])):
+    for length, expected in ((10, []), (200, [FindingKind.UNCLIPPED])):
         vector = np.rint(one * unit * length).astype(np.int64)
         answer = algorithm.unflatten(vector, number, 1.0, N_CLIENTS)
         assert [
@@ -376,9 +385,9 @@ def made(kind, t=2, number=1, place=0, value=10.0, deviation=3.0):
 
 def test_alarms_come_first_and_say_what_to_do():
     algorithm = glloyd()
-    found = sentences(algorithm, [made(kind) for kind in reversed(Kind)])
-    assert len(found) == len(Kind)
-    for words, kind in zip(found, Kind, strict=True):
+    found = sentences(algorithm, [made(kind) for kind in reversed(FindingKind)])
+    assert len(found) == len(FindingKind)
+    for words, kind in zip(found, FindingKind, strict=True):
         assert words.startswith("WARNING: ") == kind.is_alarm
         assert words.endswith(".")
     assert all("client sent false numbers" in words for words in found[:6])
@@ -392,7 +401,7 @@ def test_the_documents_list_every_kind_in_order():
     rows = [
         line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")
     ][1:]
-    for first, kind in zip(rows, Kind, strict=True):
+    for first, kind in zip(rows, FindingKind, strict=True):
         (words,) = sentences(glloyd(), [made(kind)])
         assert ("`WARNING`" in first) == words.startswith("WARNING")
         for phrase in re.findall('"([^"]+)"', first):
@@ -402,17 +411,22 @@ def test_the_documents_list_every_kind_in_order():
 
 def test_a_kind_has_one_sentence_for_all_rounds():
     algorithm = glloyd()
-    rounds = [made(Kind.TOO_MANY, t, value=4000.0 + t) for t in (1, 2, 4)]
+    rounds = [made(FindingKind.TOO_MANY, t, value=4000.0 + t) for t in (1, 2, 4)]
     (words,) = sentences(algorithm, rounds)
     assert "of rounds 1, 2 and 4 add up to as many as 4,004 records" in words
     assert "n_records=1,000" in words
-    (words,) = sentences(algorithm, [made(Kind.TOO_FEW, t) for t in range(1, 21)])
+    (words,) = sentences(
+        algorithm, [made(FindingKind.TOO_FEW, t) for t in range(1, 21)]
+    )
     assert "of 20 rounds from 1 to 20" in words
 
 
 def test_arrays_that_hold_no_findings_are_refused():
-    good = to_array([made(Kind.LIGHT), made(Kind.TOO_MANY, t=1)])
-    assert from_array(good, 2, 6) == (made(Kind.LIGHT), made(Kind.TOO_MANY, t=1))
+    good = to_array([made(FindingKind.LIGHT), made(FindingKind.TOO_MANY, t=1)])
+    assert from_array(good, 2, 6) == (
+        made(FindingKind.LIGHT),
+        made(FindingKind.TOO_MANY, t=1),
+    )
     wrong = {
         0: (-1, 9, 0.5),
         1: (0, 3, 1.5),
@@ -437,19 +451,21 @@ def test_arrays_that_hold_no_findings_are_refused():
 
 
 def test_a_fixed_number_of_rows_holds_the_findings_of_any_number_of_rounds():
-    found = [Finding(Kind.TOO_MANY, t, 1, 0, 10.0 + t, 1.0) for t in range(1, 50)]
+    found = [
+        Finding(FindingKind.TOO_MANY, t, 1, 0, 10.0 + t, 1.0) for t in range(1, 50)
+    ]
     found += [
-        Finding(Kind.NEGATIVE, 7, 2, 1, -3.0, 0.5),
-        Finding(Kind.LIGHT, 49, 1, 0, 0.5, 1.0),
+        Finding(FindingKind.NEGATIVE, 7, 2, 1, -3.0, 0.5),
+        Finding(FindingKind.LIGHT, 49, 1, 0, 0.5, 1.0),
     ]
     rows = plausibility.condensed(plausibility.to_array(found))
     assert rows.shape == plausibility.condensed(np.zeros((0, 6))).shape
     kept = plausibility.from_array(rows[rows.any(axis=1)], 49, 10)
     assert [(each.kind, each.round) for each in kept] == [
-        (Kind.TOO_MANY, 1),
-        (Kind.TOO_MANY, 49),
-        (Kind.NEGATIVE, 7),
-        (Kind.LIGHT, 49),
+        (FindingKind.TOO_MANY, 1),
+        (FindingKind.TOO_MANY, 49),
+        (FindingKind.NEGATIVE, 7),
+        (FindingKind.LIGHT, 49),
     ]
     again = plausibility.condensed(rows[rows.any(axis=1)])
     np.testing.assert_array_equal(again, rows)

@@ -8,13 +8,13 @@ import pytest
 from flower_kmeans.algorithms.numerics.initialization import public_words
 from flower_kmeans.algorithms.synopsis_cells import Released, learned, partition
 from flower_kmeans.algorithms.synopsis_mixture import (
+    CellNoise,
     Mixture,
-    Noise,
     nearest,
     prior,
     sample,
 )
-from flower_kmeans.algorithms.synopsis_state import Cells
+from flower_kmeans.algorithms.synopsis_state import CountedCells
 from tests.algorithms.mixtures import STEP, mixture_of
 
 pytestmark = pytest.mark.claim("guarantees", "22")
@@ -90,7 +90,7 @@ def recipe(cells, released, noise, n_records):
 def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
     rng = RNG(seed)
     cells = partition(prior(np.full(3, 0.05)), 20, 2.0, STEP, WORDS(seed))
-    noise = Noise(*rng.uniform(1, 30, 3))
+    noise = CellNoise(*rng.uniform(1, 30, 3))
     counts = rng.normal(50, 60, 20)
     released = Released(
         rng.normal(size=(20, 3)) * counts[:, None] * 0.5,
@@ -122,17 +122,17 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
 def test_variances_stay_near_those_of_the_model(squares, noise, factor):
     """A radius of 1/2, a hundred records, and a variance of 0.04 before."""
     before = np.array([[0.01, 0.03]])
-    cells = Cells(np.zeros((1, 2)), np.array([2**15]), before, 0.04, np.zeros(1))
+    cells = CountedCells(np.zeros((1, 2)), np.array([2**15]), before, 0.04, np.zeros(1))
     released = Released(
         np.zeros((1, 2)), np.array([100.0]), np.array([100.0 - squares])
     )
-    found, _ = learned(cells, released, Noise(0.0, 0.0, noise), STEP, math.inf)
+    found, _ = learned(cells, released, CellNoise(0.0, 0.0, noise), STEP, math.inf)
     np.testing.assert_allclose(found.scales**2, factor * before, rtol=1e-6)
 
 
 def test_of_cells_that_are_all_noise_the_largest_is_kept():
     cells = partition(prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
-    noise = Noise(10.0, 10.0, 10.0)
+    noise = CellNoise(10.0, 10.0, 10.0)
     released = Released(
         np.zeros((4, 2)), np.array([-3.0, 9.0, 2.0, -40.0]), np.zeros(4)
     )
@@ -163,10 +163,12 @@ def test_cells_that_are_absent_stay_in_the_model():
     released = Released(
         np.full((4, 2), 5.0), np.array([90.0, 60.0, 50.0, 80.0]), np.full(4, 9.0)
     )
-    noise, missing = Noise(2.0, 3.0, 4.0), np.array([False, True, False, True])
+    noise, missing = CellNoise(2.0, 3.0, 4.0), np.array([False, True, False, True])
     found, stood_out = learned(cells, released, noise, STEP, 1e9, missing)
     others = np.flatnonzero(~missing)
-    rest = Cells(*(part if np.ndim(part) == 0 else part[others] for part in cells))
+    rest = CountedCells(
+        *(part if np.ndim(part) == 0 else part[others] for part in cells)
+    )
     alone, _ = learned(
         rest, Released(*(part[others] for part in released)), noise, STEP, 1e9
     )

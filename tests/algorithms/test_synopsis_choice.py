@@ -9,7 +9,7 @@ import pytest
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms.synopsis import Schedule
-from flower_kmeans.algorithms.synopsis_mixture import Mixture, Noise
+from flower_kmeans.algorithms.synopsis_mixture import CellNoise, Mixture
 from flower_kmeans.data.domain import Ball
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -20,7 +20,7 @@ from tests.algorithms.rows import run_of
 pytestmark = pytest.mark.claim("guarantees", "22")
 
 RNG = np.random.default_rng
-SILENT = Noise(0.0, 0.0, 0.0)
+SILENT = CellNoise(0.0, 0.0, 0.0)
 N = 6000
 BALL = Ball(14.0, [0.0] * 3)
 CENTERS = np.array([[-8.0, -6, 2], [-8, 6, -4], [0, 0, 6], [8, -6, -3], [8, 7, 3]])
@@ -72,7 +72,7 @@ def test_a_cost_counts_parts_what_is_in_them_and_what_is_beside():
 def test_parts_that_were_left_out_count_nothing():
     points = np.vstack([groups(3), [[0.0, 0.0]]])
     with_one = mixture(points, weights=[100.0] * 12 + [0.0])
-    noise = Noise(4.0, 3.0, 5.0)
+    noise = CellNoise(4.0, 3.0, 5.0)
     first, second = (
         costs(with_one, [3], noise=noise),
         costs(mixture(groups(3)), [3], noise=noise),
@@ -84,7 +84,7 @@ def test_parts_that_were_left_out_count_nothing():
 @pytest.mark.parametrize("d", [1.0, 2.0, 7.5])
 def test_records_without_clusters_have_no_gap(d):
     numbers = np.arange(3, 30)
-    found = choice.Costs(numbers ** (-2 / d), np.zeros(27), np.full(27, d))
+    found = choice.ClusteringCosts(numbers ** (-2 / d), np.zeros(27), np.full(27, d))
     np.testing.assert_allclose(
         choice.gaps(numbers, found.costs, found.dimensions), 0, atol=1e-12
     )
@@ -100,11 +100,13 @@ def test_the_smallest_number_within_half_a_standard_error_is_suggested():
     found = np.exp(-wanted) / np.array(numbers)
     for relative, k in ((0.0, 4), (0.07, 4), (0.09, 3), (0.6, 3), (0.7, 2)):
         errors = np.array([9.0, 9.0, relative, 9.0]) * found
-        costs = choice.Costs(found, errors, dimensions)
+        costs = choice.ClusteringCosts(found, errors, dimensions)
         assert choice.suggested(numbers, costs, 18) == k
     for most, k in ((5, 4), (4, 4), (3, 3), (2, 2), (0, 2)):
         assert (
-            choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), most)
+            choice.suggested(
+                numbers, choice.ClusteringCosts(found, 0 * found, dimensions), most
+            )
             == k
         )
 

@@ -8,8 +8,8 @@ import pytest
 from flower_kmeans.algorithms.synopsis_sizes import Sizes
 from flower_kmeans.algorithms.synopsis_state import (
     WARNINGS,
-    Cells,
     Clusters,
+    CountedCells,
     Directions,
     Note,
     Setting,
@@ -33,7 +33,7 @@ def integers(*shape):
 VIEWS = {
     "directions": (Directions(integers(4, 2), reals(2), 0.125), ()),
     "cells": (
-        Cells(integers(5, 2), integers(5), reals(5, 2), 0.5, np.arange(5) / 4),
+        CountedCells(integers(5, 2), integers(5), reals(5, 2), 0.5, np.arange(5) / 4),
         (Q,),
     ),
     "spread": (Spread(reals(3), 0.25), ()),

@@ -29,7 +29,7 @@ from flower_kmeans.cli.options import Settings, options_by_strategy, spelled
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
 from flower_kmeans.parameters import declared, real
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.session import ClientSession, unpack_session
@@ -1034,7 +1034,7 @@ class TestForget:
     @pytest.fixture
     def state(self, tmp_path):
         """A ledger with one unfinished run, answered once, and one that is over."""
-        plan, loose = gaussian_plan(), Limit(100.0, DELTA)
+        plan, loose = gaussian_plan(), LifetimeLimit(100.0, DELTA)
         with Ledger(tmp_path / "state") as ledger:
             for number in (1, 2):
                 session = ClientSession(
@@ -1064,7 +1064,12 @@ class TestForget:
             assert unpack_session(ledger.load(answer_of(1).run)[1]).over
             assert unpack_session(ledger.load(answer_of(2).run)[1]).over == 1
             assert ledger.last_answer(answer_of(1).run) is not None
-            charge(ledger, answer_of(9), gaussian_plan(rounds=2), Limit(100.0, DELTA))
+            charge(
+                ledger,
+                answer_of(9),
+                gaussian_plan(rounds=2),
+                LifetimeLimit(100.0, DELTA),
+            )
         # the new one
         assert "Forgot 1 unfinished run" in run("forget", option, named).stdout
         assert "Forgot 0 unfinished runs" in run("forget", option, named).stdout

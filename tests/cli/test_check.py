@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 from flower_kmeans.cli import check
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.limits import LIMITS, limits_in_words
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import read_identity, write_members
 
@@ -209,7 +209,7 @@ def members(n):
 def spend(node, runs):
     with Ledger(node / "state") as ledger:
         for number in range(1, runs + 1):
-            charge(ledger, answer_of(number), PLAN, Limit(100.0, DELTA))
+            charge(ledger, answer_of(number), PLAN, LifetimeLimit(100.0, DELTA))
         return ledger.epsilon(DELTA)
 
 

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from flower_kmeans import Box, Clustering, PrivacyBudget
 from flower_kmeans.cli import preview
 from flower_kmeans.cli.app import app
-from flower_kmeans.cli.preview import KINDS, Sizes, case_of, losses, show_losses
+from flower_kmeans.cli.preview import KINDS, PreviewSizes, case_of, losses, show_losses
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.metrics import inertia
 from flower_kmeans.strategies import FastLloyd
 
 pytestmark = pytest.mark.claim("reference/command", "plan-simulate-also-runs")
 
-SIZES = Sizes(1200, 2, 4)
+SIZES = PreviewSizes(1200, 2, 4)
 SMALL = ("--features", 2, "--n-records", 1200, "--clusters", 4, "--clients", 3)
 
 
@@ -57,7 +57,7 @@ def rows_of(text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generated_records_fill_their_bounds_and_kmeans_is_at_its_best(kind):
-    case = case_of(kind, 3, Sizes(1000, 3, 5, n_points=40))
+    case = case_of(kind, 3, PreviewSizes(1000, 3, 5, n_points=40))
     assert case.records.shape == (1000, 3)
     assert case.points.shape == (40, 3)
     both = np.concatenate([case.records, case.points])
@@ -69,8 +69,8 @@ def test_generated_records_fill_their_bounds_and_kmeans_is_at_its_best(kind):
     spread = ((case.records - case.records.mean(axis=0)) ** 2).sum()
     assert case.single == pytest.approx(spread)
     again, other = (
-        case_of(kind, 3, Sizes(1000, 3, 5, 40)),
-        case_of(kind, 4, Sizes(1000, 3, 5, 40)),
+        case_of(kind, 3, PreviewSizes(1000, 3, 5, 40)),
+        case_of(kind, 4, PreviewSizes(1000, 3, 5, 40)),
     )
     np.testing.assert_array_equal(again.records, case.records)
     assert not np.array_equal(other.records, case.records)
@@ -79,7 +79,7 @@ def test_generated_records_fill_their_bounds_and_kmeans_is_at_its_best(kind):
 def test_easy_clusters_are_told_apart_and_overlapping_ones_are_not():
     right = {}
     for kind in KINDS:
-        case = case_of(kind, 0, Sizes(4000, 3, 6))
+        case = case_of(kind, 0, PreviewSizes(4000, 3, 6))
         distances = np.linalg.norm(case.records[:, None] - case.centers, axis=2)
         near, second = np.sort(distances, axis=1)[:, :2].T
         right[kind] = float(np.mean(near < 0.75 * second))

@@ -11,7 +11,7 @@ from vertical_runs import blobs
 from flower_kmeans.cli import check as checks
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.check import check_node
-from flower_kmeans.cli.inputs import Source, photo
+from flower_kmeans.cli.inputs import InputRecords, photo
 from flower_kmeans.cli.options import even_widths
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.vertical import engine
@@ -112,7 +112,7 @@ def test_clients_with_records_do_not_split_columns(table, tmp_path):
 
 
 def test_halves_have_most_columns_first():
-    source = Source("x", np.zeros((1, 5)), tuple("abcde"), None)
+    source = InputRecords("x", np.zeros((1, 5)), tuple("abcde"), None)
     assert (
         source.parties(None)
         == source.parties("columns")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from flower_kmeans import TableDomain
 from flower_kmeans.data.reading import Reading, read_source_file
 from flower_kmeans.data.sources import as_source
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.data.tables import load_records, load_table, open_table
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
@@ -255,7 +255,7 @@ def test_a_database_is_a_query_that_a_run_makes_once(source, tmp_path):
     address = f'data = "sqlite:///{tmp_path}/t.db"\ndecimal = ","\n'
     source.write_text(address + query)
     query = load_records(source)
-    assert isinstance(query, Query)
+    assert isinstance(query, SqlQuery)
     assert query.names == ("age", "cost")
     expected = [[40, 1.5], [50, 3]]
     np.testing.assert_array_equal(as_source(query, 2).loaded(), expected)

@@ -13,7 +13,7 @@ from switches import small_blocks
 from flower_kmeans.data import sources
 from flower_kmeans.data.records import check_records
 from flower_kmeans.data.sources import as_source, checked_source, is_stream
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -69,7 +69,7 @@ KINDS = {
         ~ds.field("a").is_null()
     ),
     "in memory": lambda path: ds.dataset(arrow()),
-    "SQLite": lambda path: Query(
+    "SQLite": lambda path: SqlQuery(
         sqlite_table(
             path / f"{len(os.listdir(path))}.db", NAMES, TABLE.astype(float).tolist()
         ),

@@ -15,7 +15,7 @@ from databases import execute, postgresql, sqlite_script, sqlite_table
 
 from flower_kmeans.data import sql
 from flower_kmeans.data.sources import as_source, checked_source
-from flower_kmeans.data.sql import Query, is_uri, open_query
+from flower_kmeans.data.sql import SqlQuery, is_uri, open_query
 from flower_kmeans.data.table_domain import Category, Date, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 
@@ -84,20 +84,20 @@ def test_a_text_that_is_no_utf_8_changes_no_other_cell(tmp_path):
     sqlite_script(
         tmp_path / "x.db", "UPDATE t SET a = CAST(x'66ff' AS TEXT) WHERE a IS NULL"
     )
-    assert rows_of(Query(uri, "SELECT a FROM t")) == [("é",), ("f\ufffd",)]
+    assert rows_of(SqlQuery(uri, "SELECT a FROM t")) == [("é",), ("f\ufffd",)]
 
 
 @pytest.mark.claim("own-data", "query-result-one-select")
 def test_rows_come_in_blocks_of_bounded_size(tmp_path, monkeypatch):
     uri = sqlite_table(tmp_path / "x.db", ["a", "b"], [(i, -i) for i in range(1000)])
     monkeypatch.setattr(sql, "_BLOCK_CELLS", 600)
-    blocks = list(Query(uri, "SELECT * FROM t ORDER BY a").blocks())
+    blocks = list(SqlQuery(uri, "SELECT * FROM t ORDER BY a").blocks())
     assert [len(block["a"]) for block in blocks] == [300, 300, 300, 100]
     assert np.concatenate([block["a"] for block in blocks]).tolist() == list(
         range(1000)
     )
     monkeypatch.undo()
-    many = Query(uri, "SELECT x.a FROM t AS x, t AS y LIMIT 70000").blocks()
+    many = SqlQuery(uri, "SELECT x.a FROM t AS x, t AS y LIMIT 70000").blocks()
     assert [len(block["a"]) for block in many] == [65536, 4464]
 
 
@@ -111,7 +111,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, monkeypatch):
     def peak(n_rows):
         tracemalloc.start()
         text = f"SELECT x.* FROM t AS x, t AS y LIMIT {n_rows}"  # noqa: S608
-        for _ in Query(uri, text).blocks():
+        for _ in SqlQuery(uri, text).blocks():
             pass
         reached = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -163,7 +163,7 @@ def test_nothing_is_written(table, tmp_path, monkeypatch, query):
     with pytest.raises(ConfigurationError, match=r"one SELECT \(or WITH\)"):
         open_query(table, query)
     with pytest.raises(ConfigurationError, match=r"one SELECT \(or WITH\)"):
-        rows_of(Query(table, query))
+        rows_of(SqlQuery(table, query))
     assert (tmp_path / "x.db").read_bytes() == before
     assert os.listdir(tmp_path) == ["x.db"]
 
@@ -176,7 +176,7 @@ def test_the_file_is_opened_for_reading_alone(table, tmp_path, monkeypatch):
         "connect",
         lambda *a, **k: opened.append(connect(*a, **k)) or opened[-1],
     )
-    blocks = Query(table, "SELECT a FROM t").blocks()
+    blocks = SqlQuery(table, "SELECT a FROM t").blocks()
     next(blocks)
     (connection,) = opened
     with pytest.raises(sql.sqlite3.OperationalError, match="readonly"):
@@ -225,7 +225,9 @@ def test_a_file_that_is_none_is_an_error(tmp_path):
 def test_paths_may_have_any_characters_and_be_relative(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sqlite_table(tmp_path / "ä b?mode=rwc#%41.db", ["a"], [(1,)])
-    assert rows_of(Query("sqlite:///ä b?mode=rwc#%41.db", "SELECT a FROM t")) == [(1,)]
+    assert rows_of(SqlQuery("sqlite:///ä b?mode=rwc#%41.db", "SELECT a FROM t")) == [
+        (1,)
+    ]
 
 
 @pytest.mark.claim("own-data", "database-opened-reading-only")
@@ -274,7 +276,7 @@ def test_a_password_in_a_uri_is_refused_and_not_repeated(uri):
 
 def test_other_texts_and_types_are_refused():
     with pytest.raises(ConfigurationError, match="Expected uri") as caught:
-        Query(f"mysql://ann:{SECRET}@host/x", "SELECT 1")
+        SqlQuery(f"mysql://ann:{SECRET}@host/x", "SELECT 1")
     assert SECRET not in str(caught.value)
     for arguments in (
         (1, "SELECT 1"),
@@ -282,7 +284,7 @@ def test_other_texts_and_types_are_refused():
         ("sqlite:///x", "SELECT 1", "domain"),
     ):
         with pytest.raises(ConfigurationTypeError):
-            Query(*arguments)
+            SqlQuery(*arguments)
 
 
 def test_without_the_driver_postgresql_needs_an_extra_and_sqlite_none(tmp_path):
@@ -326,7 +328,7 @@ def people(tmp_path):
 
 
 def test_a_domain_makes_records_of_what_it_declares(people):
-    query = Query(people, "SELECT 'no' AS other, seen, sex, age FROM t", DOMAIN)
+    query = SqlQuery(people, "SELECT 'no' AS other, seen, sex, age FROM t", DOMAIN)
     for columns in (None, DOMAIN.columns):
         source = as_source(query, 4, columns)
         assert source.is_live
@@ -343,7 +345,7 @@ def test_a_domain_makes_records_of_what_it_declares(people):
 
 
 def test_without_a_domain_columns_are_numbers(people):
-    query = Query(people, "SELECT age, sex, length(sex) AS n FROM t")
+    query = SqlQuery(people, "SELECT age, sex, length(sex) AS n FROM t")
     found = as_source(query, 2, ["n", "age"]).loaded(keep_null=True)
     np.testing.assert_array_equal(found[:, 1], [30, 40.5, 50, np.nan, 60, 130])
     assert as_source(query, 3).loaded().size == 0  # all null: text is no number
@@ -368,18 +370,18 @@ def test_a_query_without_the_columns_of_a_run_is_an_error(
     people, width, columns, domain, message
 ):
     with pytest.raises(DataError, match=message):
-        as_source(Query(people, "SELECT * FROM t", domain), width, columns)
+        as_source(SqlQuery(people, "SELECT * FROM t", domain), width, columns)
 
 
 @pytest.mark.claim("own-data", "simulate-reads-each-partition")
 def test_a_simulation_reads_a_query_once(people, tmp_path):
     records = checked_source(
-        Query(people, "SELECT age FROM t LIMIT 3"), 1, ["age"], "x"
+        SqlQuery(people, "SELECT age FROM t LIMIT 3"), 1, ["age"], "x"
     )
     np.testing.assert_array_equal(records, [[30], [40.5], [50]])
     assert isinstance(records, np.ndarray)
     with pytest.raises(DataError, match=r"x must be finite.* in row 3"):
-        checked_source(Query(people, "SELECT age FROM t"), 1, ["age"], "x")
+        checked_source(SqlQuery(people, "SELECT age FROM t"), 1, ["age"], "x")
 
 
 # --------------------------------------------------------------------------- PostgreSQL
@@ -479,7 +481,7 @@ def test_other_types_of_postgresql_are_refused_unless_the_query_turns_them(
 def test_postgresql_makes_one_select_and_writes_nothing(server, query, message):
     with pytest.raises(ConfigurationError, match=message):
         rows_of(open_query(server, query))
-    assert len(rows_of(Query(server, "SELECT n FROM t"))) == 4
+    assert len(rows_of(SqlQuery(server, "SELECT n FROM t"))) == 4
 
 
 @pytest.mark.claim("own-data", "database-opened-reading-only")
@@ -526,17 +528,17 @@ print(peak(200_000), peak(1_000_000))
 
 @pytest.mark.thorough
 def test_a_pass_that_ends_early_closes_its_connection(server):
-    blocks = Query(server, "SELECT i FROM generate_series(1, 3000000) AS i").blocks()
+    blocks = SqlQuery(server, "SELECT i FROM generate_series(1, 3000000) AS i").blocks()
     next(blocks)
     counting = (
         "SELECT count(*) AS n FROM pg_stat_activity "
         "WHERE query LIKE '%generate_series(1, 3%'"
     )
-    assert rows_of(Query(server, counting)) == [(2,)]  # itself too
+    assert rows_of(SqlQuery(server, counting)) == [(2,)]  # itself too
     blocks.close()
     gc.collect()
     assert rows_of(
-        Query(server, f"{counting} AND pid <> pg_backend_pid() AND state = 'active'")
+        SqlQuery(server, f"{counting} AND pid <> pg_backend_pid() AND state = 'active'")
     ) == [(0,)]
 
 
@@ -554,7 +556,7 @@ def test_texts_of_other_encodings_are_read(server, encoding):
     execute(uri, "INSERT INTO t VALUES (convert_from('\\xe9', 'LATIN1'))" if encoding == "LATIN1"
             else "INSERT INTO t VALUES (E'\\xe9')")  # fmt: skip
     expected = "é" if encoding == "LATIN1" else "\ufffd"
-    assert rows_of(Query(uri, "SELECT word FROM t")) == [("a",), (expected,)]
+    assert rows_of(SqlQuery(uri, "SELECT word FROM t")) == [("a",), (expected,)]
 
 
 @pytest.mark.thorough
@@ -589,7 +591,7 @@ def test_a_password_comes_from_the_environment_or_a_file(server, tmp_path, monke
     )
     execute(server, "SELECT pg_reload_conf()")
     uri = f"postgresql://ann@/postgres?host={folder}"
-    query = Query(uri, "SELECT n FROM t")
+    query = SqlQuery(uri, "SELECT n FROM t")
     monkeypatch.setenv("PGPASSFILE", str(tmp_path / "none"))
     with pytest.raises(DataError, match="no password supplied"):
         rows_of(query)
@@ -605,7 +607,7 @@ def test_a_password_comes_from_the_environment_or_a_file(server, tmp_path, monke
     monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pass"))
     assert len(rows_of(query)) == 4
     with pytest.raises(ConfigurationError, match="SQLSTATE 42501"):
-        rows_of(Query(uri, "SELECT rolpassword FROM pg_authid"))
+        rows_of(SqlQuery(uri, "SELECT rolpassword FROM pg_authid"))
 
 
 @pytest.mark.thorough
@@ -618,7 +620,9 @@ def test_records_of_postgresql_are_encoded_as_declared(server):
             Date("there", date(2024, 1, 1), date(2025, 1, 1), missing=date(2024, 6, 1)),
         ]
     )
-    found = as_source(Query(server, "SELECT * FROM t ORDER BY n", declared), 6).loaded()
+    found = as_source(
+        SqlQuery(server, "SELECT * FROM t ORDER BY n", declared), 6
+    ).loaded()
     days = [date(2024, 3, 1).toordinal(), date(2024, 6, 1).toordinal()]
     rows = [
         [1, 0.1, 1, 0, 0, days[0]],
@@ -627,4 +631,4 @@ def test_records_of_postgresql_are_encoded_as_declared(server):
     ]  # 1e400 is no finite number, which no stated value stands for: a null record
     np.testing.assert_array_equal(found, rows)
     with pytest.raises(ConfigurationTypeError, match=r"'day' as numbers\. Got dates"):
-        as_source(Query(server, "SELECT day FROM t"), 1).loaded()
+        as_source(SqlQuery(server, "SELECT day FROM t"), 1).loaded()

@@ -12,7 +12,7 @@ import stage as stages
 from disks import SmallDisk
 from ledger_workers import answer_of, charge, gaussian_plan
 
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.randomness import token
 
@@ -113,7 +113,7 @@ def test_a_ledger_that_charged_twice_is_found(tmp_path):
     for state in states:
         with Ledger(state) as ledger:
             for answer in answers[state.name]:
-                charge(ledger, answer, plan, Limit(100.0, DELTA))
+                charge(ledger, answer, plan, LifetimeLimit(100.0, DELTA))
     with Ledger(states[0]) as ledger:
         ledger.save(bytes([9]) * 32, 0, b"an enrolment alone is no charge")
     epsilon = plan.epsilon()

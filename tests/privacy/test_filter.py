@@ -14,12 +14,12 @@ from flower_kmeans.errors import BudgetError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import delta_of_mu, mu_of_budget
 from flower_kmeans.privacy.filter import Charge, Price, charge_of, price_of
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
 
 EPSILON = 4.0
-LIMIT = Limit(EPSILON, DELTA)
+LIMIT = LifetimeLimit(EPSILON, DELTA)
 COSTS = [1e-6, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 1, 1.3, 2, 4, 8, 20, 60, 150, 500]
 COUNTS = (1, 2, 4, 14, 60)
 

@@ -33,9 +33,9 @@ from flower_kmeans.privacy.ledger import (
     FORGET_AFTER,
     MAX_UNANSWERED,
     AnotherAnswerError,
-    Answer,
     Ledger,
-    Limit,
+    LedgerAnswer,
+    LifetimeLimit,
     MemoryChangedError,
     StaleAnswerError,
     Vote,
@@ -44,7 +44,7 @@ from flower_kmeans.privacy.ledger import (
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.release import Release
 
-LOOSE = Limit(100.0, DELTA)
+LOOSE = LifetimeLimit(100.0, DELTA)
 PLAN = gaussian_plan()
 RUN = answer_of().run
 SPAWN = multiprocessing.get_context("spawn")
@@ -82,7 +82,7 @@ def cost(times):
 
 def limit(times):
     """Return a limit that so many runs of the plan just keep."""
-    return Limit(epsilon_of_mu(PLAN.mu * times**0.5, DELTA) * 1.0001, DELTA)
+    return LifetimeLimit(epsilon_of_mu(PLAN.mu * times**0.5, DELTA) * 1.0001, DELTA)
 
 
 def end(ledger, run=RUN):
@@ -142,7 +142,9 @@ def test_a_round_is_charged_once_whatever_the_sessions_and_the_attempts(ledger):
             version = ledger.save(RUN, version, bytes([attempt]))
             version = ledger.charge(answer, price(PLAN), LOOSE, version, b"answered")
             # The same again costs nothing, also beyond a limit that was tightened.
-            ledger.charge(answer, price(PLAN), Limit(1e-3, DELTA), version, b"answered")
+            ledger.charge(
+                answer, price(PLAN), LifetimeLimit(1e-3, DELTA), version, b"answered"
+            )
             assert ledger.epsilon(DELTA) == cost(1)
             assert ledger.last_answer(RUN) == (
                 t,
@@ -194,7 +196,7 @@ def test_beside_runs_for_records_a_run_for_clients_counts_what_one_record_moves(
     assert ledger.epsilon(DELTA) == cost(1)
     other = prices["client" if first == "record" else "record"]
     both = epsilon_of_mu(PLAN.mu * (1 + (move or 2.0) ** 2) ** 0.5, DELTA)
-    few, enough = (Limit(both * factor, DELTA) for factor in (0.999, 1.001))
+    few, enough = (LifetimeLimit(both * factor, DELTA) for factor in (0.999, 1.001))
     with pytest.raises(BudgetError):
         ledger.require_room(answer_of(2).run, other, few)
     with pytest.raises(BudgetError):
@@ -250,7 +252,7 @@ def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
         kind = (("gaussian", "l2"), ("laplace", "l1"))[run % 2]
         # none has the scale of another
         release = Release("all", *kind, 10.0 + run / 7, "a")
-        answer = Answer(number(run), 1, 1, bytes(32), bytes(32), bytes(32))
+        answer = LedgerAnswer(number(run), 1, 1, bytes(32), bytes(32), bytes(32))
         ledger.charge(answer, price_of("record", [[release]]), LOOSE, 0, b"")
         return len(statements), len(ticks)
 
@@ -395,7 +397,7 @@ def test_the_row_of_a_run_that_is_over_is_small(ledger, state_dir):
         version = ledger.vote(
             Vote(number(i), 99, bytes(32)), price(plan), LOOSE, version, b""
         )
-        answer = Answer(number(i), 100, 3, bytes(32), bytes(32), bytes(32))
+        answer = LedgerAnswer(number(i), 100, 3, bytes(32), bytes(32), bytes(32))
         version = ledger.charge(answer, price(plan), LOOSE, version, bytes(20_000))
         ledger.end(number(i), version, b"over")
         sizes.append((state_dir / FILE_NAME).stat().st_size)
@@ -451,8 +453,8 @@ def test_what_exceeds_the_limit_is_refused_and_leaves_nothing(state_dir, times):
 
 def test_gaussian_noise_never_meets_a_total_delta_of_zero(ledger):
     with pytest.raises(BudgetError):
-        charge(ledger, answer_of(1), PLAN, Limit(100.0, 0.0))
-    charge(ledger, answer_of(2), laplace_plan(), Limit(1.001, 0.0))
+        charge(ledger, answer_of(1), PLAN, LifetimeLimit(100.0, 0.0))
+    charge(ledger, answer_of(2), laplace_plan(), LifetimeLimit(1.001, 0.0))
     assert ledger.epsilon(0.0) == pytest.approx(1.0)
 
 

@@ -34,7 +34,7 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import as_source
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
@@ -587,7 +587,7 @@ def test_chunks_that_fail_are_data_and_charge_nothing(tmp_path, trust, error):
 def database(node, path):
     """Let a node's records be a query of a database that has them, and a null record."""
     uri = sqlite_table(path, ["x", "y"], [*node.records.tolist(), (None, 0.5)])
-    query = Query(uri, "SELECT * FROM t ORDER BY x")
+    query = SqlQuery(uri, "SELECT * FROM t ORDER BY x")
     node.records = lambda: query
     return query
 
@@ -668,7 +668,9 @@ def test_a_database_is_refused_where_records_may_not_be_copied(
     node = cohort.nodes[0]
     database(node, tmp_path / "x.db")
     cohort.set_up()
-    with mock.patch.object(Query, "blocks", side_effect=AssertionError("It was read.")):
+    with mock.patch.object(
+        SqlQuery, "blocks", side_effect=AssertionError("It was read.")
+    ):
         if trust == OBLIVIOUS:  # it commits to its records when it enrols
             assert 0 not in cohort.enrolled
         else:

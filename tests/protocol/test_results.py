@@ -11,7 +11,12 @@ from cohorts import BLIND, Cohort, code
 from documents import TRUSTS, make_algorithm
 
 from flower_kmeans import Ball, Box
-from flower_kmeans.algorithms.plausibility import Finding, Kind, sentences, to_array
+from flower_kmeans.algorithms.plausibility import (
+    Finding,
+    FindingKind,
+    sentences,
+    to_array,
+)
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.cli.assign import read_centroids
@@ -178,8 +183,8 @@ def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
     del arrays["weights"], arrays["size_noise"]
     rounds = cohort.document.rounds
     found = (
-        Finding(Kind.TOO_MANY, rounds, 1, 0, 5e8, 3.5),
-        Finding(Kind.LIGHT, rounds, 2, 1, -536.0, 700.0),
+        Finding(FindingKind.TOO_MANY, rounds, 1, 0, 5e8, 3.5),
+        Finding(FindingKind.LIGHT, rounds, 2, 1, -536.0, 700.0),
     )
     good = to_array(found)
     bad = [good[:0], good[:, :5], good.astype(np.int64), np.tile(good, (1000, 1))]

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import LedgerError
-from flower_kmeans.privacy.ledger import FORGET_AFTER, Ledger, Limit, MemoryChangedError
+from flower_kmeans.privacy.ledger import (
+    FORGET_AFTER,
+    Ledger,
+    LifetimeLimit,
+    MemoryChangedError,
+)
 from flower_kmeans.protocol.session import (
     DELIVERED,
     FORGOTTEN,
@@ -29,7 +34,7 @@ from flower_kmeans.protocol.transcript import first_hash
 from flower_kmeans.protocol.wire import encode
 
 RUN, OTHER = b"r" * 32, b"o" * 32
-LIMIT = Limit(1.0, 1e-6)
+LIMIT = LifetimeLimit(1.0, 1e-6)
 RECORDS = np.arange(6.0).reshape(3, 2)
 ANSWER = LastAnswer(2, 1, b"c" * 32, b"d" * 32)
 VOTE = LastVote(2, b"v" * 32)

@@ -34,7 +34,7 @@ from vertical_runs import (
 )
 
 from flower_kmeans.algorithms import plausibility
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.errors import BudgetError, MessageError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
@@ -435,7 +435,7 @@ def test_a_query_of_a_database_is_refused(holders_scene, tmp_path, caplog):
     """Its rows may be others, or in another order, at each message."""
     scene = holders_scene.before.copied(tmp_path / "copy")
     uri = sqlite_table(tmp_path / "x.db", ["x"], blobs()[:, 1:].tolist())
-    scene.party.records = Query(uri, "SELECT * FROM t")
+    scene.party.records = SqlQuery(uri, "SELECT * FROM t")
     reply = scene.party.ask(scene.turn("keys"))
     assert reply == Refusal(code=Code.DATA, doc_hash=scene.run.doc_hash)
     assert "write its result to a file first" in caplog.text

@@ -26,7 +26,7 @@ def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius)
     run = make_run(
         widths, make_algorithm(widths, key_holders=holders, radius=radius, **options)
     )
-    for slot, step in itertools.product(range(4), get_args(messages.Step)):
+    for slot, step in itertools.product(range(4), get_args(messages.VerticalStep)):
         t = 1 if step in ("step", "open") else 0
         planned = parcels.planned(run, slot, step, t)
         if not planned:  # another slot's step

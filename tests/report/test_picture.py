@@ -7,7 +7,7 @@ import pytest
 from report_pages import finished
 
 from flower_kmeans import Box, Clustering
-from flower_kmeans.cli.inputs import Source
+from flower_kmeans.cli.inputs import InputRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.picture import save_photo_picture, save_scatter_picture
 
@@ -52,7 +52,7 @@ def test_pictures_of_few_and_many_values(tmp_path):
 def test_a_table_is_drawn_by_power_cells(tmp_path):
     pytest.importorskip("matplotlib")
     records = np.column_stack([np.linspace(0, 10, 60), np.zeros(60)])
-    source = Source("x.csv", records, ("a", "b"), 60)
+    source = InputRecords("x.csv", records, ("a", "b"), 60)
     report = finished("Lloyd", "plain").report
     colours = {}
     for weight in (0.0, 60.0, 200.0):

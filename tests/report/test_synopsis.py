@@ -12,8 +12,8 @@ from flower_kmeans import Ball, Box, PrivacyBudget, TableDomain, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import ReleasedMixture
 from flower_kmeans.algorithms.synopsis_cells import Released, learned
-from flower_kmeans.algorithms.synopsis_mixture import Noise
-from flower_kmeans.algorithms.synopsis_state import Cells
+from flower_kmeans.algorithms.synopsis_mixture import CellNoise
+from flower_kmeans.algorithms.synopsis_state import CountedCells
 from flower_kmeans.data.table_domain import Number
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -204,14 +204,14 @@ def test_costs_are_those_of_the_mixtures_records():
 
 def test_standard_errors_are_those_of_the_noise():
     """Of costs that many noisy answers of the same cells give; 2/3 and 3/2 are refused."""
-    cells = Cells(
+    cells = CountedCells(
         np.array([[-300, 0], [200, 300], [400, -100], [-100, -400]]),
         np.array([200, 150, 250, 200]),
         np.full((4, 2), 0.004),
         0.008,
         np.zeros(4),
     )
-    step, noise = 2.0**-10, Noise(4.0, 6.0, 5.0)
+    step, noise = 2.0**-10, CellNoise(4.0, 6.0, 5.0)
     sums, counts, slacks = (
         np.zeros((4, 2)),
         np.array([900.0, 700, 800, 600]),

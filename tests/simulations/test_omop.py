@@ -9,7 +9,7 @@ import pytest
 from databases import postgresql
 from scripts import load_script
 
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 
 pytestmark = pytest.mark.claim("own-data", "example-has-omop-like")
 
@@ -58,7 +58,7 @@ def test_there_is_one_row_for_each_person_which_follows_from_its_entries(
     script, tmp_path
 ):
     uris = script.make_hospitals(tmp_path, 40, 1, None)
-    query = Query(uris[1], script.QUERY, script.DOMAIN)
+    query = SqlQuery(uris[1], script.QUERY, script.DOMAIN)
     (before,) = query.blocks()
     assert len(before["visits"]) == 40
     with (
@@ -85,7 +85,9 @@ def test_postgresql_has_the_same_records(script, tmp_path, capsys):
             records = [
                 script.DOMAIN.encode(block, "nan")
                 for uri in pair
-                for block in Query(uri, f"{script.QUERY} ORDER BY person_id").blocks()
+                for block in SqlQuery(
+                    uri, f"{script.QUERY} ORDER BY person_id"
+                ).blocks()
             ]
             np.testing.assert_allclose(records[0], records[1], rtol=1e-12)
         assert script.main(["--postgresql", server, "--persons", "50"]) == 1

@@ -18,7 +18,7 @@ from report_pages import read, tables
 from vertical_runs import blobs, straight_signs
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report, simulate
-from flower_kmeans.algorithms.plausibility import Kind
+from flower_kmeans.algorithms.plausibility import FindingKind
 from flower_kmeans.client import ClientPolicy
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -291,7 +291,9 @@ def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(
     first, second = app.results[0], app.results[1]
     assert first.findings == second.findings
     assert first.warnings == second.warnings
-    assert {each.round for each in first.findings if each.kind == Kind.NEGATIVE} == {
+    assert {
+        each.round for each in first.findings if each.kind == FindingKind.NEGATIVE
+    } == {
         1,
         2,
     }

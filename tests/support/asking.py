@@ -15,12 +15,12 @@ import numpy as np
 from flower_kmeans.algorithms.base import (
     Algorithm,
     Block,
-    FloatArray,
     Query,
     State,
     Statistic,
     register,
 )
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.parameters import whole

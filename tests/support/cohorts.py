@@ -13,12 +13,12 @@ from harness import exact_statistic
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.cohort import Client as Member
 from flower_kmeans.protocol.cohort import Frame
+from flower_kmeans.protocol.cohort import Participant as Member
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Add,
@@ -124,7 +124,9 @@ class Node:
         if self.policy.state_dir is None:
             return ContextMemory(self.state).load(run)
         with Ledger(self.policy.state_dir) as ledger:
-            return LedgerMemory(ledger, Limit(1, 0.1), self.policy.state_dir).load(run)
+            return LedgerMemory(
+                ledger, LifetimeLimit(1, 0.1), self.policy.state_dir
+            ).load(run)
 
     def save(self, run: bytes, session: ClientSession) -> None:
         """Replace what the client remembers of a run."""
@@ -132,7 +134,9 @@ class Node:
             ContextMemory(self.state).save(run, session)
         else:
             with Ledger(self.policy.state_dir) as ledger:
-                memory = LedgerMemory(ledger, Limit(1, 0.1), self.policy.state_dir)
+                memory = LedgerMemory(
+                    ledger, LifetimeLimit(1, 0.1), self.policy.state_dir
+                )
                 memory.load(run)
                 memory.save(run, session)
 

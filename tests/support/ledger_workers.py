@@ -10,9 +10,9 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.filter import price_of
 from flower_kmeans.privacy.ledger import (
     AnotherAnswerError,
-    Answer,
     Ledger,
-    Limit,
+    LedgerAnswer,
+    LifetimeLimit,
     MemoryChangedError,
     StaleAnswerError,
 )
@@ -35,7 +35,7 @@ def laplace_plan(rounds=2, epsilon=1.0, unit="record"):
 
 
 def answer_of(run=1, t=1, attempt=1, context=1, digest=None, query=1):
-    return Answer(
+    return LedgerAnswer(
         bytes([run]) * 32,
         t,
         attempt,
@@ -108,7 +108,10 @@ def race_for_answers(barrier, results, state_dir, context, n):
         for t in range(1, n + 1):
             try:
                 charge(
-                    ledger, answer_of(t=t, context=context), plan, Limit(100.0, DELTA)
+                    ledger,
+                    answer_of(t=t, context=context),
+                    plan,
+                    LifetimeLimit(100.0, DELTA),
                 )
             except (AnotherAnswerError, StaleAnswerError):
                 continue
@@ -121,7 +124,7 @@ def die(state_dir, when):
     if when == "inside":
         ledgers._require = lambda *_: os._exit(CRASHED)
     with Ledger(state_dir) as ledger:
-        charge(ledger, answer_of(), gaussian_plan(), Limit(10.0, DELTA))
+        charge(ledger, answer_of(), gaussian_plan(), LifetimeLimit(10.0, DELTA))
         os._exit(CRASHED)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from flower_kmeans.vertical import engine, moduli, parties
-from flower_kmeans.vertical.signs import STAGES, Stage, near, pair
+from flower_kmeans.vertical.signs import STAGES, SignStage, near, pair
 
 ETA = 7e-5
 """Half of how far the polynomial leaves [-1, 1] on [-1, 1]: a win lies in [-ETA, 1 + ETA]."""
@@ -48,7 +48,7 @@ def straight_signs() -> Iterator[None]:
     Keys have a quarter of the primes, and a step takes a tenth of the time. Nothing
     else changes: memberships are those of `soft_members` with the same line.
     """
-    line = (Stage(coefficients=(1.0,), bound=1.0),)
+    line = (SignStage(coefficients=(1.0,), bound=1.0),)
     with (
         mock.patch.object(moduli, "_SIGN_LEVELS", 1),
         mock.patch.object(engine, "STAGES", line),

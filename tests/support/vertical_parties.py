@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from flower_kmeans.vertical import keys
-from flower_kmeans.vertical.engine import Engine
+from flower_kmeans.vertical.engine import SealEngine
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import intt
@@ -94,7 +94,7 @@ class Keys:
 
     @cached_property
     def engine(self):
-        return Engine(self.moduli, self.relin)
+        return SealEngine(self.moduli, self.relin)
 
     def encrypt(self, values, number=0, party=9):
         """Numbers under the public key, (2, data primes, N)."""

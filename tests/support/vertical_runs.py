@@ -24,7 +24,13 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol import messages, relay
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.messages import Delivery, Joined, Reply, Request, Step
+from flower_kmeans.protocol.messages import (
+    Delivery,
+    Joined,
+    Reply,
+    Request,
+    VerticalStep,
+)
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import Planned, Seals
@@ -238,11 +244,11 @@ class Relay:
     def enrol(self) -> None:
         self.server._enrol(list(range(len(self.parties))), self.trip)
 
-    def do(self, slots: Iterable[int], step: Step) -> None:
+    def do(self, slots: Iterable[int], step: VerticalStep) -> None:
         """Let parties do a step of the set-up, all parts of it."""
         self.server._step(step, slots, self.trip)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: VerticalStep) -> None:
         """Play a round ("step"), or the end ("close")."""
         requests = self.server.request(step)
         self.server.take(step, requests, self.trip(step, requests, None), self.trip)

@@ -13,7 +13,7 @@ from vertical_parties import ALONE, JOINT, MODULI, keys_of
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.vertical import engine as engines
 from flower_kmeans.vertical import signs
-from flower_kmeans.vertical.engine import Chunk, Engine, require_tenseal
+from flower_kmeans.vertical.engine import Chunk, SealEngine, require_tenseal
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import SLOTS
 
@@ -189,7 +189,7 @@ def test_words_that_are_not_residues_never_reach_seal():
             ALONE.engine.column(hostile)
         assert str(int(MODULI.data[2])) not in str(caught.value)
     with pytest.raises(MessageError, match="Expected words"):
-        Engine(MODULI, ALONE.relin[:-1])
+        SealEngine(MODULI, ALONE.relin[:-1])
 
 
 # ---------------------------------------------------------------------- memory
@@ -252,7 +252,7 @@ def test_a_broken_tenseal_says_why(fresh, monkeypatch, tmp_path):
 def test_a_missing_tenseal_is_one_clear_error(fresh, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
-    for use in (require_tenseal, lambda: Engine(MODULI, ALONE.relin)):
+    for use in (require_tenseal, lambda: SealEngine(MODULI, ALONE.relin)):
         platforms = r"Linux \(x86-64 .*, aarch64 .*\), macOS .*Windows \(x86-64\)"
         with pytest.raises(
             ConfigurationError, match=rf"flower-kmeans\[vertical\].*{platforms}"
@@ -262,11 +262,13 @@ def test_a_missing_tenseal_is_one_clear_error(fresh, monkeypatch):
 
 @pytest.mark.parametrize("what", ["layout of files", "order of words"])
 def test_another_seal_is_one_clear_error(fresh, monkeypatch, what):
-    truth = Engine.words
+    truth = SealEngine.words
     if what == "layout of files":
         monkeypatch.setattr(engines, "_MAGIC", bytes.fromhex("5ea1100303000000"))
     else:
-        monkeypatch.setattr(Engine, "words", lambda self, c: truth(self, c)[:, ::-1])
+        monkeypatch.setattr(
+            SealEngine, "words", lambda self, c: truth(self, c)[:, ::-1]
+        )
     with pytest.raises(
         ConfigurationError, match=r"tenseal 0\.3\.\d+ does not.*Install tenseal"
     ):

@@ -22,7 +22,7 @@ from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import (
     RELIN_KEY,
     ComputingParty,
-    Step,
+    StepPlan,
     column_name,
     evaluate,
 )
@@ -342,7 +342,7 @@ RADIUS = 0.8
 CENTROIDS = np.array([[-0.4, 0.1, 0.3], [0.5, -0.2, -0.1]])
 HALF_WIDTHS = np.array([1.0, 0.5, 0.8])
 RECORDS = np.random.default_rng(0).uniform(-1, 1, (SLOTS + 300, 3)) * HALF_WIDTHS
-STEP = Step(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), RADIUS)
+STEP = StepPlan(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), RADIUS)
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from flower_kmeans.algorithms.numerics.groups import Groups, LabelArray
+from flower_kmeans.algorithms.numerics.groups import (
+    Groups,
+)
+from flower_kmeans.arrays import FloatArray, IntArray, LabelArray
 from flower_kmeans.data.domain import (
     GridRecords,
-    IntArray,
     check_fraction_bits,
     squared_norms,
 )
-from flower_kmeans.data.records import FloatArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.threads import blas_threads, in_parts, sum_in_parts
 

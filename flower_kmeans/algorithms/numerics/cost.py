@@ -11,8 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import assign
-from flower_kmeans.data.domain import Domain, GridRecords, IntArray, squared_norms
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import (
+    Domain,
+    GridRecords,
+    squared_norms,
+)
 from flower_kmeans.threads import single_threaded_blas
 
 COST = "cost"  # the block, and the release, of squared distances

@@ -25,9 +25,11 @@ import scipy.linalg  # noqa: F401  # its BLAS serves Numba
 from numba import njit
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.numerics.groups import LabelArray
-from flower_kmeans.data.domain import GridRecords, IntArray, squared_norms
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import Float32Array, FloatArray, IntArray, LabelArray
+from flower_kmeans.data.domain import (
+    GridRecords,
+    squared_norms,
+)
 from flower_kmeans.threads import IntArrays, find_blas_again
 
 find_blas_again()
@@ -51,8 +53,7 @@ _FEW = 24  # near ties of a block that are settled one by one
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
-Float32Array = NDArray[np.float32]
-Part = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
+RowRange = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
 
 
 class _Centers(NamedTuple):
@@ -72,7 +73,7 @@ class _Centers(NamedTuple):
     slack: Float32Array  # (2,), of two scores, and of a score and the radius
 
 
-class _Bounds(NamedTuple):
+class _FusedBounds(NamedTuple):
     """The map from user's units to grid points, for a record or a tile of records."""
 
     center: FloatArray
@@ -499,7 +500,7 @@ def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts
 
 def cluster_sums(
     records: GridRecords, centroids: IntArray, radius2: int | None
-) -> Part:
+) -> RowRange:
     """Return `assignment` of ranges of rows: sums (k, d) and counts (k,), int64."""
     k, d = centroids.shape
     bits = records.fraction_bits
@@ -530,7 +531,7 @@ def cell_sums(
     fraction_bits: int,
     weighted: bool,
     weights: IntArray | None,
-) -> Part:
+) -> RowRange:
     """Return `cells` of ranges of rows: sums (m, p), counts, slacks (m,), int64."""
     m, p = points.shape
     centers = _centers(points, weights, records.fraction_bits)
@@ -550,7 +551,7 @@ def cell_sums(
     return part
 
 
-def second_moments(records: GridRecords, bits: int) -> Part:
+def second_moments(records: GridRecords, bits: int) -> RowRange:
     """Return the second moments of ranges of rows: the upper triangle of (d, d), int64.
 
     Coordinates are at most 2**bits, of at most 10, so the products of a block add up in
@@ -571,7 +572,7 @@ def second_moments(records: GridRecords, bits: int) -> Part:
     return part
 
 
-def vote_counts(records: GridRecords, points: FloatArray) -> Part:
+def vote_counts(records: GridRecords, points: FloatArray) -> RowRange:
     """Return the number of rows nearest to each point, (k,), for ranges of rows.
 
     Of several nearest points the first counts.
@@ -633,7 +634,7 @@ def _tables(
         yield table, 0, len(table)
 
 
-def _bounds(records: GridRecords) -> _Bounds:
+def _bounds(records: GridRecords) -> _FusedBounds:
     """Return the map of values of `_tables` to grid points.
 
     Without a box they are grid points already.
@@ -648,7 +649,7 @@ def _bounds(records: GridRecords) -> _Bounds:
         parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
     rows = _TILE // d if d <= _NARROW else 1
     tiles = [np.full((rows, d), each, np.float64) for each in parts]
-    return _Bounds(*(tile.reshape(rows * d) for tile in tiles))
+    return _FusedBounds(*(tile.reshape(rows * d) for tile in tiles))
 
 
 def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:

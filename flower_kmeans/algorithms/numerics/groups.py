@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-LabelArray = NDArray[np.int32]
 T = TypeVar("T", np.int64, np.float64)
 
 # Columns that are added one by one: as fast as a matrix, whose SciPy takes 0.1 s to

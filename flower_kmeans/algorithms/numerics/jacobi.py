@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import row_sums
-from flower_kmeans.data.records import FloatArray
 
 # enough for 128 columns: each about squares what is left beside the diagonal
 _SWEEPS = 9

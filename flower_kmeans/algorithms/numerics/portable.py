@@ -9,11 +9,8 @@ import math
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_kmeans.data.records import FloatArray
-
-WordArray = NDArray[np.uint64]
+from flower_kmeans.arrays import FloatArray, WordArray
 
 LEVY_BETA = 1.75  # stability of the heavy-tailed law (PE-means, Section III-C)
 # Its sigma_u by equation 4, whose gamma function is not the same in every library.

@@ -10,8 +10,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.domain import Box, Domain, IntArray, row_sums
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import (
+    Box,
+    Domain,
+    row_sums,
+)
 
 _FAR = 2.0**62  # rounded integers saturate there, so that a sum of two cannot wrap
 

@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
-from flower_kmeans.data.domain import Ball, Domain, GridRecords, IntArray, squared_norms
-from flower_kmeans.data.records import FloatArray
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import (
+    Ball,
+    Domain,
+    GridRecords,
+    squared_norms,
+)
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 MOMENTS = "moments"

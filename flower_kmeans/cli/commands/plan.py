@@ -7,7 +7,7 @@ import typer
 
 from flower_kmeans.cli.options import Settings, with_settings
 
-_Domain = Annotated[
+_PlanDomainOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE", help="Columns and public bounds: flower-kmeans domain init."
@@ -43,7 +43,7 @@ _Chart = Annotated[
 def plan(
     settings: Settings,
     *,
-    domain: _Domain = None,
+    domain: _PlanDomainOption = None,
     features: _Features = None,
     parties: _Parties = None,
     server_points: _ServerPoints = None,
@@ -55,9 +55,9 @@ def plan(
     Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box.
     The defaults are those of the photograph.
     """
-    from flower_kmeans.cli.planning import Request, show_plan
+    from flower_kmeans.cli.planning import PlanRequest, show_plan
 
-    request = Request(
+    request = PlanRequest(
         domain=domain,
         features=features,
         parties=parties,

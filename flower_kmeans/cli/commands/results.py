@@ -116,15 +116,15 @@ def plot(
     and says so.
     """
     with one_sentence():
-        from flower_kmeans.cli.plot import NOT_PRIVATE, Kind, draw
+        from flower_kmeans.cli.plot import NOT_PRIVATE, PlotKind, draw
 
-        if kind not in list(Kind):
+        if kind not in list(PlotKind):
             raise ConfigurationError(
-                f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}."
+                f"Expected --kind in {[*map(str, PlotKind)]}. Got {kind!r}."
             )
         names = None if columns is None else listed(columns)
         is_private = draw(
-            Kind(kind), centroids, output, records, names, domain, reading
+            PlotKind(kind), centroids, output, records, names, domain, reading
         )
         held = "only what the run released"
         if records is not None:

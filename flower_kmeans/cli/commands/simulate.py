@@ -5,19 +5,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_kmeans.cli.options import Engine, Settings, with_reading, with_settings
+from flower_kmeans.cli.options import (
+    EngineOption,
+    Settings,
+    with_reading,
+    with_settings,
+)
 
 if TYPE_CHECKING:
     from flower_kmeans.data.reading import Reading
 
-_Data = Annotated[
+_DataOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
         help="Records (csv, Excel, ...). Default: a photograph.",
     ),
 ]
-_Domain = Annotated[
+_DomainOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Columns and bounds: flower-kmeans domain init."),
 ]
@@ -29,7 +34,7 @@ _Label = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Column with labels, which is never a feature."),
 ]
-_Bounds = Annotated[
+_BoundsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=LOW:HIGH", help="Public bounds of a column. May be repeated."
@@ -61,7 +66,7 @@ _ServerData = Annotated[
     typer.Option(metavar="FILE", help="The server's own points, in the same columns."),
 ]
 _Engine = Annotated[
-    Engine,
+    EngineOption,
     typer.Option(
         metavar="WHERE",
         show_default=False,
@@ -85,17 +90,17 @@ def simulate(
     settings: Settings,
     *,
     reading: "Reading",
-    data: _Data = None,
-    domain: _Domain = None,
+    data: _DataOption = None,
+    domain: _DomainOption = None,
     columns: _Columns = None,
     label: _Label = None,
-    bounds: _Bounds = None,
+    bounds: _BoundsOption = None,
     lower: _Lower = None,
     upper: _Upper = None,
     bounds_from_data: _BoundsFromData = False,
     split: _Split = None,
     server_data: _ServerData = None,
-    engine: _Engine = Engine.AUTO,
+    engine: _Engine = EngineOption.AUTO,
     output: _Output = Path("flower-kmeans-out"),
     verbose: _Verbose = False,
 ) -> None:
@@ -103,9 +108,9 @@ def simulate(
 
     Results: centroids (npz, csv), a report (html, json) and a picture (png).
     """
-    from flower_kmeans.cli.simulation import Request, run_simulation
+    from flower_kmeans.cli.simulation import SimulationRequest, run_simulation
 
-    request = Request(
+    request = SimulationRequest(
         data=data,
         reading=reading,
         domain=domain,

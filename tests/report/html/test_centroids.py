@@ -11,7 +11,7 @@ from report_pages import finished, read, tables
 
 from flower_kmeans import Ball, Box, Clustering, html_report
 from flower_kmeans.algorithms.released import CostEstimate
-from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
+from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
 
 pytestmark = pytest.mark.claim("reading-a-report", "everything-page-public-was")
@@ -263,8 +263,8 @@ def test_bars_are_as_high_as_their_numbers():
     (limit,) = svg.all("path", "limit")
     place = float(limit.attributes["d"].split(",")[1].split()[0])
     top = float(svg.all("rect", "a")[0].attributes["y"])
-    assert Frame().floor - place == pytest.approx(
-        0.75 * (Frame().floor - top), abs=0.02
+    assert PlotFrame().floor - place == pytest.approx(
+        0.75 * (PlotFrame().floor - top), abs=0.02
     )
     assert read(FIGURES.round_chart("b", "Bars", "words", [1] * 100, [0] * 100, 1)).all(
         "rect", "a"

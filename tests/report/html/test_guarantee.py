@@ -14,7 +14,7 @@ from flower_kmeans import Box, Clustering, PrivacyBudget, html_report, simulate
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol.trust import TRUSTED_SERVER
-from flower_kmeans.report.figures import Frame
+from flower_kmeans.report.figures import PlotFrame
 from flower_kmeans.report.html import cost_shares, detection, least_shown
 from flower_kmeans.report.report import Dropped, Report
 
@@ -424,7 +424,12 @@ def drawn(root, style):
 def test_the_curve_is_that_of_the_plan_and_the_claim_is_marked(name, trust):
     report = finished(name, trust).report
     points, texts, chart = drawn(read(html_report(finished(name, trust))), "curve")
-    left, right, top, floor = Frame.left, Frame.right, Frame.top, Frame().floor
+    left, right, top, floor = (
+        PlotFrame.left,
+        PlotFrame.right,
+        PlotFrame.top,
+        PlotFrame().floor,
+    )
     reach, low = 2.5 * report.epsilon, least_shown(report.delta)
     epsilons = (points[:, 0] - left) / (right - left) * reach
     deltas = low ** ((points[:, 1] - top) / (floor - top))

@@ -9,7 +9,7 @@ from report_pages import PARTITIONS, finished, read, strategy_of, tables
 from flower_kmeans import Ball, Clustering, html_report, simulate
 from flower_kmeans.algorithms.released import ReleasedMixture
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.report.figures import Axis, Frame
+from flower_kmeans.report.figures import Axis, PlotFrame
 from flower_kmeans.report.html import numbers_shown
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -136,7 +136,7 @@ def test_the_tree_is_cut_into_as_many_clusters_as_the_run_has(m, k):
 
 def test_numbers_at_an_axis_do_not_touch_its_label():
     for high, left in ((3.0, 58), (0.0012, 65), (0.00025, 72)):  # 3, 6 and 7 digits
-        assert Frame(y=Axis("height", 0.0, high)).left == left
+        assert PlotFrame(y=Axis("height", 0.0, high)).left == left
 
 
 def test_one_part_has_no_tree_and_its_one_cost():
