@@ -222,10 +222,10 @@ def test_a_run_document_has_both_numbers():
         {"schedule": build(9).to_config()["schedule"]},
     ):
         with pytest.raises((ConfigurationError, ConfigurationTypeError)):
-            algorithm_from_config({**config, **change}, BALL, BUDGET)
+            algorithm_from_config({**config, **change}, BALL, algorithm.budget)
     usual = {**build(9).to_config(), "schedule": config["schedule"]}
     with pytest.raises(ConfigurationError, match=r"if min_clusters is given\. Got 0"):
-        algorithm_from_config(usual, BALL, BUDGET)
+        algorithm_from_config(usual, BALL, algorithm.budget)
 
 
 @pytest.mark.parametrize(
