@@ -700,8 +700,11 @@ def test_the_servers_points_do_not_travel():
     ],
 )
 def test_other_configurations_are_refused(name, value):
+    algorithm = make()
+    config = algorithm.to_config()
+    assert algorithm_from_config(config, BOX, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError)):
-        algorithm_from_config({**make().to_config(), name: value}, BOX, BUDGET)
+        algorithm_from_config({**config, name: value}, BOX, algorithm.budget)
 
 
 @pytest.mark.parametrize(

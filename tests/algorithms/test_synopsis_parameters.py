@@ -219,9 +219,11 @@ WRONG = {
     ids=str,
 )
 def test_other_configurations_are_refused(change):
-    config = {**build().to_config(), **change}
+    algorithm = build()
+    config = algorithm.to_config()
+    assert algorithm_from_config(config, BALL, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
-        algorithm_from_config(config, BALL, BUDGET)
+        algorithm_from_config({**config, **change}, BALL, algorithm.budget)
 
 
 def test_the_largest_schedule_that_a_client_follows():
