@@ -1,4 +1,4 @@
-"""The client's side for a Flower project: three lines beside what an app already does."""
+"""The client's side for a Flower project: three lines in an existing app."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -212,7 +212,7 @@ def _handler(
 
 
 def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
-    """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
+    """Return the node's policy: its operator's file, tightened by the app; nothing on errors."""
     name = context.node_config.get(POLICY_FILE)
     # A misspelt key must not leave the node with no policy but the app's.
     begun = sorted(

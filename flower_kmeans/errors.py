@@ -40,7 +40,7 @@ class TooFewClientsError(RunError):
 
 
 class MessageError(KMeansError, ValueError):
-    """A received message is malformed. Its text never holds what was received."""
+    """A received message is malformed. The error's text holds nothing of the message."""
 
 
 class LedgerError(KMeansError, RuntimeError):

@@ -39,7 +39,7 @@ def is_missing(error: Exception, module: str) -> bool:
 
 
 def broken(package: str, error: Exception) -> str:
-    """Return why a package that is installed cannot be imported, and what helps."""
+    """Return why an installed package cannot be imported, and the remedy."""
     reason = " ".join(str(error).split())[:_MOST_TEXT].rstrip(".")
     return (
         f"It is installed but cannot be imported ({type(error).__name__}: {reason}): "

@@ -1,4 +1,4 @@
-"""The templates of reports, pages and what notebooks show, which hold their sentences."""
+"""The templates of reports, pages and notebooks, which hold their sentences."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def html_summary(
     tables: Sequence[TextTable] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """Return what a notebook shows for an object, as HTML in which every value is escaped.
+    """Return the HTML of an object for notebooks, with every value escaped.
 
     Facts that are ``None`` are left out. Of a large table only the first rows and
     columns are shown, with a line that says so.

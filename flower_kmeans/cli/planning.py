@@ -130,9 +130,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
     box = Box([-1.0] * features, [1.0] * features)
     if request.chart is not None and not request.simulate:
-        raise ConfigurationError(
-            "Expected --chart with --simulate, whose losses it shows."
-        )
+        raise ConfigurationError("--chart requires --simulate.")
     if request.simulate and (settings.is_vertical or not settings.is_private):
         raise ConfigurationError(
             "Expected --simulate with a private strategy whose clients hold records. "

@@ -1,4 +1,4 @@
-"""What a client requires before it sends anything, in the order of docs/protocol.md, section 6.
+"""Requirements of a client before it sends anything (docs/protocol.md, section 6, in order).
 
 Each function stops an attack of section 10: a test replaces it and shows that the
 attack succeeds.

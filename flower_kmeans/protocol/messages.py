@@ -266,7 +266,7 @@ class Hold(Struct, tag="hold", frozen=True, kw_only=True):
 
 
 class Located(Struct, frozen=True, kw_only=True):
-    """What `Ask` and `Add` have in common: the attempt, its cohort, and the reader's slot."""
+    """Common fields of `Ask` and `Add`: the attempt, its cohort, and the reader's slot."""
 
     doc_hash: B32
     t: Count
@@ -309,7 +309,7 @@ class Finish(Struct, tag="finish", frozen=True, kw_only=True):
 
 
 class Turn(Struct, tag="turn", frozen=True, kw_only=True):
-    """Asks a party of a vertical run for its next step, and brings what others sealed for it."""
+    """Asks a party of a vertical run for its next step, and brings it the others' parcels."""
 
     doc_hash: B32
     step: VerticalStep
@@ -321,7 +321,7 @@ class Turn(Struct, tag="turn", frozen=True, kw_only=True):
 
 
 class Abort(Struct, tag="abort", frozen=True, kw_only=True):
-    """Ends a run without a result: clients erase what is secret, and what they answered counts."""
+    """Ends a run without a result: clients erase their secrets, and their answers stay charged."""
 
     doc_hash: B32
 
@@ -401,7 +401,7 @@ class Finished(Struct, tag="finished", frozen=True, kw_only=True):
 
 
 class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
-    """The client does not do what it was asked."""
+    """The client refuses the request."""
 
     code: Annotated[int, msgspec.Meta(ge=1, le=12)]
     doc_hash: B32 | None = None
@@ -417,7 +417,7 @@ Reply = Enrolled | Wrapped | Held | Answer | Added | Finished | Refusal | Joined
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of a long request before the rest: no other field is decoded."""
+    """The first fields of a long request, which are decoded before the others."""
 
     kind: Literal["keys", "hold", "ask", "add", "finish", "turn", "abort"] = (
         msgspec.field(name="type")

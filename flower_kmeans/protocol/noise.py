@@ -175,7 +175,7 @@ def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
 
 
 def reached(document: "RunDocument", n_survivors: int) -> int:
-    """Return how many parts of each share are beyond the plan in a sum of so many answers."""
+    """Return the number of noise parts to remove from each share of a sum."""
     return sum(
         level <= n_survivors - document.max_colluders for level in document.levels
     )

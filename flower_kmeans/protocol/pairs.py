@@ -19,7 +19,7 @@ from flower_kmeans.secagg import key_agreement
 
 
 class Pairs:
-    """What a client session has in common with others.
+    """Secrets that a client session shares with others.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class Roster:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of beacon and keys, 32 bytes: what all clients and the run document agree on."""
+        """Digest of beacon and keys, 32 bytes, on which all clients and the run document agree."""
         return roster_digest(self.keys, self.beacon)
 
     def drawn(self, epoch: int) -> tuple[int, ...]:

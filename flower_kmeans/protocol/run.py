@@ -144,7 +144,7 @@ class Run:
 
     @cached_property
     def price(self) -> Price | None:
-        """What the run costs in a ledger; ``None`` without privacy, which has no price."""
+        """The price of the run in a ledger; ``None`` without privacy."""
         plan, moves = self.plan, None
         if not plan.is_private:
             return None

@@ -276,7 +276,7 @@ class Server:
 
     @contextmanager
     def _aborting(self, trip: Trip) -> Iterator[None]:
-        """Tell all clients if the run ends here by an error: they erase what is secret.
+        """Tell all clients if the run ends here by an error: they erase their secrets.
 
         A run that is kept may be resumed, so its clients wait.
         """
@@ -288,7 +288,7 @@ class Server:
             raise
 
     def abort(self, trip: Trip) -> None:
-        """Let all clients erase what is secret; none is waited for."""
+        """Let all clients erase their secrets, without waiting for any."""
         request = messages.Abort(doc_hash=self.run.doc_hash)
         claims = chain.from_iterable(self._cohort.claims.values())
         nodes = {client.node_id for client in claims} - self.delivered
@@ -446,7 +446,7 @@ class Server:
         self._cohort.hear(asked, orderly)
 
     def _refused(self, client: Participant, t: int, refusal: Refusal) -> None:
-        """Note a refusal; renew the client, or remember what it lacks. It never ends the run."""
+        """Note a refusal; renew the client, or remember the parts that it lacks."""
         code = Code(refusal.code)
         if code == Code.STALE and self._stale is not None:
             self._stale.add(client.slot)
@@ -600,7 +600,7 @@ class Server:
             )
 
     def _located(self, attempt: _Attempt, client: Participant) -> dict[str, Any]:
-        """Return what `Ask` and `Add` have in common for one client."""
+        """Return the common fields of `Ask` and `Add` for one client."""
         frame = attempt.frame
         return {
             "doc_hash": self.run.doc_hash,
@@ -1226,7 +1226,7 @@ class Server:
     # ------------------------------------------------------------- resuming (section 9)
 
     def _kept(self, attempt: _Attempt | None = None) -> KeptRun:
-        """Return what a server that goes on from here must know."""
+        """Return the state from which another server can go on."""
         has_state = self.head > 0 and not self.run.trust.is_blind
         has_frame = bool(self._cohort.clients)
         return KeptRun(
@@ -1361,7 +1361,7 @@ class Server:
         return attempt.requests
 
     def _require_recent(self, t: int) -> None:
-        """Require that the kept run is not older than what clients know of it."""
+        """Require that the kept run is not older than its clients' memory of it."""
         n_stale = len(self._stale or ())
         if n_stale > self.run.document.max_colluders:
             raise RunError(

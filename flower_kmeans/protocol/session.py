@@ -168,7 +168,7 @@ class ContextMemory:
         return unpack_session(data) if data else None
 
     def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of what was there, and drop the records of another."""
+        """Write a session in place of the last one, and drop the records of another."""
         data = encode(session)
         if (run, data) == self._written:
             return
@@ -208,7 +208,7 @@ class ContextMemory:
         return source.in_memory
 
     def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
-        """Return what a live source yields once, in memory as long as it is used."""
+        """Return the records of a live source, in memory as long as they are used."""
         return as_source(joined(blocks, n_features), n_features)
 
     def load_records(self, run: bytes, session: ClientSession) -> Source | None:
@@ -281,7 +281,7 @@ class LedgerMemory:
     def answer(
         self, run: bytes, answer: LastAnswer, price: Price | None, own: ClientSession
     ) -> None:
-        """Write an answer with its session, and what it costs, in one transaction."""
+        """Write an answer with its session and its cost, in one transaction."""
         data, (version, _) = encode(own), self._read[run]
         version = self._ledger.charge(
             LedgerAnswer(run, *answer), price, self._limit, version, data
@@ -291,7 +291,7 @@ class LedgerMemory:
     def vote(
         self, run: bytes, vote: LastVote, price: Price | None, own: ClientSession
     ) -> None:
-        """Write a vote with its session, and what it reserves, in one transaction."""
+        """Write a vote with its session and its reservation, in one transaction."""
         data, (version, _) = encode(own), self._read[run]
         version = self._ledger.vote(Vote(run, *vote), price, self._limit, version, data)
         self._read[run] = version, data
@@ -305,7 +305,7 @@ class LedgerMemory:
         return True
 
     def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
-        """Return what a live source yields once, in a file without a name, which nobody else has.
+        """Return the records of a live source, in a file without a name, which nobody else has.
 
         It takes its room until the source is no longer used.
         """

@@ -1,4 +1,4 @@
-"""What a sum depends on: cohort, context, tag and history (docs/protocol.md, section 6).
+"""Cohort, context, tag and history of a sum (docs/protocol.md, section 6).
 
 A context names a round, an attempt, the cohort, its committee, the query and all sums
 before. Every key of a round is derived under it, so vectors of different contexts never

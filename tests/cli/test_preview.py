@@ -199,7 +199,7 @@ def test_what_cannot_be_simulated_is_one_sentence(planned, arguments, words):
 def test_a_chart_needs_losses_and_matplotlib(planned, monkeypatch):
     result = CliRunner().invoke(app, ["plan", "--chart", "loss.svg"])
     assert result.exit_code == 1
-    assert "Expected --chart with --simulate" in result.stderr
+    assert "--chart requires --simulate." in result.stderr
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match="matplotlib"):
         show_losses(Console(), make, 1.0, SIZES, chart="loss.svg")
