@@ -42,6 +42,7 @@ from flower_kmeans.protocol.messages import (
     write_receivers,
 )
 from flower_kmeans.protocol.relay import Relay
+from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
 from flower_kmeans.secagg.key_agreement import public_key
 from flower_kmeans.simulation import engines
@@ -94,6 +95,7 @@ class Recorder(ClientApp):
         self.app = engines._client_app(
             replace(ONE_WORKER, work_dir=directory),
             (),
+            SharedWork(),
             lambda context: self.parts[context.node_config["partition-id"]],
             lambda result, context: self.results.update(
                 {context.node_config["partition-id"]: result}
