@@ -266,7 +266,7 @@ def guessed(
         sums = replace(sums, sharing=fewer)
     alone = np.zeros(sums.n_slots, dtype=np.bool_)
     alone[0] = True
-    vector: IntArray = secure_sum("shares").open(shares, alone, sums).vector
+    vector: IntArray = secure_sum("shares").reconstruct(shares, alone, sums).vector
     return vector[:-1]
 
 

@@ -21,10 +21,10 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
 from flower_kmeans.protocol.noise import (
     client_noise,
     combine,
-    open_sum,
     part_bytes,
     protect,
     reached,
+    reconstruct_sum,
 )
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.secagg.base import SumContext
@@ -94,7 +94,7 @@ def seconds_of_server(run: Run, context: SumContext) -> float:
         for position, part in enumerate(parts)
     }
     everyone = np.ones(n_clients, dtype=bool)
-    return seconds(lambda: open_sum(run, 1, sums, everyone, context), 3)
+    return seconds(lambda: reconstruct_sum(run, 1, sums, everyone, context), 3)
 
 
 def seconds(call: Callable[[], object], times: int = 50) -> float:

@@ -81,7 +81,7 @@ def masks(n_clients: int, n_words: int) -> dict[str, float]:
     return {
         "client": best(lambda: total.protect(vector, context, 1, KEY)),
         "server": best(lambda: total.combine([part] * n_clients, context)),
-        "reader": best(lambda: total.open({0: part}, scattered, context)),
+        "reader": best(lambda: total.reconstruct({0: part}, scattered, context)),
         "sent": len(part),
         "held": len(part),
     }
@@ -121,8 +121,8 @@ def shares(n_clients: int, n_words: int) -> dict[str, float]:
         "client": best(protected),
         "agree": best(agreed),
         "member": best(lambda: added(sealed[0])),
-        "server": best(lambda: total.open(sums, everyone, context)),
-        "liars": best(lambda: total.open(false, everyone, context)),
+        "server": best(lambda: total.reconstruct(sums, everyone, context)),
+        "liars": best(lambda: total.reconstruct(false, everyone, context)),
         "sent": m * part_bytes,
         "received": n_clients * part_bytes,
         "held": m * n_clients * part_bytes,

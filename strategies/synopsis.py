@@ -51,7 +51,7 @@ class SynopsisKMeans(KMeansStrategy):
     Formal guarantee (docs/guarantees, Theorem 22): one plan over all releases; one record
     changes the second moments by D^2, and one cell's sums, counts and slacks by 1 together. A
     server that sees the sums sends the queries. Under ``trust="clients-only"`` and
-    ``"oblivious-server"`` clients compute them from the sums that they open.
+    ``"oblivious-server"`` clients compute them from the sums that they unmask.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """A committee member's sum-share (docs/protocol.md, section 6), from request to reply.
 
 A member adds the shares that the survivors of a round dealt to its position. It votes
-for one sum of a round, whatever the attempt, so one sum opens.
+for one sum of a round, whatever the attempt, so one sum can be reconstructed.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def _require_history(conversation: "Conversation", request: Add) -> None:
 
 def _new_vote(conversation: "Conversation", request: Add, context: bytes) -> LastVote:
     """Return the vote for a sum; require that no other sum of the round has one."""
-    # The votes of a round count together, whatever the attempt: one sum opens.
+    # The votes of a round count together, whatever the attempt: one sum can be reconstructed.
     variant = transcript.variant_hash(
         context, request.survivors, request.public_keys, request.sealed
     )

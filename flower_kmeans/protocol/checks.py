@@ -258,9 +258,9 @@ def require_same_query(entry: Entry, tag: bytes) -> None:
     )
 
 
-def require_checksum(opened: IntArray, n_survivors: int) -> None:
+def require_checksum(reconstructed: IntArray, n_survivors: int) -> None:
     """Require a checksum word of the announced size: the one refusal that a sum decides."""
-    _require(int(opened[-1]) == n_survivors, Code.GARBAGE)
+    _require(int(reconstructed[-1]) == n_survivors, Code.GARBAGE)
 
 
 def require_next_round(session: ClientSession, t: int) -> None:

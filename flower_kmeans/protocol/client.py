@@ -2,7 +2,7 @@
 
 A client answers one message at a time from what its session remembers. An error leaves
 as a code and nothing else. No refusal depends on records or, apart from the checksum
-word, on an opened sum. `Conversation` opens the run, takes the slot and follows the
+word, on a reconstructed sum. `Conversation` opens the run, takes the slot and follows the
 entries. Messages with further steps have a file each: `ask`, `add` and `finish`.
 """
 
@@ -504,7 +504,7 @@ class Conversation:
     def _state_after(
         self, entry: Entry, survivors: NDArray[np.bool_], context: bytes
     ) -> bytes:
-        """Return the encoded state after an entry, which one client of a simulation opens."""
+        """Return the encoded state after an entry, which one client of a simulation computes."""
         session = self.session
         # The hash names the run and all entries before.
         name = H(

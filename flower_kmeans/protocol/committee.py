@@ -116,7 +116,7 @@ class Committee:
                 len(self.slots), self.n_corrupt, len(self.present)
             )
             thresholds = (sharing.privacy, sharing.packing)
-        except ConfigurationError:  # sums by masks need no committee that could open
+        except ConfigurationError:  # sums by masks need no committee to reconstruct
             thresholds = (0, 0)
         return H(
             b"committee keys", *map(u32, (self.n_corrupt, *thresholds)), self.encode()

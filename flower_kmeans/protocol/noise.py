@@ -8,7 +8,7 @@ vector a client shares the key of every level among the committee. Beside its su
 a member returns its shares of the keys of one level: that of the sum for which it
 votes. So the server gets no others.
 
-`protect`, `combine` and `open_sum` take the places of a secure sum's own. Without levels
+`protect`, `combine` and `reconstruct_sum` take the places of a secure sum's own. Without levels
 they add no byte.
 """
 
@@ -38,8 +38,8 @@ from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg.base import (
-    Opened,
     PartError,
+    ReconstructedSum,
     Sharing,
     SumContext,
     SumError,
@@ -153,8 +153,8 @@ def _round_noise(
 
 
 @dataclass(frozen=True)
-class CleanSum(Opened):
-    """An opened sum without the noise beyond the plan."""
+class CleanSum(ReconstructedSum):
+    """A reconstructed sum without the noise beyond the plan."""
 
     factor: float = 1.0  # deviation of the noise in it over the planned one
 
@@ -281,34 +281,38 @@ def combine(
     return combined + b"".join(keys)
 
 
-def open_sum(
+def reconstruct_sum(
     run: "Run",
     t: int,
     combined: Mapping[int, bytes],
     survivors: BoolArray,
     context: SumContext,
 ) -> CleanSum:
-    """Open a sum and subtract the noise beyond the plan, as far as its keys open.
+    """Reconstruct a sum and subtract the noise beyond the plan, as far as keys allow.
 
-    ``combined`` holds results of `combine` by position. A key that does not open leaves
-    its client's noise in the sum. A `SumError` if the sum does not open.
+    ``combined`` holds results of `combine` by position. A key that cannot be reconstructed leaves
+    its client's noise in the sum. A `SumError` if the sum cannot be reconstructed.
     """
     n_survivors = int(np.count_nonzero(survivors))
     n_parts = reached(run.document, n_survivors)
     if not n_parts:
-        opened = run.trust.sum.open(combined, survivors, context)
-        return CleanSum(opened.vector, opened.liars, noise_factor(run, n_survivors))
+        reconstructed = run.trust.sum.reconstruct(combined, survivors, context)
+        return CleanSum(
+            reconstructed.vector, reconstructed.liars, noise_factor(run, n_survivors)
+        )
     length, _ = _lengths(run, context)
     sums = {position: part[:length] for position, part in combined.items()}
-    opened = run.trust.sum.open(sums, survivors, context)
-    shares = {j: part[length:] for j, part in combined.items() if j not in opened.liars}
+    reconstructed = run.trust.sum.reconstruct(sums, survivors, context)
+    shares = {
+        j: part[length:] for j, part in combined.items() if j not in reconstructed.liars
+    }
     keys = _opened_keys(run, shares, n_survivors, survivors, context)
-    vector = opened.vector.copy()
+    vector = reconstructed.vector.copy()
     vector[:-1] -= _removable_noise(run, t, context.digest, keys, n_parts)
     most = run.document.levels[n_parts - 1]
     left = max(number for number in usable(run, t) if number <= most)
     factor = noise_factor(run, n_survivors - len(keys), len(keys) / left)
-    return CleanSum(vector, opened.liars, factor)
+    return CleanSum(vector, reconstructed.liars, factor)
 
 
 def _opened_keys(
@@ -318,12 +322,12 @@ def _opened_keys(
     survivors: BoolArray,
     context: SumContext,
 ) -> list[bytes]:
-    """Return the keys that open. Halves are tried if not all do, so a false key costs no other."""
+    """Return the keys that can be reconstructed, of halves where not all can."""
     _, size = _lengths(run, context)
     packing = context.sharing.packing if context.sharing else 1
     n_words = packing * (size // 8) * n_keys
     try:
-        opened = run.trust.sum.open(
+        reconstructed = run.trust.sum.reconstruct(
             shares, survivors, replace(context, n_words=n_words)
         )
     except SumError:  # a dealer, or members, sent something else
@@ -338,7 +342,7 @@ def _opened_keys(
             *_opened_keys(run, rest, n_keys - n_first, survivors, context),
         ]
     keys = []
-    for columns in opened.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):
+    for columns in reconstructed.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):
         with suppress(OverflowError):
             keys.append(_from_words(columns.reshape(-1)[:KEY_WORDS]))
     return keys

@@ -137,7 +137,7 @@ class Run:
 
     @property
     def guarantee(self) -> tuple[float | None, float | None]:
-        """The (epsilon, delta) of all sums that may open, one of a round; else ``None``."""
+        """The (epsilon, delta) of the sums that may be known, one a round; else ``None``."""
         if not self.plan.is_private or self.plan.budget.delta is None:
             return None, None
         return self.plan.epsilon(), self.plan.budget.delta
@@ -235,7 +235,10 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     variance = f"1/{document.noise_shares}" if trust.shares_noise else NONE
     yield document.share_variance == variance, f"Expected share_variance={variance!r}."
     fits = not document.levels or trust.removes_noise
-    yield fits, "Noise is removed only where the server opens the sums of a committee."
+    yield (
+        fits,
+        "Noise is removed only where the server reconstructs the sums of a committee.",
+    )
     steps = (document.noise_shares, *document.levels)
     yield all(a < b for a, b in pairwise(steps)), "Expected ascending levels."
     yield (

@@ -3,7 +3,7 @@
 A server knows nothing of Flower's messages or clocks. It makes requests per node and
 hands them to a `Trip`, which carries them and yields the replies. The numbered rules
 about faults are those of section 6. No client checks them, and none costs privacy: one
-sum of a round opens.
+sum of a round can be reconstructed.
 """
 
 import math
@@ -131,7 +131,7 @@ class _Attempt:
 
     @property
     def threshold(self) -> int:
-        """Sum-shares that open the sum; 0 without a committee."""
+        """Sum-shares that reconstruct the sum; 0 without a committee."""
         return self.frame.sharing.threshold if self.frame.sharing else 0
 
     @property
@@ -934,7 +934,7 @@ class Server:
     # ------------------------------------------------------------ `add` (rules 4 and 5)
 
     def _make_sum(self, attempt: _Attempt, trip: Trip) -> bool:
-        """Return whether the sum of the answers was made, and opens as far as the server sees."""
+        """Return whether the sum was made, and can be reconstructed as far as the server sees."""
         run = self.run
         if attempt.frame.sharing:
             return self._add(attempt, trip)
@@ -1063,7 +1063,7 @@ class Server:
                 attempt.replies.pop(position, None)
             elif reply.code == Code.KEY:
                 attempt.replies[position] = reply
-        # What is false where the server opens is found then.
+        # What is false where the server reconstructs is found then.
         elif is_blind and len(reply.share) != attempt.part_bytes:
             attempt.replies.pop(position, None)
             self._note(client.node_id, attempt.t, MALFORMED, "failed")
@@ -1094,30 +1094,32 @@ class Server:
     # ----------------------------------------------------------------- the sum (rule 6)
 
     def _settle(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> bool:
-        """Close a round with its sum, unless the server sees that it does not open."""
+        """Close a round with its sum, unless the server sees that it cannot be reconstructed."""
         run, t, frame, dealers = self.run, attempt.t, attempt.frame, attempt.dealers
         if run.trust.is_blind:
             self._announce(attempt, combined)
         else:
             context = self._sum_context(attempt, attempt.tag)
             try:
-                opened = noise.open_sum(run, t, combined, frame.bits(dealers), context)
+                reconstructed = noise.reconstruct_sum(
+                    run, t, combined, frame.bits(dealers), context
+                )
             except SumError:
                 return False
             # Somebody shared something else than a vector, which no member can see.
-            if int(opened.vector[-1]) != len(dealers):
+            if int(reconstructed.vector[-1]) != len(dealers):
                 return False
-            for position in opened.liars:
+            for position in reconstructed.liars:
                 self._note(frame.present[position].node_id, t, FALSE_SHARE, "liar")
-            self.noise_factor = opened.factor
+            self.noise_factor = reconstructed.factor
             if run.document.levels:
-                self.proceedings.noise_factors.append(opened.factor)
+                self.proceedings.noise_factors.append(reconstructed.factor)
             fraction = len(dealers) / frame.n_slots
             answer = run.algorithm.unflatten(
-                opened.vector[:-1], t, fraction, len(dealers)
+                reconstructed.vector[:-1], t, fraction, len(dealers)
             )
             self.findings += findings_of(
-                run.algorithm, self.state, answer, opened.factor
+                run.algorithm, self.state, answer, reconstructed.factor
             )
             self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
@@ -1158,7 +1160,7 @@ class Server:
         state = None if self.run.trust.is_blind else algorithm.without_sum(self.state)
         if state is None:
             raise RunError(
-                f"Expected {attempt.threshold} sum-shares that open the sum of round {t}. Got "
+                f"Expected {attempt.threshold} sum-shares for the sum of round {t}. Got "
                 f"fewer, and the run cannot go on without this sum.{self._reasons(t)}"
             )
         self.state, self.head = state, t

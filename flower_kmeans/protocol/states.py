@@ -73,7 +73,7 @@ def after_entry(
     context: bytes,
     group_key: bytes,
 ) -> bytes:
-    """Return the encoded state after an entry, from the sum that it opens to.
+    """Return the encoded state after an entry, from its sum.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def after_entry(
     Raises
     ------
     MessageError, SumError, RefuseError
-        If the sum does not open, or its checksum word is wrong.
+        If the sum cannot be reconstructed, or its checksum word is wrong.
     """
     n_slots = entry.n_slots
     sharing = announced_sharing(
@@ -105,16 +105,16 @@ def after_entry(
     # From here on no refusal may depend on the sum, but for its checksum word.
     n_words = run.document.words[entry.t - 1]
     sums = SumContext(context, n_words, n_slots, group_key, sharing)
-    opened = run.trust.sum.open(combined, survivors, sums).vector
+    reconstructed = run.trust.sum.reconstruct(combined, survivors, sums).vector
     n_survivors = int(survivors.sum())
-    checks.require_checksum(opened, n_survivors)
-    return _updated(run, before, entry, opened[:-1], n_survivors)
+    checks.require_checksum(reconstructed, n_survivors)
+    return _updated(run, before, entry, reconstructed[:-1], n_survivors)
 
 
 def _sum_shares(
     entry: Entry, sharing: Sharing, context: bytes, group_key: bytes
 ) -> dict[int, bytes]:
-    """Return the sum-shares that open, by position."""
+    """Return the unsealed sum-shares, by position."""
     found = messages.read_sum_shares(entry)
     if max(found) >= sharing.n_positions:
         raise MessageError("Expected sum-shares of the committee's positions.")

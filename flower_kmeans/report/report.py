@@ -133,7 +133,7 @@ class CommitteeReport:
 
     @property
     def threshold(self) -> int:
-        """R: sum-shares that open a sum."""
+        """R: sum-shares that reconstruct a sum."""
         return self.privacy + self.packing
 
     def to_dict(self) -> dict[str, Any]:

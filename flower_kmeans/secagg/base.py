@@ -19,7 +19,7 @@ _WORDS = np.dtype("<u8")
 
 
 class SumError(KMeansError):
-    """The parts of a sum do not open. The text holds nothing of the sum."""
+    """The parts give no sum. The text holds nothing of the sum."""
 
 
 class PartError(MessageError):
@@ -41,7 +41,7 @@ class Sharing:
 
     @property
     def threshold(self) -> int:
-        """R = tau + k: sum-shares that open a sum."""
+        """R = tau + k: sum-shares that reconstruct a sum."""
         return self.privacy + self.packing
 
 
@@ -57,15 +57,15 @@ class SumContext:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """An opened sum, shape (n_words,), int64, and the positions of false parts."""
+class ReconstructedSum:
+    """A reconstructed sum, shape (n_words,), int64, and the positions of false parts."""
 
     vector: IntArray = field(repr=False)
     liars: tuple[int, ...] = ()
 
 
 class SecureSum(ABC):
-    """One way to make a sum that only the right parties can open. It has no state."""
+    """One way to make a sum that only the right parties can reconstruct. It has no state."""
 
     name: ClassVar[str]
     # whether a protected vector says nothing about the vector
@@ -81,7 +81,7 @@ class SecureSum(ABC):
     ) -> Sharing | None:
         """Return the sharing of vectors among a committee; ``None`` without one.
 
-        A `ConfigurationError` if too few positions are present to open a sum.
+        A `ConfigurationError` if too few positions are present to reconstruct a sum.
         """
         return None
 
@@ -102,15 +102,15 @@ class SecureSum(ABC):
         return add_words(parts, context.n_words).astype(_WORDS, copy=False).tobytes()
 
     @abstractmethod
-    def open(
+    def reconstruct(
         self,
         combined: Mapping[int, bytes],
         survivors: NDArray[np.bool_],
         context: SumContext,
-    ) -> Opened:
+    ) -> ReconstructedSum:
         """Return the sum of the survivors' vectors.
 
-        A `SumError` if the parts do not open. ``combined`` has results of `combine` by
+        A `SumError` if the parts give no sum. ``combined`` has results of `combine` by
         position, without a committee at position 0; ``survivors``, shape (n_slots,),
         states whose vectors were combined.
         """
@@ -166,15 +166,15 @@ class PlainSum(SecureSum):
         """Return the vector's bytes."""
         return (self.encode(vector),)
 
-    def open(
+    def reconstruct(
         self,
         combined: Mapping[int, bytes],
         survivors: NDArray[np.bool_],
         context: SumContext,
-    ) -> Opened:
+    ) -> ReconstructedSum:
         """Return the words of the sum."""
         try:
             words = add_words([combined[0]], context.n_words)
         except (KeyError, PartError):
             raise SumError("The words of a sum are malformed.") from None
-        return Opened(words.view(np.int64))
+        return ReconstructedSum(words.view(np.int64))

@@ -38,16 +38,16 @@ class MaskedSum(base.PlainSum):
         masked = vector + own.view(np.int64)
         return (masked.astype("<i8", copy=False).tobytes(),)
 
-    def open(
+    def reconstruct(
         self,
         combined: Mapping[int, bytes],
         survivors: NDArray[np.bool_],
         context: base.SumContext,
-    ) -> base.Opened:
+    ) -> base.ReconstructedSum:
         """Return the sum without the survivors' masks."""
-        masked = super().open(combined, survivors, context).vector
+        masked = super().reconstruct(combined, survivors, context).vector
         removed = correction(mask_key(context), survivors, context.n_words)
-        return base.Opened(masked - removed.view(np.int64))
+        return base.ReconstructedSum(masked - removed.view(np.int64))
 
 
 def mask_key(context: base.SumContext) -> bytes:

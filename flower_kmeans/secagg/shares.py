@@ -1,7 +1,7 @@
 """Packed secret sharing among a committee (docs/protocol.md, section 3).
 
 A client deals its vector in shares, one for each position of a committee. Any tau
-shares say nothing; tau + k sums of shares open the sum. Position j of m is the point j
+shares say nothing; tau + k sums of shares reconstruct the sum. Position j of m is the point j
 + 1, secret s the point m + 1 + s: each block of k words is the values, at the secret
 points, of a polynomial of degree below R = tau + k.
 
@@ -53,8 +53,8 @@ class SharedSum(base.SecureSum):
     def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
         """Return the threshold and the packing of a committee.
 
-        Any two sets of positions that open a sum have more than a third of the honest
-        positions in common, so one sum of a round opens if each honest position adds
+        Any two sets of positions that reconstruct a sum have more than a third of the honest
+        positions in common, so one sum of a round can be reconstructed if each honest position adds
         once (docs/guarantees, Theorem 38). Absent positions
         count: no server gains by calling them so.
         """
@@ -119,17 +119,17 @@ class SharedSum(base.SecureSum):
         residues = total % np.array(PRIMES, "u8")[:, None]
         return _joined(residues).astype("<u8").tobytes()
 
-    def open(
+    def reconstruct(
         self,
         combined: Mapping[int, bytes],
         survivors: NDArray[np.bool_],
         context: SumContext,
-    ) -> base.Opened:
-        """Return the sum that sum-shares open, and the positions of false sum-shares.
+    ) -> base.ReconstructedSum:
+        """Reconstruct the sum of sum-shares, and find the positions of false sum-shares.
 
         More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false
-        ones are found and left out. Every other one lies on the opened polynomials in
-        every block, so all that open the same sum-shares open the same sum. Malformed
+        ones are found and left out. Every other one lies on the reconstructed polynomials in
+        every block, so all with the same sum-shares reconstruct the same sum. Malformed
         sum-shares are false ones.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
@@ -151,7 +151,7 @@ class SharedSum(base.SecureSum):
         nodes = tuple((positions[used] + 1).tolist())
         secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])
         vector = from_residues(secrets.reshape(3, -1))[: context.n_words]
-        return base.Opened(vector, tuple(sorted(liars)))
+        return base.ReconstructedSum(vector, tuple(sorted(liars)))
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
         """Return eight bytes for each block of words."""

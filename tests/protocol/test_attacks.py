@@ -905,7 +905,9 @@ def dealt():
 def opened(parts, context, vector):
     """Open, and require that nothing wrong comes out."""
     try:
-        found = shares.SharedSum().open(parts, np.ones(12, dtype=np.bool_), context)
+        found = shares.SharedSum().reconstruct(
+            parts, np.ones(12, dtype=np.bool_), context
+        )
     except shares.SumError:
         return None
     if not np.array_equal(found.vector, vector):
@@ -1116,7 +1118,7 @@ def single_vector(scene, answer, attempt=1, of=0):
         for j, sealed in enumerate(pieces(answer.sealed, len(scene.frame.present)))
     }
     survivors = np.isin(np.arange(scene.frame.n_slots), [of])
-    return scene.run.trust.sum.open(
+    return scene.run.trust.sum.reconstruct(
         parts, survivors, scene.sums(1, attempt, answer.tag)
     ).vector
 

@@ -531,7 +531,7 @@ def test_bad_seals_to_some_members_end_one_round(trust, tmp_path):
     net = make_net(tmp_path, trust, lies=lies)
     if trust in BLIND:
         with pytest.raises(
-            RunError, match=r"Expected 7 sum-shares that open the sum of round 1"
+            RunError, match=r"Expected 7 sum-shares for the sum of round 1"
         ):
             net.play()
     else:

@@ -24,10 +24,10 @@ from flower_kmeans.protocol.noise import (
     client_noise,
     combine,
     noise_share,
-    open_sum,
     part_bytes,
     part_key,
     protect,
+    reconstruct_sum,
 )
 from flower_kmeans.protocol.run import (
     MAX_LEVELS,
@@ -86,7 +86,7 @@ def combined(dealings, context):
 
 
 def opened_of(dealings, context):
-    return open_sum(
+    return reconstruct_sum(
         RUN, 1, combined(dealings, context), survivors_of(len(dealings)), context
     )
 
@@ -215,10 +215,10 @@ def test_without_levels_every_byte_is_the_secure_sums():
     )
     sums = {j: combine(run, [part] * 4, context, 4) for j, part in enumerate(parts)}
     assert sums == {j: SUM.combine([part] * 4, context) for j, part in enumerate(parts)}
-    opened = open_sum(run, 1, sums, survivors_of(4), context)
+    opened = reconstruct_sum(run, 1, sums, survivors_of(4), context)
     np.testing.assert_array_equal(opened.vector, vector * 4)
     assert opened.factor == math.sqrt(4)
-    assert open_sum(
+    assert reconstruct_sum(
         run_of((), "clients-only"), 1, sums, survivors_of(3), context
     ).factor == (math.sqrt(3))
     noise = client_noise(run, 1, bytes(32), context.digest)
@@ -333,7 +333,7 @@ def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else(
 def test_a_false_share_of_a_key_is_corrected():
     context = context_of(sharing=SPARE)
     found = combined(dealt_by(range(M), context), context)
-    expected = open_sum(RUN, 1, found, survivors_of(M), context)
+    expected = reconstruct_sum(RUN, 1, found, survivors_of(M), context)
     length, _ = lengths(RUN, context)
     vector, keys = found[3][:length], found[3][length:]
     for wrong, liars in (
@@ -342,7 +342,7 @@ def test_a_false_share_of_a_key_is_corrected():
         # false in the sum too
         *((other, (3,)) for other in (bytes(length) + keys, b"")),
     ):
-        opened = open_sum(RUN, 1, {**found, 3: wrong}, survivors_of(M), context)
+        opened = reconstruct_sum(RUN, 1, {**found, 3: wrong}, survivors_of(M), context)
         np.testing.assert_array_equal(opened.vector, expected.vector)
         assert opened.factor == expected.factor == pytest.approx(math.sqrt(6 / 5))
         assert opened.liars == liars
@@ -374,5 +374,7 @@ def test_any_sum_shares_open_or_are_refused(found, n_survivors):
     good = combined(dealt_by(range(2), context), context)
     for given_shares in (found, {**good, **found}):
         with suppress(SumError):
-            opened = open_sum(RUN, 1, given_shares, survivors_of(n_survivors), context)
+            opened = reconstruct_sum(
+                RUN, 1, given_shares, survivors_of(n_survivors), context
+            )
             assert opened.vector.shape == (N_WORDS,)

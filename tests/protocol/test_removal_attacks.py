@@ -53,7 +53,9 @@ def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
         given = {i: reply.share[place] for i, reply in replies.items()}
         try:
             key_context = replace(context, n_words=noise.KEY_WORDS)
-            words = cohort.trust.sum.open(given, np.ones(M, bool), key_context).vector
+            words = cohort.trust.sum.reconstruct(
+                given, np.ones(M, bool), key_context
+            ).vector
             keys[client] = key_of_words(words)
         except (SumError, OverflowError):
             continue
@@ -92,7 +94,7 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     context, run = context_of(cohort, answers), cohort.run
     survivors = np.isin(np.arange(M), SMALL)
     shares = {i: reply.share for i, reply in small.items()}
-    opened = noise.open_sum(run, 1, shares, survivors, context)
+    opened = noise.reconstruct_sum(run, 1, shares, survivors, context)
     assert opened.factor == np.sqrt(3 / 2)
     keys = opened_keys(cohort, context, large, 2)
     assert set(keys) == set(range(M))

@@ -261,9 +261,7 @@ def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path):
     net = make_net(
         tmp_path, document={"algorithm": synopsis}, lossy=losing("reply", "add")
     )
-    with pytest.raises(
-        RunError, match=r"sum-shares that open the sum of round 1.*No answer"
-    ):
+    with pytest.raises(RunError, match=r"sum-shares for the sum of round 1.*No answer"):
         net.play()
 
 

@@ -231,7 +231,9 @@ def test_sum():
         parts = [octets(ROUND["shares"][i][j]) for i in ROUND["survivors"]]
         assert SHARES.combine(parts, sum_context()) == sums[j]
     for chosen in (range(M), GROUP["announced"]):
-        opened = SHARES.open({j: sums[j] for j in chosen}, SURVIVORS, sum_context())
+        opened = SHARES.reconstruct(
+            {j: sums[j] for j in chosen}, SURVIVORS, sum_context()
+        )
         assert opened.vector.tolist() == ROUND["sum"]
         assert opened.liars == ()
 

@@ -53,7 +53,7 @@ def test_plain_words_add_up(values):
         PLAIN.protect(np.array(v, dtype=np.int64), context, 0, b"")[0] for v in values
     ]
     assert parts == [PLAIN.encode(np.array(v, dtype=np.int64)) for v in values]
-    opened = PLAIN.open({0: PLAIN.combine(parts, context)}, EVERYONE, context)
+    opened = PLAIN.reconstruct({0: PLAIN.combine(parts, context)}, EVERYONE, context)
     assert opened.vector.tolist() == [sum(v[i] for v in values) for i in range(4)]
 
 
@@ -72,4 +72,4 @@ def test_malformed_parts_are_named(name, parts):
         assert len(total.combine(parts, context)) == 16
     for combined in ({}, *({0: parts[i]} for i in wrong)):
         with pytest.raises(SumError):
-            total.open(combined, EVERYONE, context)
+            total.reconstruct(combined, EVERYONE, context)

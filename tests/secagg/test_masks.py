@@ -52,7 +52,7 @@ def test_opened_sum_is_the_plain_integer_sum(survivors, digest, data):
     parts = [SUM.protect(np.array(plain[i], np.int64), context, i, b"") for i in chosen]
     assert all(len(part) == 1 for part in parts)
     combined = SUM.combine([part for (part,) in parts], context)
-    opened = SUM.open({0: combined}, survivors, context)
+    opened = SUM.reconstruct({0: combined}, survivors, context)
     assert opened.vector.tolist() == [
         sum(plain[i][w] for i in chosen) for w in range(length)
     ]

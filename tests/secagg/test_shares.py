@@ -107,11 +107,11 @@ def test_any_threshold_of_sum_shares_opens_the_exact_sum(
     assert {len(part) for part in found.values()} == {SUM.part_bytes(n_words, sharing)}
     n_added = rng.integers(sharing.threshold, sharing.n_positions, endpoint=True)
     chosen = rng.permutation(sharing.n_positions)[:n_added].tolist()
-    opened = SUM.open({j: found[j] for j in chosen}, EVERYONE, context)
+    opened = SUM.reconstruct({j: found[j] for j in chosen}, EVERYONE, context)
     assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
     assert opened.liars == ()
     with pytest.raises(SumError, match=f"at least {sharing.threshold}"):
-        SUM.open(
+        SUM.reconstruct(
             {j: found[j] for j in chosen[: sharing.threshold - 1]}, EVERYONE, context
         )
 
@@ -211,7 +211,7 @@ def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words
         given[chosen[-1]] = given[chosen[-1]][:-1]
         liars = [*liars, chosen[-1]]
     others = {sharing.n_positions: b"", -1: b"", 2**40: b""}  # which are no positions
-    opened = SUM.open(given | others, EVERYONE, context)
+    opened = SUM.reconstruct(given | others, EVERYONE, context)
     assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
     assert opened.liars == tuple(sorted(liars))
 
@@ -248,7 +248,7 @@ def test_shares_that_are_consistent_among_themselves_do_not_outvote_the_others()
     context = context_of(MANY, 10)
     truth, other = (sum_shares([np.full(10, value)], context) for value in (5, -5))
     given = {**truth, **{j: other[j] for j in range(20, 28)}}
-    opened = SUM.open(given, EVERYONE, context)
+    opened = SUM.reconstruct(given, EVERYONE, context)
     assert opened.vector.tolist() == [5] * 10
     assert opened.liars == tuple(range(20, 28))
 
@@ -265,13 +265,13 @@ def test_a_lie_that_one_combination_misses_is_found_by_the_next(monkeypatch):
 
     monkeypatch.setattr(shares, "uniform", unlucky)
     n_missed = 3
-    opened = SUM.open(given, EVERYONE, context)
+    opened = SUM.reconstruct(given, EVERYONE, context)
     assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (0,))
     # they differ from call to call
     assert len({weights.tobytes() for weights in drawn}) == 4
     n_missed = 100  # no combination ever finds it: nothing opens
     with pytest.raises(SumError, match="no polynomials"):
-        SUM.open(given, EVERYONE, context)
+        SUM.reconstruct(given, EVERYONE, context)
 
 
 blocks = st.binary(min_size=16, max_size=16)
@@ -312,7 +312,7 @@ def test_any_parts_are_added_or_the_first_malformed_one_is_named(parts):
 def test_any_sum_shares_open_or_are_refused(given):
     context = context_of(Sharing(5, 1, 2, 1), 2)
     try:
-        opened = SUM.open(given, EVERYONE, context)
+        opened = SUM.reconstruct(given, EVERYONE, context)
     except SumError:
         return
     assert opened.vector.shape == (2,)

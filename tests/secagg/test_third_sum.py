@@ -15,7 +15,7 @@ from flower_kmeans.errors import ConfigurationError, TooFewClientsError
 from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel, register_trust_model
 from flower_kmeans.secagg.base import (
     SECURE_SUMS,
-    Opened,
+    ReconstructedSum,
     SecureSum,
     Sharing,
     SumContext,
@@ -54,12 +54,14 @@ class AdditiveSum(SecureSum):
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
         return add_words(parts, context.n_words).astype("<u8").tobytes()
 
-    def open(
+    def reconstruct(
         self, combined: Mapping[int, bytes], survivors, context: SumContext
-    ) -> Opened:
+    ) -> ReconstructedSum:
         if len(combined) < context.sharing.n_positions:
             raise SumError("A sum-share is missing.")
-        return Opened(add_words(combined.values(), context.n_words).view(np.int64))
+        return ReconstructedSum(
+            add_words(combined.values(), context.n_words).view(np.int64)
+        )
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
         return 8 * n_words
