@@ -187,7 +187,9 @@ def test_bytes_of_one_line_change_no_other_record(line, place, encoding, header)
     if len(changed) == len(whole):
         del changed[place]
     else:
-        assert not line.strip(b" ")  # a blank line is no record
+        # A blank line is no record. A byte order mark may precede the first.
+        mark = b"" if head or place else b"\xef\xbb\xbf"
+        assert not line.removeprefix(mark).strip(b" ")
     del whole[place]
     assert changed == whole
 
