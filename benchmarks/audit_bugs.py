@@ -16,17 +16,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import (
-    BELOW,
-    BEYOND,
-    COLUMNS,
-    COST,
-    N_CLIENTS,
-    PAPER,
-    WEIGHTED,
-    Cell,
-    FloatArray,
-)
+from audit_cells import BELOW, BEYOND, COLUMNS, COST, N_CLIENTS, PAPER, WEIGHTED, Cell
 from audit_runs import KNOWN_KEY, Answers, IntArray, Score, Views, log_likelihood
 from scipy.special import log_ndtr
 
@@ -40,6 +30,7 @@ from flower_kmeans.algorithms.base import COUNTS, SUMS, Algorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.cells import Cells, CellSums, cell_sums
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from audit_bounds import epsilon_lower_bound, mu_lower_bound
-from audit_cells import DELTA, Cell, FloatArray, setting_of
+from audit_cells import DELTA, Cell, setting_of
 from audit_runs import Answers, Score, Views, log_likelihood, recorded, repeated
 
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 
 BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"

@@ -21,14 +21,14 @@ from unittest import mock
 
 import numpy as np
 from audit_bounds import log_likelihood_ratio
-from audit_cells import DELTA, FloatArray, Setting
+from audit_cells import DELTA, Setting
 from numpy.typing import NDArray
 
 from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
-from flower_kmeans.arrays import IntArray
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 from protocols import (
     KMEANS,
-    FloatArray,
     ball_of,
     best_of_ten,
     box_of,
@@ -48,6 +47,7 @@ from bench import script, tables
 from bench.data import Data
 from bench.harness import Options, Row, Suite, Task
 from flower_kmeans import PrivacyBudget
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.strategies import KMeansStrategy
 
 FIRST_SEED = 1000

@@ -23,7 +23,6 @@ import numpy as np
 from protocols import (
     KMEANS,
     PROJECTED,
-    FloatArray,
     ball_of,
     best_of_ten,
     box_of,
@@ -40,6 +39,7 @@ from bench.harness import Options, Row, Suite, Task
 from bench.runner import load_suite
 from bench.tables import areas_of, markdown, shown_half
 from flower_kmeans import Ball, PrivacyBudget, strategies
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
 from flower_kmeans.report.curves import Curve, draw_lines, interval
 

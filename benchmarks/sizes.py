@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
-from protocols import FloatArray, ball_of, in_ball
+from protocols import ball_of, in_ball
 from scipy.spatial.distance import cdist
 from sklearn.cluster import kmeans_plusplus
 
@@ -44,7 +44,7 @@ from bench.harness import Options, Row, Suite
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.arrays import IntArray
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.strategies import SynopsisKMeans

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from protocols import OF_THE_SERVER, FloatArray, ball_of, box_of, in_ball, least
+from protocols import OF_THE_SERVER, ball_of, box_of, in_ball, least
 from protocols import strategy_of as named
 
 from bench import script, tables
 from bench.data import Data
 from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import PrivacyBudget, simulate
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
 from flower_kmeans.simulation.faults import Fault
 from flower_kmeans.strategies import KMeansStrategy

@@ -674,7 +674,7 @@ OF_OLD_COMMITS = {
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_scripts_that_pages_cite_are_in_the_tree(page):
-    text = page.read_text("utf-8")
+    text = " ".join(page.read_text("utf-8").split())
     assert text.count("git show ") == OF_OLD_COMMITS.get(page_id(page), 0)
     for name in re.findall(r"python (benchmarks/\w+\.py)", text):
         # The page on suites names one that its reader writes.

@@ -14,6 +14,9 @@ from selection import ONLY_THOROUGH, covering, left_out_lines
 # Tests of which no case runs by default, and what does instead. A new one needs a
 # reason here.
 NOT_BY_DEFAULT = {
+    "mypy in .ci/run, and the other tests of test_declarations": [
+        "strategies/test_declarations.py::test_type_checkers_refuse_what_no_strategy_takes",
+    ],
     "test_replay: one older processor, three algorithms": [
         "algorithms/numerics/test_fused.py::test_a_processor_without_wide_instructions_gives_the_same",
         "algorithms/numerics/test_grid_kmeans.py::test_every_processor_finds_the_same_integers",

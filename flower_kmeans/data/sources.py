@@ -833,5 +833,5 @@ _READERS: tuple[tuple[str, str, _BatchReader], ...] = (
     ("pyarrow.dataset", "Dataset", _of_dataset),
     ("pyarrow.parquet", "ParquetFile", _of_parquet_file),
     ("ray.data", "Dataset", _of_ray),
-    ("flower_kmeans.data.sql", "Query", _of_query),
+    ("flower_kmeans.data.sql", "SqlQuery", _of_query),
 )

@@ -1,6 +1,6 @@
 """The noise of one round, as the server or the clients add it, and its removal.
 
-Beyond the plan (docs/guarantees.md, Removing noise beyond the plan) a client's share of
+Beyond the plan (docs/guarantees, Theorem 43) a client's share of
 the noise is a sum of parts. One is for the most clients that may answer; each other
 part is removed once so many clients stand behind a sum that the plan does not need it.
 The key of a part gives the keys of the parts that are removed before it. With its
