@@ -101,8 +101,8 @@ BAD = [
     (MASKED, {"max_colluders": 4}, "max_colluders < min_clients"),
     *((SHARED, {"share_variance": v}, "='1/2'") for v in ("1/3", "none", "2/4")),
     *((trust, {"share_variance": "1/2"}, "='none'") for trust in (MASKED, PLAIN)),
-    (SHARED, {"levels": (3,)}, "removed only where the server opens"),
-    (MASKED, {"levels": (3,)}, "removed only where the server opens"),
+    (SHARED, {"levels": (3,)}, "removed only where the server reconstructs"),
+    (MASKED, {"levels": (3,)}, "removed only where the server reconstructs"),
     *(
         ("distributed-noise", {"levels": v}, "ascending")
         for v in ((2,), (4, 4), (5, 4))
