@@ -34,12 +34,7 @@ from bench.data import Data
 from bench.harness import Options, Row, Suite
 from flower_kmeans import Ball, PrivacyBudget, simulate
 from flower_kmeans.metrics import nicv
-from flower_kmeans.strategies import (
-    HDPEMeans,
-    KMeansStrategy,
-    PEMeans,
-    SynopsisKMeans,
-)
+from flower_kmeans.strategies import HDPEMeans, KMeansStrategy, PEMeans, SynopsisKMeans
 
 SYNOPSIS, PE_VOTES, PE_LIFT = METHODS = (
     "SynopsisKMeans",

@@ -15,14 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    SUMS,
-    Block,
-    Query,
-    State,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State, Statistic
 from flower_kmeans.algorithms.lloyd import (
     MOST_AUTO_ROUNDS,
     LloydFamily,

@@ -16,13 +16,7 @@ import mpmath
 import numpy as np
 
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    SUMS,
-    Block,
-    Query,
-    State,
-)
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST

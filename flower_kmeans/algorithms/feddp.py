@@ -17,14 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    SUMS,
-    Block,
-    Clips,
-    Query,
-    State,
-)
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Clips, Query, State
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.numerics import initialization
 from flower_kmeans.algorithms.numerics import projection as projections

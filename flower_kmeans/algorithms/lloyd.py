@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    SUMS,
-    Block,
-    Query,
-    State,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State, Statistic
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST

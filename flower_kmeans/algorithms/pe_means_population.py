@@ -29,9 +29,7 @@ from flower_kmeans.algorithms.numerics.portable import (
 )
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    row_sums,
-)
+from flower_kmeans.data.domain import row_sums
 from flower_kmeans.threads import single_threaded_blas
 
 GAMMA = 0.01  # scale of a variation, in radii of the domain (PE-means, Section III-C)

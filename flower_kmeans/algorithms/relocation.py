@@ -25,10 +25,7 @@ from flower_kmeans.algorithms.numerics.initialization import random_words, round
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import to_grid
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    row_sums,
-    squared_norms,
-)
+from flower_kmeans.data.domain import row_sums, squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
 DEAD_NOISE = 2.0

@@ -17,13 +17,7 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    SUMS,
-    Block,
-    Query,
-    State,
-)
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled

@@ -34,9 +34,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import (
-    held,
-)
+from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
     LEAST_OWN,

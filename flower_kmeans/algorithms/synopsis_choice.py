@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    MAX_ROUNDS,
-)
+from flower_kmeans.algorithms.base import MAX_ROUNDS
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import to_grid

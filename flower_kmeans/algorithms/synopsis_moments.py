@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import Block, Range, Statistic
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words

@@ -25,9 +25,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import (
-    held,
-)
+from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
     DRIFT_DECAY,

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import COUNTS, Block, Range, Statistic
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import largest_weight
 from flower_kmeans.algorithms.numerics.cells import cell_sums
@@ -25,9 +20,7 @@ from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.synopsis_absence import (
-    held,
-)
+from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_NOISE,
     MASS_BITS,

@@ -12,22 +12,14 @@ import numpy as np
 
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms.numerics.postprocess import into_domain, to_grid
-from flower_kmeans.algorithms.synopsis_constants import (
-    DRIFT,
-    MODEL_BITS,
-    RADIUS_FACTOR,
-)
+from flower_kmeans.algorithms.synopsis_constants import DRIFT, MODEL_BITS, RADIUS_FACTOR
 from flower_kmeans.algorithms.synopsis_mixture import (
     CellNoise,
     Mixture,
     Parts,
     equal_masses,
 )
-from flower_kmeans.algorithms.synopsis_selection import (
-    Selection,
-    select,
-    select_within,
-)
+from flower_kmeans.algorithms.synopsis_selection import Selection, select, select_within
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, Sizes
 from flower_kmeans.algorithms.synopsis_state import (
     Clusters,

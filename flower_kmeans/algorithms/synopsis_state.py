@@ -18,11 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import (
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import Block, Range, Statistic
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound

@@ -21,9 +21,7 @@ from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.protocol.results import saved_synopsis
-from flower_kmeans.report.clustering import (
-    assigned,
-)
+from flower_kmeans.report.clustering import assigned
 from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
 ADDED = ("cluster", "distance")

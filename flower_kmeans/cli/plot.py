@@ -24,9 +24,7 @@ from flower_kmeans.data.tables import data_name, read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
-from flower_kmeans.report.clustering import (
-    assigned,
-)
+from flower_kmeans.report.clustering import assigned
 from flower_kmeans.report.picture import colours
 from flower_kmeans.report.synopsis import Synopsis
 

@@ -22,9 +22,7 @@ from flower_kmeans.canonical import (
     real_from_text,
     real_to_text,
 )
-from flower_kmeans.data.records import (
-    as_numbers,
-)
+from flower_kmeans.data.records import as_numbers
 from flower_kmeans.data.records import check_records as check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.parameters import integer

@@ -21,12 +21,7 @@ from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import column_of
-from flower_kmeans.data.reading import (
-    USUAL_READING,
-    Header,
-    Reading,
-    resolved,
-)
+from flower_kmeans.data.reading import USUAL_READING, Header, Reading, resolved
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError

@@ -19,9 +19,7 @@ from flower_kmeans.protocol.messages import Answer, Ask, Code
 from flower_kmeans.protocol.session import LastAnswer
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import (
-    SumContext,
-)
+from flower_kmeans.secagg.base import SumContext
 
 if TYPE_CHECKING:
     from flower_kmeans.protocol.client import Conversation

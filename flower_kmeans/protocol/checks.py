@@ -21,9 +21,7 @@ from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import (
-    Sharing,
-)
+from flower_kmeans.secagg.base import Sharing
 
 MAX_SESSIONS = 3
 """Sessions of a client in a run that commits to records: each shows that a record changed."""

@@ -45,22 +45,13 @@ from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.records import ChangedError, Records
 from flower_kmeans.protocol.results import ClientResult, read_result
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import (
-    Run,
-    UnacceptableRunError,
-    open_run,
-    verify_plan,
-)
+from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.protocol.session import ClientSession, Memory
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_SLOTS, encode
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import (
-    Sharing,
-    SumContext,
-    SumError,
-)
+from flower_kmeans.secagg.base import Sharing, SumContext, SumError
 from flower_kmeans.secagg.hashing import H
 from flower_kmeans.secagg.key_agreement import KEY_BYTES
 from flower_kmeans.version import stated_software

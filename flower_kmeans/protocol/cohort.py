@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.committee import (
-    MAX_POSITIONS,
-    Committee,
-    corrupt_positions,
-)
+from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, corrupt_positions
 from flower_kmeans.protocol.messages import (
     ENVELOPE_BYTES,
     MAX_WRAPS,

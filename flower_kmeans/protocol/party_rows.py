@@ -20,9 +20,7 @@ from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.party_session import PartySession
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.vertical.align import ids_digest
-from flower_kmeans.vertical.ring import (
-    SLOTS,
-)
+from flower_kmeans.vertical.ring import SLOTS
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 
 _require = RefuseError.unless

@@ -38,9 +38,7 @@ from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.costs import disk_bytes
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import (
-    unpack,
-)
+from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
 
 _FINDINGS = "findings"  # beside the arrays of a session's state

@@ -22,10 +22,7 @@ from flower_kmeans.protocol.messages import Entry
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import (
-    Sharing,
-    SumContext,
-)
+from flower_kmeans.secagg.base import Sharing, SumContext
 
 _FINDINGS = "findings"  # beside the arrays of a session's state
 

@@ -40,11 +40,7 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal
-from flower_kmeans.vertical.ring import (
-    pack,
-    packed_bytes,
-    unpack,
-)
+from flower_kmeans.vertical.ring import pack, packed_bytes, unpack
 
 _COMPUTING = 0  # slot of the party that computes
 _WITH_PARTS = ("keys", "join", "encrypt")

@@ -26,11 +26,7 @@ from flower_kmeans.extras import broken, is_missing
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.vertical.keys import KeyHolder, expand, relin_common
 from flower_kmeans.vertical.moduli import Moduli, moduli
-from flower_kmeans.vertical.ring import (
-    SLOTS,
-    N,
-    intt,
-)
+from flower_kmeans.vertical.ring import SLOTS, N, intt
 from flower_kmeans.vertical.signs import STAGES, near, pair
 
 Ciphertext = Any  # TenSEAL has no type hints

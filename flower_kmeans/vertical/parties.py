@@ -36,12 +36,7 @@ from flower_kmeans.vertical.keys import (
     secret_key,
 )
 from flower_kmeans.vertical.moduli import Moduli, moduli
-from flower_kmeans.vertical.ring import (
-    SLOTS,
-    N,
-    addmod,
-    lift,
-)
+from flower_kmeans.vertical.ring import SLOTS, N, addmod, lift
 from flower_kmeans.vertical.store import Store
 
 RELIN_KEY = "relin"

@@ -38,14 +38,7 @@ from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import (
-    checks,
-    client,
-    messages,
-    noise,
-    pairs,
-    transcript,
-)
+from flower_kmeans.protocol import checks, client, messages, noise, pairs, transcript
 from flower_kmeans.protocol import records as own_records
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
@@ -59,10 +52,7 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.session import (
-    ClientSession,
-    LedgerMemory,
-)
+from flower_kmeans.protocol.session import ClientSession, LedgerMemory
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_content
 from flower_kmeans.secagg import key_agreement

@@ -18,15 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from flower_kmeans.algorithms.numerics.groups import (
-    Groups,
-)
+from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.arrays import FloatArray, IntArray, LabelArray
-from flower_kmeans.data.domain import (
-    GridRecords,
-    check_fraction_bits,
-    squared_norms,
-)
+from flower_kmeans.data.domain import GridRecords, check_fraction_bits, squared_norms
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.threads import blas_threads, in_parts, sum_in_parts
 

@@ -13,10 +13,7 @@ import numpy as np
 from flower_kmeans.algorithms.numerics.assignment import Centers, fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.arrays import IntArray
-from flower_kmeans.data.domain import (
-    GridRecords,
-    squared_norms,
-)
+from flower_kmeans.data.domain import GridRecords, squared_norms
 from flower_kmeans.threads import IntArrays, sum_in_parts
 
 _BLOCK_NUMBERS = 2**18

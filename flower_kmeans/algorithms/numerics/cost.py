@@ -12,11 +12,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    Domain,
-    GridRecords,
-    squared_norms,
-)
+from flower_kmeans.data.domain import Domain, GridRecords, squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
 COST = "cost"  # the block, and the release, of squared distances

@@ -26,10 +26,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import Float32Array, FloatArray, IntArray, LabelArray
-from flower_kmeans.data.domain import (
-    GridRecords,
-    squared_norms,
-)
+from flower_kmeans.data.domain import GridRecords, squared_norms
 from flower_kmeans.threads import IntArrays, find_blas_again
 
 find_blas_again()

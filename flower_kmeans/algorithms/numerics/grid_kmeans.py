@@ -19,9 +19,7 @@ from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    squared_norms,
-)
+from flower_kmeans.data.domain import squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
 _EXACT_BITS = 53  # of an integer in float64

@@ -12,12 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    squared_norms,
-)
-from flower_kmeans.data.records import (
-    check_records,
-)
+from flower_kmeans.data.domain import squared_norms
+from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.parameters import LARGEST, integer

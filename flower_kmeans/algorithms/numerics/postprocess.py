@@ -11,11 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    Box,
-    Domain,
-    row_sums,
-)
+from flower_kmeans.data.domain import Box, Domain, row_sums
 
 _FAR = 2.0**62  # rounded integers saturate there, so that a sum of two cannot wrap
 

@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.assignment import fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    Ball,
-    Domain,
-    GridRecords,
-    squared_norms,
-)
+from flower_kmeans.data.domain import Ball, Domain, GridRecords, squared_norms
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 MOMENTS = "moments"

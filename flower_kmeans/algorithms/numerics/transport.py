@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_means
 from flower_kmeans.algorithms.numerics.portable import exponential, logarithm
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import (
-    squared_norms,
-)
+from flower_kmeans.data.domain import squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
 # last temperature, over the square of the mean distance to the nearest centre
