@@ -510,10 +510,10 @@ def test_a_million_rows_of_postgresql_take_bounded_memory(server):
     """Measured in a process of its own, beyond what the first rows take."""
     code = """
 import resource, sys
-from flower_kmeans.data.sql import Query
+from flower_kmeans.data.sql import SqlQuery
 text = "SELECT i, i::float8 AS x, ('t' || i) AS t FROM generate_series(1, %d) AS i"
 def peak(n):
-    sizes = [len(b["i"]) for b in Query(sys.argv[1], text % n).blocks()]
+    sizes = [len(b["i"]) for b in SqlQuery(sys.argv[1], text % n).blocks()]
     assert sum(sizes) == n and max(sizes) <= 65536
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(peak(200_000), peak(1_000_000))
