@@ -32,9 +32,6 @@ HelpRow = tuple[str, str]
 _MOST_SENTENCE = 300  # characters: more than any
 _MOST_VALUES = 16  # characters of a choice that stand beside the option's name
 
-_CHOICE = ("strategy", "epsilon", "delta", "unit", "trust")
-"""Options that all strategies have, which stand before their parameters."""
-
 _NEEDS = {
     "parties": "parties",
     "server_data": "server_data",

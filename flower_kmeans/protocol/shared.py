@@ -21,8 +21,8 @@ class SharedWork(Kept):
         ``secret(name, make)`` returns a secret of a pair of clients, by a name that
         both ends can form.
     state : callable
-        ``state(name, follow)`` returns the state after an entry; opening its sum may
-        take a second.
+        ``state(name, follow)`` returns the state after an entry; reconstructing its sum
+        may take a second.
     """
 
     def __init__(
@@ -32,18 +32,13 @@ class SharedWork(Kept):
         most_states: int = _MOST_STATES,
     ) -> None:
         super().__init__(most)
+        self._limits = (most, most_secrets, most_states)
         self.secret = Results[bytes](most_secrets).first
         self.state = Results[bytes](most_states).first
 
-    def __reduce__(self) -> tuple[type["SharedWork"], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[type["SharedWork"], tuple[int, int, int]]:
+        return type(self), self._limits
 
 
-class NoSharedWork(SharedWork):
-    """The work of a client that shares with nobody: all of it is computed anew."""
-
-    def __init__(self) -> None:
-        super().__init__(most=0, most_secrets=0, most_states=0)
-
-
-NO_SHARED_WORK = NoSharedWork()
+NO_SHARED_WORK = SharedWork(most=0, most_secrets=0, most_states=0)
+"""The work of a client that shares with nobody: all of it is computed anew."""

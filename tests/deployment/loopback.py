@@ -174,15 +174,15 @@ def policy_text(
     )
 
 
-def hooked_app(path: Path, hooks: Path, settings: str) -> Path:
-    """Make a copy of the deployment's app with hooks around it, and with further settings."""
-    shutil.copytree(APP, path, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in hooks.glob("*.py"):
-        shutil.copy(file, path)
+def hooked_app(path: Path, hooks: Path, settings: str = "", app: Path = APP) -> Path:
+    """Make a copy of an app with hooks around its sides, and with further settings."""
+    shutil.copytree(app, path, ignore=shutil.ignore_patterns("__pycache__"))
     project = path / "pyproject.toml"
     text = project.read_text("utf-8")
-    for name in ("server", "client"):
-        text = text.replace(f'"{name}_app:app"', f'"{name}_hooks:app"')
+    for file in hooks.glob("*.py"):
+        shutil.copy(file, path)
+        side = file.stem.removesuffix("_hooks")
+        text = text.replace(f'"{side}_app:app"', f'"{side}_hooks:app"')
     project.write_text(text + settings, "utf-8")
     return path
 

@@ -35,8 +35,11 @@ def columns_of(widths):
     return np.split(table, np.cumsum(widths)[:-1], axis=1)
 
 
-def set_up(directory, widths=(2, 1), first_rows=None):
-    """Return the deployment of all companies, with the ids of their rows."""
+def set_up(directory, widths=(2, 1), first_rows=None, app=APP, files=None, **more):
+    """Return the deployment of all companies, with the ids of their rows.
+
+    ``files`` are further settings of every node, and ``more`` options of `deployment`.
+    """
     for party, first in enumerate(first_rows or [0] * len(widths)):
         ids = directory / f"ids{party}.txt"
         ids.write_text("".join(f"{first + row}\n" for row in range(N_RECORDS)), "utf-8")
@@ -45,10 +48,11 @@ def set_up(directory, widths=(2, 1), first_rows=None):
         columns_of(widths),
         BOUNDS[: sum(widths)],
         is_vertical=True,
-        app=APP,
+        app=app,
         policy=POLICY,
-        settings={"ids": str(directory / "ids{node}.txt")},
+        settings={"ids": str(directory / "ids{node}.txt"), **(files or {})},
         patience=180,
+        **more,
     )
 
 

@@ -1,19 +1,18 @@
 """Faults of vertical runs on loopback: late and foreign nodes, full disks, slow uploads."""
 
 import json
-import shutil
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import test_vertical
 from checks import one_result
 from disks import SmallDisk
 from loopback import (
     HOST,
-    deployment,
+    hooked_app,
     policy_text,
     register_command,
     set_up_node,
@@ -27,7 +26,6 @@ from test_vertical import (
     BOUNDS,
     CENTERS,
     DELTA,
-    N_RECORDS,
     POLICY,
     begin_and_wait_for_round_1,
     check_charges,
@@ -56,40 +54,13 @@ needs_mounts = pytest.mark.skipif(
 )
 
 
-def hooked(directory):
-    """Return a copy of the app with hooks around its client."""
-    path = directory / "app"
-    shutil.copytree(APP, path, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HOOKS / "client_hooks.py", path)
-    project = path / "pyproject.toml"
-    text = project.read_text("utf-8")
-    project.write_text(text.replace('"client_app:app"', '"client_hooks:app"'), "utf-8")
-    return path
-
-
-@contextmanager
-def set_up(directory, route=lambda node, address: address):
+def set_up(directory, **more):
     """Return the deployment of two parties, whose nodes have hooks."""
     for party in range(2):
-        ids = "".join(f"{row}\n" for row in range(N_RECORDS))
-        (directory / f"ids{party}.txt").write_text(ids, "utf-8")
         (directory / f"hooks{party}").mkdir()
-    files = {
-        "ids": str(directory / "ids{node}.txt"),
-        "hooks": str(directory / "hooks{node}"),
-    }
-    with deployment(
-        directory,
-        columns_of(WIDTHS),
-        BOUNDS[: sum(WIDTHS)],
-        is_vertical=True,
-        app=hooked(directory),
-        policy=POLICY,
-        settings=files,
-        patience=180,
-        route=route,
-    ) as running:
-        yield running
+    app = hooked_app(directory / "app", HOOKS, app=APP)
+    files = {"hooks": str(directory / "hooks{node}")}
+    return test_vertical.set_up(directory, WIDTHS, app=app, files=files, **more)
 
 
 def config_of(**changes):
@@ -206,7 +177,7 @@ def test_a_slow_upload_is_waited_for(tmp_path):
         return relays[-1].address
 
     try:
-        with set_up(tmp_path, route) as running:
+        with set_up(tmp_path, route=route) as running:
             begun = time.monotonic()
             begin_and_wait_for_round_1(running, config_of())
             relays[0].throttle(SLOW)

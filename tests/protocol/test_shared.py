@@ -15,7 +15,7 @@ from vertical_runs import make_run as make_vertical_run
 from flower_kmeans.protocol import pairs
 from flower_kmeans.protocol.messages import decode_reply, decode_request
 from flower_kmeans.protocol.session import ClientSession
-from flower_kmeans.protocol.shared import NO_SHARED_WORK, NoSharedWork, SharedWork
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 
 ROOMS = "flower_kmeans.protocol", "flower_kmeans.secagg"
 _SHORTEST = 16  # bytes that are found by chance nowhere else
@@ -159,7 +159,7 @@ def test_secrets_and_states_of_one_name_differ():
 
 
 def test_a_client_alone_computes_everything_anew():
-    shared, made = NoSharedWork(), []
+    shared, made = NO_SHARED_WORK, []
 
     def make(*inputs):
         made.append(inputs)

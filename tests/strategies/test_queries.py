@@ -15,7 +15,7 @@ from rows import make, run
 from flower_kmeans.algorithms.pe_means import HALVED, WARNINGS
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.protocol.messages import Added, Answer, Ask, decode_request
-from flower_kmeans.protocol.shared import NoSharedWork, SharedWork
+from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 from tests.algorithms.rows import population_of
 
@@ -167,8 +167,8 @@ def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypat
         return update(self, state, answer, rng)
 
     monkeypatch.setattr(algorithm, "update", counted)
-    for shared in (SharedWork, NoSharedWork):
-        monkeypatch.setattr("harness.SharedWork", shared)
+    for shared in (SharedWork(), NO_SHARED_WORK):
+        monkeypatch.setattr("harness.SharedWork", lambda shared=shared: shared)
         with without_noise():
             outcome = run(name, make(name, "oblivious-server"))
         found.append((outcome.one, len(calls)))
