@@ -1,6 +1,6 @@
 """Lower bounds on what a mechanism reveals, from attacks that were counted.
 
-Whoever guesses from a run's releases whether a record was in the data has a true
+An attacker who guesses from a run's releases whether a record was in the data has a true
 positive rate TPR (runs with the record, guessed so) and a false positive rate FPR (runs
 without it, guessed the same). A mu-GDP run allows no guess with Phi^-1(TPR) -
 Phi^-1(FPR) above mu (Dong, Roth & Su 2022, definition 2.6), and an (epsilon,

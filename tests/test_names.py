@@ -2,21 +2,27 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = [
-    path
-    for folder in ("flower_kmeans", "strategies")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
 
 
-def types_of(path):
-    """Yield the names of the classes and type aliases that a module defines."""
-    for node in ast.parse(path.read_text("utf-8")).body:
+@cache
+def sources():
+    """Return the text of each module of the library, by path."""
+    return {
+        path: path.read_text("utf-8")
+        for folder in ("flower_kmeans", "strategies")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def types_of(text):
+    """Yield the names of the classes and type aliases that a module's text defines."""
+    for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
@@ -33,8 +39,8 @@ def is_type_name(name):
 
 def test_a_type_has_one_module():
     places = defaultdict(list)
-    for path in MODULES:
-        for name in set(types_of(path)):
+    for path, text in sources().items():
+        for name in set(types_of(text)):
             places[name].append(path.relative_to(ROOT).as_posix())
     twice = {name: where for name, where in places.items() if len(where) > 1}
     assert not twice
@@ -44,7 +50,7 @@ def test_a_type_has_one_module():
 def test_arrays_of_a_type_have_one_name(dtype):
     aliases = [
         path.name
-        for path in MODULES
-        if f" = NDArray[np.{dtype}]\n" in path.read_text("utf-8")
+        for path, text in sources().items()
+        if f" = NDArray[np.{dtype}]\n" in text
     ]
     assert aliases == ["arrays.py"]

@@ -24,7 +24,7 @@ _MODE = 0o700
 def require_private(work_dir: Path) -> None:
     """Require a directory for runs' files to be its owner's alone, or not yet made.
 
-    Whoever else may write there could place a link under the name of a run, and so
+    Another user who may write there could place a link under the name of a run, and so
     choose which files are written and removed.
     """
     with _work_dir_errors(work_dir):
