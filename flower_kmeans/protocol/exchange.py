@@ -257,7 +257,10 @@ class Exchange:
         self._nodes: dict[int, _Node] = {}
         # nodes whose enrolment is still welcome, by message
         self._invited: dict[str, int] = {}
-        self._claims_until = math.inf  # further clients are waited for, once per run
+        # Once per run: nodes that may connect are waited for until the former while too
+        # few have enrolled, and until the latter once enough have.
+        self._newcomers_until = math.inf
+        self._claims_until = math.inf
         self._has_grace = not getattr(grid, "answers_all", False)
         known_lost = getattr(grid, "known_lost", None)
         if known_lost is None and self._is_simulation:
@@ -524,7 +527,9 @@ class Exchange:
         if trip.newcomers is None:
             return True
         if trip.enough_since is None:
-            return self._clock() >= trip.started + self.patience
+            until = min(self._newcomers_until, trip.started + self.patience)
+            self._newcomers_until = until
+            return self._clock() >= until
         until = min(self._claims_until, trip.enough_since + CLAIMS_WAIT)
         self._claims_until = until
         return trip.newcomers.are_all_there() or self._clock() >= until
