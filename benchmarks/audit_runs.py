@@ -34,9 +34,10 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import ask, server
+from flower_kmeans.protocol import ask
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
+from flower_kmeans.protocol.phases import sums as round_sums
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
@@ -121,7 +122,7 @@ class Answers:
         """Draw a round's noise: what the adversary does not know of it, and what it knows."""
         of_round = self.algorithm, self.plan, query.round
         if not self.setting.shared:
-            drawn = round_noise.server_noise(*of_round, server.Stream.fresh())
+            drawn = round_noise.server_noise(*of_round, round_sums.Stream.fresh())
             return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
         keys = [
@@ -145,7 +146,7 @@ class Answers:
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
         for each_drawn in drawn:
-            stream = server.Stream.fresh()
+            stream = round_sums.Stream.fresh()
             for each in self.plan.rounds[query.round - 1]:
                 own = np.concatenate([places[name] for name in each.blocks])
                 tiled = np.tile(units[own], many)

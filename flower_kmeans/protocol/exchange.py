@@ -19,7 +19,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError, RunError
-from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.incidents import MALFORMED
 from flower_kmeans.protocol.limits import SHORT, short
 from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.pulls import LEAST_GRACE, LONGEST_PAUSE, Pulls

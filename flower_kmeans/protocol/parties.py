@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.protocol.cohort import MALFORMED, UNCLAIMED
+from flower_kmeans.protocol.incidents import MALFORMED, UNCLAIMED
 from flower_kmeans.protocol.messages import Joined, Peer
 from flower_kmeans.protocol.parcels import shape_of
 from flower_kmeans.protocol.resume import KeptParty

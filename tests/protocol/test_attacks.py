@@ -978,7 +978,7 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
     answers = s.deal(t=2)
     defended(s.add(0, answers, t=2, h=b"h" * 32), Code.CONFLICT, Code.KEY)
     # dealers that followed another history
-    with mock.patch.object(s.server, "_h", b"h" * 32):
+    with mock.patch.object(s.server._announced, "h", b"h" * 32):
         context = s.context(2, 1, answers[0].tag)
         sums = replace(s.sums(2, 1, ZERO), digest=context)
         dealers = [

@@ -15,11 +15,10 @@ from serving import LOST, ROUND_TRIPS, Net, T, make_net
 from flower_kmeans.errors import MessageError, TooFewClientsError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import (
+from flower_kmeans.protocol.cohort import MAX_KEYS, MAX_NODES
+from flower_kmeans.protocol.incidents import (
     LATE,
     MALFORMED,
-    MAX_KEYS,
-    MAX_NODES,
     SECOND_SLOT,
     STRANGER,
     TAKEN,
@@ -337,7 +336,7 @@ def test_under_relayed_keys_the_order_of_names_gives_the_slots(trust, tmp_path):
     with without_noise():
         net.set_up()
         assert net.server.proceedings.n_slots == 7
-        frame = net.server._next_frame()
+        frame = net.server._frames.next()
         taken = {slot: client.node_id for slot, client in frame.slots.items()}
         assert taken == {
             slot: node_id for slot, node_id in enumerate(order) if node_id != 10
@@ -372,7 +371,7 @@ def test_of_many_named_nodes_those_that_are_there_are_drawn(n_present, tmp_path)
     for node_id, node in present.items():
         node.node_id = node_id
     net = Net(server, present).set_up()
-    frame = server._next_frame()
+    frame = server._frames.next()
     assert frame.n_slots == 70
     assert len(frame.present) == 64
     assert min(frame.committee.slots) >= 70 - n_present

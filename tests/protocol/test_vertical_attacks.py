@@ -40,7 +40,7 @@ from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol import session as sessions
-from flower_kmeans.protocol.cohort import UNCLAIMED
+from flower_kmeans.protocol.incidents import UNCLAIMED
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,

@@ -17,8 +17,6 @@ from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.cohort import Frame
-from flower_kmeans.protocol.cohort import Participant as Member
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Add,
@@ -31,14 +29,17 @@ from flower_kmeans.protocol.messages import (
     Reply,
     Request,
 )
+from flower_kmeans.protocol.participants import Frame
+from flower_kmeans.protocol.participants import Participant as Member
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, write_members
 from flower_kmeans.protocol.run import Run, open_run
-from flower_kmeans.protocol.server import Replies, Server
+from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
+from flower_kmeans.protocol.trips import Replies
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
@@ -311,16 +312,16 @@ class Cohort:
     @property
     def h(self) -> bytes:
         """The transcript's hash."""
-        return self.server._h
+        return self.server._announced.h
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The sums that were announced."""
-        return tuple(self.server._entries)
+        return tuple(self.server._announced.entries)
 
     def announce(self, entry: Entry) -> None:
         """Let the server announce a sum that it did not make."""
-        self.server._entries[entry] = 0
+        self.server._announced.entries[entry] = 0
 
     def reframe(
         self,

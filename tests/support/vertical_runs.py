@@ -36,8 +36,8 @@ from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
-from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
+from flower_kmeans.protocol.trips import Replies
 from flower_kmeans.protocol.wire import encode
 
 N_RECORDS = 400
