@@ -38,7 +38,7 @@ from flower_kmeans.protocol import ask
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
 from flower_kmeans.protocol.phases import sums as round_sums
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
 
@@ -228,7 +228,7 @@ def log_likelihood(answers: Answers, views: Views) -> FloatArray:
 KNOWN_KEY = bytes(64)
 """The key that everybody knows: no share may be sealed under it."""
 _SECRETS = [bytes([i + 1]) * 32 for i in range(8)]
-_PUBLIC = [key_agreement.public_key(secret) for secret in _SECRETS]
+_PUBLIC = [primitives.public_key(secret) for secret in _SECRETS]
 
 
 def held_by(setting: Setting) -> tuple[int, ...]:
@@ -253,7 +253,7 @@ def guessed(
     shares = dict(held)
     for position, data in sealed.items():
         try:
-            shares[position] = key_agreement.unseal(KNOWN_KEY, data, sums.digest)
+            shares[position] = primitives.unseal(KNOWN_KEY, data, sums.digest)
         except MessageError:
             continue
     sharing = sums.sharing
@@ -279,10 +279,10 @@ def dealt(setting: Setting, words: IntArray) -> IntArray:
     parts = kind.protect(np.append(words, np.int64(1)), sums, 0, token(32))
     sealed = {}
     for position in set(range(m)) - set(held):
-        shared = key_agreement.pair_secret(_SECRETS[0], _PUBLIC[position])
+        shared = primitives.pair_secret(_SECRETS[0], _PUBLIC[position])
         keys = _PUBLIC[0], _PUBLIC[position]
-        key = key_agreement.share_key(shared, sums.digest, 0, position, *keys)
-        sealed[position] = key_agreement.seal(key, parts[position], sums.digest)
+        key = primitives.share_key(shared, sums.digest, 0, position, *keys)
+        sealed[position] = primitives.seal(key, parts[position], sums.digest)
     return guessed(sums, {position: parts[position] for position in held}, sealed)
 
 

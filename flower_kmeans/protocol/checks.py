@@ -20,7 +20,7 @@ from flower_kmeans.protocol.run import Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.protocol.wire import MAX_SLOTS
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing
 
 MAX_SESSIONS = 3
@@ -237,7 +237,7 @@ def is_claimed(roster: Roster, doc_hash: bytes, peer: Peer) -> bool:
 
 def static_secret(identity: Identity | None) -> bytes:
     """Return the lasting secret that enters every secret with another client; empty if relayed."""
-    return b"" if identity is None else key_agreement.exchange_secret(identity.seed)
+    return b"" if identity is None else primitives.exchange_secret(identity.seed)
 
 
 def is_followed(session: ClientSession, entry: Entry) -> bool:

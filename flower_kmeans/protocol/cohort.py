@@ -33,7 +33,7 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import EPOCHS, Run
 from flower_kmeans.protocol.transcript import EMPTY, Tree, leaf
 from flower_kmeans.protocol.wire import MAX_SLOTS
-from flower_kmeans.secagg.key_agreement import is_acceptable
+from flower_kmeans.secagg.primitives import is_acceptable
 
 MAX_NODES = 4  # with the key of one slot
 MAX_KEYS = 16  # ephemeral ones of a slot in a run: each belongs to one slot for good

@@ -17,7 +17,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.participants import Frame, Participant
 from flower_kmeans.protocol.resume import KeptOffer
-from flower_kmeans.secagg.key_agreement import KEY_ID_BYTES
+from flower_kmeans.secagg.primitives import KEY_ID_BYTES
 
 DISTRIBUTORS = 3  # of the group key, that are asked in one round trip
 

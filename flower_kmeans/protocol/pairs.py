@@ -15,7 +15,7 @@ from flower_kmeans.protocol.messages import Peer, Wrap, read_claims, read_rows
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 
 
 class Pairs:
@@ -46,18 +46,18 @@ class Pairs:
         self._shared = shared
         static = checks.static_secret(identity)
         self._secret = session.ephemeral
-        self._static = key_agreement.load(static) if static else b""
+        self._static = primitives.load(static) if static else b""
         self.static = b"" if identity is None else identity.public
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
         self.public_key = shared.secret(
             (self._name, "public key"),
-            lambda: key_agreement.public_key(session.ephemeral),
+            lambda: primitives.public_key(session.ephemeral),
         )
 
     @cached_property
     def _ephemeral(self) -> X25519PrivateKey:
         """The session's secret key, which most messages do not need."""
-        return key_agreement.load(self._secret)
+        return primitives.load(self._secret)
 
     # ------------------------------------------------------------------ claims
 
@@ -65,7 +65,7 @@ class Pairs:
         """Return the claim of the own slot for a node and the session's key; empty if relayed."""
         if self._identity is None:
             return b""
-        return key_agreement.claim(
+        return primitives.claim(
             self._identity.seed,
             self._doc_hash,
             self._identity.slot,
@@ -121,16 +121,16 @@ class Pairs:
             keys = self._identity.roster.keys
             if slot >= len(keys):
                 raise MessageError("The roster has no such slot.")
-            other = key_agreement.exchange_key(keys[slot]) if self._static else b""
+            other = primitives.exchange_key(keys[slot]) if self._static else b""
         # Both ends have the same secret. Only who holds a secret key asks by its public
         # key.
-        own = key_agreement.exchange_key(self.static) if other else b""
+        own = primitives.exchange_key(self.static) if other else b""
         own_end = self.public_key + own
         other_end = public_key + other
         ends = (own_end, other_end) if own_end < other_end else (other_end, own_end)
 
         def agreed() -> bytes:
-            return key_agreement.pair_secret(
+            return primitives.pair_secret(
                 self._ephemeral, public_key, self._static, other
             )
 
@@ -142,10 +142,10 @@ class Pairs:
         for peer in peers:
             self.require_claim(peer)
             shared = self.secret(peer.slot, peer.public_key)
-            key = key_agreement.wrap_key(
+            key = primitives.wrap_key(
                 shared, self._doc_hash, self.public_key, peer.public_key
             )
-            envelopes.append(key_agreement.seal(key, secret, self._doc_hash))
+            envelopes.append(primitives.seal(key, secret, self._doc_hash))
         return b"".join(envelopes)
 
     def unwrap(self, wrap: Wrap) -> bytes:
@@ -156,7 +156,7 @@ class Pairs:
         (by,) = peers
         self.require_claim(by)
         shared = self.secret(by.slot, by.public_key)
-        key = key_agreement.wrap_key(
+        key = primitives.wrap_key(
             shared, self._doc_hash, by.public_key, self.public_key
         )
-        return key_agreement.unseal(key, wrap.envelope, self._doc_hash)
+        return primitives.unseal(key, wrap.envelope, self._doc_hash)

@@ -15,7 +15,7 @@ from flower_kmeans.protocol.parcels import shape_of
 from flower_kmeans.protocol.resume import KeptParty
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
-from flower_kmeans.secagg.key_agreement import is_acceptable
+from flower_kmeans.secagg.primitives import is_acceptable
 
 _MOST_NODES = 4  # with one party's key that the server remembers
 _TAKEN = "Another node has the party's slot."

@@ -36,7 +36,7 @@ from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.session import ClientSession, Memory
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal

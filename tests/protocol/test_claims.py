@@ -29,7 +29,7 @@ from flower_kmeans.protocol.incidents import (
 from flower_kmeans.protocol.messages import Answer, Code, Enrol, Enrolled, Refusal
 from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 
 each_protected = pytest.mark.parametrize("trust", PROTECTED)
 change = msgspec.structs.replace
@@ -123,8 +123,8 @@ def test_a_node_has_one_slot_also_with_the_keys_of_two(tmp_path):
     net = make_net(tmp_path, n=5).set_up()
     cohort, run = net.server._cohort, net.server.run
     identity = net.nodes[10].policy.read_identity()
-    key = key_agreement.public_key(token(32))
-    made = key_agreement.claim(identity.seed, run.doc_hash, 1, 17, key)
+    key = primitives.public_key(token(32))
+    made = primitives.claim(identity.seed, run.doc_hash, 1, 17, key)
     values = {"commitment": bytes(32), "static": identity.public, "public_key": key}
     second = Enrolled(doc_hash=run.doc_hash, claim=made, **values)
     assert cohort.take(17, second) == SECOND_SLOT
@@ -138,8 +138,8 @@ def test_a_slot_has_the_claims_of_few_nodes_and_of_few_keys(tmp_path):
     identity = net.nodes[10].policy.read_identity()
 
     def claim(node_id):
-        key = key_agreement.public_key(token(32))
-        made = key_agreement.claim(identity.seed, run.doc_hash, 1, node_id, key)
+        key = primitives.public_key(token(32))
+        made = primitives.claim(identity.seed, run.doc_hash, 1, node_id, key)
         values = {"commitment": bytes(32), "static": identity.public, "public_key": key}
         return Enrolled(doc_hash=run.doc_hash, claim=made, **values)
 
@@ -213,7 +213,7 @@ def test_55_what_strangers_send_is_not_kept(tmp_path):
 
     def of_stranger():
         values = {"commitment": token(32), "static": static, "software": "x" * 64}
-        key = key_agreement.public_key(token(32))
+        key = primitives.public_key(token(32))
         return Enrolled(
             doc_hash=run.doc_hash, public_key=key, claim=token(64), **values
         )
@@ -259,7 +259,7 @@ def test_keys_that_a_committee_cannot_list_are_refused(keys, tmp_path):
                 return reply
             identity, made = seeds[17], b""
             if identity is not None:
-                made = key_agreement.claim(
+                made = primitives.claim(
                     identity.seed, reply.doc_hash, 2, 17, key(reply)
                 )
             return change(reply, public_key=key(reply), claim=made)

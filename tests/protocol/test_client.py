@@ -55,7 +55,7 @@ from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.session import ClientSession, LedgerMemory
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_content
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.simulation.clients import Own
 
 pytestmark = pytest.mark.claim("own-data", "under-oblivious-server-client")
@@ -89,7 +89,7 @@ def test_an_opened_sum_has_one_share_of_noise_of_each_client(tmp_path, levels):
     expected = sum(cohort.exact(i) for i in range(5))
     for i in range(5):
         if levels:  # the part that stays
-            key = key_agreement.noise_key(cohort.session(i).secret, context)
+            key = primitives.noise_key(cohort.session(i).secret, context)
             stream, run = noise.Stream.from_key(key), cohort.run
             expected += noise.noise_share(run.algorithm, run.plan, 1, 4, stream)
         else:
@@ -720,7 +720,7 @@ def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(
     cohort = Cohort(tmp_path, "oblivious-server", "relayed", n=4).set_up()
     request = cohort.keys_of()
     others = [
-        messages.Peer(i, key_agreement.public_key(token(32))).row for i in range(4, 7)
+        messages.Peer(i, primitives.public_key(token(32))).row for i in range(4, 7)
     ]
     more = change(request, peers=request.peers + b"".join(others))
     monkeypatch.setattr(checks, "MAX_SLOTS", 6)

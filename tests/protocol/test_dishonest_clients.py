@@ -36,7 +36,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg.key_agreement import claim, public_key
+from flower_kmeans.secagg.primitives import claim, public_key
 from flower_kmeans.version import stated_software
 
 N = 9  # R = 7 sum-shares open: one false one is corrected

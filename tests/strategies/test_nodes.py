@@ -14,7 +14,7 @@ from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.incidents import UNCLAIMED
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.wire import encode, from_content, to_content
-from flower_kmeans.secagg.key_agreement import public_key
+from flower_kmeans.secagg.primitives import public_key
 from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, SynopsisKMeans, VerticalKMeans
 

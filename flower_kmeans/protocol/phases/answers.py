@@ -12,7 +12,7 @@ from flower_kmeans.protocol.phases.group_key import GroupKey
 from flower_kmeans.protocol.phases.questions import Questions
 from flower_kmeans.protocol.phases.talk import Talk
 from flower_kmeans.protocol.trips import Replies, Trip
-from flower_kmeans.secagg.hashing import u64
+from flower_kmeans.secagg.primitives import u64
 
 
 class Answers:

@@ -14,7 +14,7 @@ from flower_kmeans.protocol.phases.talk import Talk
 from flower_kmeans.protocol.resume import KeptAttempt
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import encode_arrays
-from flower_kmeans.secagg.key_agreement import SEAL_BYTES
+from flower_kmeans.secagg.primitives import SEAL_BYTES
 
 
 class Questions:
