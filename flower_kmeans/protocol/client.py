@@ -40,13 +40,12 @@ from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.finish import deliver, finish
 from flower_kmeans.protocol.messages import Code, Entry, Head, Request
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.records import ChangedError, Records
 from flower_kmeans.protocol.results import ClientResult, read_result
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, verify_plan
-from flower_kmeans.protocol.session import ClientSession, Memory
+from flower_kmeans.protocol.session import ClientSession, Memory, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_SLOTS, encode

@@ -30,7 +30,7 @@ from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
-from flower_kmeans.protocol import checks, messages, pairs, transcript
+from flower_kmeans.protocol import checks, messages, transcript
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Added,
@@ -42,7 +42,7 @@ from flower_kmeans.protocol.messages import (
     Refusal,
 )
 from flower_kmeans.protocol.roster import Roster, write_members
-from flower_kmeans.protocol.session import ContextMemory, LedgerMemory
+from flower_kmeans.protocol.session import ContextMemory, LedgerMemory, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
@@ -1259,7 +1259,7 @@ def test_36_a_server_that_sees_the_sums_gets_no_group_key(start):
 def test_36_a_second_key_of_a_client_with_a_right_claim(start, trust):
     """A dishonest client of the roster seals another key, before and after the first entry."""
     s = start(trust)
-    dishonest = pairs.Pairs(s.doc_hash, s.session(1), s.identity(1))
+    dishonest = Pairs(s.doc_hash, s.session(1), s.identity(1))
 
     def hold(secret):
         key = primitives.group_key(secret, s.doc_hash)
@@ -1352,7 +1352,7 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     context = s.context(1, 1, recorded[0].tag)
     sessions = [s.session(i) for i in range(7)]
     names = [
-        pairs.Pairs(s.doc_hash, session, s.identity(i))._name
+        Pairs(s.doc_hash, session, s.identity(i))._name
         for i, session in enumerate(sessions)
     ]
     kept = [value for key, value in pairs_of(s).items() if key[0] in names]

@@ -38,7 +38,7 @@ from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, client, messages, noise, pairs, transcript
+from flower_kmeans.protocol import checks, client, messages, noise, transcript
 from flower_kmeans.protocol import records as own_records
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
@@ -52,7 +52,7 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.session import ClientSession, LedgerMemory
+from flower_kmeans.protocol.session import ClientSession, LedgerMemory, Pairs
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_content
 from flower_kmeans.secagg import primitives
@@ -942,7 +942,7 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
         cohort.deal()
         cohort.deal(who=[0], root=NOBODY)
     session, identity = cohort.session(0), node.policy.read_identity()
-    found = pairs.Pairs(cohort.doc_hash, session, identity)
+    found = Pairs(cohort.doc_hash, session, identity)
     own = Own(node.client.load_records(), session.secret)  # of a simulation
     kept = session, found, node.client, identity, node.policy, own
     shown = caplog.text + "".join(map(repr, kept))

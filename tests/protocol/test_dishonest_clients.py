@@ -34,7 +34,7 @@ from flower_kmeans.protocol.messages import (
     Keys,
     Refusal,
 )
-from flower_kmeans.protocol.pairs import Pairs
+from flower_kmeans.protocol.session import Pairs
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg.primitives import claim, public_key
 from flower_kmeans.version import stated_software

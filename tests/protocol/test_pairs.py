@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import Peer, Wrap, split, write_claims
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.roster import Identity, Roster
-from flower_kmeans.protocol.session import ClientSession
+from flower_kmeans.protocol.session import ClientSession, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.secagg import primitives
 
