@@ -1,4 +1,4 @@
-"""The answers of a round's attempts (docs/protocol.md, section 6, rules 2, 4 and 6)."""
+"""The answers of a round's attempts (docs/protocol.md, section 6, rules 2 and 4)."""
 
 from collections.abc import Iterable, Mapping
 
