@@ -36,8 +36,8 @@ from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol import noise as round_noise
-from flower_kmeans.protocol import server
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.protocol.phases import sums as round_sums
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.shares import SharedSum
 
@@ -226,7 +226,7 @@ def _one_share_missing() -> Context:
 @planted("share key known", _IN_SHARES)
 def _known_share_key() -> Context:
     """Shares are sealed under a key that the server knows."""
-    return mock.patch.object(key_agreement, "share_key", return_value=KNOWN_KEY)
+    return mock.patch.object(primitives, "share_key", return_value=KNOWN_KEY)
 
 
 @planted("threshold too small", _IN_SHARES)
@@ -416,7 +416,7 @@ def _public_noise() -> Context:
         def fresh(cls) -> Stream:
             return Stream.from_key(_PUBLIC_KEY)
 
-    return mock.patch.object(server, "Stream", Seeded)
+    return mock.patch.object(round_sums, "Stream", Seeded)
 
 
 @planted(

@@ -34,10 +34,11 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import ask, server
+from flower_kmeans.protocol import ask
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.protocol.phases import sums as round_sums
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
 
@@ -121,7 +122,7 @@ class Answers:
         """Draw a round's noise: what the adversary does not know of it, and what it knows."""
         of_round = self.algorithm, self.plan, query.round
         if not self.setting.shared:
-            drawn = round_noise.server_noise(*of_round, server.Stream.fresh())
+            drawn = round_noise.server_noise(*of_round, round_sums.Stream.fresh())
             return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
         keys = [
@@ -145,7 +146,7 @@ class Answers:
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
         for each_drawn in drawn:
-            stream = server.Stream.fresh()
+            stream = round_sums.Stream.fresh()
             for each in self.plan.rounds[query.round - 1]:
                 own = np.concatenate([places[name] for name in each.blocks])
                 tiled = np.tile(units[own], many)
@@ -227,7 +228,7 @@ def log_likelihood(answers: Answers, views: Views) -> FloatArray:
 KNOWN_KEY = bytes(64)
 """The key that everybody knows: no share may be sealed under it."""
 _SECRETS = [bytes([i + 1]) * 32 for i in range(8)]
-_PUBLIC = [key_agreement.public_key(secret) for secret in _SECRETS]
+_PUBLIC = [primitives.public_key(secret) for secret in _SECRETS]
 
 
 def held_by(setting: Setting) -> tuple[int, ...]:
@@ -252,7 +253,7 @@ def guessed(
     shares = dict(held)
     for position, data in sealed.items():
         try:
-            shares[position] = key_agreement.unseal(KNOWN_KEY, data, sums.digest)
+            shares[position] = primitives.unseal(KNOWN_KEY, data, sums.digest)
         except MessageError:
             continue
     sharing = sums.sharing
@@ -278,10 +279,10 @@ def dealt(setting: Setting, words: IntArray) -> IntArray:
     parts = kind.protect(np.append(words, np.int64(1)), sums, 0, token(32))
     sealed = {}
     for position in set(range(m)) - set(held):
-        shared = key_agreement.pair_secret(_SECRETS[0], _PUBLIC[position])
+        shared = primitives.pair_secret(_SECRETS[0], _PUBLIC[position])
         keys = _PUBLIC[0], _PUBLIC[position]
-        key = key_agreement.share_key(shared, sums.digest, 0, position, *keys)
-        sealed[position] = key_agreement.seal(key, parts[position], sums.digest)
+        key = primitives.share_key(shared, sums.digest, 0, position, *keys)
+        sealed[position] = primitives.seal(key, parts[position], sums.digest)
     return guessed(sums, {position: parts[position] for position in held}, sealed)
 
 

@@ -21,7 +21,7 @@ from bench import script, tables
 from bench.harness import Options, Row, Suite, grid
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
 from flower_kmeans.secagg.base import SumContext, secure_sum
-from flower_kmeans.secagg.key_agreement import (
+from flower_kmeans.secagg.primitives import (
     SEAL_BYTES,
     agree,
     public_key,

@@ -38,7 +38,8 @@ from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.resume import Journal, continued
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, Vertical
-from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind, Server
+from flower_kmeans.protocol.server import Server
+from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.report import report as reports
 from flower_kmeans.report.report import Report

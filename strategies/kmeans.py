@@ -29,14 +29,9 @@ from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import check_shares, levels_up_to
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Horizontal, Run
-from flower_kmeans.protocol.server import (
-    HasEnough,
-    Replies,
-    RequestKind,
-    Server,
-    answers_bytes,
-    require_sizes,
-)
+from flower_kmeans.protocol.server import Server
+from flower_kmeans.protocol.sizes import answers_bytes, require_sizes
+from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import PLAIN, trust_model
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis

@@ -26,7 +26,7 @@ from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
-from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind
+from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.vertical import VerticalReport

@@ -23,7 +23,7 @@ from flower_kmeans import kmeans_client_app  # noqa: E402
 from flower_kmeans.algorithms.base import Algorithm  # noqa: E402
 from flower_kmeans.privacy import calibration, plan  # noqa: E402
 from flower_kmeans.privacy.ledger import Ledger  # noqa: E402
-from flower_kmeans.secagg import key_agreement  # noqa: E402
+from flower_kmeans.secagg import primitives  # noqa: E402
 
 LOADED = time.time()
 
@@ -74,9 +74,9 @@ PARTS.time("ledger", Ledger, "__init__", *PUBLIC)
 PARTS.time("records", client_app, "load_data")
 PARTS.time("records", Algorithm, "words_of")
 PARTS.time(
-    "keys", key_agreement, "agree", "claim", "is_claim", "lasting_key", "exchange_key"
+    "keys", primitives, "agree", "claim", "is_claim", "lasting_key", "exchange_key"
 )
-PARTS.time("keys", key_agreement, "seal", "unseal")
+PARTS.time("keys", primitives, "seal", "unseal")
 for module in (calibration, plan):
     PARTS.time("budget", module, "mu_of_budget", "epsilon_of_mu")
 

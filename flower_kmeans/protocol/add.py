@@ -15,9 +15,9 @@ from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Add, Added, Code
 from flower_kmeans.protocol.session import LastVote
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import PartError, SumContext
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, SEAL_BYTES
+from flower_kmeans.secagg.primitives import KEY_BYTES, SEAL_BYTES
 
 if TYPE_CHECKING:
     from flower_kmeans.protocol.client import Conversation
@@ -49,7 +49,7 @@ def add(conversation: "Conversation", request: Add) -> Added:
     if not run.trust.is_blind:
         return Added(doc_hash=conversation.doc_hash, share=share)
     sealed = _sealed(share, sums, position, request.survivors)
-    key_id = key_agreement.key_id(sums.group_key, conversation.doc_hash)
+    key_id = primitives.key_id(sums.group_key, conversation.doc_hash)
     return Added(doc_hash=conversation.doc_hash, share=sealed, key_id=key_id)
 
 
@@ -133,10 +133,10 @@ def _shares(
     for index, (dealer, dealer_key, sealed) in enumerate(dealt):
         try:
             shared = conversation.pairs.secret(dealer, dealer_key)
-            key = key_agreement.share_key(
+            key = primitives.share_key(
                 shared, context, dealer, position, dealer_key, own_key
             )
-            share = key_agreement.unseal(key, sealed, context)
+            share = primitives.unseal(key, sealed, context)
         except MessageError:
             raise PartError(index) from None
         yield share
@@ -144,5 +144,5 @@ def _shares(
 
 def _sealed(share: bytes, sums: SumContext, position: int, survivors: bytes) -> bytes:
     """Return a sum-share that a blind server passes on and cannot read."""
-    key = key_agreement.sum_share_key(sums.group_key, sums.digest, position, survivors)
-    return key_agreement.seal(key, share, sums.digest)
+    key = primitives.sum_share_key(sums.group_key, sums.digest, position, survivors)
+    return primitives.seal(key, share, sums.digest)

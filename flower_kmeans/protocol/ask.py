@@ -18,7 +18,7 @@ from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import Answer, Ask, Code
 from flower_kmeans.protocol.session import LastAnswer
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import SumContext
 
 if TYPE_CHECKING:
@@ -182,10 +182,8 @@ def _sealed(
             continue
         with RefuseError.of_key():
             shared = conversation.pairs.secret(member, member_key)
-        key = key_agreement.share_key(
-            shared, context, slot, position, own_key, member_key
-        )
-        sealed.append(key_agreement.seal(key, part, context))
+        key = primitives.share_key(shared, context, slot, position, own_key, member_key)
+        sealed.append(primitives.seal(key, part, context))
     return b"".join(sealed)
 
 

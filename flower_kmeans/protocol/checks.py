@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
@@ -17,11 +17,13 @@ from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.run import Run, RunDocument
-from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.protocol.wire import MAX_SLOTS
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing
+
+if TYPE_CHECKING:
+    from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 
 MAX_SESSIONS = 3
 """Sessions of a client in a run that commits to records: each shows that a record changed."""
@@ -64,7 +66,7 @@ class RefuseError(Exception):
 _require = RefuseError.unless
 
 
-def require_not_over(session: ClientSession | None) -> None:
+def require_not_over(session: "ClientSession | None") -> None:
     """Require a run that has not ended for this client."""
     _require(session is None or not session.over, Code.STALE)
 
@@ -108,7 +110,7 @@ def require_roster(identity: Identity | None, document: RunDocument) -> None:
     _require(max(document.levels, default=most) <= most, Code.POLICY, reason)
 
 
-def is_committed(session: ClientSession, commitment: bytes) -> bool:
+def is_committed(session: "ClientSession", commitment: bytes) -> bool:
     """Return whether a session was begun with these records and this software."""
     # In constant time, as all comparisons with secrets: the server can time the reply.
     return hmac.compare_digest(session.commitment, commitment)
@@ -186,7 +188,7 @@ def require_leaf(
     _require(root_from(leaf, slot, n_slots, path) == root, Code.RENEW)
 
 
-def require_one_slot(session: ClientSession, slot: int) -> None:
+def require_one_slot(session: "ClientSession", slot: int) -> None:
     """Require the slot that the session has had since its first message."""
     _require(session.slot in (-1, slot), Code.CONFLICT)
 
@@ -237,10 +239,10 @@ def is_claimed(roster: Roster, doc_hash: bytes, peer: Peer) -> bool:
 
 def static_secret(identity: Identity | None) -> bytes:
     """Return the lasting secret that enters every secret with another client; empty if relayed."""
-    return b"" if identity is None else key_agreement.exchange_secret(identity.seed)
+    return b"" if identity is None else primitives.exchange_secret(identity.seed)
 
 
-def is_followed(session: ClientSession, entry: Entry) -> bool:
+def is_followed(session: "ClientSession", entry: Entry) -> bool:
     """Return whether a session has an entry of that round: the first one counts."""
     return entry.t <= session.head
 
@@ -261,46 +263,46 @@ def require_checksum(reconstructed: IntArray, n_survivors: int) -> None:
     _require(int(reconstructed[-1]) == n_survivors, Code.GARBAGE)
 
 
-def require_next_round(session: ClientSession, t: int) -> None:
+def require_next_round(session: "ClientSession", t: int) -> None:
     """Require the round after the last entry."""
     _require(t > session.head, Code.STALE)  # the server has its sum already
     _require(t == session.head + 1, Code.NEED)
 
 
-def require_not_stale(last: LastAnswer | None, t: int) -> None:
+def require_not_stale(last: "LastAnswer | None", t: int) -> None:
     """Require that no later round was answered."""
     _require(last is None or t >= last.t, Code.STALE)
 
 
-def require_attempt_order(last: LastAnswer | None, t: int, attempt: int) -> None:
+def require_attempt_order(last: "LastAnswer | None", t: int, attempt: int) -> None:
     """Require that no later attempt at the round was answered."""
     _require(last is None or t != last.t or attempt >= last.attempt, Code.STALE)
 
 
-def require_one_query(last: LastAnswer | None, t: int, query: bytes) -> None:
+def require_one_query(last: "LastAnswer | None", t: int, query: bytes) -> None:
     """Require that all attempts at a round ask the same, after the same history."""
     # Two answers to two queries of one round would be two releases for one charge.
     _require(last is None or last.t != t or last.query == query, Code.CONFLICT)
 
 
-def require_one_answer(last: LastAnswer | None, answer: LastAnswer) -> None:
+def require_one_answer(last: "LastAnswer | None", answer: "LastAnswer") -> None:
     """Require that an attempt has one answer: the same bytes in the same context."""
     is_other = last is None or (last.t, last.attempt) != (answer.t, answer.attempt)
     _require(is_other or last == answer, Code.CONFLICT)
 
 
-def require_add_history(session: ClientSession, t: int, h: bytes) -> None:
+def require_add_history(session: "ClientSession", t: int, h: bytes) -> None:
     """Require a round after the last entry and, if it is the next one, the client's history."""
     _require(t > session.head, Code.STALE)
     _require(t > session.head + 1 or h == session.h, Code.CONFLICT)
 
 
-def require_one_vote(last: LastVote | None, vote: LastVote) -> None:
+def require_one_vote(last: "LastVote | None", vote: "LastVote") -> None:
     """Require that one sum of a round gets this client's sum-share, in all of its attempts."""
     # Two sums of one round differ in single answers.
     _require(last is None or last.t != vote.t or last == vote, Code.CONFLICT)
 
 
-def require_no_later_vote(last: LastVote | None, t: int) -> None:
+def require_no_later_vote(last: "LastVote | None", t: int) -> None:
     """Require that no sum of a later round got this client's sum-share."""
     _require(last is None or last.t <= t, Code.STALE)

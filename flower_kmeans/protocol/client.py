@@ -40,20 +40,18 @@ from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.finish import deliver, finish
 from flower_kmeans.protocol.messages import Code, Entry, Head, Request
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.records import ChangedError, Records
 from flower_kmeans.protocol.results import ClientResult, read_result
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, verify_plan
-from flower_kmeans.protocol.session import ClientSession, Memory
+from flower_kmeans.protocol.session import ClientSession, Memory, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_SLOTS, encode
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, SumError
-from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import KEY_BYTES
+from flower_kmeans.secagg.primitives import KEY_BYTES, H
 from flower_kmeans.version import stated_software
 
 if TYPE_CHECKING:
@@ -348,7 +346,7 @@ class Conversation:
         reason = "Expected envelopes to open."
         refuse_unless(bool(request.wraps), Code.BAD_MESSAGE, reason)
         self.take_group_key(request.wraps)
-        key_id = key_agreement.key_id(self.session.group_key, self.doc_hash)
+        key_id = primitives.key_id(self.session.group_key, self.doc_hash)
         return messages.Held(doc_hash=self.doc_hash, key_id=key_id)
 
     def wrap(self, peers: tuple[messages.Peer, ...]) -> tuple[bytes, bytes]:
@@ -359,10 +357,10 @@ class Conversation:
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         secret = session.group_secret or session.drawn_secret
-        group_key = key_agreement.group_key(secret, self.doc_hash)
+        group_key = primitives.group_key(secret, self.doc_hash)
         with RefuseError.of_key():
             envelopes = self.pairs.wrap(secret, peers)
-        return key_agreement.key_id(group_key, self.doc_hash), envelopes
+        return primitives.key_id(group_key, self.doc_hash), envelopes
 
     def take_group_key(self, wraps: tuple[messages.Wrap, ...]) -> None:
         """Take the group key that envelopes name; another one only before the first entry."""
@@ -376,7 +374,7 @@ class Conversation:
         reason = "Expected one key, of different distributors."
         refuse_unless(is_one, Code.BAD_MESSAGE, reason)
         key = session.group_key
-        if key and key_agreement.key_id(key, self.doc_hash) in wanted:
+        if key and primitives.key_id(key, self.doc_hash) in wanted:
             return
         is_first = not key or session.head == 0
         reason = "Expected the group key that the session has."
@@ -385,11 +383,11 @@ class Conversation:
             # A distributor that lies costs itself: another one's envelope may fit.
             with suppress(MessageError):
                 secret = self.pairs.unwrap(wrap)
-                key = key_agreement.group_key(secret, self.doc_hash)
-                if key_agreement.key_id(key, self.doc_hash) in wanted:
+                key = primitives.group_key(secret, self.doc_hash)
+                if primitives.key_id(key, self.doc_hash) in wanted:
                     session.group_secret = secret
                     session.group_key = key
-                    session.query_key = key_agreement.query_key(key)
+                    session.query_key = primitives.query_key(key)
                     return
         raise RefuseError(Code.KEY, "No envelope opens to the group key that it names.")
 

@@ -13,8 +13,7 @@ from functools import cached_property
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol.run import EPOCHS
 from flower_kmeans.secagg.base import SecureSum, Sharing
-from flower_kmeans.secagg.hashing import H, u32
-from flower_kmeans.secagg.key_agreement import KEY_BYTES
+from flower_kmeans.secagg.primitives import KEY_BYTES, H, u32
 from flower_kmeans.secagg.shares import SharedSum
 
 MAX_POSITIONS = 64

@@ -19,7 +19,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError, RunError
-from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.incidents import MALFORMED
 from flower_kmeans.protocol.limits import SHORT, short
 from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.pulls import LEAST_GRACE, LONGEST_PAUSE, Pulls
@@ -198,6 +198,55 @@ class _Trip:
         recent = [sent for sent in self.under_way.values() if sent.at > since]
         n_bytes = sum(sent.size for sent in recent)
         return len(recent) <= WAVE and n_bytes <= WAVE_BYTES
+
+    @property
+    def nodes_by_message(self) -> dict[str, int]:
+        """The node of each message that may be replied to."""
+        return {message_id: sent.node_id for message_id, sent in self.under_way.items()}
+
+    def push(
+        self, wave: Iterable[_Outgoing], accepted: Mapping[str, _Sent], now: float
+    ) -> None:
+        """Take note of messages that were pushed, and of those that were not accepted."""
+        for message, _ in wave:
+            message_id = message.metadata.message_id
+            lacking = self.lacking[message.metadata.dst_node_id]
+            lacking.sent_at = now
+            if message_id in accepted:
+                lacking.under_way.add(message_id)
+            else:
+                lacking.miss(now)
+        self.under_way |= accepted
+        self.pushed = now
+        self.next_look = now
+
+    def look(self, now: float) -> None:
+        """Plan the next look at replies.
+
+        Pauses grow with the wait: a slow reply costs few looks, a quick one no delay.
+        """
+        pause = max(_SHORTEST_PAUSE, (now - self.pushed) / 2)
+        self.next_look = now + min(pause, LONGEST_PAUSE)
+
+    def answer(self, node_id: int) -> None:
+        """Take note of a node's reply, to whichever of its messages."""
+        for message_id in self.lacking.pop(node_id).under_way:
+            self.under_way.pop(message_id, None)
+
+    def fail(self, node_id: int, message_id: str, now: float) -> bool:
+        """Take note of an error in place of a reply; return whether it is the node's first."""
+        lacking = self.lacking[node_id]
+        is_first = not lacking.has_failed
+        lacking.has_failed = True
+        lacking.under_way.discard(message_id)
+        lacking.miss(now)
+        return is_first
+
+    def add(self, requests: Mapping[int, Request]) -> None:
+        """Queue requests to new nodes."""
+        self.lacking |= {node_id: _Open() for node_id in requests}
+        self.queue.extend(requests)
+        self.requests = {**self.requests, **requests}
 
     def drop(self, message_id: str) -> None:
         """Take note that a message comes to nothing."""
@@ -418,21 +467,10 @@ class Exchange:
         if not trip.queue or not trip.has_room(self._clock()):
             return
         wave = list(self._next_wave(trip))
-        pushed = self._push(wave)
-        now = self._clock()
+        accepted = self._push(wave)
         for message, _ in wave:
-            node_id = message.metadata.dst_node_id
-            message_id = message.metadata.message_id
-            self._nodes.setdefault(node_id, _Node())
-            lacking = trip.lacking[node_id]
-            lacking.sent_at = now
-            if message_id in pushed:
-                lacking.under_way.add(message_id)
-            else:
-                lacking.miss(now)
-        trip.under_way |= pushed
-        trip.pushed = self._clock()
-        trip.next_look = trip.pushed
+            self._nodes.setdefault(message.metadata.dst_node_id, _Node())
+        trip.push(wave, accepted, self._clock())
 
     def _next_wave(self, trip: _Trip) -> Iterator[_Outgoing]:
         """Yield messages to the first nodes of the queue, and remove these."""
@@ -448,34 +486,31 @@ class Exchange:
     # -------------------------------------------------------- steps of a trip: replies
 
     def _look_at_replies(self, trip: _Trip) -> float:
-        """Begin to fetch replies if it is time, and return the time.
-
-        Pauses grow with the wait: a slow reply costs few looks, a quick one no delay.
-        """
+        """Begin to fetch replies if it is time, and return the time."""
         now = self._clock()
         if now >= trip.next_look:
-            sent = {key: sent.node_id for key, sent in trip.under_way.items()}
-            self._pulls.start(sent | self._invited, trip.grace)
-            pause = max(_SHORTEST_PAUSE, (now - trip.pushed) / 2)
-            trip.next_look = now + min(pause, LONGEST_PAUSE)
+            self._pulls.start(trip.nodes_by_message | self._invited, trip.grace)
+            trip.look(now)
         return now
 
     def _take(self, trip: _Trip, message: Message, look_time: float) -> Answered | None:
-        """Return a node and its reply, or ``None`` if nobody waits for the message."""
+        """Return a node and its reply, or ``None`` if nobody waits for the message.
+
+        Of a node's errors only the first one is returned. An answer may follow.
+        """
         reply_to = message.metadata.reply_to_message_id
         sent = trip.under_way.pop(reply_to, None)
         if sent is None:
             return self._take_enrolment(message)
         reply = self._read(message)
         if not message.has_content():
-            return self._take_failure(trip, message, sent.node_id, reply)
+            is_first = trip.fail(sent.node_id, reply_to, self._clock())
+            return (sent.node_id, reply) if is_first else None
 
         trip.next_look = look_time  # more may be there
         looked_since = max(sent.at, self._pulls.first_look(reply_to))
         trip.seconds.append(self._clock() - looked_since)
-        # It may have been sent the request again.
-        for other in trip.lacking.pop(sent.node_id).under_way:
-            trip.under_way.pop(other, None)
+        trip.answer(sent.node_id)  # it may have been sent the request again
         silences = self._nodes[sent.node_id].silences
         self._nodes[sent.node_id] = _Node(silences)
         return sent.node_id, reply
@@ -486,17 +521,6 @@ class Exchange:
         if node_id is None:
             return None
         return node_id, self._read(message)
-
-    def _take_failure(
-        self, trip: _Trip, message: Message, node_id: int, reply: Reply | str
-    ) -> Answered | None:
-        """Return the first error of a node. An answer may follow."""
-        lacking = trip.lacking[node_id]
-        is_first = not lacking.has_failed
-        lacking.has_failed = True
-        lacking.under_way.discard(message.metadata.reply_to_message_id)
-        lacking.miss(self._clock())
-        return (node_id, reply) if is_first else None
 
     def _come_to_nothing(self, trip: _Trip, now: float) -> list[str]:
         """Return the requests that were lost, or are not answered in time."""
@@ -557,11 +581,7 @@ class Exchange:
         if trip.newcomers is None:
             return
         new_nodes = present - self._nodes.keys() - trip.lacking.keys()
-        invited = trip.newcomers.invite(new_nodes)
-        if invited:
-            trip.lacking |= {node_id: _Open() for node_id in invited}
-            trip.queue.extend(invited)
-            trip.requests = {**trip.requests, **invited}
+        trip.add(trip.newcomers.invite(new_nodes))
 
     def _is_over(self, trip: _Trip, is_complete: bool, now: float) -> bool:
         """Return whether a trip whose messages are all sent ends before its timeout."""
@@ -609,8 +629,8 @@ class Exchange:
                 node.silences += node.is_awaited or not trip.has_enough
                 node.is_missing = True
         if trip.kind == "enrol":
-            sent = {key: sent.node_id for key, sent in trip.under_way.items()}
-            for message_id, node_id in (trip.unanswered | sent).items():
+            open_messages = trip.unanswered | trip.nodes_by_message
+            for message_id, node_id in open_messages.items():
                 if node_id in trip.lacking:
                     self._invited[message_id] = node_id
 

@@ -26,7 +26,7 @@ from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE, MAX_SLOTS
 from flower_kmeans.secagg.base import Sharing
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, SEAL_BYTES
+from flower_kmeans.secagg.primitives import KEY_BYTES, SEAL_BYTES
 
 SHORT = 2**10
 """Bytes of a reply without data, and of all that another reply has beside its data."""

@@ -25,12 +25,13 @@ from flower_kmeans.protocol.wire import (
     Struct,
     decode,
 )
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, u32
-from flower_kmeans.secagg.key_agreement import (
+from flower_kmeans.secagg.primitives import (
     CLAIM_BYTES,
+    DIGEST_BYTES,
     KEY_BYTES,
     KEY_ID_BYTES,
     SEAL_BYTES,
+    u32,
 )
 
 ENVELOPE_BYTES = KEY_BYTES + SEAL_BYTES

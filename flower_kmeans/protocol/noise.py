@@ -44,8 +44,7 @@ from flower_kmeans.secagg.base import (
     SumContext,
     SumError,
 )
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf
-from flower_kmeans.secagg.key_agreement import noise_key
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, H, kdf, noise_key
 from flower_kmeans.secagg.shares import blocks
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ from flower_kmeans.protocol.messages import (
     VerticalStep,
     write_receivers,
 )
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.run import Run, Vertical
+from flower_kmeans.protocol.session import Pairs
 from flower_kmeans.protocol.wire import encode_arrays
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
-from flower_kmeans.secagg.key_agreement import seal, unseal
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, kdf, seal, u32, unseal
 from flower_kmeans.vertical.moduli import Moduli, moduli
 from flower_kmeans.vertical.ring import SLOTS, packed_bytes
 

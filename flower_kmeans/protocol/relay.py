@@ -16,7 +16,7 @@ import msgspec
 
 from flower_kmeans.errors import RunError
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.incidents import MALFORMED, NO_ANSWER, STRAY
 from flower_kmeans.protocol.messages import (
     Code,
     Delivery,
@@ -40,7 +40,7 @@ from flower_kmeans.protocol.parties import Parties, Party
 from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
-from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
+from flower_kmeans.protocol.trips import Replies, Trip
 from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
 from flower_kmeans.report.report import Dropped, IncidentKind
 

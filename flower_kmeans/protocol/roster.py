@@ -20,8 +20,8 @@ from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.kept import Kept
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, drawn, roster_digest
-from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.key_agreement import KEY_BYTES
+from flower_kmeans.secagg import primitives
+from flower_kmeans.secagg.primitives import KEY_BYTES
 
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
@@ -68,7 +68,7 @@ class Roster:
         self, doc_hash: bytes, slot: int, node_id: int, ephemeral: bytes, claim: bytes
     ) -> bool:
         """Return whether the owner of a slot claimed it for this run, node and ephemeral key."""
-        return slot < len(self) and key_agreement.is_claim(
+        return slot < len(self) and primitives.is_claim(
             claim, self.keys[slot], doc_hash, slot, node_id, ephemeral
         )
 
@@ -78,9 +78,7 @@ class Roster:
         It takes a seventh of a millisecond for each key, so no client does it for every
         message.
         """
-        wrong = [
-            name for name, key in self._lines if not key_agreement.is_on_curve(key)
-        ]
+        wrong = [name for name, key in self._lines if not primitives.is_on_curve(key)]
         if wrong:
             raise ConfigurationError(
                 f"Expected {wrong[0]} in the roster as an Ed25519 public key. "
@@ -106,7 +104,7 @@ def _parse(file: str, content: bytes) -> Roster:
             _octets(value, _KEY, f"{name} in the {file} as a public key of 64")
         )
         try:
-            places.add(key_agreement.y_of(publics[-1]))
+            places.add(primitives.y_of(publics[-1]))
         except MessageError:
             raise ConfigurationError(
                 f"Expected {name} in the {file} as an Ed25519 public key. "
@@ -158,7 +156,7 @@ def read_identity(
             f"Expected member_key_file {member_key_file} of {KEY_BYTES} bytes. "
             f"Got {len(seed)} instead."
         )
-    public = key_agreement.lasting_key(seed)
+    public = primitives.lasting_key(seed)
     if public not in roster.keys:
         raise ConfigurationError(
             f"Expected the public key of member_key_file {member_key_file} in the roster_file "
@@ -176,7 +174,7 @@ def new_members(
         _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
         lines.append(f'{BEACON} = "{beacon}"\n')
     secrets = [token(KEY_BYTES) for _ in names]
-    keys = (key_agreement.lasting_key(secret).hex() for secret in secrets)
+    keys = (primitives.lasting_key(secret).hex() for secret in secrets)
     lines += [f'{name} = "{key}"\n' for name, key in zip(names, keys, strict=True)]
     return secrets, "".join(lines).encode()
 

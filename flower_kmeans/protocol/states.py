@@ -21,7 +21,7 @@ from flower_kmeans.protocol.committee import announced_sharing
 from flower_kmeans.protocol.messages import Entry
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext
 
 _FINDINGS = "findings"  # beside the arrays of a session's state
@@ -117,10 +117,10 @@ def _sum_shares(
         raise MessageError("Expected sum-shares of the committee's positions.")
     combined = {}
     for position, sealed in found.items():
-        key = key_agreement.sum_share_key(group_key, context, position, entry.survivors)
+        key = primitives.sum_share_key(group_key, context, position, entry.survivors)
         # A share that does not open costs its member: enough others may be left.
         with suppress(MessageError):
-            combined[position] = key_agreement.unseal(key, sealed, context)
+            combined[position] = primitives.unseal(key, sealed, context)
     return combined
 
 

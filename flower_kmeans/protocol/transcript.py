@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol.messages import Entry
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, begin_hash, kdf, u32, u64
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, H, begin_hash, kdf, u32, u64
 
 EMPTY = H(b"empty")
 ZERO = bytes(DIGEST_BYTES)

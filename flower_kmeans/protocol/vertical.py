@@ -25,7 +25,6 @@ from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import forget_witness
 from flower_kmeans.protocol.messages import Code, Joined, Sent, Turn, VerticalStep
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, PUBLIC, RELIN
 from flower_kmeans.protocol.party_mail import PartyMail
 from flower_kmeans.protocol.party_rows import PartyRows
@@ -34,9 +33,9 @@ from flower_kmeans.protocol.party_zero import PartyZero
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run
-from flower_kmeans.protocol.session import ClientSession, Memory
+from flower_kmeans.protocol.session import ClientSession, Memory, Pairs
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.arrays import IntArray, WordArray
 from flower_kmeans.secagg import base
-from flower_kmeans.secagg.hashing import kdf, word_drawer
+from flower_kmeans.secagg.primitives import kdf, word_drawer
 
 # No slot has this number: cohorts have 2^17 slots at most.
 _G_STREAM = 2**64 - 1

@@ -26,7 +26,7 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.secagg import base
 from flower_kmeans.secagg.base import Sharing, SumContext, SumError
-from flower_kmeans.secagg.hashing import kdf, words
+from flower_kmeans.secagg.primitives import kdf, words
 
 PRIMES = (2097143, 2097133, 2097131)  # the largest three below 2^21
 RING = math.prod(PRIMES)  # P: signed words of a sum are between -P/2 and P/2

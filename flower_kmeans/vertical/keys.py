@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
+from flower_kmeans.secagg.primitives import DIGEST_BYTES, kdf, u32
 from flower_kmeans.vertical.moduli import Moduli
 from flower_kmeans.vertical.ring import (
     SLOTS,

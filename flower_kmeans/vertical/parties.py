@@ -20,7 +20,7 @@ import numpy as np
 from flower_kmeans.arrays import FloatArray, IntArray, WordArray
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.secagg.hashing import u32
+from flower_kmeans.secagg.primitives import u32
 from flower_kmeans.vertical.engine import (
     Chunk,
     SealEngine,

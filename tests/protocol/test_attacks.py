@@ -30,7 +30,7 @@ from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
-from flower_kmeans.protocol import checks, messages, pairs, transcript
+from flower_kmeans.protocol import checks, messages, transcript
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Added,
@@ -42,11 +42,11 @@ from flower_kmeans.protocol.messages import (
     Refusal,
 )
 from flower_kmeans.protocol.roster import Roster, write_members
-from flower_kmeans.protocol.session import ContextMemory, LedgerMemory
+from flower_kmeans.protocol.session import ContextMemory, LedgerMemory, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
-from flower_kmeans.secagg import key_agreement, shares
+from flower_kmeans.secagg import primitives, shares
 from flower_kmeans.secagg.base import SumContext
 
 S, B, O = "distributed-noise", "clients-only", "oblivious-server"  # noqa: E741
@@ -109,7 +109,7 @@ def start(tmp_path_factory):
 
 def fresh_key():
     secret = np.random.default_rng().bytes(32)
-    return secret, key_agreement.public_key(secret)
+    return secret, primitives.public_key(secret)
 
 
 def enrol(scene, i=0, data=b""):
@@ -129,9 +129,7 @@ def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
     parts = {i: pieces(answers[i].sealed, len(answers)) for i in answers}
     for i, j, k in itertools.product(answers, repeat=3):
         with nullcontext() if j == k else pytest.raises(MessageError):
-            assert key_agreement.unseal(
-                s.pair_key(i, k, context, j), parts[i][j], context
-            )
+            assert primitives.unseal(s.pair_key(i, k, context, j), parts[i][j], context)
 
 
 @pytest.mark.claim("threat-model", "1")
@@ -146,9 +144,9 @@ def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     for position, sealed in messages.read_sum_shares(entry).items():
         # the last are what a server has
         for group in (own, ZERO, s.doc_hash, s.frame.tree.root):
-            key = key_agreement.sum_share_key(group, context, position, entry.survivors)
+            key = primitives.sum_share_key(group, context, position, entry.survivors)
             with nullcontext() if group == own else pytest.raises(MessageError):
-                assert key_agreement.unseal(key, sealed, context)
+                assert primitives.unseal(key, sealed, context)
 
 
 @pytest.mark.claim("threat-model", "2")
@@ -292,7 +290,7 @@ def test_10_a_swapped_public_key_of_a_member(start, trust):
     defended(s.ask(0, attempt=2), Code.KEY)
     assert isinstance(right, Answer)
     stolen = s.exchange_secret(2)
-    assert key_agreement.pair_secret(secret, s.key(0), stolen, s.exchange_key(0))
+    assert primitives.pair_secret(secret, s.key(0), stolen, s.exchange_key(0))
 
 
 CLAIMS = {
@@ -321,7 +319,7 @@ def test_10_a_claim_for_another_slot_run_node_or_key(start, trust, wrong):
     }
 
     def claim(**other):
-        return key_agreement.claim(**{**right, "ephemeral": s.key(2), **other})
+        return primitives.claim(**{**right, "ephemeral": s.key(2), **other})
 
     def claims(third):
         made = [(peer.node_id, peer.claim) for peer in map(s.peer, range(7))]
@@ -342,11 +340,9 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     secret, public = fresh_key()
     context = s.context(1, 1, answers[3].tag)
     member = s.key(0)
-    ikm = key_agreement.pair_secret(secret, member)
-    key = key_agreement.share_key(ikm, context, 3, 0, public, member)
-    sealed = key_agreement.seal(
-        key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context
-    )
+    ikm = primitives.pair_secret(secret, member)
+    key = primitives.share_key(ikm, context, 3, 0, public, member)
+    sealed = primitives.seal(key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context)
     request = s.add_of(0, answers)
     keys = request.public_keys[:96] + public + request.public_keys[128:]
     sealed = exchanged(request.sealed, 3, sealed)
@@ -795,7 +791,7 @@ def test_22_a_second_sum_of_a_round(start, trust):
 
 
 @pytest.mark.claim("threat-model", "22")
-@stopped_by(f"{SECAGG}.key_agreement.query_key", to=always(ZERO))
+@stopped_by(f"{SECAGG}.primitives.query_key", to=always(ZERO))
 def test_23_a_blind_server_guesses_the_query(start):
     """Even the right guess of query and history does not confirm itself, from the first key on."""
     s = start(B)
@@ -810,7 +806,7 @@ def test_23_a_blind_server_guesses_the_query(start):
             raise SucceededError
 
 
-QUERY_TAG, NOISE_KEY = transcript.query_tag, key_agreement.noise_key
+QUERY_TAG, NOISE_KEY = transcript.query_tag, primitives.noise_key
 
 
 @pytest.mark.claim("threat-model", "23")
@@ -978,13 +974,13 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
     answers = s.deal(t=2)
     defended(s.add(0, answers, t=2, h=b"h" * 32), Code.CONFLICT, Code.KEY)
     # dealers that followed another history
-    with mock.patch.object(s.server, "_h", b"h" * 32):
+    with mock.patch.object(s.server._announced, "h", b"h" * 32):
         context = s.context(2, 1, answers[0].tag)
         sums = replace(s.sums(2, 1, ZERO), digest=context)
         dealers = [
             (s.pair_key(i, 0, context, 0), share_of(s, i, sums)) for i in answers
         ]
-    sealed = b"".join(key_agreement.seal(key, share, context) for key, share in dealers)
+    sealed = b"".join(primitives.seal(key, share, context) for key, share in dealers)
     defended(s.add(0, answers, t=2, h=b"h" * 32, sealed=sealed), Code.CONFLICT)
 
 
@@ -1114,7 +1110,7 @@ def single_vector(scene, answer, attempt=1, of=0):
     """Open one client's shares with the secrets of the whole committee."""
     context = scene.context(1, attempt, answer.tag)
     parts = {
-        j: key_agreement.unseal(scene.pair_key(of, j, context, j), sealed, context)
+        j: primitives.unseal(scene.pair_key(of, j, context, j), sealed, context)
         for j, sealed in enumerate(pieces(answer.sealed, len(scene.frame.present)))
     }
     survivors = np.isin(np.arange(scene.frame.n_slots), [of])
@@ -1136,7 +1132,7 @@ def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys):
     key = s.pair_key(3, 0, context, 0)
     # A false seal, and a right one of no elements of the ring.
     size = len(pieces(right.sealed, len(answers))[0])
-    for share in (b"?" * size, key_agreement.seal(key, b"\xff" * (size - 16), context)):
+    for share in (b"?" * size, primitives.seal(key, b"\xff" * (size - 16), context)):
         answers[3] = change(right, sealed=exchanged(right.sealed, 0, share))
         assert s.add(0, answers) == Refusal(code=Code.KEY, doc_hash=s.doc_hash, slot=3)
     answers[3] = right
@@ -1181,14 +1177,14 @@ def test_35_limit_without_a_ledger_a_lost_vote_counts_among_the_corrupt(start):
 def outsiders_wrap(scene, slot=2):
     """Return a group secret that a node without a lasting key offers to client 0."""
     secret, public = fresh_key()
-    ikm = key_agreement.pair_secret(secret, scene.key(0))
-    key = key_agreement.wrap_key(ikm, scene.doc_hash, public, scene.key(0))
-    envelope = key_agreement.seal(key, b"k" * 32, scene.doc_hash)
+    ikm = primitives.pair_secret(secret, scene.key(0))
+    key = primitives.wrap_key(ikm, scene.doc_hash, public, scene.key(0))
+    envelope = primitives.seal(key, b"k" * 32, scene.doc_hash)
     peer = messages.Peer(
         slot, public, slot % 7, b"" if scene.roster is None else bytes(64)
     )
-    group_key = key_agreement.group_key(b"k" * 32, scene.doc_hash)
-    key_id = key_agreement.key_id(group_key, scene.doc_hash)
+    group_key = primitives.group_key(b"k" * 32, scene.doc_hash)
+    key_id = primitives.key_id(group_key, scene.doc_hash)
     return messages.Wrap(distributor=peer.row, key_id=key_id, envelope=envelope)
 
 
@@ -1263,11 +1259,11 @@ def test_36_a_server_that_sees_the_sums_gets_no_group_key(start):
 def test_36_a_second_key_of_a_client_with_a_right_claim(start, trust):
     """A dishonest client of the roster seals another key, before and after the first entry."""
     s = start(trust)
-    dishonest = pairs.Pairs(s.doc_hash, s.session(1), s.identity(1))
+    dishonest = Pairs(s.doc_hash, s.session(1), s.identity(1))
 
     def hold(secret):
-        key = key_agreement.group_key(secret, s.doc_hash)
-        key_id = key_agreement.key_id(key, s.doc_hash)
+        key = primitives.group_key(secret, s.doc_hash)
+        key_id = primitives.key_id(key, s.doc_hash)
         envelope = dishonest.wrap(secret, (s.peer(0),))
         wrap = messages.Wrap(
             distributor=s.peer(1).row, key_id=key_id, envelope=envelope
@@ -1356,7 +1352,7 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     context = s.context(1, 1, recorded[0].tag)
     sessions = [s.session(i) for i in range(7)]
     names = [
-        pairs.Pairs(s.doc_hash, session, s.identity(i))._name
+        Pairs(s.doc_hash, session, s.identity(i))._name
         for i, session in enumerate(sessions)
     ]
     kept = [value for key, value in pairs_of(s).items() if key[0] in names]
@@ -1392,22 +1388,22 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
         [s.exchange_key(i) for i in range(7)],
     )
     agreed = {
-        key_agreement.agree(own, key) for own in stolen for key in (*public, *lasting)
+        primitives.agree(own, key) for own in stolen for key in (*public, *lasting)
     }
-    real = key_agreement.pair_secret(
+    real = primitives.pair_secret(
         sessions[0].ephemeral, public[1], stolen[0], lasting[1]
     )
 
     def opens(ikm):
         with suppress(MessageError):
             if s.trust.has_committee:
-                key = key_agreement.share_key(ikm, context, 0, 1, *public[:2])
+                key = primitives.share_key(ikm, context, 0, 1, *public[:2])
                 return (
-                    key_agreement.unseal(key, pieces(recorded[0].sealed, 7)[1], context)
+                    primitives.unseal(key, pieces(recorded[0].sealed, 7)[1], context)
                     != b""
                 )
-            key = key_agreement.wrap_key(ikm, s.doc_hash, *public[:2])
-            return key_agreement.unseal(key, s.wraps(1)[0].envelope, s.doc_hash) != b""
+            key = primitives.wrap_key(ikm, s.doc_hash, *public[:2])
+            return primitives.unseal(key, s.wraps(1)[0].envelope, s.doc_hash) != b""
         return False
 
     assert opens(real)

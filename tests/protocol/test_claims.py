@@ -15,11 +15,10 @@ from serving import LOST, ROUND_TRIPS, Net, T, make_net
 from flower_kmeans.errors import MessageError, TooFewClientsError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import (
+from flower_kmeans.protocol.cohort import MAX_KEYS, MAX_NODES
+from flower_kmeans.protocol.incidents import (
     LATE,
     MALFORMED,
-    MAX_KEYS,
-    MAX_NODES,
     SECOND_SLOT,
     STRANGER,
     TAKEN,
@@ -30,7 +29,7 @@ from flower_kmeans.protocol.cohort import (
 from flower_kmeans.protocol.messages import Answer, Code, Enrol, Enrolled, Refusal
 from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 
 each_protected = pytest.mark.parametrize("trust", PROTECTED)
 change = msgspec.structs.replace
@@ -124,8 +123,8 @@ def test_a_node_has_one_slot_also_with_the_keys_of_two(tmp_path):
     net = make_net(tmp_path, n=5).set_up()
     cohort, run = net.server._cohort, net.server.run
     identity = net.nodes[10].policy.read_identity()
-    key = key_agreement.public_key(token(32))
-    made = key_agreement.claim(identity.seed, run.doc_hash, 1, 17, key)
+    key = primitives.public_key(token(32))
+    made = primitives.claim(identity.seed, run.doc_hash, 1, 17, key)
     values = {"commitment": bytes(32), "static": identity.public, "public_key": key}
     second = Enrolled(doc_hash=run.doc_hash, claim=made, **values)
     assert cohort.take(17, second) == SECOND_SLOT
@@ -139,8 +138,8 @@ def test_a_slot_has_the_claims_of_few_nodes_and_of_few_keys(tmp_path):
     identity = net.nodes[10].policy.read_identity()
 
     def claim(node_id):
-        key = key_agreement.public_key(token(32))
-        made = key_agreement.claim(identity.seed, run.doc_hash, 1, node_id, key)
+        key = primitives.public_key(token(32))
+        made = primitives.claim(identity.seed, run.doc_hash, 1, node_id, key)
         values = {"commitment": bytes(32), "static": identity.public, "public_key": key}
         return Enrolled(doc_hash=run.doc_hash, claim=made, **values)
 
@@ -214,7 +213,7 @@ def test_55_what_strangers_send_is_not_kept(tmp_path):
 
     def of_stranger():
         values = {"commitment": token(32), "static": static, "software": "x" * 64}
-        key = key_agreement.public_key(token(32))
+        key = primitives.public_key(token(32))
         return Enrolled(
             doc_hash=run.doc_hash, public_key=key, claim=token(64), **values
         )
@@ -260,7 +259,7 @@ def test_keys_that_a_committee_cannot_list_are_refused(keys, tmp_path):
                 return reply
             identity, made = seeds[17], b""
             if identity is not None:
-                made = key_agreement.claim(
+                made = primitives.claim(
                     identity.seed, reply.doc_hash, 2, 17, key(reply)
                 )
             return change(reply, public_key=key(reply), claim=made)
@@ -337,7 +336,7 @@ def test_under_relayed_keys_the_order_of_names_gives_the_slots(trust, tmp_path):
     with without_noise():
         net.set_up()
         assert net.server.proceedings.n_slots == 7
-        frame = net.server._next_frame()
+        frame = net.server._frames.next()
         taken = {slot: client.node_id for slot, client in frame.slots.items()}
         assert taken == {
             slot: node_id for slot, node_id in enumerate(order) if node_id != 10
@@ -372,7 +371,7 @@ def test_of_many_named_nodes_those_that_are_there_are_drawn(n_present, tmp_path)
     for node_id, node in present.items():
         node.node_id = node_id
     net = Net(server, present).set_up()
-    frame = server._next_frame()
+    frame = server._frames.next()
     assert frame.n_slots == 70
     assert len(frame.present) == 64
     assert min(frame.committee.slots) >= 70 - n_present

@@ -38,7 +38,7 @@ from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, client, messages, noise, pairs, transcript
+from flower_kmeans.protocol import checks, client, messages, noise, transcript
 from flower_kmeans.protocol import records as own_records
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
@@ -52,10 +52,10 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.session import ClientSession, LedgerMemory
+from flower_kmeans.protocol.session import ClientSession, LedgerMemory, Pairs
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_content
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.simulation.clients import Own
 
 pytestmark = pytest.mark.claim("own-data", "under-oblivious-server-client")
@@ -89,7 +89,7 @@ def test_an_opened_sum_has_one_share_of_noise_of_each_client(tmp_path, levels):
     expected = sum(cohort.exact(i) for i in range(5))
     for i in range(5):
         if levels:  # the part that stays
-            key = key_agreement.noise_key(cohort.session(i).secret, context)
+            key = primitives.noise_key(cohort.session(i).secret, context)
             stream, run = noise.Stream.from_key(key), cohort.run
             expected += noise.noise_share(run.algorithm, run.plan, 1, 4, stream)
         else:
@@ -720,7 +720,7 @@ def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(
     cohort = Cohort(tmp_path, "oblivious-server", "relayed", n=4).set_up()
     request = cohort.keys_of()
     others = [
-        messages.Peer(i, key_agreement.public_key(token(32))).row for i in range(4, 7)
+        messages.Peer(i, primitives.public_key(token(32))).row for i in range(4, 7)
     ]
     more = change(request, peers=request.peers + b"".join(others))
     monkeypatch.setattr(checks, "MAX_SLOTS", 6)
@@ -942,7 +942,7 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
         cohort.deal()
         cohort.deal(who=[0], root=NOBODY)
     session, identity = cohort.session(0), node.policy.read_identity()
-    found = pairs.Pairs(cohort.doc_hash, session, identity)
+    found = Pairs(cohort.doc_hash, session, identity)
     own = Own(node.client.load_records(), session.secret)  # of a simulation
     kept = session, found, node.client, identity, node.policy, own
     shown = caplog.text + "".join(map(repr, kept))

@@ -19,7 +19,7 @@ from flower_kmeans.protocol.committee import (
 )
 from flower_kmeans.protocol.run import EPOCHS
 from flower_kmeans.secagg.base import Sharing, secure_sum
-from flower_kmeans.secagg.hashing import H, u32
+from flower_kmeans.secagg.primitives import H, u32
 
 SHARES, MASKS = secure_sum("shares"), secure_sum("masks")
 

@@ -22,8 +22,8 @@ from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import ask, messages
-from flower_kmeans.protocol.cohort import LATE, STRANGER, TWICE, UNCLAIMED
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
+from flower_kmeans.protocol.incidents import DIFFERS, LATE, STRANGER, TWICE, UNCLAIMED
 from flower_kmeans.protocol.messages import (
     Add,
     Added,
@@ -34,14 +34,13 @@ from flower_kmeans.protocol.messages import (
     Keys,
     Refusal,
 )
-from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.server import DIFFERS
+from flower_kmeans.protocol.session import Pairs
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.secagg.key_agreement import claim, public_key
+from flower_kmeans.secagg.primitives import claim, public_key
 from flower_kmeans.version import stated_software
 
 N = 9  # R = 7 sum-shares open: one false one is corrected
-SERVER = "flower_kmeans.protocol.server"
+VOTES = "flower_kmeans.protocol.phases.votes"
 replace = msgspec.structs.replace
 
 
@@ -775,7 +774,7 @@ def believe(points, values, degree):
     ("lie", "target", "stand_in"),
     [
         (on(Added, share=shift), "flower_kmeans.secagg.shares._true_shares", believe),
-        (bad_seals, f"{SERVER}.Server._leave_out_named", lambda self, attempt: set()),
+        (bad_seals, f"{VOTES}.Votes._leave_out_named", lambda self, attempt: set()),
     ],
     ids=["reed-solomon", "named dealers"],
 )

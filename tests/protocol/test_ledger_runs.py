@@ -31,7 +31,7 @@ from flower_kmeans.protocol.messages import (
     Finish,
     Finished,
 )
-from flower_kmeans.protocol.server import N_REPEATS
+from flower_kmeans.protocol.phases.attempt import N_REPEATS
 from flower_kmeans.protocol.wire import encode
 
 DELTA = 1e-6

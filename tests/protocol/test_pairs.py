@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import Peer, Wrap, split, write_claims
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.roster import Identity, Roster
-from flower_kmeans.protocol.session import ClientSession
+from flower_kmeans.protocol.session import ClientSession, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 
 DOC = b"d" * 32
 STATICS = [bytes([i + 1]) * 32 for i in range(4)]
-ROSTER = Roster(tuple("abcd"), tuple(map(key_agreement.lasting_key, STATICS)))
+ROSTER = Roster(tuple("abcd"), tuple(map(primitives.lasting_key, STATICS)))
 SESSIONS = [ClientSession.begin(DOC, b"document", 1) for _ in STATICS]
 SMALL_ORDER = bytes(32)
 

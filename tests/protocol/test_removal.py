@@ -38,8 +38,7 @@ from flower_kmeans.protocol.run import (
 )
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.secagg.base import PartError, SumContext, SumError
-from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import noise_key
+from flower_kmeans.secagg.primitives import H, noise_key
 
 M = 6
 LEVELS = (2, 3, 5)  # with M' = 1 and one colluder: for 3, 4 and 6 answers

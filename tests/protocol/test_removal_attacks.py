@@ -13,7 +13,7 @@ from flower_kmeans.protocol import checks, noise
 from flower_kmeans.protocol.messages import Added, Code
 from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.secagg.base import SumError
-from flower_kmeans.secagg.key_agreement import noise_key
+from flower_kmeans.secagg.primitives import noise_key
 from tests.support.cohorts import Cohort, code
 from tests.support.noise_parts import key_of_words, lengths, noise_of_parts
 

@@ -138,7 +138,7 @@ def test_57_noise_is_added_once(begin, trust):
     assert kept.head == T
     assert federation.run(resumed, directory)
     if trust in BLIND:
-        assert list(resumed._running._entries) == entries
+        assert list(resumed._running._announced.entries) == entries
     else:
         np.testing.assert_array_equal(resumed.centroids, first.centroids)
     (one, *others) = (result for (result,) in federation.results.values())

@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.roster import Roster, read_identity, write_members
-from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import lasting_key
+from flower_kmeans.secagg.primitives import H, lasting_key
 
 pytestmark = pytest.mark.claim("deploy", "new-data-holder-means")
 

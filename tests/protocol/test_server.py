@@ -23,19 +23,15 @@ from flower_kmeans.errors import (
     TooFewClientsError,
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.protocol.cohort import TAKEN, ShareStore
 from flower_kmeans.protocol.committee import drawn
+from flower_kmeans.protocol.incidents import TAKEN
 from flower_kmeans.protocol.messages import Answer, Code
-from flower_kmeans.protocol.server import (
-    MAX_RELAY,
-    N_REPEATS,
-    Server,
-    planned_sizes,
-    require_sizes,
-)
+from flower_kmeans.protocol.phases.attempt import N_REPEATS, ShareStore
+from flower_kmeans.protocol.server import Server
+from flower_kmeans.protocol.sizes import MAX_RELAY, planned_sizes, require_sizes
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
 
-SERVER = "flower_kmeans.protocol.server"
+PROTOCOL = "flower_kmeans.protocol"
 MODES = [(trust, keys) for trust in PROTECTED for keys in ("roster", "relayed")]
 MODES += [(trust, "none") for trust in TRUSTS if trust not in PROTECTED]
 
@@ -374,7 +370,7 @@ def test_the_server_takes_an_epoch_whose_committee_is_there(tmp_path):
 
 @pytest.mark.parametrize("hasty", [False, True])
 def test_many_shares_for_one_round_are_sent_in_parts(hasty, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{SERVER}._ADD_BYTES", 4000)
+    monkeypatch.setattr(f"{PROTOCOL}.phases.votes._ADD_BYTES", 4000)
     net = make_net(
         tmp_path, "distributed-noise" if hasty else "clients-only", hasty=hasty
     )
@@ -393,7 +389,9 @@ def test_many_shares_for_one_round_are_sent_in_parts(hasty, tmp_path, monkeypatc
 def test_entries_go_to_clients_that_lack_them_as_many_as_fit(
     room, missed, expected, more, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(f"{SERVER}.MAX_MESSAGE", 2**20 + 108 * 9 + room)
+    monkeypatch.setattr(
+        f"{PROTOCOL}.phases.announced.MAX_MESSAGE", 2**20 + 108 * 9 + room
+    )
     lossy = losing("request", "ask", 1, 2, 3, 4, of=lambda node_id: node_id == 31)
     net = completes(
         make_net(tmp_path, "oblivious-server", lossy=lossy, document={"rounds": 9})
@@ -482,7 +480,7 @@ def test_the_query_of_a_sighted_run_counts(monkeypatch):
     assert size > 8 * 900 * 2
     assert size - 500 <= planned_sizes(run, 3)["ask"] - 2**20 - 108 * 3 <= size
     require_sizes(run, 3)
-    monkeypatch.setattr(f"{SERVER}.MAX_MESSAGE", 2**20 + size // 2)
+    monkeypatch.setattr(f"{PROTOCOL}.sizes.MAX_MESSAGE", 2**20 + size // 2)
     with pytest.raises(ConfigurationError, match="one 'ask' message"):
         require_sizes(run, 3)
 
@@ -490,7 +488,7 @@ def test_the_query_of_a_sighted_run_counts(monkeypatch):
 def test_a_cohort_that_is_larger_than_planned_ends_the_run_before_anything_is_asked(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(f"{SERVER}.MAX_RELAY", 2000)
+    monkeypatch.setattr(f"{PROTOCOL}.sizes.MAX_RELAY", 2000)
     net = make_net(tmp_path)
     with pytest.raises(ConfigurationError, match="MiB of shares to relay"):
         net.set_up()

@@ -12,7 +12,7 @@ from held import holders
 from vertical_runs import Relay, blobs, make_parties, straight_signs
 from vertical_runs import make_run as make_vertical_run
 
-from flower_kmeans.protocol import pairs
+from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.messages import decode_reply, decode_request
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
@@ -122,7 +122,7 @@ def in_cache(secret):
 
 
 def in_class(secret):
-    return type("Planted", (), {"__module__": pairs.__name__, "kept": {secret: 1}})
+    return type("Planted", (), {"__module__": sessions.__name__, "kept": {secret: 1}})
 
 
 @pytest.mark.parametrize("plant", [in_dictionary, in_bounded_cache, in_cache, in_class])
@@ -132,7 +132,7 @@ def test_a_planted_cache_of_a_module_is_found(plant, tmp_path, monkeypatch):
     cohort.set_up()
     assert client.found == {}
     session = cohort.session(0)
-    monkeypatch.setattr(pairs, "_planted", plant(session.ephemeral), raising=False)
+    monkeypatch.setattr(sessions, "_planted", plant(session.ephemeral), raising=False)
     cohort.round(1)
     assert client.found["Ask"] == [session.ephemeral]
 

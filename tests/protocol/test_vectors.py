@@ -35,10 +35,10 @@ from flower_kmeans.protocol.messages import (
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.transcript import ZERO, Tree
 from flower_kmeans.protocol.wire import decode, encode
-from flower_kmeans.secagg import key_agreement as keys
 from flower_kmeans.secagg import masks
+from flower_kmeans.secagg import primitives as keys
 from flower_kmeans.secagg.base import SumContext, secure_sum
-from flower_kmeans.secagg.hashing import H, u32, u64
+from flower_kmeans.secagg.primitives import H, u32, u64
 from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
 from tests.support.ring import pack, unpack
 

@@ -59,7 +59,7 @@ from flower_kmeans.protocol.run import (
 )
 from flower_kmeans.protocol.session import forget_unfinished
 from flower_kmeans.protocol.wire import decode, encode
-from flower_kmeans.secagg.hashing import u32
+from flower_kmeans.secagg.primitives import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import unpack

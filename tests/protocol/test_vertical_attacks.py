@@ -40,7 +40,7 @@ from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol import session as sessions
-from flower_kmeans.protocol.cohort import UNCLAIMED
+from flower_kmeans.protocol.incidents import UNCLAIMED
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,
@@ -55,8 +55,8 @@ from flower_kmeans.protocol.party_session import PartySession, Progress
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import decode, encode, encode_arrays
-from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.hashing import u32
+from flower_kmeans.secagg import primitives
+from flower_kmeans.secagg.primitives import u32
 from flower_kmeans.vertical import keys
 from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.keys import KeyHolder
@@ -1133,7 +1133,7 @@ class Stranger:
         if not isinstance(request, Enrol):
             return Refusal(code=Code.INTERNAL, doc_hash=request.doc_hash)
         joined = self.owner.ask(data)
-        values = {"public_key": key_agreement.public_key(token(32)), **self.changes}
+        values = {"public_key": primitives.public_key(token(32)), **self.changes}
         return joined if self.changes.get("copies") else changed(joined, **values)
 
 

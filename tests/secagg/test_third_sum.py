@@ -23,7 +23,7 @@ from flower_kmeans.secagg.base import (
     add_words,
     register_secure_sum,
 )
-from flower_kmeans.secagg.hashing import kdf, words
+from flower_kmeans.secagg.primitives import kdf, words
 from flower_kmeans.strategies import FastLloyd
 
 

@@ -21,8 +21,8 @@ from harness import (
 from flower_kmeans import Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
+from flower_kmeans.protocol.incidents import DIFFERS, FALSE_SHARE, NO_ANSWER, STRAY
 from flower_kmeans.protocol.messages import Code, decode_request
-from flower_kmeans.protocol.server import DIFFERS, FALSE_SHARE, NO_ANSWER, STRAY
 from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.simulation.faults import (
     FaultKind,

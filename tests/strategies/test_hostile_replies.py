@@ -8,7 +8,7 @@ from harness import SIMULATED, stock_start
 from rows import SIGHTED, TRUSTS, M, make, parts_of, run, runs
 
 from flower_kmeans.client import kmeans_client_app
-from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.incidents import MALFORMED
 from flower_kmeans.protocol.limits import reply_limit, request_limit
 from flower_kmeans.protocol.messages import Enrol, Finish, decode_request, read_head
 from flower_kmeans.protocol.results import longest_result

@@ -11,10 +11,10 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import UNCLAIMED
+from flower_kmeans.protocol.incidents import UNCLAIMED
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.wire import encode, from_content, to_content
-from flower_kmeans.secagg.key_agreement import public_key
+from flower_kmeans.secagg.primitives import public_key
 from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, SynopsisKMeans, VerticalKMeans
 

@@ -10,7 +10,7 @@ from flower_kmeans import Box, PrivacyBudget, kmeans_client_app
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.protocol import exchange
 from flower_kmeans.protocol.exchange import Exchange
-from flower_kmeans.protocol.server import NO_ANSWER
+from flower_kmeans.protocol.incidents import NO_ANSWER
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import GLloyd, Lloyd
 

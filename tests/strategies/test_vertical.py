@@ -44,7 +44,7 @@ from flower_kmeans.protocol.messages import (
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
-from flower_kmeans.secagg.key_agreement import public_key
+from flower_kmeans.secagg.primitives import public_key
 from flower_kmeans.simulation import engines
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import VerticalKMeans

@@ -17,8 +17,6 @@ from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages, noise, transcript
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.cohort import Frame
-from flower_kmeans.protocol.cohort import Participant as Member
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Add,
@@ -31,17 +29,20 @@ from flower_kmeans.protocol.messages import (
     Reply,
     Request,
 )
+from flower_kmeans.protocol.participants import Frame
+from flower_kmeans.protocol.participants import Participant as Member
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, write_members
 from flower_kmeans.protocol.run import Run, open_run
-from flower_kmeans.protocol.server import Replies, Server
+from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
+from flower_kmeans.protocol.trips import Replies
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode, encode_arrays
-from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import SumContext
 
 PROTECTED = tuple(name for name in TRUSTS if trust_model(name).is_protected)
@@ -311,16 +312,16 @@ class Cohort:
     @property
     def h(self) -> bytes:
         """The transcript's hash."""
-        return self.server._h
+        return self.server._announced.h
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The sums that were announced."""
-        return tuple(self.server._entries)
+        return tuple(self.server._announced.entries)
 
     def announce(self, entry: Entry) -> None:
         """Let the server announce a sum that it did not make."""
-        self.server._entries[entry] = 0
+        self.server._announced.entries[entry] = 0
 
     def reframe(
         self,
@@ -526,7 +527,7 @@ class Cohort:
 
     def group_key(self, i: int) -> bytes:
         """Return the group key that a client has."""
-        return key_agreement.group_key(self.session(i).group_secret, self.doc_hash)
+        return primitives.group_key(self.session(i).group_secret, self.doc_hash)
 
     def exact(self, i: int) -> NDArray[np.int64]:
         """Return a client's statistic of round 1, without noise."""
@@ -541,35 +542,31 @@ class Cohort:
     def pair_secret(self, i: int, j: int) -> bytes:
         """Return what two clients have in common, by the secrets of the second."""
         statics = (self.exchange_secret(j), self.exchange_key(i)) if self.roster else ()
-        return key_agreement.pair_secret(
-            self.session(j).ephemeral, self.key(i), *statics
-        )
+        return primitives.pair_secret(self.session(j).ephemeral, self.key(i), *statics)
 
     def exchange_secret(self, i: int) -> bytes:
         """Return the X25519 half of a client's lasting key."""
-        return key_agreement.exchange_secret(self.identity(i).seed)
+        return primitives.exchange_secret(self.identity(i).seed)
 
     def exchange_key(self, i: int) -> bytes:
         """Return the public half of it."""
         assert self.roster is not None
-        return key_agreement.exchange_key(self.roster.keys[i])
+        return primitives.exchange_key(self.roster.keys[i])
 
     def pair_key(self, i: int, j: int, context: bytes, position: int) -> bytes:
         """Return the key of dealer i's share for committee member j."""
         shared = self.pair_secret(i, j)
-        return key_agreement.share_key(
+        return primitives.share_key(
             shared, context, i, position, self.key(i), self.key(j)
         )
 
     def wrap_again(self, i: int, by: int) -> None:
         """Let a client that has the group key seal it for one that began a new session."""
         shared = self.pair_secret(i, by)
-        key = key_agreement.wrap_key(shared, self.doc_hash, self.key(by), self.key(i))
-        envelope = key_agreement.seal(key, self.session(by).group_secret, self.doc_hash)
-        group_key = key_agreement.group_key(
-            self.session(by).group_secret, self.doc_hash
-        )
-        key_id = key_agreement.key_id(group_key, self.doc_hash)
+        key = primitives.wrap_key(shared, self.doc_hash, self.key(by), self.key(i))
+        envelope = primitives.seal(key, self.session(by).group_secret, self.doc_hash)
+        group_key = primitives.group_key(self.session(by).group_secret, self.doc_hash)
+        key_id = primitives.key_id(group_key, self.doc_hash)
         self.take_envelopes(by, key_id, envelope, [i])
 
 

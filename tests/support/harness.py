@@ -212,7 +212,7 @@ class Outcome:
     @property
     def announced(self) -> list[Entry]:
         """The sums that the server announced, and keeps."""
-        return list(self.server._entries)
+        return list(self.server._announced.entries)
 
     @property
     def run(self) -> Run:

@@ -9,8 +9,7 @@ from flower_kmeans.protocol import noise
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.secagg.base import SumContext
-from flower_kmeans.secagg.hashing import H
-from flower_kmeans.secagg.key_agreement import noise_key
+from flower_kmeans.secagg.primitives import H, noise_key
 
 
 def lengths(run: Run, context: SumContext) -> tuple[int, int]:

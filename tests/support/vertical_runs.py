@@ -32,12 +32,11 @@ from flower_kmeans.protocol.messages import (
     VerticalStep,
 )
 from flower_kmeans.protocol.noise import sampler_of
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
-from flower_kmeans.protocol.server import Replies
-from flower_kmeans.protocol.session import ClientSession, unpack_session
+from flower_kmeans.protocol.session import ClientSession, Pairs, unpack_session
+from flower_kmeans.protocol.trips import Replies
 from flower_kmeans.protocol.wire import encode
 
 N_RECORDS = 400

@@ -1,0 +1,53 @@
+"""A run that goes on after its server ended (docs/protocol.md, section 9)."""
+
+from flower_kmeans.errors import RunError
+from flower_kmeans.protocol.resume import KeptAttempt
+
+
+class Resumption:
+    """The first round after a run was taken up.
+
+    Parameters
+    ----------
+    max_colluders : int
+        How many clients may lie about what is over.
+
+    Attributes
+    ----------
+    is_under_way : bool
+        Whether the first round is not closed yet.
+    attempt : KeptAttempt, optional
+        The attempt that was open when the former process ended.
+    """
+
+    def __init__(self, max_colluders: int) -> None:
+        self._max_colluders = max_colluders
+        self._stale = set[int]()  # slots that took a resumed round for one that is over
+        self.is_under_way = False
+        self.attempt: KeptAttempt | None = None
+
+    def begin(self, attempt: KeptAttempt | None) -> None:
+        """Take up a run, perhaps in the middle of a round."""
+        self.is_under_way = True
+        self.attempt = attempt
+
+    def end(self) -> None:
+        """Forget the former process: a round is closed."""
+        self.is_under_way = False
+        self.attempt = None
+
+    def hear_stale(self, slot: int, t: int) -> None:
+        """Hear that a round is over for a client, as far as it knows.
+
+        A `RunError` if the kept run is older than its clients' memory of it.
+        """
+        if not self.is_under_way:
+            return
+        self._stale.add(slot)
+        n_stale = len(self._stale)
+        if n_stale > self._max_colluders:
+            raise RunError(
+                f"Expected resume to hold the run as its server left it. Got round {t}, which is "
+                f"over for {n_stale} clients: the directory is an older copy, or they called "
+                "flower-kmeans forget. Begin a new run in another directory."
+            )

@@ -1,0 +1,78 @@
+"""The largest messages of a run, when it is planned (docs/protocol.md, section 8)."""
+
+import math
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.protocol import noise
+from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.wire import MAX_MESSAGE
+
+MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
+_OVERHEAD = 2**20  # of a message, beside what grows with words and clients
+_PEER_BYTES = 108  # a row, which is longer than an envelope
+_PART_OVERHEAD = 32
+
+
+def bytes_beside_data(n_clients: int) -> int:
+    """Return how long a message to one of so many clients is at most, without its data."""
+    return _OVERHEAD + _PEER_BYTES * n_clients
+
+
+def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
+    """Return the parts that the answer of one of so many clients has, and their longest bytes."""
+    document = run.document
+    trust = run.trust
+    sharing = None
+    n_parts = 1
+    if trust.has_committee:
+        n_parts = min(n_clients, MAX_POSITIONS)
+        n_corrupt = corrupt_positions(n_clients, document.max_colluders)
+        sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
+    return n_parts, noise.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
+
+
+def answers_bytes(run: Run, n_clients: int) -> int:
+    """Return how many bytes the answers of so many clients have together, at most, in a round."""
+    n_slots = max(n_clients, run.document.min_clients)
+    n_parts, part = _planned_part(run, n_slots)
+    return n_slots * n_parts * part
+
+
+def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
+    """Return the largest messages in bytes, by their kind, and the ``relay`` of a round."""
+    document = run.document
+    trust = run.trust
+    n_slots = max(n_clients, document.min_clients)
+    n_parts, part = _planned_part(run, n_slots)
+    clients = bytes_beside_data(n_slots)
+    queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
+    query = max(
+        sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries
+    )
+    entry = n_parts * part
+    sizes = {
+        "ask": clients + (entry if trust.is_blind else query),
+        "answer": clients + entry,
+    }
+    if trust.has_committee:
+        sizes |= {"add": clients + n_slots * part, "relay": answers_bytes(run, n_slots)}
+    return sizes
+
+
+def require_sizes(run: Run, n_clients: int) -> None:
+    """Require messages within `wire.MAX_MESSAGE`, and a round's relay within `MAX_RELAY`."""
+    ways = "fewer words or fewer clients"
+    if run.trust.has_committee:
+        ways += ", or trust='oblivious-server', which sends 8 bytes for each word"
+    for name, size in planned_sizes(run, n_clients).items():
+        limit = MAX_MESSAGE
+        what = f"data in one {name!r} message"
+        if name == "relay":
+            limit = MAX_RELAY
+            what = "shares to relay in a round"
+        if size > limit:
+            raise ConfigurationError(
+                f"Expected at most {limit / 2**20:.0f} MiB of {what}. Got {size / 2**20:.0f} MiB "
+                f"with {n_clients} clients and {max(run.document.words)} words: take {ways}."
+            )
