@@ -26,8 +26,9 @@ from flower_kmeans.algorithms import (
     Statistic,
     SuLloydAlgorithm,
 )
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Algorithm
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.cells import Cells, CellSums, cell_sums
 from flower_kmeans.arrays import FloatArray

@@ -91,11 +91,11 @@ class Answers:
 
     def _answer(self, query: Query, records: GridRecords) -> IntArray:
         answer = self.algorithm.answer(query, records)
-        return self.algorithm.flatten(answer, query.round)
+        return self.algorithm.layout(query.round).flatten(answer)
 
     def without(self, query: Query, *, own: bool = False) -> IntArray:
         """Return the exact sum without the target, or the first client's own part of it."""
-        total = np.zeros(self.algorithm.words(query.round), dtype=np.int64)
+        total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
         for many, records in self._own if own else self._groups:
             total += many * self._answer(query, records)
         return total
@@ -110,7 +110,7 @@ class Answers:
 
     def after(self, state: State, total: IntArray) -> State:
         """Return the state after a round's noisy sum."""
-        answer = self.algorithm.unflatten(total, state.round + 1)
+        answer = self.algorithm.layout(state.round + 1).unflatten(total)
         return self.algorithm.update(state, answer, self._generator(state.round + 1))
 
     def _generator(self, number: int) -> np.random.Generator | None:
@@ -139,11 +139,11 @@ class Answers:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
         units, words = (
             self.algorithm.sensitivities(query.round),
-            self.algorithm.words(query.round),
+            self.algorithm.layout(query.round).n_words,
         )
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
-        places, shares = self.algorithm.places(query.round), self.setting.shares
+        places, shares = self.algorithm.layout(query.round).places, self.setting.shares
         for each_drawn in drawn:
             stream = server.Stream.fresh()
             for each in self.plan.rounds[query.round - 1]:
@@ -186,14 +186,14 @@ class Answers:
         found, start = [], 0
         for number in range(1, self.algorithm.n_rounds + 1):
             units = self.algorithm.sensitivities(number)
-            places = self.algorithm.places(number)
+            places = self.algorithm.layout(number).places
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])
                 scale = each.noise_multiplier * units[words] / self.lost
                 found.append(
                     (sampler_name(each, self.setting.shared), start + words, scale)
                 )
-            start += self.algorithm.words(number)
+            start += self.algorithm.layout(number).n_words
         return found
 
     def attained(self, views: Views) -> float:
@@ -292,7 +292,9 @@ def in_shares(answers: Answers, views: Views) -> Views:
     polynomials.
     """
     rounds = range(1, answers.algorithm.n_rounds + 1)
-    ends = np.cumsum([answers.algorithm.words(number) for number in rounds])[:-1]
+    ends = np.cumsum([answers.algorithm.layout(number).n_words for number in rounds])[
+        :-1
+    ]
     seen = [
         dealt(answers.setting, words.ravel()).reshape(words.shape)
         for words in np.split(views.residual, ends, axis=1)
@@ -323,7 +325,7 @@ class _Record:
 
         def updating(own: Any, state: State, answer: Any, *more: Any) -> State:
             number = state.round + 1
-            self.sums.setdefault(number, own.flatten(answer, number))
+            self.sums.setdefault(number, own.layout(number).flatten(answer))
             self.states.setdefault(number, state)
             return update(own, state, answer, *more)
 

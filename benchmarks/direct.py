@@ -37,9 +37,9 @@ def final_state(
             if noise is None
             else noise(number)
         )
-        total = own + algorithm.flatten(
-            algorithm.answer(algorithm.query(state), grid), number
+        total = own + algorithm.layout(number).flatten(
+            algorithm.answer(algorithm.query(state), grid)
         )
-        answer = algorithm.unflatten(total, number)
+        answer = algorithm.layout(number).unflatten(total)
         state = algorithm.update(state, answer, public_generator(seed, number))
     return state

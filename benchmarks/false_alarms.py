@@ -146,7 +146,7 @@ def noise_draws(
         for name in release.blocks
     }
     drawn = []
-    for block in algorithm.layout(number):
+    for block in algorithm.layout(number).blocks:
         shape = n_draws, block.size
         std = np.full(block.size, planned[block.name])
         if block.name == MOMENTS:  # that of products has half of the variance
@@ -164,7 +164,8 @@ def exact_sum(
     """Return the sum of all answers to the query after a state."""
     query = algorithm.query(state)
     answers = [
-        algorithm.flatten(algorithm.answer(query, part), query.round) for part in parts
+        algorithm.layout(query.round).flatten(algorithm.answer(query, part))
+        for part in parts
     ]
     return np.sum(answers, axis=0)
 
@@ -186,8 +187,8 @@ def alarms_of(
             np.int64
         )
         for i, noise in enumerate(noises):
-            answer = algorithm.unflatten(
-                total + noise, number, len(parts) / n_slots, len(parts)
+            answer = algorithm.layout(number).unflatten(
+                total + noise, len(parts) / n_slots, len(parts)
             )
             if i == n_draws:
                 break

@@ -25,8 +25,9 @@ from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
 from bench import script, tables
 from bench.harness import Options, Row, Suite, seed_of
-from flower_kmeans.algorithms.base import COUNTS, Query, State, Statistic
+from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
+from flower_kmeans.algorithms.layout import COUNTS, Statistic
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
@@ -240,8 +241,8 @@ def noisy_sum(
     number = query.round
     words = noise[number].copy()
     for part in parts:
-        words += algorithm.flatten(algorithm.answer(query, part), number)
-    return algorithm.unflatten(words, number)
+        words += algorithm.layout(number).flatten(algorithm.answer(query, part))
+    return algorithm.layout(number).unflatten(words)
 
 
 def least_of(rule: str, voted: Voted) -> float:

@@ -60,7 +60,7 @@ def laplace_scales(clip, rounds):
 def planned_scales(made):
     """Return the scale that a plan gives to the noise of sums, and to that of counts."""
     algorithm, found = made.algorithm, []
-    units, places = algorithm.sensitivities(1), algorithm.places(1)
+    units, places = algorithm.sensitivities(1), algorithm.layout(1).places
     for release in made.plan.rounds[0]:
         (block,) = release.blocks
         (unit,) = set(units[places[block]])

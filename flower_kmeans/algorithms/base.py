@@ -16,7 +16,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    NamedTuple,
     Self,
     TypeVar,
 )
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms.layout import COUNTS, Layout, Statistic
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.plausibility import Meaning
@@ -44,7 +44,6 @@ Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
 """Shape, least and largest value of an array of a query."""
 
 UNUSABLE = "The query of a round is not one of its algorithm."
-_INT64 = np.dtype(np.int64)
 LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
@@ -54,34 +53,8 @@ MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
 # parameters on which numbers of words depend
 _SIZES = "n_clusters", "n_server_points", "n_rounds"
-SUMS = "sums"
-COUNTS = "counts"
 # fewest noisy records of a cluster whose sum is divided by them; public
 MIN_COUNT = 1.0
-
-
-class Block(NamedTuple):
-    """A named array of a round's statistic; an integer ``i`` means ``i * 2**-exponent``."""
-
-    name: str
-    shape: tuple[int, ...]
-    exponent: int
-
-    @property
-    def size(self) -> int:
-        """Number of words."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """An answer of one client, or the noisy sum of all answers: int64 arrays by block."""
-
-    blocks: Mapping[str, IntArray]
-    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if
-    # known.
-    answered: float = 1.0
-    n_answers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -238,8 +211,8 @@ class Algorithm(ABC):
             )
 
     @abstractmethod
-    def layout(self, round_number: int) -> tuple[Block, ...]:
-        """Return the blocks of a round's statistic (rounds count from 1), in their order."""
+    def layout(self, round_number: int) -> Layout:
+        """Return the layout of a round's statistic; rounds count from 1."""
 
     @abstractmethod
     def releases(self, round_number: int) -> tuple[Release, ...]:
@@ -271,7 +244,8 @@ class Algorithm(ABC):
         if self.n_records is None:
             return
         # A union bound over both tails of all words of the run.
-        n_words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        rounds = range(1, self.n_rounds + 1)
+        n_words = sum(self.layout(number).n_words for number in rounds)
         logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
         # Where clients add means, each adds as much as a record, and there may be more
@@ -304,9 +278,7 @@ class Algorithm(ABC):
         That of second moments is of their diagonal.
         """
         if not self.budget.is_private:
-            return dict.fromkeys(
-                (block.name for block in self.layout(round_number)), 0.0
-            )
+            return dict.fromkeys(self.layout(round_number).names, 0.0)
         sensitivities = self.block_sensitivities(round_number)
         found = {}
         for release in self.plan().rounds[round_number - 1]:
@@ -328,8 +300,9 @@ class Algorithm(ABC):
             asked = sum(
                 math.prod(shape) for shape, *_ in self.query_ranges(number).values()
             )
-            words = max(self.words(number), asked)
-            total = total + self.words(number)
+            answered = self.layout(number).n_words
+            words = max(answered, asked)
+            total = total + answered
             if words > MAX_WORDS or total > MAX_RUN_WORDS:
                 sizes = [
                     f"{name}={getattr(self, name)}"
@@ -393,7 +366,7 @@ class Algorithm(ABC):
         differ.
         """
         sensitivities = self.block_sensitivities(round_number)
-        blocks = self.layout(round_number)
+        blocks = self.layout(round_number).blocks
         return np.repeat(
             [sensitivities[b.name] for b in blocks], [b.size for b in blocks]
         )
@@ -406,8 +379,9 @@ class Algorithm(ABC):
         """
         sensitivities = self.record_sensitivities(round_number)
         if self._clip() is not None:
-            for release, words in self.release_words(round_number):
-                sensitivities[words] *= self.clip_of(release)
+            layout = self.layout(round_number)
+            for release in self.releases(round_number):
+                sensitivities[layout.words_of(release)] *= self.clip_of(release)
         return sensitivities
 
     def clip_of(self, release: Release) -> float:
@@ -422,9 +396,14 @@ class Algorithm(ABC):
         Theorem 35).
         """
         sensitivities = self.sensitivities(round_number)
+        layout = self.layout(round_number)
         parts = [
-            (sensitivities[words], release.norm, 1.0 / self.clip_of(release))
-            for release, words in self.release_words(round_number)
+            (
+                sensitivities[layout.words_of(release)],
+                release.norm,
+                1.0 / self.clip_of(release),
+            )
+            for release in self.releases(round_number)
         ]
         joint = self.has_joint_clipping and len(parts) > 1
         shared = max(step for *_, step in parts) if joint else None
@@ -441,11 +420,6 @@ class Algorithm(ABC):
         unless the algorithm ``needs_all_records``.
         """
 
-    def words_of(self, query: Query, records: NDArray[Any]) -> IntArray:
-        """Return the statistic of finite records (m, d) in the user's units, as one vector."""
-        grid = GridRecords(records, self.domain, self.fraction_bits)
-        return self.flatten(self.statistic(query, grid), query.round)
-
     def answer(self, query: Query, records: GridRecords) -> Statistic:
         """Return a client's contribution to a round's sum, from all of its records."""
         return self.limited(self.statistic(query, records), query.round)
@@ -459,26 +433,25 @@ class Algorithm(ABC):
         if self._clip() is None:
             return statistic
         sensitivities = self.sensitivities(round_number)
-        vector = self.flatten(statistic, round_number)
-        clipped = np.zeros_like(vector)
-        parts = [
-            (
-                words,
-                client_clipping.clip_factor(
-                    vector[words], sensitivities[words], release.norm
-                ),
+        layout = self.layout(round_number)
+        vector = layout.flatten(statistic)
+        parts = []
+        for release in self.releases(round_number):
+            words = layout.words_of(release)
+            factor = client_clipping.clip_factor(
+                vector[words], sensitivities[words], release.norm
             )
-            for release, words in self.release_words(round_number)
-        ]
+            parts.append((words, factor))
         # A joint factor keeps a client's means where they are: sums and counts shrink
         # alike.
         least = min((factor for _, factor in parts), default=1.0)
+        clipped = np.zeros_like(vector)
         for words, factor in parts:
             kept = least if self.has_joint_clipping else factor
             clipped[words] = client_clipping.shortened(
                 vector[words], sensitivities[words], kept
             )
-        return self.unflatten(clipped, round_number)
+        return layout.unflatten(clipped)
 
     def _clip(self) -> float | None:
         """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""
@@ -541,7 +514,7 @@ class Algorithm(ABC):
         counts. By default nothing but the signs and the total of counts is known, where
         there are some.
         """
-        names = {block.name for block in self.layout(state.round + 1)}
+        names = self.layout(state.round + 1).names
         return Meaning(counts=COUNTS if COUNTS in names else None, are_clusters=False)
 
     @abstractmethod
@@ -628,63 +601,6 @@ class Algorithm(ABC):
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
         """Return the parameters that ``to_config`` wrote, as the constructor takes them."""
         return parameters.read_parameters(cls, config)
-
-    def words(self, round_number: int) -> int:
-        """Return the number of words of a round's statistic."""
-        return sum(block.size for block in self.layout(round_number))
-
-    def places(self, round_number: int) -> dict[str, NDArray[np.intp]]:
-        """Return where the words of each block are in a round's vector, in layout order."""
-        places = {}
-        start = 0
-        for block in self.layout(round_number):
-            places[block.name] = np.arange(start, start + block.size)
-            start += block.size
-        return places
-
-    def release_words(
-        self, round_number: int
-    ) -> list[tuple[Release, NDArray[np.intp]]]:
-        """Return a round's releases, each with where its words are in the round's vector."""
-        places = self.places(round_number)
-        return [
-            (release, np.concatenate([places[name] for name in release.blocks]))
-            for release in self.releases(round_number)
-        ]
-
-    def flatten(self, statistic: Statistic, round_number: int) -> IntArray:
-        """Return a statistic as one vector, (words,) int64, in layout order."""
-        parts = []
-        for block in self.layout(round_number):
-            array = statistic.blocks[block.name]
-            if array.shape != block.shape or array.dtype != _INT64:
-                raise ValueError(
-                    f"Expected block {block.name!r} as int64 of shape {block.shape}. "
-                    f"Got {array.dtype} of shape {array.shape} instead."
-                )
-            parts.append(array.reshape(-1))
-        return np.concatenate(parts)
-
-    def unflatten(
-        self,
-        vector: IntArray,
-        round_number: int,
-        answered: float = 1.0,
-        n_answers: int | None = None,
-    ) -> Statistic:
-        """Return the statistic of a vector (words,) int64, with the `Statistic`'s other fields."""
-        words = self.words(round_number)
-        if vector.shape != (words,) or vector.dtype != np.int64:
-            raise ValueError(
-                f"Expected {words} words of int64. "
-                f"Got {vector.dtype} of shape {vector.shape} instead."
-            )
-        layout = self.layout(round_number)
-        parts = np.split(vector, np.cumsum([block.size for block in layout])[:-1])
-        blocks = {
-            b.name: part.reshape(b.shape) for b, part in zip(layout, parts, strict=True)
-        }
-        return Statistic(blocks, answered, n_answers)
 
 
 def resolved(

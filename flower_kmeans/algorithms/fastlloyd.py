@@ -16,7 +16,8 @@ import mpmath
 import numpy as np
 
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
+from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
@@ -72,13 +73,14 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """Return the radius of a round in whole grid units; with relocation, the largest one."""
         return self._first_radius if round_number == 1 else self._radius
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return sums and counts as all Lloyd algorithms do, and nearness (k,) with relocation."""
-        blocks = super().layout(round_number)
+        layout = super().layout(round_number)
         if not self.relocation:
-            return blocks
+            return layout
         nearness = Block(NEARNESS, (self.n_clusters,), self.fraction_bits)
-        return (blocks[0], nearness, *blocks[1:])
+        sums, *others = layout.blocks
+        return Layout((sums, nearness, *others))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the initial centroids, and the radius of round 1 with relocation."""
@@ -94,7 +96,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return ranges
         return {**ranges, "radius": ((1,), 1, self.radius_of(round_number))}
 
-    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
 
         Without relocation, of records within the radius. With relocation, of all
@@ -113,9 +115,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         if self._has_cost(query.round):
             # 1 - (1 - |u|^2)
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])
-        return base.Statistic(blocks)
+        return Statistic(blocks)
 
-    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the bounds of sums of offsets, nearness and counts."""
         found = super().meaning(state, answer)
         if not self.relocation:
@@ -133,7 +135,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     def update(
         self,
         state: State,
-        answer: base.Statistic,
+        answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
@@ -176,7 +178,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         centroids: IntArray,
         moves: FloatArray,
         radius: int,
-        answer: base.Statistic,
+        answer: Statistic,
     ) -> tuple[IntArray, int]:
         """Return the centroids and the radius of the round after ``number``."""
         step = 2.0**-self.fraction_bits

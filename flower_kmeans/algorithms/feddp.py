@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Clips, Query, State
+from flower_kmeans.algorithms.base import Clips, Query, State
 from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import initialization
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
@@ -276,7 +277,7 @@ class FedDPAlgorithm(base.Algorithm):
         """Number of rounds."""
         return N_INITIAL + self.n_lloyd_rounds
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round.
 
         Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point,
@@ -284,7 +285,7 @@ class FedDPAlgorithm(base.Algorithm):
         Lloyd round where the radius narrows, and the cost, (1,), in the last one if it
         was asked for.
         """
-        return tuple(self._released(round_number).values())
+        return Layout(tuple(self._released(round_number).values()))
 
     def _released(self, round_number: int) -> dict[str, Block]:
         """Return the block of each of a round's releases."""
@@ -405,23 +406,23 @@ class FedDPAlgorithm(base.Algorithm):
             return {**centroids, FACTOR: ((1,), FINENESS, MOST_FACTOR)}
         return centroids
 
-    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the records' part of the round's sum, before means are taken of it."""
         arrays = query.arrays
         number = query.round
         if number == PROJECTION:
-            return base.Statistic({MOMENTS: projections.second_moments(records)})
+            return Statistic({MOMENTS: projections.second_moments(records)})
         if number == WEIGHTS:
             projected = projections.ProjectedRecords(
                 records, self.projection, arrays["projection"]
             )
             _, counts = cluster_sums(projected, arrays["points"])
-            return base.Statistic({COUNTS: counts << self.fraction_bits})
+            return Statistic({COUNTS: counts << self.fraction_bits})
         if number == LIFT:
             return self._lift_statistic(query, records)
         return self._lloyd_statistic(query, records)
 
-    def _lift_statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def _lift_statistic(self, query: Query, records: GridRecords) -> Statistic:
         sums, counts = projections.lifted_sums(
             records,
             self.projection,
@@ -429,9 +430,9 @@ class FedDPAlgorithm(base.Algorithm):
             query.arrays["centers"],
             self.margin,
         )
-        return base.Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+        return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
 
-    def _lloyd_statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def _lloyd_statistic(self, query: Query, records: GridRecords) -> Statistic:
         has_spread = self._has_spread(query.round)
         has_cost = self._has_cost(query.round)
         largest = self.largest_cost if has_spread or has_cost else None
@@ -445,9 +446,9 @@ class FedDPAlgorithm(base.Algorithm):
             blocks[SPREAD] = squares
         elif has_cost:
             blocks[COST] = factor**2 * squares
-        return base.Statistic(blocks)
+        return Statistic(blocks)
 
-    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the bounds of moments, weights, and sums and counts of records or means."""
         number = state.round + 1
         most = self.block_sensitivities(number)
@@ -484,7 +485,7 @@ class FedDPAlgorithm(base.Algorithm):
             totals=totals,
         )
 
-    def limited(self, statistic: base.Statistic, round_number: int) -> base.Statistic:
+    def limited(self, statistic: Statistic, round_number: int) -> Statistic:
         """Return a client's contribution: means instead of sums if wanted, then clipped."""
         if self.contribution == "means" and round_number >= LIFT:
             sums = statistic.blocks[SUMS]
@@ -493,7 +494,7 @@ class FedDPAlgorithm(base.Algorithm):
             sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
             means = {SUMS: np.sign(sums) * sizes, COUNTS: np.minimum(counts, 1)}
             means[COUNTS] <<= self.fraction_bits
-            statistic = base.Statistic({**statistic.blocks, **means})
+            statistic = Statistic({**statistic.blocks, **means})
         return super().limited(statistic, round_number)
 
     def _radius_at(self, factor: int) -> int | None:
@@ -505,7 +506,7 @@ class FedDPAlgorithm(base.Algorithm):
     def update(
         self,
         state: State,
-        answer: base.Statistic,
+        answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum; without ``rng``, from the seed."""
@@ -528,7 +529,7 @@ class FedDPAlgorithm(base.Algorithm):
         return State(number, {**before, **arrays, "flags": flags})
 
     def _project(
-        self, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+        self, before: NamedArrays, answer: Statistic, flags: BoolArray
     ) -> NamedArrays:
         d = self.domain.n_features
         r = self.projection.n_directions
@@ -550,7 +551,7 @@ class FedDPAlgorithm(base.Algorithm):
     def _weigh(
         self,
         before: NamedArrays,
-        answer: base.Statistic,
+        answer: Statistic,
         flags: BoolArray,
         rng: np.random.Generator,
     ) -> NamedArrays:
@@ -571,7 +572,7 @@ class FedDPAlgorithm(base.Algorithm):
         return {"weights": weights.copy(), "centers": centers}
 
     def _lift(
-        self, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+        self, before: NamedArrays, answer: Statistic, flags: BoolArray
     ) -> NamedArrays:
         means, usable = self._means(LIFT, answer)
         flags[NOT_LIFTED] = not usable.all()
@@ -584,7 +585,7 @@ class FedDPAlgorithm(base.Algorithm):
         }
 
     def _move(
-        self, number: int, before: NamedArrays, answer: base.Statistic, flags: BoolArray
+        self, number: int, before: NamedArrays, answer: Statistic, flags: BoolArray
     ) -> NamedArrays:
         old = before["centroids"]
         factor = self.factor_of(before)
@@ -610,7 +611,7 @@ class FedDPAlgorithm(base.Algorithm):
             }
         return arrays
 
-    def _narrowed(self, number: int, answer: base.Statistic) -> IntArray:
+    def _narrowed(self, number: int, answer: Statistic) -> IntArray:
         """Return the factor, (1,), of a radius of twice the records' root mean square distance."""
         # Larger by the noise: too wide a radius costs some noise, too narrow a one
         # misses records.
@@ -622,7 +623,7 @@ class FedDPAlgorithm(base.Algorithm):
         return np.array([min(max(FINENESS, factor), MOST_FACTOR)])
 
     def _means(
-        self, number: int, answer: base.Statistic, factor: int = 1
+        self, number: int, answer: Statistic, factor: int = 1
     ) -> tuple[FloatArray, BoolArray]:
         """Return sums over counts and over their factor, and where there are records enough."""
         least = self._least_count(number, factor)
@@ -889,7 +890,8 @@ def with_suggested_clips(algorithm: FedDPAlgorithm) -> Clips:
     clips = {}
     for number in range(1, twin.n_rounds + 1):
         sensitivities = twin.record_sensitivities(number)
-        for release, words in twin.release_words(number):
+        for release in twin.releases(number):
+            words = twin.layout(number).words_of(release)
             used = sensitivities[words][sensitivities[words] > 0]
             found = float(f"{np.median(norms[release.name]):.2g}")
             most = algorithm.plain_clip(release.name, release.norm)
@@ -923,17 +925,18 @@ def answer_norms(
     for number in range(1, twin.n_rounds + 1):
         query = twin.query(state)
         answers = np.stack(
-            [twin.flatten(twin.answer(query, each), number) for each in clients]
+            [twin.layout(number).flatten(twin.answer(query, each)) for each in clients]
         )
         sensitivities = twin.record_sensitivities(number)
-        for release, words in twin.release_words(number):
+        for release in twin.releases(number):
+            words = twin.layout(number).words_of(release)
             used = words[sensitivities[words] > 0]
             ratios = answers[:, used] / sensitivities[used]
             found = np.linalg.norm(ratios, 2 if release.norm == "l2" else 1, axis=1)
             norms[release.name] = found * (
                 1.0 if twin.adds_means(release.name) else growth
             )
-        state = twin.update(state, twin.unflatten(answers.sum(axis=0), number))
+        state = twin.update(state, twin.layout(number).unflatten(answers.sum(axis=0)))
     return norms
 
 

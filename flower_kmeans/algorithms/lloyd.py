@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State, Statistic
+from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST
@@ -177,7 +178,7 @@ class LloydFamily(base.Algorithm):
         inside = fold(points, self._half_widths)
         return into_domain(inside, self.domain, self.fraction_bits)
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
         # One grid for all: noise shares of counts too need a deviation of some grid
         # units.
@@ -186,8 +187,8 @@ class LloydFamily(base.Algorithm):
         q = self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
         if not self._has_cost(round_number):
-            return blocks
-        return (*blocks, Block(COST, (1,), q))
+            return Layout(blocks)
+        return Layout((*blocks, Block(COST, (1,), q)))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""

@@ -17,23 +17,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms.base import (
-    COUNTS,
     MAX_ROUNDS,
     MAX_RUN_WORDS,
     MAX_WORDS,
     MIN_COUNT,
-    SUMS,
     UNUSABLE,
     Algorithm,
-    Block,
     Clips,
     Query,
     Range,
     State,
-    Statistic,
     register,
     resolved,
 )
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
@@ -190,7 +187,7 @@ class PEMeansAlgorithm(Algorithm):
 
     # ------------------------------------------------------------------ the plan
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round.
 
         Votes: counts by candidate, as many in every round as there can be at most, so
@@ -203,9 +200,9 @@ class PEMeansAlgorithm(Algorithm):
         if round_number > self.n_vote_rounds:
             sums = Block(SUMS, (k, d), q)
             counts = Block(COUNTS, (k,), q)
-            return (sums, counts)
+            return Layout((sums, counts))
         most = self._population_size(round_number, self.most_variations)
-        return (Block(COUNTS, (most,), q),)
+        return Layout((Block(COUNTS, (most,), q),))
 
     def _population_size(self, round_number: int, n_variations: int) -> int:
         """Return the number of candidates of a round of votes."""
@@ -282,7 +279,7 @@ class PEMeansAlgorithm(Algorithm):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the number of the client's records that are nearest to each candidate."""
         seen = self._seen(records)
-        n_words = self.words(query.round)
+        n_words = self.layout(query.round).n_words
         votes = vote_counts(seen, self._population(query), n_words)
         return Statistic({COUNTS: votes << self.fraction_bits})
 
@@ -378,7 +375,7 @@ class PEMeansAlgorithm(Algorithm):
     def most_chosen(self, round_number: int) -> int:
         """Return the number of candidates that centres are selected from; all without noise."""
         k = self.n_clusters
-        size = self.words(round_number)
+        size = self.layout(round_number).n_words
         if not self.budget.is_private:
             return size
         most = max(_CHOSEN_WORK // k, _CHOSEN_PER_CLUSTER * k)
@@ -473,7 +470,8 @@ class PEMeansAlgorithm(Algorithm):
                 f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
                 f"Got n_clusters={k} and {d} columns instead."
             )
-        words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        rounds = range(1, self.n_rounds + 1)
+        words = sum(self.layout(number).n_words for number in rounds)
         if words > MAX_RUN_WORDS:
             raise ConfigurationError(
                 f"Expected n_rounds and max_candidates so that each client sends at most "

@@ -23,7 +23,8 @@ from flower_kmeans.data.domain import Ball
 from flower_kmeans.privacy.plan import Release
 
 if TYPE_CHECKING:
-    from flower_kmeans.algorithms.base import Algorithm, State, Statistic
+    from flower_kmeans.algorithms.base import Algorithm, State
+    from flower_kmeans.algorithms.layout import Statistic
 
 
 FALSE_ALARMS = 1e-4
@@ -342,12 +343,14 @@ class _Round:
         """Yield releases that are longer than as many clipped answers can make them."""
         algorithm = self.algorithm
         n_answers = self.answer.n_answers or algorithm.n_clients or 1
-        vector = algorithm.flatten(self.answer, self.number).astype(np.float64)
+        layout = algorithm.layout(self.number)
+        vector = layout.flatten(self.answer).astype(np.float64)
         sensitivities = algorithm.sensitivities(self.number)
-        for release, words in algorithm.release_words(self.number):
+        for release in self.releases:
             if release.norm == "linf":
                 # its parts have own bounds, and clients are never clipped so
                 continue
+            words = layout.words_of(release)
             units = sensitivities[words]
             used = units > 0
             values = vector[words][used] / units[used]

@@ -17,7 +17,8 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
+from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
@@ -622,7 +623,7 @@ class SynopsisAlgorithm(base.Algorithm):
 
     # ------------------------------------------------------------------ the plan
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round, as its stage has them."""
         return self._stage(round_number).layout()
 
@@ -673,18 +674,18 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return the ranges of a round's query; round 1 asks about nothing."""
         return self._stage(round_number).ranges()
 
-    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the client's answer to the round's query."""
         return self._stage(query.round).statistic(query.arrays, records)
 
-    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the limits that exact sums of the round keep to."""
         return self._stage(state.round + 1).meaning(state.arrays)
 
     def update(
         self,
         state: State,
-        answer: base.Statistic,
+        answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""

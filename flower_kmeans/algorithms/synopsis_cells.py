@@ -12,14 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import MIN_COUNT, Range
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.groups import Groups
@@ -96,7 +90,7 @@ class CellsStage:
     start: Start
     """Of the refinement, after the last one."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return sums of residuals in radii, counts, and slacks, by cell."""
         m = self.n_cells
         p = self.setting.n_directions
@@ -104,7 +98,7 @@ class CellsStage:
         sums = Block(SUMS, (m, p), q)
         counts = Block(COUNTS, (m,), q)
         slacks = Block(SLACKS, (m,), q)
-        return (sums, counts, slacks)
+        return Layout((sums, counts, slacks))
 
     def sensitivities(self) -> dict[str, float]:
         """Return 1 over the root of each block's fraction of the round's mu^2.

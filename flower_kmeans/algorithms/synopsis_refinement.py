@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import MIN_COUNT, Range
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
@@ -67,12 +61,12 @@ class RefinementStage:
     power_cells: PowerCells | None
     """With bounds on sizes."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return sums of residuals in radii, and counts, by cluster."""
         k = self.setting.n_clusters
         d = self.setting.n_features
         q = self.setting.fraction_bits
-        return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+        return Layout((Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)))
 
     def sensitivities(self) -> dict[str, float]:
         """Return one record for each block: residuals are no longer than 1."""

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import COUNTS, Block, Range, Statistic
+from flower_kmeans.algorithms.base import Range
+from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import largest_weight
 from flower_kmeans.algorithms.numerics.cells import cell_sums
@@ -190,10 +191,10 @@ class SizingStage:
     power_cells: PowerCells | None
     """``None`` in the last round, which measures the weights that the run returns."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return the counts by power cell."""
         shape = (self.setting.n_clusters,)
-        return (Block(COUNTS, shape, self.setting.fraction_bits),)
+        return Layout((Block(COUNTS, shape, self.setting.fraction_bits),))
 
     def sensitivities(self) -> dict[str, float]:
         """Return one record, which changes one count."""

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Block, Range, Statistic
+from flower_kmeans.algorithms.base import Range
+from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
@@ -97,7 +98,7 @@ class NoisySum:
 class Stage(Protocol):
     """One round: its query, the answer to it, and the state after the noisy sum."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return the blocks of the round."""
 
     def sensitivities(self) -> dict[str, float]:

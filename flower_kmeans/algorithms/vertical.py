@@ -14,15 +14,9 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Query,
-    State,
-    Statistic,
-)
+from flower_kmeans.algorithms.base import MIN_COUNT, Query, State
 from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.postprocess import (

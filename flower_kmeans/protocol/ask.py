@@ -143,9 +143,9 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntAr
     run = conversation.run
     vector = conversation.total(query)
     if run.algorithm.budget.unit == "client":  # what a record adds is limited by itself
-        statistic = run.algorithm.unflatten(vector, query.round)
+        statistic = run.algorithm.layout(query.round).unflatten(vector)
         limited = run.algorithm.limited(statistic, query.round)
-        vector = run.algorithm.flatten(limited, query.round)
+        vector = run.algorithm.layout(query.round).flatten(limited)
     if run.trust.shares_noise:
         secret = conversation.session.secret
         vector = vector + noise.client_noise(run, query.round, secret, context)

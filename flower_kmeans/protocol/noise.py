@@ -93,9 +93,9 @@ def releases_of(
     """Yield each release of a round, its words in the layout, and their units."""
     if plan.is_private:
         sensitivities = algorithm.sensitivities(round_number)
-        places = algorithm.places(round_number)
+        layout = algorithm.layout(round_number)
         for release in plan.rounds[round_number - 1]:
-            words = np.concatenate([places[name] for name in release.blocks])
+            words = layout.words_of(release)
             yield release, words, sensitivities[words]
 
 
@@ -143,7 +143,7 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
 def _round_noise(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int, sampler: Sampler
 ) -> NDArray[np.int64]:
-    noise = np.zeros(algorithm.words(round_number), dtype=np.int64)
+    noise = np.zeros(algorithm.layout(round_number).n_words, dtype=np.int64)
     for release, words, sensitivities in releases_of(algorithm, plan, round_number):
         noise[words] += sampler(release, sensitivities)
     return noise
@@ -367,7 +367,7 @@ def _removable_noise(
     run: "Run", round_number: int, context: bytes, keys: Sequence[bytes], n_parts: int
 ) -> IntArray:
     """Return the sum of the first parts of clients' noise, given each client's key of them."""
-    noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+    noise = np.zeros(run.algorithm.layout(round_number).n_words, dtype=np.int64)
     levels = run.document.levels[:n_parts]
     numbers = usable(run, round_number)
     n_drawn = sum(level in numbers for level in levels)

@@ -223,7 +223,8 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     # A checksum word counts the vectors in a sum; in vertical runs no vectors are
     # added.
     words = tuple(
-        algorithm.words(t) + (not is_vertical) for t in range(1, algorithm.n_rounds + 1)
+        algorithm.layout(t).n_words + (not is_vertical)
+        for t in range(1, algorithm.n_rounds + 1)
     )
     yield document.words == words, f"Expected words={words}."
     fits = (document.keys != NONE) == trust.is_protected

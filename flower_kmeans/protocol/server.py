@@ -1115,8 +1115,8 @@ class Server:
             if run.document.levels:
                 self.proceedings.noise_factors.append(reconstructed.factor)
             fraction = len(dealers) / frame.n_slots
-            answer = run.algorithm.unflatten(
-                reconstructed.vector[:-1], t, fraction, len(dealers)
+            answer = run.algorithm.layout(t).unflatten(
+                reconstructed.vector[:-1], fraction, len(dealers)
             )
             self.findings += findings_of(
                 run.algorithm, self.state, answer, reconstructed.factor

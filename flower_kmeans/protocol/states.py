@@ -130,7 +130,7 @@ def _updated(
     """Return the encoded state after the words of a sum, and its findings."""
     algorithm = run.algorithm
     share = n_survivors / entry.n_slots
-    answer = algorithm.unflatten(words, entry.t, share, n_survivors)
+    answer = algorithm.layout(entry.t).unflatten(words, share, n_survivors)
     state = run.kept.once(state_after, run, entry.t - 1, before)
     factor = noise.noise_factor(run, n_survivors)
     findings = plausibility.findings_of(algorithm, state, answer, factor)

@@ -259,7 +259,7 @@ def added(algorithm, query, points):
     """Return what a client with some grid points adds to the sum, in the units of the noise."""
     rows = np.reshape(points, (-1, algorithm.domain.n_features))
     records = GridRecords.from_grid(rows, algorithm.fraction_bits)
-    words = algorithm.flatten(algorithm.answer(query, records), query.round)
+    words = algorithm.layout(query.round).flatten(algorithm.answer(query, records))
     return words / algorithm.sensitivities(query.round)
 
 
@@ -329,7 +329,7 @@ def records_of(algorithm):
 def words_of(algorithm, kind, query, records, rng):
     """Return one round's sum."""
     number = query.round
-    words = algorithm.words(number)
+    words = algorithm.layout(number).n_words
     if kind == "zeros":
         return np.zeros(words, dtype=np.int64)
     if kind in ("largest", "least"):
@@ -340,7 +340,7 @@ def words_of(algorithm, kind, query, records, rng):
         return np.where(np.arange(words) % 2, 2**63 - 1, -(2**63)).astype(np.int64)
     found = np.zeros(words, dtype=np.int64)
     if kind != "noise":
-        found += algorithm.flatten(algorithm.statistic(query, records), number)
+        found += algorithm.layout(number).flatten(algorithm.statistic(query, records))
     if kind != "data":
         found += np.rint(
             rng.normal(size=words) * algorithm.sensitivities(number) * 5
@@ -355,8 +355,8 @@ def queries_of(algorithm, kind):
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         yield query
-        answer = algorithm.unflatten(
-            words_of(algorithm, kind, query, records, rng), number
+        answer = algorithm.layout(number).unflatten(
+            words_of(algorithm, kind, query, records, rng)
         )
         state = algorithm.update(state, answer, RNG(number))
 
@@ -364,12 +364,12 @@ def queries_of(algorithm, kind):
 def sum_of(algorithm, number, answered=1.0, **blocks):
     """Return a round's sum that has these blocks, and zeros elsewhere."""
     words, places = (
-        np.zeros(algorithm.words(number), dtype=np.int64),
-        algorithm.places(number),
+        np.zeros(algorithm.layout(number).n_words, dtype=np.int64),
+        algorithm.layout(number).places,
     )
     for name, values in blocks.items():
         words[places[name]] = np.ravel(values)
-    return algorithm.unflatten(words, number, answered)
+    return algorithm.layout(number).unflatten(words, answered)
 
 
 def run_of(algorithm, parts, stream=None, answering=None, until=None):
@@ -387,11 +387,12 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
         algorithm.check_query(query)
         clients = (answering or {}).get(t, range(len(held)))
         words = sum(
-            algorithm.flatten(algorithm.answer(query, held[i]), t) for i in clients
+            algorithm.layout(t).flatten(algorithm.answer(query, held[i]))
+            for i in clients
         )
         if stream is not None:
             words = words + server_noise(algorithm, plan, t, stream)
-        answer = algorithm.unflatten(words, t, len(clients) / len(held))
+        answer = algorithm.layout(t).unflatten(words, len(clients) / len(held))
         state = algorithm.update(state, answer, RNG(t))
     return state
 

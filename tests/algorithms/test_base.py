@@ -4,44 +4,19 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import (
-    Block,
     FedDPAlgorithm,
     HDPEMeansAlgorithm,
-    LloydAlgorithm,
     PEMeansAlgorithm,
     Query,
-    Statistic,
     SynopsisAlgorithm,
     base,
 )
 from flower_kmeans.algorithms.base import require_capacity
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 pytestmark = pytest.mark.claim("guarantees", "10")
-
-ALGORITHM = LloydAlgorithm.planned(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
-
-
-def test_a_statistic_survives_flattening():
-    assert (ALGORITHM.words(1), Block("a", (), 16).size) == (9, 1)
-    vector = np.arange(9, dtype=np.int64) - 4
-    statistic = ALGORITHM.unflatten(vector, 1)
-    np.testing.assert_array_equal(
-        statistic.blocks["sums"], [[-4, -3], [-2, -1], [0, 1]]
-    )
-    np.testing.assert_array_equal(statistic.blocks["counts"], [2, 3, 4])
-    np.testing.assert_array_equal(ALGORITHM.flatten(statistic, 1), vector)
-
-
-def test_only_vectors_and_blocks_of_the_layout_pass():
-    for vector in (np.zeros(8, np.int64), np.zeros(9), np.zeros((1, 9), np.int64)):
-        with pytest.raises(ValueError, match="Expected 9 words of int64"):
-            ALGORITHM.unflatten(vector, 1)
-    blocks = {"sums": np.zeros((3, 2), np.int64), "counts": np.zeros(3)}
-    with pytest.raises(ValueError, match="Expected block 'counts' as int64"):
-        ALGORITHM.flatten(Statistic(blocks), 1)
 
 
 @pytest.mark.parametrize("bits", [31, 62, 63])
@@ -95,10 +70,10 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
     algorithm, found = make(cls, **options), []
     monkeypatch.setattr(base, "require_capacity", lambda bound, *_: found.append(bound))
     algorithm.require_capacity(3.0)
-    words = sum(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1))
+    words = sum(algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1))
     expected = []
     for t, releases in enumerate(algorithm.plan().rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.places(t)
+        units, places = algorithm.record_sensitivities(t), algorithm.layout(t).places
         for release in releases:
             unit = max(units[places[name]].max() for name in release.blocks)
             scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * unit

@@ -74,6 +74,12 @@ def test_every_algorithm_is_here():
 ON_GRIDS = [(name, where) for name, grid in GRIDS.items() for where in grid.domains]
 
 
+def release_words(algorithm, number):
+    """Return each release of a round with where its words are."""
+    layout = algorithm.layout(number)
+    return [(each, layout.words_of(each)) for each in algorithm.releases(number)]
+
+
 def sizes(release, changes):
     """Return each change in the norm of the release.
 
@@ -106,7 +112,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
                 for record in records
             ]
         )
-        for release, words in algorithm.release_words(query.round):
+        for release, words in release_words(algorithm, query.round):
             largest.setdefault(release.name, []).append(
                 sizes(release, changes[:, words]).max()
             )
@@ -144,7 +150,7 @@ def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
                 for row in records
             ]
         )
-        for release, words in algorithm.release_words(query.round):
+        for release, words in release_words(algorithm, query.round):
             largest.setdefault(release.name, []).append(
                 sizes(release, changes[:, words]).max()
             )
@@ -187,9 +193,9 @@ def test_statistics_add_up_and_no_records_add_zeros(name):
             query, GridRecords.from_grid(rows, algorithm.fraction_bits)
         )
         assert list(found.blocks) == [
-            block.name for block in algorithm.layout(query.round)
+            block.name for block in algorithm.layout(query.round).blocks
         ]
-        return algorithm.flatten(found, query.round)
+        return algorithm.layout(query.round).flatten(found)
 
     for query in queries_of(algorithm, "noisy data"):
         parts = [statistic(query, part) for part in np.array_split(points, 7)]
@@ -240,13 +246,13 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
     for query in any_queries(algorithm, 5):
         algorithm.check_query(query)
         expected = algorithm.record_sensitivities(query.round)
-        for release, words in algorithm.release_words(query.round):
+        for release, words in release_words(algorithm, query.round):
             expected[words] *= algorithm.clip_of(release)
         np.testing.assert_array_equal(algorithm.sensitivities(query.round), expected)
         for records in clients_of(algorithm):
             change = added(algorithm, query, records)
             assert len(records) or not change.any()
-            for release, words in algorithm.release_words(query.round):
+            for release, words in release_words(algorithm, query.round):
                 size = np.linalg.norm(change[words], 1 if release.norm == "l1" else 2)
                 what = f"round {query.round}, release {release.name!r}: a client moves it by"
                 assert_within(what, size, most=1, unit="units", slack=1e-12)
@@ -274,7 +280,7 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
     )
     largest = 0.0
     for query in any_queries(algorithm, 3, trials=3):
-        releases = algorithm.release_words(query.round)
+        releases = release_words(algorithm, query.round)
         moves = algorithm.moves_of_a_record(query.round)
         for (release, _), move in zip(releases, moves, strict=True):
             joint = algorithm.has_joint_clipping and len(releases) > 1
@@ -424,8 +430,8 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
                     found[key] //= 8  # within the ball
             query = Query(number, found)
             algorithm.check_query(query)
-            words = algorithm.flatten(algorithm.answer(query, records), number)
-            assert words.shape == (algorithm.words(number),)
+            words = algorithm.layout(number).flatten(algorithm.answer(query, records))
+            assert words.shape == (algorithm.layout(number).n_words,)
 
 
 @pytest.mark.claim("guarantees", "19")
@@ -482,7 +488,7 @@ def test_any_arrays_are_refused_or_answered(name, data):
     records = GridRecords.from_grid(
         np.zeros((3, algorithm.domain.n_features), np.int64), 16
     )
-    algorithm.flatten(algorithm.answer(query, records), number)
+    algorithm.layout(number).flatten(algorithm.answer(query, records))
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "feddp" not in name])
@@ -545,9 +551,11 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
         warnings.simplefilter("error")
         for t in range(1, algorithm.n_rounds + 1):
             words = data.draw(
-                arrays(np.int64, algorithm.words(t), elements=INT64, fill=INT64)
+                arrays(
+                    np.int64, algorithm.layout(t).n_words, elements=INT64, fill=INT64
+                )
             )
-            statistic = algorithm.unflatten(words, t, answered)
+            statistic = algorithm.layout(t).unflatten(words, answered)
             state, again = (
                 algorithm.update(state, statistic, RNG(t)) for _ in range(2)
             )
@@ -809,7 +817,10 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
     assert len(plan.rounds) == algorithm.n_rounds
     for t in range(1, algorithm.n_rounds + 1):
         units = algorithm.sensitivities(t)
-        assert (units.shape, units.dtype) == ((algorithm.words(t),), np.float64)
+        assert (units.shape, units.dtype) == (
+            (algorithm.layout(t).n_words,),
+            np.float64,
+        )
         assert (units > 0).all()
     if not algorithm.budget.is_private:
         assert all(release.noise_multiplier == 0 for release in plan.releases)
@@ -817,14 +828,10 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
         return
     assert 0.999 * algorithm.budget.epsilon < plan.epsilon() <= algorithm.budget.epsilon
     for t, releases in enumerate(plan.rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.places(t)
+        units, places = algorithm.record_sensitivities(t), algorithm.layout(t).places
         noise = algorithm.noise_of(t)
         named = [block for release in releases for block in release.blocks]
-        assert (
-            sorted(noise)
-            == sorted(named)
-            == sorted(b.name for b in algorithm.layout(t))
-        )
+        assert sorted(noise) == sorted(named) == sorted(algorithm.layout(t).names)
         for release in releases:
             spread = math.sqrt(2) if release.mechanism == "laplace" else 1.0
             scale = release.noise_multiplier * spread * algorithm.clip_of(release)

@@ -78,7 +78,7 @@ def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
 def update(algorithm, centroids, sums, counts, round_number=2):
     state = State(round_number - 1, {"centroids": np.array(centroids, dtype=np.int64)})
     words = np.concatenate([np.ravel(sums), counts]).astype(np.int64)
-    after = algorithm.update(state, algorithm.unflatten(words, round_number))
+    after = algorithm.update(state, algorithm.layout(round_number).unflatten(words))
     return after.arrays["centroids"]
 
 
@@ -133,7 +133,7 @@ def test_the_integers_of_a_run_never_change():
         [100003, -70001, 3, 900, -41, 2**18 + 7, 9 * ONE, ONE - 1, 5 * 2**15]
     )
     for t in (1, 2):
-        state = algorithm.update(state, algorithm.unflatten(t * noise, t))
+        state = algorithm.update(state, algorithm.layout(t).unflatten(t * noise))
     expected = [[50984, -31375], [-32245, 16100], [36325, 43783]]
     np.testing.assert_array_equal(state.arrays["centroids"], expected)
 

@@ -63,7 +63,7 @@ def after(algorithm, t, words, **arrays):
     """State after round t of noisy words, from given or no earlier arrays."""
     before = State(t - 1, {**algorithm.initial_state().arrays, **arrays})
     return algorithm.update(
-        before, algorithm.unflatten(np.asarray(words, np.int64), t), RNG(0)
+        before, algorithm.layout(t).unflatten(np.asarray(words, np.int64)), RNG(0)
     )
 
 
@@ -109,8 +109,8 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
         3, {"projection": np.array([[one]]), "centers": np.zeros((2, 1), np.int64)}
     )
     ends = [
-        algorithm.flatten(
-            algorithm.answer(query, GridRecords.from_grid(records, FINE)), 3
+        algorithm.layout(3).flatten(
+            algorithm.answer(query, GridRecords.from_grid(records, FINE))
         )
         for records in ([[-one // 2]], [[-one // 2], [one]])
     ]
@@ -617,7 +617,7 @@ def test_spread_and_cost_have_small_shares():
         (0.02 / 1.04, 0.02 / 1.04)
     )
     # Noise is that of the radius, whatever it narrows to.
-    places, units = algorithm.places(4), algorithm.sensitivities(4)
+    places, units = algorithm.layout(4).places, algorithm.sensitivities(4)
     assert (units[places["sums"]] == 4 * algorithm.radius).all()
     assert units[places["spread"]] == algorithm.radius**2 >> 16
 
@@ -739,7 +739,7 @@ def test_the_largest_messages_and_runs():
             k, Ball(1.0, [0] * d), OPEN, n_server_points=m, n_records=None, **options
         )
 
-    assert sized(2, 2895, 5).words(1) == 2895 * 1448 < 2**22
+    assert sized(2, 2895, 5).layout(1).n_words == 2895 * 1448 < 2**22
     with pytest.raises(
         ConfigurationError, match=r"Got 4194856 in round 1,.* with 2896 columns"
     ):

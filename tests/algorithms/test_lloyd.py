@@ -64,7 +64,7 @@ def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noi
     words = np.array([5000, -70000, 20000, 3, noisy * 2**16, 2 * 2**16]).astype(
         np.int64
     )
-    after = algorithm.update(state, algorithm.unflatten(words, 1))
+    after = algorithm.update(state, algorithm.layout(1).unflatten(words))
     old, new = state.arrays["centroids"], after.arrays["centroids"]
     np.testing.assert_array_equal(new[0], old[0])
     offset = old[1] if cls is FastLloydAlgorithm else np.zeros(2)
@@ -139,7 +139,7 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     options = {"n_records": 10**4, "n_rounds": n_rounds}
     algorithm = SuLloydAlgorithm.planned(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
     plan, query = algorithm.plan(), Query(1)
-    (sums, counts), words = plan.rounds[0], algorithm.words(1)
+    (sums, counts), words = plan.rounds[0], algorithm.layout(1).n_words
     units = algorithm.sensitivities(query.round)
     # epsilons add up without a delta
     pure = sum(release.cost for release in plan.releases)

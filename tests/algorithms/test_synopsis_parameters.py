@@ -327,7 +327,7 @@ def test_the_noise_of_a_size_is_that_of_its_release():
     mu = mu_of_budget(1.0, algorithm.budget.delta)
     assert algorithm.size_noise == pytest.approx(math.sqrt(40) / mu)
     assert build(budget=EXACT, **SIZED).size_noise == 0.0
-    assert [block.name for block in algorithm.layout(algorithm.n_rounds)] == ["counts"]
+    assert algorithm.layout(algorithm.n_rounds).names == ("counts",)
 
 
 def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
@@ -355,7 +355,7 @@ def test_the_largest_messages_and_runs():
     assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
     with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
         fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
-    assert fixed(2048, 2047, n_refinements=31).words(3) == 2**22
+    assert fixed(2048, 2047, n_refinements=31).layout(3).n_words == 2**22
     with pytest.raises(
         ConfigurationError, match=f"and {2**27 + 49} up to it.*n_clusters=2048"
     ):

@@ -229,11 +229,13 @@ def measured():
     for _ in range(5):
         state = run_of(algorithm, parts, stream, until=algorithm.n_rounds - 1)
         query = algorithm.query(state)
-        exact = algorithm.flatten(algorithm.answer(query, grid), algorithm.n_rounds)
+        exact = algorithm.layout(algorithm.n_rounds).flatten(
+            algorithm.answer(query, grid)
+        )
         for _ in range(40):
             words = exact + server_noise(algorithm, plan, algorithm.n_rounds, stream)
             last = algorithm.update(
-                state, algorithm.unflatten(words, algorithm.n_rounds)
+                state, algorithm.layout(algorithm.n_rounds).unflatten(words)
             )
             found.append((algorithm.sizes(last), exact * 2.0**-16))
         np.testing.assert_array_equal(

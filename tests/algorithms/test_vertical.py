@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from soft import ETA, evaluate, soft_members
 
-from flower_kmeans.algorithms.base import Statistic
+from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.vertical import (
     MAX_RECORDS,
     SLOTS,

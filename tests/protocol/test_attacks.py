@@ -840,7 +840,7 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
         words, moved = honest.copy(), truth.copy()
         words[0] += np.uint64(step)
         moved[0] += step
-        total = algorithm.unflatten(moved, 1, 1.0)
+        total = algorithm.layout(1).unflatten(moved, 1.0)
         state = algorithm.update(algorithm.initial_state(None), total)
         reply = s.ask(
             i, t=2, entries=entry_changed(s, words=words.astype("<u8").tobytes())

@@ -64,7 +64,7 @@ def is_right(net, *liars):
             exact_statistic(algorithm, query, net.nodes[i].records) for i in who
         )
         fraction = n_answers / server.proceedings.n_slots
-        state = algorithm.update(state, algorithm.unflatten(total, t, fraction))
+        state = algorithm.update(state, algorithm.layout(t).unflatten(total, fraction))
     assert net.results.keys() >= net.nodes.keys() - set(liars)
     for node_id in net.nodes.keys() - set(liars):
         result = net.nodes[node_id].results[0]

@@ -89,4 +89,4 @@ def test_no_noise_without_privacy():
     algorithm = LloydAlgorithm.planned(2, BOX, PrivacyBudget(None))
     noise = server_noise(algorithm, algorithm.plan(), 1, Stream.fresh())
     assert not noise.any()
-    assert noise.shape == (algorithm.words(1),)
+    assert noise.shape == (algorithm.layout(1).n_words,)

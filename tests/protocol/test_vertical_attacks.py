@@ -350,7 +350,7 @@ def test_noise_of_a_share_has_the_planned_scale(tmp_path):
     noise = np.where(words > Q.q0 // 2, words - Q.q0, words).reshape(2, -1)
     multiplier = run.plan.rounds[0][0].noise_multiplier
     # which word is which value
-    units = algorithm.unflatten(np.arange(n_values), 1).blocks
+    units = algorithm.layout(1).unflatten(np.arange(n_values)).blocks
     index = np.column_stack([units["counts"], units["sums"]])
     scale = (
         algorithm.sensitivities(1)[index]

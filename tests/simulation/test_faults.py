@@ -107,7 +107,7 @@ def expected(outcome):
         query, who = algorithm.query(state), participants(report, t)
         total = sum(exact_statistic(algorithm, query, PARTS[i]) for i in who)
         state = algorithm.update(
-            state, algorithm.unflatten(total, t, len(who) / report.n_slots)
+            state, algorithm.layout(t).unflatten(total, len(who) / report.n_slots)
         )
     return algorithm.centroids(state), algorithm.counts(state)
 

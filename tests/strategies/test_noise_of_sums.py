@@ -101,7 +101,7 @@ def the_radius_narrowed(outcome):
     assert algorithm.sums == "narrowing"
     assert int(outcome.queries[-1].arrays["factor"][0]) > 4
     places, units = (
-        algorithm.places(algorithm.n_rounds),
+        algorithm.layout(algorithm.n_rounds).places,
         algorithm.sensitivities(algorithm.n_rounds),
     )
     assert set(units[places["sums"]]) == {4.0 * algorithm.radius}
@@ -254,7 +254,7 @@ def noise_by_release(outcome, factors, parts):
     for query in queries(outcome):
         t = query.round
         noise = outcome.sums[t] - exact(outcome, query, present(outcome, t, parts))
-        units, places = algorithm.sensitivities(t), algorithm.places(t)
+        units, places = algorithm.sensitivities(t), algorithm.layout(t).places
         for release in outcome.strategy.plan.rounds[t - 1]:
             words = np.concatenate([places[block] for block in release.blocks])
             scale = units[words] * release.noise_multiplier * factors[t - 1]

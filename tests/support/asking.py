@@ -12,14 +12,8 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    Algorithm,
-    Block,
-    Query,
-    State,
-    Statistic,
-    register,
-)
+from flower_kmeans.algorithms.base import Algorithm, Query, State, register
+from flower_kmeans.algorithms.layout import Block, Layout, Statistic
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import MessageError
@@ -55,15 +49,15 @@ class SplitAlgorithm(Algorithm):
     def _longest(self) -> float:
         return float(self.domain.l2_bound(self.fraction_bits))
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         if round_number == 1:
-            return (Block("cells", (CELLS,), self.fraction_bits),)
+            return Layout((Block("cells", (CELLS,), self.fraction_bits),))
         k, d = self.n_clusters, self.domain.n_features
         sums = Block("sums", (k, d), self.fraction_bits)
-        return (sums, Block("counts", (k,), self.fraction_bits))
+        return Layout((sums, Block("counts", (k,), self.fraction_bits)))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        blocks = self.layout(round_number)
+        blocks = self.layout(round_number).blocks
         return tuple(Release(b.name, "gaussian", "l2", 1.0, (b.name,)) for b in blocks)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:

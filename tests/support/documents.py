@@ -82,7 +82,7 @@ def make_document(
         "keys": "relayed" if model.is_protected else "none",
         "min_clients": least,
         "words": tuple(
-            algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)
+            algorithm.layout(t).n_words + 1 for t in range(1, algorithm.n_rounds + 1)
         ),
         "privacy": plan.to_config(),
         "share_variance": f"1/{least - 1}" if model.shares_noise else "none",

@@ -140,8 +140,8 @@ def queries(outcome: Outcome) -> list[Query]:
     state = algorithm.initial_state()
     for t, n in enumerate(outcome.strategy.report.answers, start=1):
         found.append(algorithm.query(state))
-        answer = algorithm.unflatten(
-            outcome.sums[t], t, n / len(outcome.grid.states), n
+        answer = algorithm.layout(t).unflatten(
+            outcome.sums[t], n / len(outcome.grid.states), n
         )
         state = algorithm.update(state, answer)
     return found

@@ -81,7 +81,9 @@ def make_document(
         "keys": "relayed",
         "min_clients": len(widths),
         "max_attempts": 1,
-        "words": tuple(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1)),
+        "words": tuple(
+            algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1)
+        ),
         "privacy": plan.to_config(),
         "share_variance": f"1/{algorithm.key_holders + 1 - colluders}",
         "sampler": sampler_of(plan, True),
