@@ -41,8 +41,8 @@ from flower_kmeans.algorithms import (
     VerticalAlgorithm,
     plausibility,
 )
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import GridRecords
 

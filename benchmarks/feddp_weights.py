@@ -25,12 +25,12 @@ from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
 from bench import script, tables
 from bench.harness import Options, Row, Suite, seed_of
-from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
 from flower_kmeans.algorithms.layout import COUNTS, Statistic
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.metrics import nicv

@@ -15,7 +15,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
@@ -221,8 +223,8 @@ optional
             )
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self._noise_shares)
-        self.algorithm.require_capacity(
-            self.added_noise_factor, self.trust_model.sum.limit
+        require_capacity(
+            self.algorithm, self.added_noise_factor, self.trust_model.sum.limit
         )
         # else the messages' sizes are known at the start
         if self.n_clients is not None:
@@ -369,7 +371,8 @@ optional
 
     def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(
-            algorithm=self.algorithm.to_config(), domain=self.domain.to_config()
+            algorithm=algorithm_to_config(self.algorithm),
+            domain=self.domain.to_config(),
         )
         return self._described(roster, body, self._noise_shares, self._levels)
 

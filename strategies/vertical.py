@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.layout import COUNTS
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
@@ -198,7 +200,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
                 f"Got {self.algorithm.layout(1).n_words} instead."
             )
         check_shares(self.algorithm, self.plan, self._noise_shares)
-        self.algorithm.require_capacity(self.noise_factor)
+        require_capacity(self.algorithm, self.noise_factor)
+        self.algorithm.require_room(self.noise_factor)
         self._requests: Mapping[int, Request] = {}
 
     @property
@@ -261,7 +264,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     def _run(self, roster: Roster | None) -> Run:
         config = {
-            "algorithm": self.algorithm.to_config(),
+            "algorithm": algorithm_to_config(self.algorithm),
             "domain": self.domain.to_config(),
         }
         body = Vertical(**config, widths=self.widths, check_ids=self.check_ids)

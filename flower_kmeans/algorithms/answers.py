@@ -4,7 +4,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Query
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import GridRecords
 

@@ -9,7 +9,7 @@ Theorem 8).
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -17,68 +17,31 @@ from typing import (
     ClassVar,
     Literal,
     Self,
-    TypeVar,
 )
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans import parameters
-from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms import client_clipping, feasibility
 from flower_kmeans.algorithms.layout import COUNTS, Layout, Statistic
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
-from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
 Clips = tuple[tuple[str, float], ...]
 """Clips of single releases by name, sorted."""
-Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
-"""Shape, least and largest value of an array of a query."""
 
-UNUSABLE = "The query of a round is not one of its algorithm."
-LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
-# of a round: 32 MiB of a message, and a few times that of a client's memory
-MAX_WORDS = 2**22
-MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
-OVERFLOW_PROBABILITY = 1e-9
-# parameters on which numbers of words depend
-_SIZES = "n_clusters", "n_server_points", "n_rounds"
-# fewest noisy records of a cluster whose sum is divided by them; public
-MIN_COUNT = 1.0
-
-
-@dataclass(frozen=True)
-class State:
-    """All that an algorithm knows after ``round`` rounds.
-
-    Arrays are of dtype int64 if the algorithm is replayable: clients keep them between
-    messages.
-    """
-
-    round: int
-    arrays: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Query:
-    """All that a client must know to answer a round; rounds count from 1.
-
-    Clients of one process share it, and what is computed from it (`lru_cache` takes
-    identities).
-    """
-
-    round: int
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +83,8 @@ class Algorithm(ABC):
     """Whether one factor, the least that one of them needs, shortens all releases of a round."""
     bounds_clients: ClassVar[bool] = False
     """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
+    can_miss_sums: ClassVar[bool] = False
+    """Whether a run can go on after a round whose sum was lost."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
     """Fixed sentences for the report. The state's ``flags`` are not 0 for those that hold."""
 
@@ -234,44 +199,6 @@ class Algorithm(ABC):
         n_clients = None if self.clip is None else self.n_clients
         return calibrate(self.budget, rounds, self.n_records, n_clients)
 
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
-        """Require that no word of a sum can reach the limit, but with probability 1e-9.
-
-        ``noise_factor`` is by how much the noise may exceed the plan's, where more
-        clients add noise shares than had to (docs/guarantees, Theorems 10
-        and 41). Below the limit the secure sum is exact.
-        """
-        if self.n_records is None:
-            return
-        # A union bound over both tails of all words of the run.
-        rounds = range(1, self.n_rounds + 1)
-        n_words = sum(self.layout(number).n_words for number in rounds)
-        logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
-        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
-        # Where clients add means, each adds as much as a record, and there may be more
-        # of them.
-        most = max(self.n_records, self.n_clients or 0)
-        for number, releases in enumerate(self.plan().rounds, start=1):
-            sensitivities = self.block_sensitivities(number)
-            # Without noise a word is a sum of records alone.
-            found = [] if releases else [("sums", max(sensitivities.values()), 0.0)]
-            for release in releases:
-                # No word of a record exceeds its unit, which all words of a release
-                # have together.
-                unit = max(sensitivities[name] for name in release.blocks)
-                noise = release.noise_multiplier * unit * tails[release.mechanism]
-                found.append(
-                    (release.name, unit, noise * noise_factor * self.clip_of(release))
-                )
-            for name, unit, noise in found:
-                require_capacity(
-                    most * unit + noise,
-                    limit,
-                    f"They come from n_records={self.n_records} and noise of up to {noise:.3g} "
-                    f"units in the release {name!r} at fraction_bits={self.fraction_bits}: take "
-                    "fewer fraction_bits or a larger epsilon.",
-                )
-
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
 
@@ -294,54 +221,20 @@ class Algorithm(ABC):
         A client makes what a run document describes. It takes seconds where the noise
         has to be calibrated, so `planned` and `from_config` call it once.
         """
-        total = 0
-        for number in range(1, self.n_rounds + 1):
-            # A query may be longer than the answers to it.
-            asked = sum(
-                math.prod(shape) for shape, *_ in self.query_ranges(number).values()
-            )
-            answered = self.layout(number).n_words
-            words = max(answered, asked)
-            total = total + answered
-            if words > MAX_WORDS or total > MAX_RUN_WORDS:
-                sizes = [
-                    f"{name}={getattr(self, name)}"
-                    for name in _SIZES
-                    if hasattr(self, name)
-                ]
-                raise ConfigurationError(
-                    f"Expected at most {MAX_WORDS} words in a message, and {MAX_RUN_WORDS} in all "
-                    f"answers of a client. Got {words} in round {number}, and {total} up to it, "
-                    f"with {self.domain.n_features} columns, {', '.join(sizes)}."
-                )
-        self._require_visible_clips()
-        self.require_capacity()
-
-    def _require_visible_clips(self) -> None:
-        """Require that a clipped client can still change every word by a step of the grid."""
-        if self.clip is None:
-            return
-        for number in range(1, self.n_rounds + 1):
-            sensitivities = self.block_sensitivities(number)
-            for release in self.releases(number):
-                least = min(sensitivities[name] for name in release.blocks)
-                if least > 0 and self.clip_of(release) * least < 1:
-                    raise ConfigurationError(
-                        f"Expected a clip of the release {release.name!r} of at least "
-                        f"{1 / least:.3g}, one step of the grid. "
-                        f"Got {self.clip_of(release)!r} instead."
-                    )
+        feasibility.require_sizes(self)
+        feasibility.require_visible_clips(self)
+        feasibility.require_capacity(self)
 
     @abstractmethod
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1. It never travels."""
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return the shape, the least and the largest value of every array of a round's query.
+        """Return the range of every array of a round's query.
 
-        All arrays are of dtype int64. Within these ranges the units hold and the work
-        of ``statistic`` is bounded, whatever a server sent. By default there are no
-        arrays.
+        Arrays are of dtype int64 if the algorithm is replayable. Within these ranges the
+        units hold and the work of ``statistic`` is bounded, whatever a server sent. By
+        default there are no arrays.
         """
         return {}
 
@@ -354,8 +247,8 @@ class Algorithm(ABC):
         # it.
         ranges = self.query_ranges(state.round + 1).items()
         arrays = {
-            name: np.clip(state.arrays[name], low, high)
-            for name, (_, low, high) in ranges
+            name: np.asarray(np.clip(state.arrays[name], limits.low, limits.high))
+            for name, limits in ranges
         }
         return Query(state.round + 1, arrays)
 
@@ -464,30 +357,6 @@ class Algorithm(ABC):
             )
         return self.clip
 
-    def check_query(self, query: Query) -> None:
-        """Require the round's arrays, with their shapes, as int64 and within their ranges.
-
-        Raises
-        ------
-        MessageError
-            Otherwise, without a word about values.
-        """
-        number = query.round
-        arrays = query.arrays
-        # Not isinstance: True is an int too, and would name a round that nobody
-        # planned.
-        if type(number) is not int or not 1 <= number <= self.n_rounds:
-            raise MessageError(UNUSABLE)
-        ranges = self.query_ranges(number)
-        if set(arrays) != set(ranges):
-            raise MessageError(UNUSABLE)
-        for name, (shape, low, high) in ranges.items():
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-                raise MessageError(UNUSABLE)
-            if array.shape != shape or (array < low).any() or (array > high).any():
-                raise MessageError(UNUSABLE)
-
     def require_packages(self) -> None:  # noqa: B027 - most need none
         """Require the optional packages that a client's answer needs."""
 
@@ -526,10 +395,6 @@ class Algorithm(ABC):
         Noise makes every word possible, and an error would reveal something about words
         that nobody may see. ``rng`` is for algorithms that are not replayable.
         """
-
-    def without_sum(self, state: State) -> State | None:
-        """Return the state after a round whose sum was lost; ``None`` if it cannot be missed."""
-        return None
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""
@@ -583,23 +448,9 @@ class Algorithm(ABC):
         """Return the mixture that the run learned of the records; ``None`` if it learns none."""
         return None
 
-    def to_config(self) -> dict[str, Any]:
-        """Return the parameters for a run document, without domain and budget."""
-        return {"name": self.name, **parameters.write_parameters(self)}
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-    ) -> Self:
-        """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
-        values = cls.read_config(config, domain)
-        algorithm = cls(domain=domain, budget=budget, **values)
-        algorithm.require_feasible()
-        return algorithm
-
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
-        """Return the parameters that ``to_config`` wrote, as the constructor takes them."""
+        """Return the parameters of a run document, as the constructor takes them."""
         return parameters.read_parameters(cls, config)
 
 
@@ -626,41 +477,3 @@ def resolved(
     if takes_clip and budget.protects_clients and fields.get("clip") is None:
         fields["clip"] = client_clipping.default_clip(n_records, n_clients)
     return {**fields, "domain": domain, "budget": budget}
-
-
-def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") -> None:
-    """Require that a sum with words up to ``bound``, noise included, stays below ``limit``.
-
-    The explanation of the bound ends the error's message.
-    """
-    # NaN compares as False, so it is refused with the rest.
-    if 0 <= bound < limit:
-        return
-    shown = f"2^{math.log2(bound):.1f}" if 0 < bound < math.inf else f"{bound}"
-    message = (
-        f"Expected sums below 2^{math.log2(limit):g}, so that they fit into the words of a sum. "
-        f"Got sums up to {shown} instead."
-    )
-    raise ConfigurationError(f"{message} {explanation}".rstrip())
-
-
-_REGISTRY: dict[str, type[Algorithm]] = {}
-AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
-
-
-def register(algorithm: AlgorithmType) -> AlgorithmType:
-    """Make an algorithm known to ``algorithm_from_config`` under its name (a class decorator)."""
-    _REGISTRY[algorithm.name] = algorithm
-    return algorithm
-
-
-def algorithm_from_config(
-    config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-) -> Algorithm:
-    """Return the algorithm that a run document describes, or raise if it is not acceptable."""
-    name = config.get("name")
-    if not isinstance(name, str) or name not in _REGISTRY:
-        raise ConfigurationError(
-            f"Expected the name of an algorithm in {sorted(_REGISTRY)}."
-        )
-    return _REGISTRY[name].from_config(config, domain, budget)

@@ -14,8 +14,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import (
     MOST_AUTO_ROUNDS,
@@ -23,8 +21,10 @@ from flower_kmeans.algorithms.lloyd import (
     count_share,
     limited,
 )
-from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients, to_grid
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -49,7 +49,7 @@ _TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less th
 _FAR = 2**62
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class ConstrainedLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with constrained assignment at every client.
@@ -224,7 +224,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
         sums = answer.blocks[MEANS if by_client else SUMS]
-        means, usable = quotients(sums, sizes, q, base.MIN_COUNT)
+        means, usable = quotients(sums, sizes, q, MIN_COUNT)
         centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
         # No sizes are released: those of "non-exclusive" are public, and so is the mean
         # of others.

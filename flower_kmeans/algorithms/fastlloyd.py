@@ -15,21 +15,23 @@ from typing import Annotated, ClassVar, Literal
 import mpmath
 import numpy as np
 
-from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms import lloyd
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     into_domain,
     quotients,
     to_grid,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError
@@ -44,7 +46,7 @@ RADIUS_FACTOR = 1.25  # a round's radius over the root mean square of the offset
 WEIGHTED_BELOW = 32.0
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class FastLloydAlgorithm(lloyd.LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
@@ -89,12 +91,12 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return ``centroids``, (k, d), and with relocation a ``radius``, (1,), in grid units."""
         ranges = super().query_ranges(round_number)
         if not self.relocation:
             return ranges
-        return {**ranges, "radius": ((1,), 1, self.radius_of(round_number))}
+        return {**ranges, "radius": Range((1,), 1, self.radius_of(round_number))}
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
@@ -144,9 +146,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """
         counts = answer.blocks[COUNTS]
         old = state.arrays["centroids"]
-        moves, _ = quotients(
-            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
-        )
+        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         number = state.round + 1
         radius = self.radius_of(number)
         if self.relocation:

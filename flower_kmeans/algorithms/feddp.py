@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import Clips, Query, State
+from flower_kmeans.algorithms.base import Clips
 from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import initialization
 from flower_kmeans.algorithms.numerics import projection as projections
@@ -26,6 +27,7 @@ from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST, COST_SHARE, user_scale
 from flower_kmeans.algorithms.numerics.grid_kmeans import GridCenters, grid_kmeans
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     into_domain,
     quotients,
@@ -33,10 +35,12 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import (
     FLAG,
     ParameterKind,
@@ -139,7 +143,7 @@ def _read_laplace(config: Any) -> tuple[str, ...]:
 _LAPLACE = ParameterKind(_check_laplace, list, _read_laplace)
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class FedDPAlgorithm(base.Algorithm):
     """Private k-means that starts from a server's points.
@@ -237,7 +241,7 @@ class FedDPAlgorithm(base.Algorithm):
                 f"Got clips for {[name for name, _ in self.clips]}."
             )
         parameters.integer(
-            "n_server_points", self.n_server_points, self.n_clusters, base.MAX_WORDS
+            "n_server_points", self.n_server_points, self.n_clusters, MAX_WORDS
         )
         if self.sums == "narrowing" and not self._can_narrow:
             raise ConfigurationError(
@@ -369,41 +373,31 @@ class FedDPAlgorithm(base.Algorithm):
         flags = np.zeros(len(WARNINGS), dtype=bool)
         return State(0, {"server": self.server_points, "flags": flags})
 
-    def check_query(self, query: Query) -> None:
-        """Require a query as `Algorithm`, and centroids within a ball."""
-        super().check_query(query)
-        if query.round > LIFT and isinstance(self.domain, Ball):
-            # Squares of integers below 2**53 are exact.
-            centroids = query.arrays["centroids"].astype(np.float64)
-            if (
-                np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits
-            ).any():
-                raise MessageError(base.UNUSABLE)
-
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query.
 
         Round 1: none. Round 2: ``projection`` (d, r) and the server's projected
         ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected
         ``centers`` (k, r). Later: ``centroids`` (k, d), and where the radius was
-        narrowed ``factor`` (1,).
+        narrowed ``factor`` (1,). Centroids lie within a ball.
         """
         k = self.n_clusters
         d = self.domain.n_features
         r = self.projection.n_directions
         one = 2**self.fraction_bits
         limit = self.projection.limit
-        matrix = {"projection": ((d, r), -one, one)}
+        matrix = {"projection": Range((d, r), -one, one)}
         if round_number == PROJECTION:
             return {}
         if round_number == WEIGHTS:
-            return {**matrix, "points": ((self.n_server_points, r), -limit, limit)}
+            return {**matrix, "points": Range((self.n_server_points, r), -limit, limit)}
         if round_number == LIFT:
-            return {**matrix, "centers": ((k, r), -limit, limit)}
+            return {**matrix, "centers": Range((k, r), -limit, limit)}
         widths = self.domain.grid_half_widths(self.fraction_bits)
-        centroids = {"centroids": ((k, d), -widths, widths)}
+        longest = one if isinstance(self.domain, Ball) else None
+        centroids = {"centroids": Range((k, d), -widths, widths, longest)}
         if self.sums == "narrowing" and round_number > N_INITIAL + 1:
-            return {**centroids, FACTOR: ((1,), FINENESS, MOST_FACTOR)}
+            return {**centroids, FACTOR: Range((1,), FINENESS, MOST_FACTOR)}
         return centroids
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
@@ -617,7 +611,7 @@ class FedDPAlgorithm(base.Algorithm):
         # misses records.
         total = float(answer.blocks[SPREAD][0]) + self.noise_of(number)[SPREAD]
         step = 2.0**-self.fraction_bits
-        n_records = max(base.MIN_COUNT, float(answer.blocks[COUNTS].sum()) * step)
+        n_records = max(MIN_COUNT, float(answer.blocks[COUNTS].sum()) * step)
         wanted = max(1.0, NARROW_RADIUS * math.sqrt(max(0.0, total) / step / n_records))
         factor = math.floor(self.fineness * float(self._packing_radius) / wanted)
         return np.array([min(max(FINENESS, factor), MOST_FACTOR)])
@@ -640,7 +634,7 @@ class FedDPAlgorithm(base.Algorithm):
         q = self.fraction_bits
         longest = noise[SUMS] * (math.sqrt(self.domain.n_features) / factor)
         return max(
-            base.MIN_COUNT, longest / self.domain.l2_bound(q), noise[COUNTS] * 2.0**-q
+            MIN_COUNT, longest / self.domain.l2_bound(q), noise[COUNTS] * 2.0**-q
         )
 
     def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:

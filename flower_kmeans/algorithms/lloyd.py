@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     fold,
     into_domain,
     quotients,
@@ -30,7 +30,9 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
@@ -84,6 +86,7 @@ class LloydFamily(base.Algorithm):
     """
 
     replayable: ClassVar[bool] = True
+    can_miss_sums: ClassVar[bool] = True  # a lost round is an iteration less
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release the cost."""
 
@@ -209,10 +212,11 @@ class LloydFamily(base.Algorithm):
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the array of a query: ``centroids``, (k, d), in grid units."""
         limit = self._free_boxes * self._half_widths
-        return {"centroids": ((self.n_clusters, self.domain.n_features), -limit, limit)}
+        shape = self.n_clusters, self.domain.n_features
+        return {"centroids": Range(shape, -limit, limit)}
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block of a round, in grid units and for one record."""
@@ -264,7 +268,7 @@ class LloydFamily(base.Algorithm):
         """Return the means; a cluster whose count is too small keeps its centroid."""
         counts = answer.blocks[COUNTS]
         means, usable = quotients(
-            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
+            answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT
         )
         moved = self._into_domain(to_grid(means))
         old = state.arrays["centroids"]
@@ -272,10 +276,6 @@ class LloydFamily(base.Algorithm):
         centroids = np.where(usable[:, None], moved, old)
         kept = self._kept_for_cost(number, old, answer)
         return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
-
-    def without_sum(self, state: State) -> State:
-        """Return the same centroids: a lost round is an iteration less."""
-        return State(state.round + 1, state.arrays)
 
     def cost_estimate(
         self, state: State, noise_factor: float = 1.0
@@ -351,7 +351,7 @@ class LloydFamily(base.Algorithm):
         return mu_of_budget(self.budget.epsilon, self.budget.delta)
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class LloydAlgorithm(LloydFamily):
     """Lloyd's algorithm, exact: the centroids are those of the pooled records. Not private."""
@@ -375,7 +375,7 @@ class LloydAlgorithm(LloydFamily):
         return ()
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
@@ -409,7 +409,7 @@ class GLloydAlgorithm(LloydFamily):
         )
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
@@ -500,7 +500,7 @@ def estimated_cost(
     noise_factor: float,
     *,
     is_relative: bool,
-    least_count: float = base.MIN_COUNT,
+    least_count: float = MIN_COUNT,
     unit: float = 1.0,
     rounding: float = 1.0,
 ) -> CostEstimate | None:

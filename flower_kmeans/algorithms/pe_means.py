@@ -16,20 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    MAX_ROUNDS,
-    MAX_RUN_WORDS,
-    MAX_WORDS,
-    MIN_COUNT,
-    UNUSABLE,
-    Algorithm,
-    Clips,
-    Query,
-    Range,
-    State,
-    register,
-    resolved,
-)
+from flower_kmeans.algorithms import feasibility
+from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, Clips, resolved
+from flower_kmeans.algorithms.feasibility import MAX_RUN_WORDS, MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
@@ -41,6 +30,7 @@ from flower_kmeans.algorithms.numerics.initialization import (
 )
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     expected_total,
     into_domain,
     quotients,
@@ -60,9 +50,11 @@ from flower_kmeans.algorithms.pe_means_population import (
     variations,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import LARGEST, drafted, integer, is_auto, reals, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
@@ -177,8 +169,8 @@ class PEMeansAlgorithm(Algorithm):
     def require_feasible(self) -> None:
         """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow."""
         self._check_size()
-        self._require_visible_clips()
-        self.require_capacity()
+        feasibility.require_visible_clips(self)
+        feasibility.require_capacity(self)
 
     @property
     def n_rounds(self) -> int:
@@ -232,36 +224,23 @@ class PEMeansAlgorithm(Algorithm):
         most = np.array([self.most_variations], dtype=np.int64)
         return State(0, {"variations": most, "flags": flags})
 
-    def check_query(self, query: Query) -> None:
-        """Require arrays of the round within their ranges, and centres within the space.
-
-        There every distance is exact, every unit holds and no population exceeds the
-        cap.
-        """
-        super().check_query(query)
-        if query.round > 1:
-            # squares below 2**53: exact
-            centers = query.arrays["centers"].astype(np.float64)
-            squares = np.einsum("ij,ij->i", centers, centers)
-            most = float(self.space.radius**2)
-            if (squares > most).any():
-                raise MessageError(UNUSABLE)
-
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query; its size does not grow with L.
 
         Round 1 has none, its population follows from the run's seed. Later: selected
-        ``centers`` (k, p), and for votes the number of ``variations`` (1,) and their
-        ``seed`` (2,), of 16 bytes.
+        ``centers`` (k, p) within the space, and for votes the number of ``variations``
+        (1,) and their ``seed`` (2,), of 16 bytes. In the space every distance is exact,
+        every unit holds and no population exceeds the cap.
         """
         if round_number == 1:
             return {}
         limit = np.array(self.space.half_widths, dtype=np.int64)
         shape = self.n_clusters, len(limit)
-        ranges: dict[str, Range] = {"centers": (shape, -limit, limit)}
+        centers = Range(shape, -limit, limit, longest=self.space.radius)
+        ranges = {"centers": centers}
         if round_number <= self.n_vote_rounds:
-            ranges["variations"] = ((1,), 1, self.most_variations)
-            ranges["seed"] = ((2,), -(2**63), 2**63 - 1)
+            ranges["variations"] = Range((1,), 1, self.most_variations)
+            ranges["seed"] = Range((2,), -(2**63), 2**63 - 1)
         return ranges
 
     def _population(self, query: Query) -> Iterator[FloatArray]:

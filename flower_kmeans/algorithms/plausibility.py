@@ -23,8 +23,9 @@ from flower_kmeans.data.domain import Ball
 from flower_kmeans.privacy.plan import Release
 
 if TYPE_CHECKING:
-    from flower_kmeans.algorithms.base import Algorithm, State
+    from flower_kmeans.algorithms.base import Algorithm
     from flower_kmeans.algorithms.layout import Statistic
+    from flower_kmeans.algorithms.state import State
 
 
 FALSE_ALARMS = 1e-4

@@ -17,14 +17,16 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.synopsis_cells import CellsStage
 from flower_kmeans.algorithms.synopsis_constants import (
     ANY_CLUSTERS,
@@ -99,7 +101,7 @@ def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
         raise ConfigurationError(
             f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(value)}."
         )
-    return tuple(parameters.integer(name, m, 1, base.MAX_WORDS) for m in value)
+    return tuple(parameters.integer(name, m, 1, MAX_WORDS) for m in value)
 
 
 def _read_cells(config: Any) -> Any:
@@ -369,7 +371,7 @@ _SCHEDULE = ParameterKind(
 _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class SynopsisAlgorithm(base.Algorithm):
     """k-means from a private synopsis.
@@ -670,7 +672,7 @@ class SynopsisAlgorithm(base.Algorithm):
         flags = np.zeros(len(WARNINGS), dtype=np.int64)
         return State(0, {"flags": flags})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the ranges of a round's query; round 1 asks about nothing."""
         return self._stage(round_number).ranges()
 

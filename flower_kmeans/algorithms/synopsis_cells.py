@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import MIN_COUNT, Range
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     expected_total,
     scaled,
@@ -28,6 +28,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
@@ -122,9 +123,9 @@ class CellsStage:
         one = 2**self.setting.fraction_bits
         limit = self.setting.projection.limit
         return {
-            "projection": ((d, p), -one, one),
-            "cells": ((m, p), -limit, limit),
-            "radii": ((m,), 1, limit),
+            "projection": Range((d, p), -one, one),
+            "cells": Range((m, p), -limit, limit),
+            "radii": Range((m,), 1, limit),
         }
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import MIN_COUNT, Range
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     into_domain,
     to_grid,
 )
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
@@ -77,7 +78,7 @@ class RefinementStage:
         """Return the ranges of centroids, weights and the radius."""
         has_weights = self.power_cells is not None
         ranges = power_diagram_ranges(self.setting, has_weights)
-        ranges["radius"] = ((1,), 1, self.setting.largest_radius)
+        ranges["radius"] = Range((1,), 1, self.setting.largest_radius)
         return ranges
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:

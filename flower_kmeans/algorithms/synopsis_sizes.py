@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Range
 from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import largest_weight
@@ -21,6 +20,7 @@ from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_NOISE,
@@ -256,10 +256,10 @@ def power_diagram_ranges(setting: Setting, has_weights: bool) -> dict[str, Range
     k = setting.n_clusters
     d = setting.n_features
     widths = setting.domain.grid_half_widths(setting.fraction_bits)
-    ranges: dict[str, Range] = {"centroids": ((k, d), -widths, widths)}
+    ranges: dict[str, Range] = {"centroids": Range((k, d), -widths, widths)}
     if has_weights:
         most = largest_weight(d, setting.fraction_bits)
-        ranges["weights"] = ((k,), -most, most)
+        ranges["weights"] = Range((k,), -most, most)
     return ranges
 
 

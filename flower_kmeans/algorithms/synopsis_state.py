@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Range
 from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
 from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_constants import (
     FACTOR_GROWTH,
     FACTOR_START,
@@ -105,7 +105,7 @@ class Stage(Protocol):
         """Return the unit of every block: by how much one record changes it."""
 
     def ranges(self) -> dict[str, Range]:
-        """Return shape, least and largest value of every array of the query."""
+        """Return the range of every array of the query."""
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
         """Return the client's answer to the query."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
 from flower_kmeans.protocol.checks import RefuseError

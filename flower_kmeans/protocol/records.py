@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.answers import words_of_rows
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.data.findings import moved_text

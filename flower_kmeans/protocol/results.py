@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms import plausibility
-from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.registry import algorithm_from_config
 from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.files import is_deep

@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from flower_kmeans.algorithms.base import State
+from flower_kmeans.algorithms import queries
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.plausibility import Finding, findings_of
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import (
     ConfigurationError,
     KMeansError,
@@ -504,7 +505,7 @@ class Server:
             query = algorithm.query(self.state)
             try:
                 data = encode_arrays(dict(query.arrays))
-                algorithm.check_query(query)
+                queries.check_query(algorithm, query)
             except MessageError as error:
                 raise RunError(
                     f"Round {query.round} cannot be asked for. {error}"
@@ -1157,13 +1158,13 @@ class Server:
         t, algorithm = attempt.t, self.run.algorithm
         # Clients of a blind server do not learn that a sum is lost, and would wait for
         # its entry.
-        state = None if self.run.trust.is_blind else algorithm.without_sum(self.state)
-        if state is None:
+        if self.run.trust.is_blind or not algorithm.can_miss_sums:
             raise RunError(
                 f"Expected {attempt.threshold} sum-shares for the sum of round {t}. Got "
                 f"fewer, and the run cannot go on without this sum.{self._reasons(t)}"
             )
-        self.state, self.head = state, t
+        self.state = self.state.without_sum()
+        self.head = t
         self.proceedings.lost_rounds.append(t)
         self.proceedings.answers.append(0)
         if self.run.document.levels:
@@ -1414,9 +1415,9 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     n_slots = max(n_clients, document.min_clients)
     n_parts, part = _planned_part(run, n_slots)
     clients = _OVERHEAD + _PEER_BYTES * n_slots
-    queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
+    asked = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
     query = max(
-        sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries
+        sum(8 * math.prod(limits.shape) for limits in each.values()) for each in asked
     )
     entry = n_parts * part
     sizes = {

@@ -27,6 +27,7 @@ from flower_kmeans.algorithms import (
     VerticalAlgorithm,
 )
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
+from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
@@ -209,7 +210,7 @@ def any_queries(algorithm, seed, trials=5):
         ranges = algorithm.query_ranges(number)
         for trial in range(trials if ranges else 1):
             found = {}
-            for key, (shape, low, high) in ranges.items():
+            for key, (shape, low, high, *_) in ranges.items():
                 low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
                 found[key] = _array(algorithm, key, low, high, trial, rng, found)
             yield Query(number, found)
@@ -384,7 +385,7 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
     ]
     for t in range(1, (until or algorithm.n_rounds) + 1):
         query = algorithm.query(state)
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         clients = (answering or {}).get(t, range(len(held)))
         words = sum(
             algorithm.layout(t).flatten(algorithm.answer(query, held[i]))

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_config
-from flower_kmeans.algorithms.base import UNUSABLE
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.queries import UNUSABLE, check_query
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import (
@@ -104,7 +106,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
     records, largest = grid_points(algorithm), {}
     others = records[:: len(records) // 7 + 1]
     for query in any_queries(algorithm, seed=1):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         before = added(algorithm, query, others)
         changes = np.array(
             [
@@ -244,7 +246,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
         {},
     )
     for query in any_queries(algorithm, 5):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         expected = algorithm.record_sensitivities(query.round)
         for release, words in release_words(algorithm, query.round):
             expected[words] *= algorithm.clip_of(release)
@@ -310,7 +312,7 @@ def test_without_privacy_no_client_is_clipped():
         where = "sphere" if name == "hdpe-means" else "square"
         algorithm = grid.make(where, PrivacyBudget(None, unit="client"))
         assert algorithm.clip is None
-        assert "clip" not in algorithm.to_config()
+        assert "clip" not in algorithm_to_config(algorithm)
         many = GridRecords.from_grid(np.repeat(some_of(algorithm, 5), 200, axis=0), 3)
         for query in any_queries(algorithm, 3, trials=1):
             answer, statistic = (
@@ -360,7 +362,7 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
 def test_own_queries_are_within_their_ranges_after_any_sum(name, kind):
     algorithm = RUNS[name]()
     for query in queries_of(algorithm, kind):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         for array in query.arrays.values():
             assert array.dtype == np.int64
         assert list(query.arrays) == list(algorithm.query_ranges(query.round))
@@ -368,7 +370,7 @@ def test_own_queries_are_within_their_ranges_after_any_sum(name, kind):
 
 def refused(algorithm, query):
     with pytest.raises(MessageError, match=re.escape(UNUSABLE)):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
 
 
 def changed(query, name, array):
@@ -385,7 +387,7 @@ def test_every_single_violation_is_refused_without_a_value(name):
         refused(algorithm, changed(query, "more", np.zeros(1, dtype=np.int64)))
         for number in (0, -1, algorithm.n_rounds + 1, float(query.round), True, None):
             refused(algorithm, Query(number, query.arrays))
-        for key, (shape, low, high) in algorithm.query_ranges(query.round).items():
+        for key, (shape, low, high, *_) in algorithm.query_ranges(query.round).items():
             array = query.arrays[key]
             others = {one: each for one, each in query.arrays.items() if one != key}
             refused(algorithm, Query(query.round, others))
@@ -429,7 +431,7 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
                 if name.startswith(("pe-means", "hdpe", "feddp-narrowing")):
                     found[key] //= 8  # within the ball
             query = Query(number, found)
-            algorithm.check_query(query)
+            check_query(algorithm, query)
             words = algorithm.layout(number).flatten(algorithm.answer(query, records))
             assert words.shape == (algorithm.layout(number).n_words,)
 
@@ -443,10 +445,10 @@ def test_centroids_in_the_corners_of_a_ball_are_refused(name, t, key):
     number = min(t, algorithm.n_rounds)
     ranges = algorithm.query_ranges(number)
     found = {
-        k: np.broadcast_to(low, shape).copy() for k, (shape, low, _) in ranges.items()
+        k: np.broadcast_to(low, shape).copy() for k, (shape, low, *_) in ranges.items()
     }
     key = key or "centers"
-    algorithm.check_query(Query(number, {**found, key: np.array([[8, 0], [0, -8]])}))
+    check_query(algorithm, Query(number, {**found, key: np.array([[8, 0], [0, -8]])}))
     refused(algorithm, Query(number, {**found, key: np.array([[8, 0], [1, -8]])}))
 
 
@@ -471,7 +473,7 @@ def test_any_arrays_are_refused_or_answered(name, data):
     algorithm = RUNS[name]()
     number = data.draw(st.integers(1, algorithm.n_rounds))
     found = {}
-    for key, (shape, low, high) in algorithm.query_ranges(number).items():
+    for key, (shape, low, high, *_) in algorithm.query_ranges(number).items():
         least, most = int(np.min(low)), int(np.max(high))
         ends = st.sampled_from([least, most, 0 if least < 0 else least])
         right = arrays(np.int64, shape, elements=ends | st.integers(least, most))
@@ -481,7 +483,7 @@ def test_any_arrays_are_refused_or_answered(name, data):
         found[key] = data.draw(st.one_of(right, right, right, any_dtype))
     query = Query(number, found)
     try:
-        algorithm.check_query(query)
+        check_query(algorithm, query)
     except MessageError:
         refused(algorithm, query)
         return
@@ -500,12 +502,12 @@ def test_an_own_state_that_is_out_of_range_is_moved_into_it(name):
     )
     far = {
         key: np.full(shape, 2**62 if which else -(2**62))
-        for which, (key, (shape, _, _)) in enumerate(ranges.items())
+        for which, (key, (shape, *_)) in enumerate(ranges.items())
     }
     query = algorithm.query(
         type(state)(algorithm.n_rounds - 1, {**state.arrays, **far})
     )
-    for key, (_, low, high) in ranges.items():
+    for key, (_, low, high, *_) in ranges.items():
         assert (query.arrays[key] >= low).all()
         assert (query.arrays[key] <= high).all()
 
@@ -574,7 +576,7 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
             if t < algorithm.n_rounds:
                 assert algorithm.cost_estimate(state) is None
                 query = algorithm.query(state)
-                algorithm.check_query(query)
+                check_query(algorithm, query)
                 assert np.isfinite(added(algorithm, query, points)).all()
     found = len(algorithm.centroids(state))  # fewer than 2 only where the run chooses
     assert algorithm.fewest_clusters <= found <= 2
@@ -620,7 +622,11 @@ LACKS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_documents_have_all_fields_and_no_others(name):
     algorithm = RUNS[name]()
-    domain, budget, config = algorithm.domain, algorithm.budget, algorithm.to_config()
+    domain, budget, config = (
+        algorithm.domain,
+        algorithm.budget,
+        algorithm_to_config(algorithm),
+    )
     assert_survives(algorithm)
     for name_ in set(config) - LEFT_OUT - {"name"}:
         lacking = {key: value for key, value in config.items() if key != name_}
@@ -652,7 +658,9 @@ def test_the_feasibility_of_a_run_is_checked_once(name, monkeypatch):
 
     monkeypatch.setattr(kind, "require_feasible", counted)
     algorithm = RUNS[name]()
-    algorithm_from_config(algorithm.to_config(), algorithm.domain, algorithm.budget)
+    algorithm_from_config(
+        algorithm_to_config(algorithm), algorithm.domain, algorithm.budget
+    )
     # One is planned and one is read; clips for FedDP-KMeans need a run without noise.
     checked = [
         each for each in made if each.budget.is_private == algorithm.budget.is_private
@@ -665,9 +673,11 @@ def test_algorithms_survive_their_documents(kind, options):
     """And a client that has the document alone answers as the server would."""
     server = optional(kind, **options)
     assert_survives(server)
-    client = algorithm_from_config(server.to_config(), server.domain, server.budget)
+    client = algorithm_from_config(
+        algorithm_to_config(server), server.domain, server.budget
+    )
     for query in any_queries(server, 1, trials=1):
-        client.check_query(query)
+        check_query(client, query)
         rows = some_of(server, 8)
         np.testing.assert_array_equal(
             added(client, query, rows), added(server, query, rows)
@@ -685,7 +695,7 @@ def test_options_make_algorithms_different():
 )
 def test_a_document_for_clients_names_their_number_and_their_bound(kind, options):
     algorithm = optional(kind, **options)
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     for name in ("clip", "n_clients"):
         for value in (None, 0, -5, "5", 2.5, True):
             with pytest.raises(
@@ -843,14 +853,14 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
 def test_sums_of_the_planned_records_must_fit_the_ring(name):
     """Records are up to 2^16 grid units long, and so are means of clients."""
     algorithm = RUNS[name]()
-    algorithm.require_capacity(limit=2**62)
+    require_capacity(algorithm, limit=2**62)
     if algorithm.n_records is None:
-        algorithm.require_capacity(limit=1)  # nothing is known of the sums
+        require_capacity(algorithm, limit=1)  # nothing is known of the sums
         return
     with pytest.raises(
         ConfigurationError, match=r"below 2\^18, .*n_records=\d+ and noise"
     ):
-        algorithm.require_capacity(limit=2**18)
+        require_capacity(algorithm, limit=2**18)
     if algorithm.budget.is_private:
         with pytest.raises(ConfigurationError, match=r"below 2\^62, "):
-            algorithm.require_capacity(2.0**60, limit=2**62)
+            require_capacity(algorithm, 2.0**60, limit=2**62)

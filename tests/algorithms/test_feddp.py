@@ -9,6 +9,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Query, State, algorithm_from_config
+from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.feddp import (
     LAPLACE_RELEASES,
     LEAST_CLIP,
@@ -19,6 +20,8 @@ from flower_kmeans.algorithms.feddp import (
     answer_norms,
     pseudo_clients,
 )
+from flower_kmeans.algorithms.queries import check_query
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import (
     BudgetError,
@@ -203,7 +206,7 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         answer = algorithm.statistic(algorithm.query(before), records)
         state = algorithm.update(before, answer, RNG(0))
         query = algorithm.query(state)
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         (factor,) = query.arrays["factor"].tolist()
         if points is not near:
             assert factor == 64  # the narrowest
@@ -382,7 +385,7 @@ def test_a_least_weight_that_is_given_stays(options):
 @pytest.mark.parametrize("options", [*OF_WEIGHTS, {"min_weight": 5}, {"budget": OPEN}])
 def test_documents_have_the_least_weight_that_was_chosen(options):
     algorithm = make(2, SQUARE, **options)
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert float.fromhex(config["min_weight"]) == algorithm.min_weight
     client = algorithm_from_config(config, SQUARE, algorithm.budget)
     assert client.min_weight == algorithm.min_weight
@@ -673,18 +676,20 @@ def test_noise_can_be_shared_among_clients(d, epsilon, shares):
     options = {"n_server_points": 300, "n_records": 100_000, "cost": True}
     algorithm = make(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), **options)
     check_shares(algorithm, algorithm.plan(), shares)
-    algorithm.require_capacity(math.sqrt(5))
+    require_capacity(algorithm, math.sqrt(5))
 
 
 def test_the_servers_points_do_not_travel():
     algorithm, other = make(server_data=DATA), make(server_data=DATA[::-1])
     assert algorithm == other
-    assert algorithm.to_config() == other.to_config()
+    assert algorithm_to_config(algorithm) == algorithm_to_config(other)
     assert "array" not in repr(algorithm)
     assert algorithm != make(server_data=DATA[:-1])
     numbers = str(algorithm.server_points[0, 0]), float(DATA[0, 0]).hex()
-    assert not any(number in str(algorithm.to_config()) for number in numbers)
-    client = algorithm_from_config(algorithm.to_config(), BOX, algorithm.budget)
+    assert not any(number in str(algorithm_to_config(algorithm)) for number in numbers)
+    client = algorithm_from_config(
+        algorithm_to_config(algorithm), BOX, algorithm.budget
+    )
     assert client.server_points is None
     with pytest.raises(ConfigurationError, match="server_data is required"):
         client.initial_state()
@@ -701,7 +706,7 @@ def test_the_servers_points_do_not_travel():
 )
 def test_other_configurations_are_refused(name, value):
     algorithm = make()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert algorithm_from_config(config, BOX, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError)):
         algorithm_from_config({**config, name: value}, BOX, algorithm.budget)

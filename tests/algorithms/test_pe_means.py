@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import HDPEMeansAlgorithm, PEMeansAlgorithm, Query, State
-from flower_kmeans.algorithms.base import MAX_WORDS
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.pe_means import (
     CAPPED,
@@ -17,6 +17,7 @@ from flower_kmeans.algorithms.pe_means import (
     WARNINGS,
 )
 from flower_kmeans.algorithms.pe_means_population import variations
+from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.metrics import inertia, matched_centroid_error
@@ -60,7 +61,7 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
         }
         arrays["centers"] = rng.integers(-(2**15), 2**15, size=(2, 2))
         query = Query(t, arrays if t > 1 else {})
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         for records in (points[:1], points):
             grid = GridRecords.from_grid(records, 16)
             words = algorithm.layout(t).flatten(algorithm.statistic(query, grid)) >> 16

@@ -20,7 +20,6 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
     plausibility,
 )
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import (
     FALSE_ALARMS,
     Finding,
@@ -32,6 +31,7 @@ from flower_kmeans.algorithms.plausibility import (
     sentences,
     to_array,
 )
+from flower_kmeans.algorithms.state import State
 from tests.algorithms.rows import RUNS, sum_of, words_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.synopsis import Schedule
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.data.domain import Ball
@@ -182,14 +184,14 @@ def test_sizes_have_a_tenth_of_the_plan_and_the_rest_its_proportions(signal, d):
 def test_noise_can_be_shared_among_clients(d, epsilon, shares):
     algorithm = build(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), n_records=100_000)
     check_shares(algorithm, algorithm.plan(), shares)
-    algorithm.require_capacity(math.sqrt(5))
+    require_capacity(algorithm, math.sqrt(5))
 
 
 # ----------------------------------------------------------------- the document
 
 
 def changed_schedule(**change):
-    return {"schedule": {**build().to_config()["schedule"], **change}}
+    return {"schedule": {**algorithm_to_config(build())["schedule"], **change}}
 
 
 WRONG = {
@@ -220,7 +222,7 @@ WRONG = {
 )
 def test_other_configurations_are_refused(change):
     algorithm = build()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert algorithm_from_config(config, BALL, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
         algorithm_from_config({**config, **change}, BALL, algorithm.budget)
@@ -230,7 +232,7 @@ def test_the_largest_schedule_that_a_client_follows():
     """And one direction more, or all of a round for counts, is not followed."""
 
     def read(d, **change):
-        config = {**build().to_config(), **changed_schedule(**change)}
+        config = {**algorithm_to_config(build()), **changed_schedule(**change)}
         domain = Ball(2.0, [0.5] * d)
         return algorithm_from_config(config, domain, build().budget).schedule
 
@@ -260,7 +262,7 @@ def test_the_largest_schedule_that_a_client_follows():
 def test_the_noise_is_read_from_the_document():
     """Calibration may differ between processors in its last bits: clients take the server's."""
     algorithm = build()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     signal = float.fromhex(config["schedule"]["signal"]) * (1 + 2.0**-40)
     config["schedule"]["signal"] = real_to_text(signal)
     other = algorithm_from_config(config, BALL, algorithm.budget)

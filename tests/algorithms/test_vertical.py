@@ -313,7 +313,7 @@ def test_domains_and_budgets_that_cannot_be_served_are_refused(options, names):
 
 @pytest.mark.claim("known-limitations", "vertical-runs-have-further")
 def test_values_that_could_wrap_and_noise_shares_that_hide_nothing_are_refused():
-    algorithm(n_records=MAX_RECORDS).require_capacity(2.0)
+    algorithm(n_records=MAX_RECORDS).require_room(2.0)
     with pytest.raises(ConfigurationError, match="larger epsilon"):
         algorithm(budget=PrivacyBudget(1e-4, 1e-9), n_records=MAX_RECORDS)
     with pytest.raises(

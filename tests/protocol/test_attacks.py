@@ -25,9 +25,9 @@ from held import holders
 from malformed import second_encodings
 from ring import lied
 
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, pairs, transcript
@@ -598,7 +598,7 @@ def entry_with_other_words(scene):
 
 @pytest.mark.claim("threat-model", "17")
 @stopped_by(
-    "flower_kmeans.algorithms.base.Algorithm.check_query",
+    "flower_kmeans.algorithms.queries.check_query",
     of=[(S,), ("trusted-server",)],
 )
 @pytest.mark.parametrize("trust", [S, "trusted-server"])

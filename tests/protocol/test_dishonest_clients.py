@@ -51,7 +51,7 @@ def is_right(net, *liars):
     state = algorithm.initial_state(None)
     for t, n_answers in enumerate(net.answers, 1):
         if t in server.proceedings.lost_rounds:
-            state = algorithm.without_sum(state)
+            state = state.without_sum()
             continue
         who = set(net.nodes) - {
             entry.node_id for entry in server.dropped if entry.round == t

@@ -14,6 +14,7 @@ from documents import BOX, TRUSTS
 from harness import memory_below
 from serving import LOST, ROUND_TRIPS, T, make_net
 
+from flower_kmeans.algorithms import queries
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.errors import (
@@ -547,7 +548,7 @@ def test_a_query_that_clients_would_refuse_is_not_sent(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="Expected `ask` before"):
         net.server.take_answers([], net.trip)
     refuse = mock.Mock(side_effect=MessageError("The query is out of range."))
-    monkeypatch.setattr(LloydAlgorithm, "check_query", refuse)
+    monkeypatch.setattr(queries, "check_query", refuse)
     with pytest.raises(
         RunError, match=r"Round 1 cannot be asked for\. The query is out of range"
     ):

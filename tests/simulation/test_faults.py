@@ -102,7 +102,7 @@ def expected(outcome):
     state = algorithm.initial_state(None)
     for t, n in enumerate(report.answers, start=1):
         if n == 0:
-            state = algorithm.without_sum(state)
+            state = state.without_sum()
             continue
         query, who = algorithm.query(state), participants(report, t)
         total = sum(exact_statistic(algorithm, query, PARTS[i]) for i in who)

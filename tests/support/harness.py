@@ -16,8 +16,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import Algorithm, Query, State
+from flower_kmeans.algorithms import registry
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.client import ClientPolicy, simulated_client_app
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
@@ -335,7 +336,7 @@ def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
         return watched
 
     with ExitStack() as stack:
-        for kind in base._REGISTRY.values():
+        for kind in registry._REGISTRY.values():
             patch = mock.patch.object(kind, "update", watching(kind.update))
             stack.enter_context(patch)
         yield sums

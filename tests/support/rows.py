@@ -7,7 +7,7 @@ from asking import Split
 from harness import Outcome, exact_statistic, run_recorded
 
 from flower_kmeans import Ball, Box, PrivacyBudget
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.strategies import (
     ConstrainedLloyd,
     FastLloyd,

@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import RecordDict
 from soft import straight_signs as straight_signs
 
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -88,7 +89,7 @@ def make_document(
         "share_variance": f"1/{algorithm.key_holders + 1 - colluders}",
         "sampler": sampler_of(plan, True),
         "body": Vertical(
-            algorithm=algorithm.to_config(),
+            algorithm=algorithm_to_config(algorithm),
             domain=algorithm.domain.to_config(),
             widths=tuple(widths),
             check_ids=check_ids,

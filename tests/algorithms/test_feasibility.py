@@ -9,9 +9,9 @@ from flower_kmeans.algorithms import (
     PEMeansAlgorithm,
     Query,
     SynopsisAlgorithm,
-    base,
+    feasibility,
 )
-from flower_kmeans.algorithms.base import require_capacity
+from flower_kmeans.algorithms.feasibility import require_below, require_capacity
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.claim("guarantees", "10")
 
 @pytest.mark.parametrize("bits", [31, 62, 63])
 def test_capacity_is_exact(bits):
-    require_capacity(2**bits - 1, 2**bits)
-    require_capacity(0, 2**bits)
+    require_below(2**bits - 1, 2**bits)
+    require_below(0, 2**bits)
     with pytest.raises(
         ConfigurationError, match=rf"below 2\^{bits},.*up to 2\^{bits}\.0 instead"
     ):
-        require_capacity(2**bits, 2**bits)
+        require_below(2**bits, 2**bits)
 
 
 @pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
@@ -34,7 +34,7 @@ def test_meaningless_bounds_are_refused(bound):
     with pytest.raises(
         ConfigurationError, match=f"{bound} instead. It follows from n_records=7"
     ):
-        require_capacity(bound, explanation="It follows from n_records=7.")
+        require_below(bound, explanation="It follows from n_records=7.")
 
 
 # ----------------------------------------------------------------------- sums and clips
@@ -68,8 +68,10 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
     """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
     cls, options = ALGORITHMS[name]
     algorithm, found = make(cls, **options), []
-    monkeypatch.setattr(base, "require_capacity", lambda bound, *_: found.append(bound))
-    algorithm.require_capacity(3.0)
+    monkeypatch.setattr(
+        feasibility, "require_below", lambda bound, *_: found.append(bound)
+    )
+    require_capacity(algorithm, 3.0)
     words = sum(algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1))
     expected = []
     for t, releases in enumerate(algorithm.plan().rounds, start=1):
@@ -87,7 +89,7 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
             expected.append(most * unit + scale * tail)
     assert found == pytest.approx(expected, rel=1e-12)
     found.clear()
-    algorithm.require_capacity()
+    require_capacity(algorithm)
     assert max(found) < max(expected)
 
 
