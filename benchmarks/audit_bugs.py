@@ -25,6 +25,7 @@ from flower_kmeans.algorithms import (
     Query,
     Statistic,
     SuLloydAlgorithm,
+    client_clipping,
 )
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
@@ -344,7 +345,7 @@ def _free_squares() -> Context:
 def _unclipped() -> Context:
     """Each client adds all of its records, not `clip` records' worth."""
     return mock.patch.object(
-        Algorithm, "limited", lambda self, statistic, number: statistic
+        client_clipping, "limited", lambda algorithm, statistic, number: statistic
     )
 
 

@@ -26,8 +26,10 @@ from numpy.typing import NDArray
 
 from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
@@ -90,7 +92,7 @@ class Answers:
         ]
 
     def _answer(self, query: Query, records: GridRecords) -> IntArray:
-        answer = self.algorithm.answer(query, records)
+        answer = answer_of(self.algorithm, query, records)
         return self.algorithm.layout(query.round).flatten(answer)
 
     def without(self, query: Query, *, own: bool = False) -> IntArray:
@@ -138,7 +140,7 @@ class Answers:
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
         units, words = (
-            self.algorithm.sensitivities(query.round),
+            sensitivities(self.algorithm, query.round),
             self.algorithm.layout(query.round).n_words,
         )
         parties = self.setting.n_clients if self.setting.shared else 1
@@ -185,7 +187,7 @@ class Answers:
         """Samplers with their words among those of all rounds, and the scales of the noise."""
         found, start = [], 0
         for number in range(1, self.algorithm.n_rounds + 1):
-            units = self.algorithm.sensitivities(number)
+            units = sensitivities(self.algorithm, number)
             places = self.algorithm.layout(number).places
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms import Algorithm, State
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
@@ -38,7 +39,7 @@ def final_state(
             else noise(number)
         )
         total = own + algorithm.layout(number).flatten(
-            algorithm.answer(algorithm.query(state), grid)
+            answer_of(algorithm, algorithm.query(state), grid)
         )
         answer = algorithm.layout(number).unflatten(total)
         state = algorithm.update(state, answer, public_generator(seed, number))

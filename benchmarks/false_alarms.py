@@ -41,6 +41,7 @@ from flower_kmeans.algorithms import (
     VerticalAlgorithm,
     plausibility,
 )
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
@@ -164,7 +165,7 @@ def exact_sum(
     """Return the sum of all answers to the query after a state."""
     query = algorithm.query(state)
     answers = [
-        algorithm.layout(query.round).flatten(algorithm.answer(query, part))
+        algorithm.layout(query.round).flatten(answer_of(algorithm, query, part))
         for part in parts
     ]
     return np.sum(answers, axis=0)

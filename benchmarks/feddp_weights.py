@@ -25,6 +25,7 @@ from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
 from bench import script, tables
 from bench.harness import Options, Row, Suite, seed_of
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
 from flower_kmeans.algorithms.layout import COUNTS, Statistic
 from flower_kmeans.algorithms.numerics import grid_kmeans
@@ -241,7 +242,7 @@ def noisy_sum(
     number = query.round
     words = noise[number].copy()
     for part in parts:
-        words += algorithm.layout(number).flatten(algorithm.answer(query, part))
+        words += algorithm.layout(number).flatten(answer_of(algorithm, query, part))
     return algorithm.layout(number).unflatten(words)
 
 

@@ -308,7 +308,7 @@ optional
         if not self.privacy.protects_clients:
             return {}
         return {
-            release.name: self.algorithm.clip_of(release)
+            release.name: self.algorithm.clipping.of(release)
             for release in self.plan.releases
         }
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.layout import COUNTS
 from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
@@ -213,7 +214,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         """Standard deviation of one party's share of a count's noise, in records."""
         algorithm = self.algorithm
         unit = float(
-            algorithm.sensitivities(1)[algorithm.layout(1).places[COUNTS]].max()
+            sensitivities(algorithm, 1)[algorithm.layout(1).places[COUNTS]].max()
         )
         multiplier = self.plan.rounds[0][0].noise_multiplier
         return (

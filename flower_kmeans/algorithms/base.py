@@ -22,11 +22,12 @@ from typing import (
 import numpy as np
 
 from flower_kmeans import parameters
-from flower_kmeans.algorithms import client_clipping, feasibility
+from flower_kmeans.algorithms import feasibility
+from flower_kmeans.algorithms.clips import Clipping, default_clip, require_clip
 from flower_kmeans.algorithms.layout import COUNTS, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
@@ -36,9 +37,6 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
-
-Clips = tuple[tuple[str, float], ...]
-"""Clips of single releases by name, sorted."""
 
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
@@ -79,8 +77,6 @@ class Algorithm(ABC):
     """Whether its records are split by columns among parties (trust model "vertical")."""
     needs_all_records: ClassVar[bool] = False
     """Whether a client must hold all of its records at once to answer."""
-    has_joint_clipping: ClassVar[bool] = False
-    """Whether one factor, the least that one of them needs, shortens all releases of a round."""
     bounds_clients: ClassVar[bool] = False
     """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
     can_miss_sums: ClassVar[bool] = False
@@ -130,8 +126,8 @@ class Algorithm(ABC):
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
-        client_clipping.require_clip(budget, n_clients, self.clip)
-        self._clip()  # there is one where clients are protected
+        require_clip(budget, n_clients, self.clip)
+        _ = self.clipping  # clients are clipped where they are protected
         if budget.is_private and budget.delta is None:
             raise ConfigurationError(
                 "Expected a private budget with its delta, as planned() chooses it. Got None."
@@ -161,20 +157,6 @@ class Algorithm(ABC):
         algorithm.require_feasible()
         return algorithm
 
-    def _require_clips(self, clips: Clips | None) -> None:
-        """Require clips of single releases exactly where clients are clipped."""
-        if clips and self.clip is None:
-            raise ConfigurationError(
-                "Expected clips=None unless the budget is private with unit='client'. "
-                f"Got clips for {[name for name, _ in clips]}."
-            )
-        # Otherwise a document would have two encodings.
-        if (clips is None) != (self.clip is None):
-            raise ConfigurationError(
-                "Expected clips, which may be empty, exactly with unit='client'. "
-                f"Got clips={clips!r} and unit={self.budget.unit!r} instead."
-            )
-
     @abstractmethod
     def layout(self, round_number: int) -> Layout:
         """Return the layout of a round's statistic; rounds count from 1."""
@@ -192,6 +174,17 @@ class Algorithm(ABC):
         jointly over the blocks of each release and in its norm. They are public before
         the run: adding noise needs no query.
         """
+
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited."""
+        # An algorithm that does not clip must not go on where clients are protected.
+        if self.budget.protects_clients and self.clip is None:
+            raise ConfigurationError(
+                f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
+                "clip what a client adds. Got unit='client' instead."
+            )
+        return Clipping(self.clip)
 
     def plan(self) -> PrivacyPlan:
         """Return the releases of each round, calibrated to the budget; needs no records."""
@@ -211,7 +204,7 @@ class Algorithm(ABC):
         for release in self.plan().rounds[round_number - 1]:
             spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
             for name in release.blocks:
-                scale = release.noise_multiplier * self.clip_of(release) * spread
+                scale = release.noise_multiplier * self.clipping.of(release) * spread
                 found[name] = scale * sensitivities[name]
         return found
 
@@ -252,59 +245,6 @@ class Algorithm(ABC):
         }
         return Query(state.round + 1, arrays)
 
-    def record_sensitivities(self, round_number: int) -> FloatArray:
-        """Return the sensitivity of every word of a round, (words,) float64, for one record.
-
-        In grid units, in layout order: `block_sensitivities`, unless words of a block
-        differ.
-        """
-        sensitivities = self.block_sensitivities(round_number)
-        blocks = self.layout(round_number).blocks
-        return np.repeat(
-            [sensitivities[b.name] for b in blocks], [b.size for b in blocks]
-        )
-
-    def sensitivities(self, round_number: int) -> FloatArray:
-        """Return the noise scale of every word of a round, (words,) float64.
-
-        As `record_sensitivities`, times the clips: for answers, and for data sets that
-        differ in what the budget protects, one record or all records of one client.
-        """
-        sensitivities = self.record_sensitivities(round_number)
-        if self._clip() is not None:
-            layout = self.layout(round_number)
-            for release in self.releases(round_number):
-                sensitivities[layout.words_of(release)] *= self.clip_of(release)
-        return sensitivities
-
-    def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
-        clip = self._clip()
-        return 1.0 if clip is None else clip
-
-    def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return by how much one record of a protected client moves each of a round's releases.
-
-        Over the noise scale and in the norm of each (docs/guarantees,
-        Theorem 35).
-        """
-        sensitivities = self.sensitivities(round_number)
-        layout = self.layout(round_number)
-        parts = [
-            (
-                sensitivities[layout.words_of(release)],
-                release.norm,
-                1.0 / self.clip_of(release),
-            )
-            for release in self.releases(round_number)
-        ]
-        joint = self.has_joint_clipping and len(parts) > 1
-        shared = max(step for *_, step in parts) if joint else None
-        return tuple(
-            client_clipping.move_of_a_record(part, norm, step, shared)
-            for part, norm, step in parts
-        )
-
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
@@ -312,50 +252,6 @@ class Algorithm(ABC):
         Those of several parts of a client's records add up to those of all of them,
         unless the algorithm ``needs_all_records``.
         """
-
-    def answer(self, query: Query, records: GridRecords) -> Statistic:
-        """Return a client's contribution to a round's sum, from all of its records."""
-        return self.limited(self.statistic(query, records), query.round)
-
-    def limited(self, statistic: Statistic, round_number: int) -> Statistic:
-        """Return a client's contribution, from its statistic: clipped for ``unit="client"``.
-
-        See docs/guarantees, Theorem 34. A word that no release covers is
-        then 0.
-        """
-        if self._clip() is None:
-            return statistic
-        sensitivities = self.sensitivities(round_number)
-        layout = self.layout(round_number)
-        vector = layout.flatten(statistic)
-        parts = []
-        for release in self.releases(round_number):
-            words = layout.words_of(release)
-            factor = client_clipping.clip_factor(
-                vector[words], sensitivities[words], release.norm
-            )
-            parts.append((words, factor))
-        # A joint factor keeps a client's means where they are: sums and counts shrink
-        # alike.
-        least = min((factor for _, factor in parts), default=1.0)
-        clipped = np.zeros_like(vector)
-        for words, factor in parts:
-            kept = least if self.has_joint_clipping else factor
-            clipped[words] = client_clipping.shortened(
-                vector[words], sensitivities[words], kept
-            )
-        return layout.unflatten(clipped)
-
-    def _clip(self) -> float | None:
-        """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""
-        if not self.budget.protects_clients:
-            return None
-        if self.clip is None:
-            raise ConfigurationError(
-                f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
-                "clip what a client adds. Got unit='client' instead."
-            )
-        return self.clip
 
     def require_packages(self) -> None:  # noqa: B027 - most need none
         """Require the optional packages that a client's answer needs."""
@@ -475,5 +371,5 @@ def resolved(
         budget = budget.resolved(n_units)
     takes_clip = "clip" in parameters.declared(kind)
     if takes_clip and budget.protects_clients and fields.get("clip") is None:
-        fields["clip"] = client_clipping.default_clip(n_records, n_clients)
+        fields["clip"] = default_clip(n_records, n_clients)
     return {**fields, "domain": domain, "budget": budget}

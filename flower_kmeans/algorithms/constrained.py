@@ -21,8 +21,8 @@ from flower_kmeans.algorithms.lloyd import (
     count_share,
     limited,
 )
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients, to_grid
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray

@@ -17,6 +17,7 @@ import numpy as np
 
 from flower_kmeans.algorithms import lloyd
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
@@ -27,7 +28,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     quotients,
     to_grid,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
@@ -187,7 +187,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         nearness = answer.blocks[NEARNESS].astype(np.float64) * step
         noise = dict.fromkeys((SUMS, COUNTS), 0.0)
         if self.budget.is_private:
-            scale = self._clip() or 1.0
+            scale = self.clip or 1.0
             releases = self.plan().rounds[number - 1]
             noise = {
                 release.name: release.noise_multiplier * scale for release in releases

@@ -53,7 +53,7 @@ def require_visible_clips(algorithm: "Algorithm") -> None:
         sensitivities = algorithm.block_sensitivities(number)
         for release in algorithm.releases(number):
             least = min(sensitivities[name] for name in release.blocks)
-            clip = algorithm.clip_of(release)
+            clip = algorithm.clipping.of(release)
             if least > 0 and clip * least < 1:
                 raise ConfigurationError(
                     f"Expected a clip of the release {release.name!r} of at least "
@@ -88,7 +88,7 @@ def require_capacity(
             # together.
             unit = max(sensitivities[name] for name in release.blocks)
             noise = release.noise_multiplier * unit * tails[release.mechanism]
-            noise = noise * noise_factor * algorithm.clip_of(release)
+            noise = noise * noise_factor * algorithm.clipping.of(release)
             _require_room(algorithm, release.name, most * unit + noise, noise, limit)
 
 

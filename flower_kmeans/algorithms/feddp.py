@@ -17,10 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import Clips
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.clips import Clipping, Clips, require_no_clips
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import initialization
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
@@ -34,9 +36,9 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.sensitivity import record_sensitivities
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
@@ -53,7 +55,7 @@ from flower_kmeans.parameters import (
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
-from flower_kmeans.privacy.release import Mechanism, Norm
+from flower_kmeans.privacy.release import Mechanism
 
 PROJECTION = 1
 WEIGHTS = 2
@@ -160,7 +162,6 @@ class FedDPAlgorithm(base.Algorithm):
 
     name: ClassVar[str] = "feddp"
     replayable: ClassVar[bool] = False
-    has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
     clips: Annotated[Clips, reals(*RELEASES)] = ()
@@ -235,11 +236,7 @@ class FedDPAlgorithm(base.Algorithm):
         super().__post_init__()
         if self.contribution == "means":
             self._require_means()
-        if self.clips and self.clip is None:
-            raise ConfigurationError(
-                "Expected clips=None unless the budget is private with unit='client'. "
-                f"Got clips for {[name for name, _ in self.clips]}."
-            )
+        require_no_clips(self.clips, self.clip)
         parameters.integer(
             "n_server_points", self.n_server_points, self.n_clusters, MAX_WORDS
         )
@@ -328,21 +325,20 @@ class FedDPAlgorithm(base.Algorithm):
                 found.append(Release(name, "gaussian", "l2", multiplier, (block.name,)))
         return tuple(found)
 
-    def record_sensitivities(self, round_number: int) -> FloatArray:
-        """Return the sensitivities to one record; with means, to a client's part of a cluster."""
-        if round_number == PROJECTION:
-            return projections.moment_units(self.domain, self.fraction_bits)
-        return super().record_sensitivities(round_number)
-
-    def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
-        if self.clip is None:
-            return 1.0
-        return dict(self.clips).get(release.name) or self.plain_clip(
-            release.name, release.norm
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited; its clips are given, or `plain_clip`."""
+        first_means = LIFT if self.contribution == "means" else None
+        plain = {name: self.plain_clip(name) for name in RELEASES}
+        own = plain | dict(self.clips)
+        return replace(
+            super().clipping,
+            own=tuple(own.items()),
+            is_joint=True,
+            first_means=first_means,
         )
 
-    def plain_clip(self, name: str, norm: Norm) -> float:
+    def plain_clip(self, name: str) -> float:
         """Return a release's clip from the public numbers alone, where none is given for it.
 
         With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 clip
@@ -350,19 +346,12 @@ class FedDPAlgorithm(base.Algorithm):
         """
         if self.adds_means(name):
             k = float(self.n_clusters)
-            return k if norm == "l1" else math.sqrt(k)
+            return k if name in self.laplace else math.sqrt(k)
         return self.clip or 1.0
 
     def adds_means(self, name: str) -> bool:
         """Return whether clients add means, or which clusters they hold, to a release."""
         return self.contribution == "means" and name.startswith(("lift", "lloyd"))
-
-    def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return the moves as `Algorithm`; 2 where clients add means, which count no records."""
-        releases = self.releases(round_number)
-        if any(self.adds_means(release.name) for release in releases):
-            return (2.0,) * len(releases)
-        return super().moves_of_a_record(round_number)
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the server's points on the grid; needs ``server_data``. ``rng`` is not used."""
@@ -478,18 +467,6 @@ class FedDPAlgorithm(base.Algorithm):
             all_count=not is_relative,
             totals=totals,
         )
-
-    def limited(self, statistic: Statistic, round_number: int) -> Statistic:
-        """Return a client's contribution: means instead of sums if wanted, then clipped."""
-        if self.contribution == "means" and round_number >= LIFT:
-            sums = statistic.blocks[SUMS]
-            counts = statistic.blocks[COUNTS] >> self.fraction_bits
-            # Toward zero, so that no mean is longer than the records.
-            sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
-            means = {SUMS: np.sign(sums) * sizes, COUNTS: np.minimum(counts, 1)}
-            means[COUNTS] <<= self.fraction_bits
-            statistic = Statistic({**statistic.blocks, **means})
-        return super().limited(statistic, round_number)
 
     def _radius_at(self, factor: int) -> int | None:
         """Return the radius of a Lloyd round in grid units: no record adds more than a unit."""
@@ -883,12 +860,12 @@ def with_suggested_clips(algorithm: FedDPAlgorithm) -> Clips:
     norms = answer_norms(twin, records_each, rng)
     clips = {}
     for number in range(1, twin.n_rounds + 1):
-        sensitivities = twin.record_sensitivities(number)
+        sensitivities = record_sensitivities(twin, number)
         for release in twin.releases(number):
             words = twin.layout(number).words_of(release)
             used = sensitivities[words][sensitivities[words] > 0]
             found = float(f"{np.median(norms[release.name]):.2g}")
-            most = algorithm.plain_clip(release.name, release.norm)
+            most = algorithm.plain_clip(release.name)
             # So much that a client can change every word of the release by a step of
             # the grid.
             least = (1 + 1e-9) / float(used.min(initial=math.inf))
@@ -919,9 +896,12 @@ def answer_norms(
     for number in range(1, twin.n_rounds + 1):
         query = twin.query(state)
         answers = np.stack(
-            [twin.layout(number).flatten(twin.answer(query, each)) for each in clients]
+            [
+                twin.layout(number).flatten(answer_of(twin, query, each))
+                for each in clients
+            ]
         )
-        sensitivities = twin.record_sensitivities(number)
+        sensitivities = record_sensitivities(twin, number)
         for release in twin.releases(number):
             words = twin.layout(number).words_of(release)
             used = words[sensitivities[words] > 0]

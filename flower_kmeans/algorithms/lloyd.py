@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST
@@ -29,7 +30,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.numerics.projection import squared_bound
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.state import Query, Range, State

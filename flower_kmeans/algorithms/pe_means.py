@@ -17,10 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms import feasibility
-from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, Clips, resolved
+from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, resolved
+from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
 from flower_kmeans.algorithms.feasibility import MAX_RUN_WORDS, MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import (
@@ -49,7 +51,6 @@ from flower_kmeans.algorithms.pe_means_population import (
     packed,
     variations,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -112,7 +113,6 @@ class PEMeansAlgorithm(Algorithm):
 
     name: ClassVar[str] = "pe-means"
     replayable: ClassVar[bool] = True
-    has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
     # votes in a projection, and a last round that lifts centroids
     projects: ClassVar[bool] = False
@@ -158,7 +158,7 @@ class PEMeansAlgorithm(Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter."""
         super().__post_init__()
-        self._require_clips(self.clips)
+        require_clips(self.clips, self.clip, self.budget)
         if self.projects and self.domain.n_features <= DIRECTIONS:
             raise ConfigurationError(
                 f"Expected more than {DIRECTIONS} columns, to which records are projected. Got "
@@ -210,9 +210,11 @@ class PEMeansAlgorithm(Algorithm):
         counts = Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,))
         return (sums, counts)
 
-    def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
-        return dict(self.clips or ()).get(release.name, 1.0)
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited: each release has a clip of its own."""
+        clip = None if self.clip is None else 1.0
+        return replace(super().clipping, clip=clip, own=self.clips or (), is_joint=True)
 
     # ------------------------------------------------------------------ queries
 

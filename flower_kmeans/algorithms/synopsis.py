@@ -9,7 +9,7 @@ Theorems 22 and 24).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
 from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
-from flower_kmeans.algorithms.numerics import projection as projections
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
@@ -390,11 +390,10 @@ class SynopsisAlgorithm(base.Algorithm):
 
     name: ClassVar[str] = "synopsis"
     replayable: ClassVar[bool] = True
-    has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
     min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN)] = None
-    clips: Annotated[base.Clips | None, parameters.reals(*_CLIPPED)] = None
+    clips: Annotated[Clips | None, parameters.reals(*_CLIPPED)] = None
     min_size: Annotated[int | None, whole(0, LARGEST)] = None
     max_size: Annotated[int | None, whole(0, LARGEST)] = None
     schedule: Annotated[Schedule, _SCHEDULE]
@@ -450,7 +449,7 @@ class SynopsisAlgorithm(base.Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter."""
         super().__post_init__()
-        self._require_clips(self.clips)
+        require_clips(self.clips, self.clip, self.budget)
         self._check_numbers()
         if self.bounded:
             self._check_bounds()
@@ -637,15 +636,10 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return the unit of every block; of second moments, that of the diagonal."""
         return self._stage(round_number).sensitivities()
 
-    def record_sensitivities(self, round_number: int) -> FloatArray:
-        """Return the sensitivities to one record: those of second moments differ by word."""
-        if round_number == FIRST and self.schedule.moments:
-            return projections.moment_units(self.domain, self.fraction_bits)
-        return super().record_sensitivities(round_number)
-
-    def clip_of(self, release: Release) -> float:
-        """Return the release's own clip, or that of all."""
-        return dict(self.clips or ()).get(release.name, super().clip_of(release))
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited."""
+        return replace(super().clipping, own=self.clips or (), is_joint=True)
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -660,7 +654,7 @@ class SynopsisAlgorithm(base.Algorithm):
         mu = self.schedule.signal * (self.clip or 1.0) / n_records
         found = {}
         for release in self.releases(round_number):
-            scale = release.noise_multiplier / mu * self.clip_of(release)
+            scale = release.noise_multiplier / mu * self.clipping.of(release)
             for name in release.blocks:
                 found[name] = scale * sensitivities[name]
         return found

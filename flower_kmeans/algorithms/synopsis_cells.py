@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.groups import Groups
@@ -27,7 +28,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     zero_small,
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (

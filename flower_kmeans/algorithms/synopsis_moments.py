@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from flower_kmeans.algorithms.layout import Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_cells import partition
 from flower_kmeans.algorithms.synopsis_constants import (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
@@ -18,7 +19,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     into_domain,
     to_grid,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import largest_weight
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.layout import Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.state import Range
 from flower_kmeans.algorithms.synopsis_constants import (
     FACTOR_GROWTH,

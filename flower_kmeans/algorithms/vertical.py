@@ -16,6 +16,7 @@ import numpy as np
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
@@ -24,7 +25,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
     truncate,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.data.domain import Box, Domain, GridRecords

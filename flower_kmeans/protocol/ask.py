@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from flower_kmeans.algorithms import client_clipping
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
@@ -144,7 +145,7 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntAr
     vector = conversation.total(query)
     if run.algorithm.budget.unit == "client":  # what a record adds is limited by itself
         statistic = run.algorithm.layout(query.round).unflatten(vector)
-        limited = run.algorithm.limited(statistic, query.round)
+        limited = client_clipping.limited(run.algorithm, statistic, query.round)
         vector = run.algorithm.layout(query.round).flatten(limited)
     if run.trust.shares_noise:
         secret = conversation.session.secret

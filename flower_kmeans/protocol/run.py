@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
 from flower_kmeans.algorithms.registry import algorithm_from_config
 from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
@@ -151,7 +152,7 @@ class Run:
             return None
         if plan.budget.protects_clients:
             rounds = range(1, len(plan.rounds) + 1)
-            moves = [self.algorithm.moves_of_a_record(t) for t in rounds]
+            moves = [moves_of_a_record(self.algorithm, t) for t in rounds]
         return price_of(plan.budget.unit, plan.rounds, moves)
 
 

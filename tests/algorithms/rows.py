@@ -26,8 +26,10 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
     VerticalAlgorithm,
 )
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
 from flower_kmeans.algorithms.queries import check_query
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
@@ -260,8 +262,8 @@ def added(algorithm, query, points):
     """Return what a client with some grid points adds to the sum, in the units of the noise."""
     rows = np.reshape(points, (-1, algorithm.domain.n_features))
     records = GridRecords.from_grid(rows, algorithm.fraction_bits)
-    words = algorithm.layout(query.round).flatten(algorithm.answer(query, records))
-    return words / algorithm.sensitivities(query.round)
+    words = algorithm.layout(query.round).flatten(answer_of(algorithm, query, records))
+    return words / sensitivities(algorithm, query.round)
 
 
 # --------------------------------------------------------------------------- whole runs
@@ -344,7 +346,7 @@ def words_of(algorithm, kind, query, records, rng):
         found += algorithm.layout(number).flatten(algorithm.statistic(query, records))
     if kind != "data":
         found += np.rint(
-            rng.normal(size=words) * algorithm.sensitivities(number) * 5
+            rng.normal(size=words) * sensitivities(algorithm, number) * 5
         ).astype(np.int64)
     return found
 
@@ -388,7 +390,7 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
         check_query(algorithm, query)
         clients = (answering or {}).get(t, range(len(held)))
         words = sum(
-            algorithm.layout(t).flatten(algorithm.answer(query, held[i]))
+            algorithm.layout(t).flatten(answer_of(algorithm, query, held[i]))
             for i in clients
         )
         if stream is not None:

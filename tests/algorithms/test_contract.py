@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_config
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.queries import UNUSABLE, check_query
 from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import record_sensitivities, sensitivities
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import (
@@ -247,10 +250,10 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
     )
     for query in any_queries(algorithm, 5):
         check_query(algorithm, query)
-        expected = algorithm.record_sensitivities(query.round)
+        expected = record_sensitivities(algorithm, query.round)
         for release, words in release_words(algorithm, query.round):
-            expected[words] *= algorithm.clip_of(release)
-        np.testing.assert_array_equal(algorithm.sensitivities(query.round), expected)
+            expected[words] *= algorithm.clipping.of(release)
+        np.testing.assert_array_equal(sensitivities(algorithm, query.round), expected)
         for records in clients_of(algorithm):
             change = added(algorithm, query, records)
             assert len(records) or not change.any()
@@ -264,7 +267,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
     # the release that needs it.
     for t in range(1, algorithm.n_rounds + 1):
         found = [size for (number, _), size in largest.items() if number == t]
-        attained = max(found) if algorithm.has_joint_clipping else min(found)
+        attained = max(found) if algorithm.clipping.is_joint else min(found)
         assert_within(
             f"round {t}: some client moves it by", attained, least=0.97, unit="units"
         )
@@ -283,11 +286,11 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
     largest = 0.0
     for query in any_queries(algorithm, 3, trials=3):
         releases = release_words(algorithm, query.round)
-        moves = algorithm.moves_of_a_record(query.round)
+        moves = moves_of_a_record(algorithm, query.round)
         for (release, _), move in zip(releases, moves, strict=True):
-            joint = algorithm.has_joint_clipping and len(releases) > 1
+            joint = algorithm.clipping.is_joint and len(releases) > 1
             factor = 2 if joint or release.norm == "l1" else 1
-            least = 1 / algorithm.clip_of(release)
+            least = 1 / algorithm.clipping.of(release)
             most = factor * max(least, 1 / clip) * 1.1 + 0.02
             what = f"release {release.name!r}: what is charged for a record is"
             assert_within(what, move, most=most, unit="of a client")
@@ -301,7 +304,7 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
                 size = np.linalg.norm(change, 1 if release.norm == "l1" else 2)
                 what = f"release {release.name!r}: a record of a clipped client moves it by"
                 assert_within(what, size, most=move, unit="of a client")
-                largest = max(largest, size * algorithm.clip_of(release))
+                largest = max(largest, size * algorithm.clipping.of(release))
     assert_within(
         "the most that a record moves a release is", largest, least=0.9, strict=True
     )
@@ -315,9 +318,8 @@ def test_without_privacy_no_client_is_clipped():
         assert "clip" not in algorithm_to_config(algorithm)
         many = GridRecords.from_grid(np.repeat(some_of(algorithm, 5), 200, axis=0), 3)
         for query in any_queries(algorithm, 3, trials=1):
-            answer, statistic = (
-                f(query, many) for f in (algorithm.answer, algorithm.statistic)
-            )
+            answer = answer_of(algorithm, query, many)
+            statistic = algorithm.statistic(query, many)
             for block, array in statistic.blocks.items():
                 np.testing.assert_array_equal(answer.blocks[block], array)
 
@@ -328,8 +330,8 @@ def test_an_algorithm_without_a_clip_refuses_to_answer_for_clients():
     object.__delattr__(algorithm, "clip")
     records = GridRecords.from_grid(grid_points(algorithm), 12)
     for call in (
-        lambda: algorithm.sensitivities(1),
-        lambda: algorithm.answer(query, records),
+        lambda: sensitivities(algorithm, 1),
+        lambda: answer_of(algorithm, query, records),
     ):
         with pytest.raises(
             ConfigurationError, match="unit='record' for GLloydAlgorithm, which"
@@ -432,7 +434,9 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
                     found[key] //= 8  # within the ball
             query = Query(number, found)
             check_query(algorithm, query)
-            words = algorithm.layout(number).flatten(algorithm.answer(query, records))
+            words = algorithm.layout(number).flatten(
+                answer_of(algorithm, query, records)
+            )
             assert words.shape == (algorithm.layout(number).n_words,)
 
 
@@ -490,7 +494,7 @@ def test_any_arrays_are_refused_or_answered(name, data):
     records = GridRecords.from_grid(
         np.zeros((3, algorithm.domain.n_features), np.int64), 16
     )
-    algorithm.layout(number).flatten(algorithm.answer(query, records))
+    algorithm.layout(number).flatten(answer_of(algorithm, query, records))
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "feddp" not in name])
@@ -826,7 +830,7 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
     plan = algorithm.plan()
     assert len(plan.rounds) == algorithm.n_rounds
     for t in range(1, algorithm.n_rounds + 1):
-        units = algorithm.sensitivities(t)
+        units = sensitivities(algorithm, t)
         assert (units.shape, units.dtype) == (
             (algorithm.layout(t).n_words,),
             np.float64,
@@ -838,13 +842,13 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
         return
     assert 0.999 * algorithm.budget.epsilon < plan.epsilon() <= algorithm.budget.epsilon
     for t, releases in enumerate(plan.rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.layout(t).places
+        units, places = record_sensitivities(algorithm, t), algorithm.layout(t).places
         noise = algorithm.noise_of(t)
         named = [block for release in releases for block in release.blocks]
         assert sorted(noise) == sorted(named) == sorted(algorithm.layout(t).names)
         for release in releases:
             spread = math.sqrt(2) if release.mechanism == "laplace" else 1.0
-            scale = release.noise_multiplier * spread * algorithm.clip_of(release)
+            scale = release.noise_multiplier * spread * algorithm.clipping.of(release)
             for block in release.blocks:  # of second moments, the diagonal
                 assert noise[block] == pytest.approx(scale * units[places[block]].max())
 

@@ -13,6 +13,8 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     State,
 )
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -133,8 +135,8 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     number, step = algorithm.n_rounds, 2.0**-algorithm.fraction_bits
     query, places = algorithm.query(state), algorithm.layout(number).places
     records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
-    exact = algorithm.layout(number).flatten(algorithm.answer(query, records))
-    scales = algorithm.sensitivities(query.round)
+    exact = algorithm.layout(number).flatten(answer_of(algorithm, query, records))
+    scales = sensitivities(algorithm, query.round)
     for release in algorithm.plan().rounds[-1]:
         for block in release.blocks:
             scales[places[block]] *= release.noise_multiplier

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, LloydAlgorithm, Query, State
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -149,7 +150,7 @@ def test_a_constant_radius_has_the_papers_noise(k, d, n_rounds):
     sigma = 1 / mu_of_budget(budget.epsilon, budget.delta)
     spread = math.sqrt(1 + math.sqrt(4 * d))
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.sensitivities(t)
+        units = sensitivities(algorithm, t)
         expected = (
             sigma
             * spread
@@ -167,7 +168,7 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
     algorithm = build(k, d, n_rounds=n_rounds)
     total = 0.0
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.sensitivities(t)
+        units = sensitivities(algorithm, t)
         noise_sums = sums.noise_multiplier * units[0]
         noise_counts = counts.noise_multiplier * units[-1]
         assert units[0] == algorithm.radius_of(t)

@@ -1,18 +1,17 @@
 import math
 
-import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import (
     FedDPAlgorithm,
     HDPEMeansAlgorithm,
     PEMeansAlgorithm,
-    Query,
     SynopsisAlgorithm,
     feasibility,
 )
 from flower_kmeans.algorithms.feasibility import require_below, require_capacity
-from flower_kmeans.data.domain import Ball, GridRecords
+from flower_kmeans.algorithms.sensitivity import record_sensitivities
+from flower_kmeans.data.domain import Ball
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -75,10 +74,10 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
     words = sum(algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1))
     expected = []
     for t, releases in enumerate(algorithm.plan().rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.layout(t).places
+        units, places = record_sensitivities(algorithm, t), algorithm.layout(t).places
         for release in releases:
             unit = max(units[places[name]].max() for name in release.blocks)
-            scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * unit
+            scale = 3 * release.noise_multiplier * algorithm.clipping.of(release) * unit
             logarithm = math.log(2e9 * words)
             tail = (
                 logarithm
@@ -104,15 +103,3 @@ def test_a_clip_of_exactly_one_step_is_the_least(name):
         ConfigurationError, match=f"release '{name}' of at least 1.53e-05"
     ):
         make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
-
-
-def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
-    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
-    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
-    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
-    centers = np.zeros((2, 16), dtype=np.int64)
-    centers[1] = 1000
-    found = algorithm.answer(Query(2, {"centers": centers}), records).blocks
-    counts, sums = found["counts"] / 2**16, found["sums"]
-    assert 19.9 < counts.max() < 20.0
-    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)

@@ -9,6 +9,8 @@ import pytest
 from sklearn.cluster import KMeans
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Query, State, algorithm_from_config
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.feddp import (
     LAPLACE_RELEASES,
@@ -22,6 +24,7 @@ from flower_kmeans.algorithms.feddp import (
 )
 from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import (
     BudgetError,
@@ -72,7 +75,9 @@ def after(algorithm, t, words, **arrays):
 
 def clips_of(algorithm):
     rounds = range(1, algorithm.n_rounds + 1)
-    return {r.name: algorithm.clip_of(r) for t in rounds for r in algorithm.releases(t)}
+    return {
+        r.name: algorithm.clipping.of(r) for t in rounds for r in algorithm.releases(t)
+    }
 
 
 def shares_of(algorithm):
@@ -113,15 +118,15 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
     )
     ends = [
         algorithm.layout(3).flatten(
-            algorithm.answer(query, GridRecords.from_grid(records, FINE))
+            answer_of(algorithm, query, GridRecords.from_grid(records, FINE))
         )
         for records in ([[-one // 2]], [[-one // 2], [one]])
     ]
-    moved = (ends[1] - ends[0]) / algorithm.sensitivities(3)
+    moved = (ends[1] - ends[0]) / sensitivities(algorithm, 3)
     assert np.linalg.norm(moved[:2]) == pytest.approx(2, abs=4 / one)
-    assert algorithm.moves_of_a_record(3)[0] == 2
+    assert moves_of_a_record(algorithm, 3)[0] == 2
     means = for_clients(**MEANS, clip=5.0)  # count no records
-    moves = [means.moves_of_a_record(t) for t in range(1, means.n_rounds + 1)]
+    moves = [moves_of_a_record(means, t) for t in range(1, means.n_rounds + 1)]
     assert max(moves[0]) < 1
     assert moves[2:] == [(2.0, 2.0)] * 2
 
@@ -164,7 +169,7 @@ def test_means_are_those_of_the_clients_records_toward_zero():
     ):
         algorithm = for_clients(k=3, **MEANS, **options)
         records = GridRecords.from_grid(points, FINE)
-        blocks = algorithm.answer(Query(t, arrays), records).blocks
+        blocks = answer_of(algorithm, Query(t, arrays), records).blocks
         np.testing.assert_array_equal(blocks["sums"], means)
         np.testing.assert_array_equal(blocks["counts"], [ONE, ONE, 0])
 
@@ -180,8 +185,8 @@ def test_a_round_is_shortened_by_one_factor():
     for query in (Query(3, lift), Query(4, {"centroids": centers})):
         records = GridRecords.from_grid(points, FINE)
         whole = algorithm.statistic(query, records).blocks
-        added = algorithm.answer(query, records).blocks
-        units = algorithm.sensitivities(query.round)
+        added = answer_of(algorithm, query, records).blocks
+        units = sensitivities(algorithm, query.round)
         assert np.linalg.norm(added["sums"].ravel() / units[:4]) == pytest.approx(
             1, abs=0.01
         )
@@ -310,7 +315,7 @@ def weight_noise(algorithm):
     """Standard deviation of the planned noise of a weight, in records, from the plan alone."""
     (release,) = algorithm.plan().rounds[1]
     scale = math.sqrt(2) if release.mechanism == "laplace" else 1.0
-    return release.noise_multiplier * scale * algorithm.clip_of(release)
+    return release.noise_multiplier * scale * algorithm.clipping.of(release)
 
 
 OF_WEIGHTS = [
@@ -620,7 +625,7 @@ def test_spread_and_cost_have_small_shares():
         (0.02 / 1.04, 0.02 / 1.04)
     )
     # Noise is that of the radius, whatever it narrows to.
-    places, units = algorithm.layout(4).places, algorithm.sensitivities(4)
+    places, units = algorithm.layout(4).places, sensitivities(algorithm, 4)
     assert (units[places["sums"]] == 4 * algorithm.radius).all()
     assert units[places["spread"]] == algorithm.radius**2 >> 16
 
@@ -975,7 +980,7 @@ def test_they_never_fail(
     for name, clip in clips_of(algorithm).items():
         assert math.isfinite(clip)
         assert clip >= LEAST_CLIP
-        most = algorithm.plain_clip(name, "l1")
+        most = algorithm.plain_clip(name)
         assert clip <= max(
             most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)
         ), name

@@ -38,6 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from false_alarms import ALGORITHMS, N_CLIENTS, N, noise_draws, parts_of
 
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.sensitivity import sensitivities
+
 pytestmark = pytest.mark.claim("reading-a-report", "warning-counts-add-up")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +65,7 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
         query = algorithm.query(state)
         total = np.rint(noise_draws(algorithm, number, 1, rng)[0]).astype(np.int64)
         for i, part in enumerate(parts):
-            words = algorithm.layout(number).flatten(algorithm.answer(query, part))
+            words = algorithm.layout(number).flatten(answer_of(algorithm, query, part))
             with np.errstate(over="ignore"):
                 total = total + (lie(words) if lie and i == 0 else words)
         n_slots = 1 if algorithm.vertical else N_CLIENTS
@@ -353,7 +356,7 @@ def test_clipped_clients_cannot_be_longer_than_their_number():
     algorithm = ALGORITHMS["GLloyd, clients"](N)
     state, number = algorithm.initial_state(), 1
     words = algorithm.layout(number).n_words
-    unit = algorithm.sensitivities(number)
+    unit = sensitivities(algorithm, number)
     one = np.zeros(words)
     one[0] = 1.0
     for length, expected in ((10, []), (200, [FindingKind.UNCLIPPED])):
@@ -370,7 +373,7 @@ def test_sums_and_counts_that_are_clipped_apart_are_not_compared():
     algorithm = GLloydAlgorithm.planned(
         2, BOX, private, n_records=1000, n_clients=100, n_rounds=2
     )
-    unit = algorithm.sensitivities(1)
+    unit = sensitivities(algorithm, 1)
     vector = np.zeros(algorithm.layout(1).n_words)
     vector[0] = 50 * unit[0]  # fifty clients of no shortened count
     answer = algorithm.layout(1).unflatten(np.rint(vector).astype(np.int64), 1.0, 100)

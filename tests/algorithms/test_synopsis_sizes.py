@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import State, SynopsisAlgorithm
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.synopsis_sizes import distances
@@ -230,7 +231,7 @@ def measured():
         state = run_of(algorithm, parts, stream, until=algorithm.n_rounds - 1)
         query = algorithm.query(state)
         exact = algorithm.layout(algorithm.n_rounds).flatten(
-            algorithm.answer(query, grid)
+            answer_of(algorithm, query, grid)
         )
         for _ in range(40):
             words = exact + server_noise(algorithm, plan, algorithm.n_rounds, stream)

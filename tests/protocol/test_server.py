@@ -16,6 +16,7 @@ from serving import LOST, ROUND_TRIPS, T, make_net
 
 from flower_kmeans.algorithms import queries
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -520,7 +521,7 @@ def test_a_server_that_adds_the_noise_adds_it_once_to_all_words_but_the_last(tmp
         noises.append(noise[:-1])
     run = net.server.run
     stds = run.plan.rounds[0][0].noise_multiplier * np.tile(
-        run.algorithm.sensitivities(1), T
+        sensitivities(run.algorithm, 1), T
     )
     scaled = np.concatenate(noises) / stds
     assert np.all(scaled != 0)

@@ -30,6 +30,7 @@ from vertical_runs import (
 )
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
@@ -203,7 +204,7 @@ def noise_shares(story, t):
     algorithm, (release,) = run.algorithm, run.plan.rounds[t - 1]
     places, unit = algorithm.layout(t).places, moduli(2, algorithm.radius).unit
     words = np.concatenate([places[name] for name in release.blocks])
-    units = algorithm.sensitivities(t)[words] * 2.0**-algorithm.fraction_bits * unit
+    units = sensitivities(algorithm, t)[words] * 2.0**-algorithm.fraction_bits * unit
     found = []
     for slot in range(run.document.body.n_noisy):
         stream = Stream(

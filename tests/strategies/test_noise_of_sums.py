@@ -31,6 +31,7 @@ from rows import (
 from scipy import stats
 
 from flower_kmeans import Box, Fault
+from flower_kmeans.algorithms.sensitivity import sensitivities
 
 RNG = np.random.default_rng
 # So many words hold the scale within 6 standard deviations, but for 3 in 10^8 runs, and
@@ -102,7 +103,7 @@ def the_radius_narrowed(outcome):
     assert int(outcome.queries[-1].arrays["factor"][0]) > 4
     places, units = (
         algorithm.layout(algorithm.n_rounds).places,
-        algorithm.sensitivities(algorithm.n_rounds),
+        sensitivities(algorithm, algorithm.n_rounds),
     )
     assert set(units[places["sums"]]) == {4.0 * algorithm.radius}
 
@@ -254,7 +255,7 @@ def noise_by_release(outcome, factors, parts):
     for query in queries(outcome):
         t = query.round
         noise = outcome.sums[t] - exact(outcome, query, present(outcome, t, parts))
-        units, places = algorithm.sensitivities(t), algorithm.layout(t).places
+        units, places = sensitivities(algorithm, t), algorithm.layout(t).places
         for release in outcome.strategy.plan.rounds[t - 1]:
             words = np.concatenate([places[block] for block in release.blocks])
             scale = units[words] * release.noise_multiplier * factors[t - 1]

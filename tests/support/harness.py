@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from flower_kmeans.algorithms import registry
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.client import ClientPolicy, simulated_client_app
@@ -319,7 +320,7 @@ def exact_statistic(
         -1, algorithm.domain.n_features
     )
     grid = GridRecords(data, algorithm.domain, algorithm.fraction_bits)
-    return algorithm.layout(query.round).flatten(algorithm.answer(query, grid))
+    return algorithm.layout(query.round).flatten(answer_of(algorithm, query, grid))
 
 
 @contextmanager
