@@ -67,7 +67,7 @@ class FedDPKMeans(KMeansStrategy):
         clip of Lloyd sums comes from ``server_data`` and that radius is more than 0.6
         D, the domain's diameter: noise then follows the clip, and not the radius.
     cost : bool, default: False
-        Whether the last Lloyd round also releases what `cost_estimate` needs.
+        Whether the last Lloyd round also releases what an estimate of the cost needs.
     shares : mapping of str to float, optional
         Shares of mu^2 by release, in place of the default ones; only their ratios
         matter.

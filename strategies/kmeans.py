@@ -356,15 +356,17 @@ optional
         """
         self._require_sight()
         server = self._running
-        mixture = self.algorithm.mixture(server.state, server.noise_factor)
+        if self.algorithm.mixture is None:
+            return None
+        mixture = self.algorithm.mixture.learned(server.state, server.noise_factor)
         return None if mixture is None else Synopsis(mixture, self.domain)
 
     # ------------------------------------------------------------------ inside
 
     def _note(self) -> None:
         """Add the warning about the noise of sizes to the plan."""
-        if self.algorithm.size_bounds is not None and self.n_records is not None:
-            noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
+        if self.algorithm.sizes is not None and self.n_records is not None:
+            noise = self.algorithm.sizes.noise * self.noise_factor
             note = note_on_noise(noise, self.n_records, self.n_clusters)
             self.plan = replace(self.plan, notes=() if note is None else (note,))
         self._cautions = self.plan.notes
@@ -447,8 +449,11 @@ optional
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
         if server.n_opened == server.run.document.rounds:
-            report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
-            report.sizes = algorithm.sizes(server.state, server.noise_factor)
+            factor = server.noise_factor
+            if algorithm.last_cost is not None:
+                report.cost = algorithm.last_cost.estimate(server.state, factor)
+            if algorithm.sizes is not None:
+                report.sizes = algorithm.sizes.report(server.state, factor)
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running
@@ -459,9 +464,13 @@ optional
         ):
             return None
         state = server.state
+        found = {
+            "centroids": self.algorithm.centroids(state),
+            "counts": self.algorithm.counts(state),
+        }
+        if self.algorithm.sizes is not None:
+            found["weights"] = self.algorithm.sizes.weights(state)
         arrays = {
-            name: Array(array)
-            for name in ("centroids", "counts", "weights")
-            if (array := getattr(self.algorithm, name)(state)) is not None
+            name: Array(array) for name, array in found.items() if array is not None
         }
         return ArrayRecord(arrays) if {"centroids", "counts"} <= arrays.keys() else None

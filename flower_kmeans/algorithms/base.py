@@ -23,12 +23,16 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import feasibility
+from flower_kmeans.algorithms.capabilities import (
+    CostCapability,
+    MixtureCapability,
+    SizesCapability,
+)
 from flower_kmeans.algorithms.clips import Clipping, default_clip, require_clip
 from flower_kmeans.algorithms.layout import COUNTS, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
-from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -262,16 +266,6 @@ class Algorithm(ABC):
         pairs = zip(self.possible_warnings, flags, strict=True)
         return tuple(text for text, holds in pairs if holds)
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the inertia at the centroids after the last round, from released values.
-
-        ``None`` unless the algorithm has ``cost=True``. ``noise_factor`` is by how much
-        the noise's standard deviation exceeded the plan's (distributed noise).
-        """
-        return None
-
     def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the bounds of the sums of the round after ``state``, without noise.
 
@@ -312,36 +306,18 @@ class Algorithm(ABC):
         return self.n_clusters
 
     @property
-    def size_bounds(self) -> tuple[int, int | None] | None:
-        """Least (or 0) and largest (or ``None``) size; ``None`` unless results have sizes."""
+    def last_cost(self) -> CostCapability | None:
+        """The cost at the result; ``None`` unless the last round releases it."""
         return None
 
     @property
-    def size_noise(self) -> float | None:
-        """Planned standard deviation of a released size's noise, in records; ``None`` likewise."""
-        return None
-
-    def weights(self, state: State) -> FloatArray | None:
-        """Return the weights (k,) of the power diagram whose cells are the clusters.
-
-        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``; ``None``
-        where that is the nearest centroid. In the squared units of `cost_estimate`.
-        """
-        return None
-
-    def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the clusters' sizes after the last round; ``None`` without bounds on them."""
+    def sizes(self) -> SizesCapability | None:
+        """Cluster sizes with public bounds; ``None`` without bounds."""
         return None
 
     @property
-    def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]] | None:
-        """Most parts, directions and planned noise of `mixture`; ``None`` if there is none."""
-        return None
-
-    def mixture(
-        self, state: State, noise_factor: float = 1.0
-    ) -> ReleasedMixture | None:
-        """Return the mixture that the run learned of the records; ``None`` if it learns none."""
+    def mixture(self) -> MixtureCapability | None:
+        """The mixture that the run learns of the records; ``None`` if it learns none."""
         return None
 
     @classmethod

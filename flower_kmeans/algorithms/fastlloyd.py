@@ -16,6 +16,7 @@ import mpmath
 import numpy as np
 
 from flower_kmeans.algorithms import lloyd
+from flower_kmeans.algorithms.last_cost import LastSums
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import postprocess
@@ -29,7 +30,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.registry import register
-from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -307,17 +307,13 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             sensitivities[NEARNESS] = float(2**self.fraction_bits)
         return sensitivities
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round."""
+    def _last_sums(self, state: State) -> LastSums:
+        """Return how to read the sums of the last round."""
         if not self.relocation:
-            return super().cost_estimate(state, noise_factor)
+            return super()._last_sums(state)
         # The cost is what slacks, which are rounded downward, leave of the counts.
         unit = float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
-        return lloyd.estimated_cost(
-            self, state, noise_factor, is_relative=True, unit=unit, rounding=-1
-        )
+        return LastSums(is_relative=True, unit=unit, rounding=-1)
 
     def _reach(self, round_number: int) -> int | None:
         return self.radius_of(round_number)

@@ -21,6 +21,7 @@ from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.clips import Clipping, Clips, require_no_clips
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feasibility import MAX_WORDS
+from flower_kmeans.algorithms.last_cost import LastCost, LastSums
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import initialization
@@ -37,7 +38,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.registry import register
-from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.sensitivity import record_sensitivities
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
@@ -617,7 +617,7 @@ class FedDPAlgorithm(base.Algorithm):
     def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
         """Return the inertia of k-means on the weighted projected server points, by k.
 
-        (k_max,) float64, in squared units as those of `cost_estimate`; 0 from where
+        (k_max,) float64, in squared units as those of `LastCost`; 0 from where
         there are no more points than centres. Post-processing of a state after round 2
         or later: the weighted points stand for the records, so where the inertia stops
         falling quickly, more clusters find no more structure. For k beyond
@@ -641,17 +641,18 @@ class FedDPAlgorithm(base.Algorithm):
         step = 2.0**-self.projection.exponent * user_scale(self.domain)[0]
         return costs * (step * step * 2.0**-self.fraction_bits)
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round."""
-        if COST not in state.arrays:
+    @property
+    def last_cost(self) -> LastCost | None:
+        """The cost at the result; ``None`` unless the last round releases it."""
+        if not self.cost:
             return None
+        noise = self.noise_of(self.n_rounds)
+        return LastCost(self.domain, self.fraction_bits, noise, self._last_sums)
+
+    def _last_sums(self, state: State) -> LastSums:
+        """Return how to read the sums of the last round."""
         factor = self.factor_of(state.arrays)
-        return lloyd.estimated_cost(
-            self,
-            state,
-            noise_factor,
+        return LastSums(
             is_relative=self.radius is not None,
             least_count=self._least_count(self.n_rounds, factor),
             unit=1 / factor,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.last_cost import LastCost, LastSums
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import cost as costs
@@ -31,7 +32,6 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 )
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.registry import register
-from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
@@ -277,12 +277,17 @@ class LloydFamily(base.Algorithm):
         kept = self._kept_for_cost(number, old, answer)
         return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round."""
-        is_relative = self._reach(self.n_rounds) is not None
-        return estimated_cost(self, state, noise_factor, is_relative=is_relative)
+    @property
+    def last_cost(self) -> LastCost | None:
+        """The cost at the result; ``None`` unless the last round releases it."""
+        if not self.cost:
+            return None
+        noise = self.noise_of(self.n_rounds)
+        return LastCost(self.domain, self.fraction_bits, noise, self._last_sums)
+
+    def _last_sums(self, state: State) -> LastSums:
+        """Return how to read the sums of the last round."""
+        return LastSums(is_relative=self._reach(self.n_rounds) is not None)
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
@@ -300,7 +305,7 @@ class LloydFamily(base.Algorithm):
     def _kept_for_cost(
         self, round_number: int, before: IntArray, answer: Statistic
     ) -> dict[str, IntArray]:
-        """Return the further arrays of the last round for `cost_estimate`."""
+        """Return the further arrays of the last round for `LastCost`."""
         if not self._has_cost(round_number):
             return {}
         # Copies: the answer's blocks are parts of a vector that its owner may use
@@ -492,53 +497,6 @@ def summed(
     if largest is not None:
         total = costs.squared_distances(records, references, largest, radius2)
     return sums, counts, np.array([total], dtype=np.int64)
-
-
-def estimated_cost(
-    algorithm: base.Algorithm,
-    state: State,
-    noise_factor: float,
-    *,
-    is_relative: bool,
-    least_count: float = MIN_COUNT,
-    unit: float = 1.0,
-    rounding: float = 1.0,
-) -> CostEstimate | None:
-    """Return the estimate of `Algorithm.cost_estimate`, from the last round's integers.
-
-    Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids
-    before where they are relative. What a record adds to the cost is rounded downward
-    to ``rounding`` steps of the grid, or upward if that is negative.
-    """
-    arrays = state.arrays
-    q = algorithm.fraction_bits
-    step = 2.0**-algorithm.fraction_bits
-    if COST not in arrays:
-        return None
-    means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
-    counts = arrays[COUNTS] * step
-    square = unit * unit
-    # half a step a record on average
-    lost = rounding * 0.5 * float(counts.sum()) * step
-    noise = algorithm.noise_of(algorithm.n_rounds)
-    value, bias, error = costs.last_cost(
-        q=(float(arrays[COST][0]) * step + lost) * square,
-        sums=arrays[SUMS] * (step * unit),
-        counts=counts,
-        references=arrays["before"] * step if is_relative else np.zeros_like(means),
-        after=arrays["centroids"] * step,
-        quotients=means * (step * unit),
-        usable=usable,
-        noise=(
-            noise[COST] * step * square,
-            noise[SUMS] * step * unit,
-            noise[COUNTS] * step,
-        ),
-        step=step,
-    )
-    scale, users_units = costs.user_scale(algorithm.domain)
-    value = (value + bias * noise_factor**2) * scale**2
-    return CostEstimate(value, error * noise_factor * scale**2, users_units)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

@@ -22,10 +22,8 @@ from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
-from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
 from flower_kmeans.algorithms.registry import register
-from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.synopsis_cells import CellsStage
 from flower_kmeans.algorithms.synopsis_constants import (
@@ -52,19 +50,17 @@ from flower_kmeans.algorithms.synopsis_constants import (
     SECOND_ROUND,
     SIZING,
     SIZING_ROUNDS,
-    SMALLEST,
     THIRD_ROUND,
 )
-from flower_kmeans.algorithms.synopsis_mixture import Parts
 from flower_kmeans.algorithms.synopsis_moments import MomentsStage
 from flower_kmeans.algorithms.synopsis_refinement import RefinementStage
+from flower_kmeans.algorithms.synopsis_results import SynopsisMixture, SynopsisSizes
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, SizingStage
 from flower_kmeans.algorithms.synopsis_start import Start
 from flower_kmeans.algorithms.synopsis_state import (
     NORMS,
     SLACKS,
     WARNINGS,
-    Directions,
     NoisySum,
     Setting,
     Stage,
@@ -543,12 +539,7 @@ class SynopsisAlgorithm(base.Algorithm):
         return self.min_size is not None or self.max_size is not None
 
     @property
-    def size_bounds(self) -> tuple[int, int | None] | None:
-        """The bounds, 0 and ``None`` where one is missing; ``None`` without bounds."""
-        return (self.min_size or 0, self.max_size) if self.bounded else None
-
-    @property
-    def size_noise(self) -> float:
+    def _size_noise(self) -> float:
         """Planned standard deviation of a released size, in records."""
         return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
 
@@ -613,7 +604,7 @@ class SynopsisAlgorithm(base.Algorithm):
         return PowerCells(
             self._setting,
             bounds=(least, most),
-            size_noise=self.size_noise,
+            size_noise=self._size_noise,
             last_round=self.n_rounds,
         )
 
@@ -713,57 +704,19 @@ class SynopsisAlgorithm(base.Algorithm):
             return rows
         return rows[: int(state.arrays["chosen"][0])]
 
-    def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram, (k,); ``None`` before there are any."""
-        if "weights" not in state.arrays:
+    @property
+    def sizes(self) -> SynopsisSizes | None:
+        """Cluster sizes with public bounds; ``None`` without bounds."""
+        if not self.bounded:
             return None
-        unit = self.domain.common_unit or 1.0
-        return scaled(state.arrays["weights"], 2 * self.fraction_bits) * (unit * unit)
-
-    def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the last round's noisy sizes beside the bounds; ``None`` before, or without."""
-        counts = self.counts(state)
-        bounds = self.size_bounds
-        if bounds is None or state.round < self.n_rounds or counts is None:
-            return None
-        return SizeReport(
-            tuple(counts.tolist()), self.size_noise * noise_factor, *bounds
-        )
+        bounds = self.min_size or 0, self.max_size
+        return SynopsisSizes(self._setting, bounds, self._size_noise, self.n_rounds)
 
     @property
-    def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]]:
-        """Most parts, directions, and the planned noise of a cell: count, sum and slack."""
+    def mixture(self) -> SynopsisMixture:
+        """The mixture of the last synopsis round."""
         last = self.schedule.last_synopsis
         unit = 2.0**-self.fraction_bits
         noise = self.noise_of(last)
         of_cell = noise[COUNTS] * unit, noise[SUMS] * unit, noise[SLACKS] * unit
-        return self.schedule.n_cells(last), self.schedule.n_directions, of_cell
-
-    def mixture(
-        self, state: State, noise_factor: float = 1.0
-    ) -> ReleasedMixture | None:
-        """Return the mixture of the last synopsis round; ``None`` before it."""
-        if "parts" not in state.arrays:
-            return None
-        setting = self._setting
-        found = Parts.read(state.arrays).mixture()
-        directions = Directions.read(state.arrays)
-        # The nearest orthonormal columns: those of the state are on a grid.
-        columns = scaled(directions.projection, self.fraction_bits)
-        left, _, right = np.linalg.svd(columns, full_matrices=False)
-
-        longest = setting.longest * setting.unit
-        there = found.weights > 0
-        scales = np.maximum(found.scales[there], math.sqrt(SMALLEST))
-        rest = max(directions.beside(setting.n_beside), SMALLEST)
-        radii = state.arrays["radii"][there]
-        _, _, (count, total, slack) = self.mixture_shape
-        return ReleasedMixture(
-            weights=found.weights[there],
-            means=found.means[there] * longest,
-            scales=scales * longest,
-            directions=left @ right,
-            rest=rest * longest * longest,
-            radii=radii * (setting.step * longest),
-            noise=(count * noise_factor, total * noise_factor, slack * noise_factor),
-        )
+        return SynopsisMixture(self._setting, self.schedule.n_cells(last), of_cell)

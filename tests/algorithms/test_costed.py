@@ -82,7 +82,7 @@ def test_the_error_of_the_cost_grows_with_the_clip(cls):
                 state,
                 algorithm.layout(t).unflatten(words[: algorithm.layout(t).n_words]),
             )
-        found.append(algorithm.cost_estimate(state))
+        found.append(algorithm.last_cost.estimate(state))
     assert found[1].standard_error == pytest.approx(2 * found[0].standard_error)
     assert found[1].standard_error > 0
 
@@ -156,7 +156,7 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
         result = algorithm.update(
             state, algorithm.layout(number).unflatten(words), RNG(0)
         )
-        estimate = algorithm.cost_estimate(result)
+        estimate = algorithm.last_cost.estimate(result)
         truth = ((points - algorithm.centroids(result)[labels]) ** 2).sum()
         z.append((estimate.value - truth) / estimate.standard_error)
     z = np.array(z)

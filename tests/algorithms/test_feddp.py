@@ -547,7 +547,7 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_ro
     np.testing.assert_array_equal(np.sort(algorithm.counts(state)), np.full(5, 400))
     assert algorithm.warnings(state) == ()
     if n_lloyd_rounds:
-        estimate = algorithm.cost_estimate(state)
+        estimate = algorithm.last_cost.estimate(state)
         assert (estimate.users_units, estimate.standard_error) == (True, 0)
         exact = inertia(records, algorithm.centroids(state))
         assert estimate.value == pytest.approx(exact, rel=1e-3)
@@ -572,10 +572,10 @@ def test_with_noise_it_comes_near_the_optimum(mechanisms):
     found = inertia(records, algorithm.centroids(state))
     assert found < 1.03 * inertia(records, best)
     assert algorithm.warnings(state) == ()
-    estimate = algorithm.cost_estimate(state)
+    estimate = algorithm.last_cost.estimate(state)
     assert abs(estimate.value - found) < 6 * estimate.standard_error
     assert estimate.standard_error < 0.05 * found
-    wider = algorithm.cost_estimate(state, 2.0)
+    wider = algorithm.last_cost.estimate(state, 2.0)
     assert wider.standard_error == pytest.approx(2 * estimate.standard_error)
     assert wider.value > estimate.value
     assert np.abs(algorithm.counts(state) - 6000).max() < 2000

@@ -257,7 +257,7 @@ def test_a_run_finds_the_number_that_its_elbow_suggests(budget):
     stream = Stream.from_key(bytes(32)) if budget.is_private else None
     state = run_of(algorithm, np.array_split(RECORDS, 3), stream)
     centroids, counts = algorithm.centroids(state), algorithm.counts(state)
-    synopsis = Synopsis(algorithm.mixture(state), BALL)
+    synopsis = Synopsis(algorithm.mixture.learned(state), BALL)
     assert synopsis.elbow(range(2, 10)).suggested == len(centroids) == len(counts) == 5
     nearest = np.argmin(((CENTERS[:, None] - centroids) ** 2).sum(axis=2), axis=1)
     np.testing.assert_allclose(centroids[nearest], CENTERS, atol=0.25)
@@ -278,7 +278,7 @@ def test_a_run_has_a_third_as_many_clusters_as_parts_or_the_fewest():
         (1, 20), BALL, PrivacyBudget(0.01), n_records=20
     )
     state = run_of(algorithm, [RECORDS[:20]], Stream.from_key(bytes(32)))
-    n_parts = len(algorithm.mixture(state).weights)
+    n_parts = len(algorithm.mixture.learned(state).weights)
     assert len(algorithm.centroids(state)) <= max(1, n_parts // 3)
     with_most = SynopsisAlgorithm.planned(
         (19, 20), BALL, PrivacyBudget(0.01), n_records=20

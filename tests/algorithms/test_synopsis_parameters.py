@@ -314,10 +314,10 @@ def test_bounds_may_be_as_narrow_as_equal_sizes():
         {"max_size": 334},
     ):
         assert build(**bounds).bounded
-    assert build(n_records=999, min_size=333, max_size=333).size_bounds == (333, 333)
-    assert build(min_size=5).size_bounds == (5, None)
-    assert build(max_size=500).size_bounds == (0, 500)
-    assert build().size_bounds is None
+    assert build(n_records=999, min_size=333, max_size=333).sizes.bounds == (333, 333)
+    assert build(min_size=5).sizes.bounds == (5, None)
+    assert build(max_size=500).sizes.bounds == (0, 500)
+    assert build().sizes is None
 
 
 def test_the_noise_of_a_size_is_that_of_its_release():
@@ -325,10 +325,10 @@ def test_the_noise_of_a_size_is_that_of_its_release():
     algorithm = build(**SIZED)
     (release,) = algorithm.plan().rounds[-1]
     assert (release.name, release.blocks) == ("sizes", ("counts",))
-    assert algorithm.size_noise == pytest.approx(release.noise_multiplier)
+    assert algorithm.sizes.noise == pytest.approx(release.noise_multiplier)
     mu = mu_of_budget(1.0, algorithm.budget.delta)
-    assert algorithm.size_noise == pytest.approx(math.sqrt(40) / mu)
-    assert build(budget=EXACT, **SIZED).size_noise == 0.0
+    assert algorithm.sizes.noise == pytest.approx(math.sqrt(40) / mu)
+    assert build(budget=EXACT, **SIZED).sizes.noise == 0.0
     assert algorithm.layout(algorithm.n_rounds).names == ("counts",)
 
 
@@ -354,7 +354,7 @@ def test_the_largest_messages_and_runs():
         ConfigurationError, match=f"Got {2000 * 64 + 62_559 * 65} in round 2"
     ):
         fixed(1, 2000, cells=(62_559,), n_directions=64)
-    assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
+    assert fixed(1, 4, cells=(2**20,), n_directions=2).layout(2).n_words == 2**22
     with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
         fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
     assert fixed(2048, 2047, n_refinements=31).layout(3).n_words == 2**22

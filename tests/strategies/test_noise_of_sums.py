@@ -113,7 +113,7 @@ def sizes_state_their_noise(outcome):
     strategy = outcome.strategy
     factor = 5 / 4 if strategy.trust == "distributed-noise" else 1.0
     stated = outcome.one.size_report.noise
-    assert stated == pytest.approx(strategy.algorithm.size_noise * math.sqrt(factor))
+    assert stated == pytest.approx(strategy.algorithm.sizes.noise * math.sqrt(factor))
 
 
 SITUATIONS = {
