@@ -322,7 +322,7 @@ def _short_norms() -> Context:
 
     def shorter(self: FedDPAlgorithm, number: int) -> dict[str, float]:
         found = units(self, number)
-        return found | {COST: found[COST] / 4}
+        return {name: unit / (4 if name == COST else 1) for name, unit in found.items()}
 
     return mock.patch.object(FedDPAlgorithm, "block_sensitivities", shorter)
 

@@ -26,7 +26,8 @@ from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 from bench import script, tables
 from bench.harness import Options, Row, Suite, seed_of
 from flower_kmeans.algorithms.answers import answer_of
-from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
+from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.algorithms.feddp_stage import WEIGHTS
 from flower_kmeans.algorithms.layout import COUNTS, Statistic
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
@@ -144,7 +145,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     for _ in range(WEIGHTS, algorithm.n_rounds):
         answer = noisy_sum(algorithm, algorithm.query(state), voted.parts, voted.noise)
         state = algorithm.update(state, answer)
-    kept = np.count_nonzero(voted.answer.blocks[COUNTS] >= algorithm.least_weight)
+    kept = np.count_nonzero(
+        voted.answer.blocks[COUNTS] >= algorithm.seeding.least_weight
+    )
     ratio = nicv(case.records, algorithm.centroids(state)) / case.best
     return {"ratio": ratio, "kept": int(kept), "least": algorithm.min_weight}
 

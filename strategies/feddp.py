@@ -6,7 +6,8 @@ from typing import Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm, Sums
+from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm
+from flower_kmeans.algorithms.feddp_lloyd import Sums
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -156,4 +157,4 @@ class FedDPKMeans(KMeansStrategy):
         enough, or ``k_max`` is out of range.
         """
         source = public_generator(self.seed, 0) if rng is None else rng
-        return self.algorithm.elbow(self._running.state, k_max, source)
+        return self.algorithm.seeding.elbow(self._running.state, k_max, source)

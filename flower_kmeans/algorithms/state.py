@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+StateArrays = Mapping[str, NDArray[Any]]
+"""Arrays of a state or of a query, by name."""
+
 _INT64 = np.dtype(np.int64)
 
 
@@ -19,7 +22,7 @@ class State:
     """
 
     round: int
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: StateArrays
 
     def without_sum(self) -> Self:
         """Return the state after a round whose sum was lost: nothing was learned."""
@@ -35,7 +38,7 @@ class Query:
     """
 
     round: int
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: StateArrays = field(default_factory=dict)
 
 
 class Range(NamedTuple):

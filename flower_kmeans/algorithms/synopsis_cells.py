@@ -28,7 +28,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     zero_small,
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
-from flower_kmeans.algorithms.state import Range
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
@@ -62,7 +62,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NoisySum,
     Note,
     Setting,
-    StateArrays,
 )
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums

@@ -17,7 +17,7 @@ from flower_kmeans.algorithms.numerics.initialization import random_words, round
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
-from flower_kmeans.algorithms.state import Range
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_cells import partition
 from flower_kmeans.algorithms.synopsis_constants import (
     CLEAR,
@@ -38,7 +38,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NoisySum,
     Note,
     Setting,
-    StateArrays,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords

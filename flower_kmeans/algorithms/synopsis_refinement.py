@@ -19,7 +19,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     into_domain,
     to_grid,
 )
-from flower_kmeans.algorithms.state import Range
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
@@ -43,7 +43,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     Note,
     Setting,
     Spread,
-    StateArrays,
 )
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums

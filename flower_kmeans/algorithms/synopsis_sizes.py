@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
-from flower_kmeans.algorithms.state import Range
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_NOISE,
@@ -32,7 +32,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NamedIntegers,
     NoisySum,
     Setting,
-    StateArrays,
     one_real,
     stored,
 )

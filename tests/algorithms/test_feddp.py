@@ -12,16 +12,16 @@ from flower_kmeans.algorithms import FedDPAlgorithm, Query, State, algorithm_fro
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.client_clipping import moves_of_a_record
 from flower_kmeans.algorithms.feasibility import require_capacity
-from flower_kmeans.algorithms.feddp import (
-    LAPLACE_RELEASES,
+from flower_kmeans.algorithms.feddp_clips import (
     LEAST_CLIP,
     MOST_DRAWN,
     N_PSEUDO_CLIENTS,
-    RELEASES,
-    WARNINGS,
     answer_norms,
+    plain_clips,
     pseudo_clients,
 )
+from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
+from flower_kmeans.algorithms.feddp_stage import WARNINGS
 from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import sensitivities
@@ -218,8 +218,8 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
             continue
         offsets = points - np.repeat(centroids, 500, axis=0)
         wanted = 2 * math.sqrt((offsets**2).sum(axis=1).mean())
-        assert 4 * algorithm.radius / (factor + 1) < wanted * 1.001
-        assert wanted < 4 * algorithm.radius / factor * 1.001
+        assert 4 * algorithm.lloyd_sums.radius / (factor + 1) < wanted * 1.001
+        assert wanted < 4 * algorithm.lloyd_sums.radius / factor * 1.001
         assert 4 < factor < 64
         means = points.reshape(2, 500, 2).mean(axis=1)
         np.testing.assert_allclose(state.arrays["centroids"], means, atol=1)
@@ -227,7 +227,9 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         answer = algorithm.statistic(query, records)
         last = algorithm.update(state, answer, RNG(0))
         offsets = points.reshape(2, 500, 2) - state.arrays["centroids"][:, None]
-        kept = (offsets**2).sum(axis=2) <= (4 * algorithm.radius // factor) ** 2
+        kept = (offsets**2).sum(axis=2) <= (
+            4 * algorithm.lloyd_sums.radius // factor
+        ) ** 2
         assert 900 < kept.sum() < 1000
         means = [
             part[near].mean(axis=0) for part, near in zip(offsets, kept, strict=True)
@@ -254,7 +256,7 @@ def test_a_radius_is_the_wider_the_noisier_its_spread_is():
         factor(5_000 * one, spread) for spread in (0.0, 2 * noise, 20 * noise, 2.0**50)
     ]
     wanted = 2 * math.sqrt(noise * one / 10_000)
-    assert factors[0] == min(64, math.floor(4 * algorithm.radius / wanted))
+    assert factors[0] == min(64, math.floor(4 * algorithm.lloyd_sums.radius / wanted))
     assert factors == sorted(factors, reverse=True)
     assert factors[-1] == 4
     assert factor(-(2**60), -(2**62)) == 64
@@ -376,7 +378,7 @@ def test_without_noise_points_without_records_are_dropped_alone(n_records):
 def test_a_least_weight_that_is_given_stays(options):
     """Five records, as the default was, whatever the noise."""
     algorithm = make(2, SQUARE, **options, min_weight=5)
-    assert (algorithm.min_weight, algorithm.least_weight) == (5.0, 5 << 16)
+    assert (algorithm.min_weight, algorithm.seeding.least_weight) == (5.0, 5 << 16)
     assert algorithm.plan() == make(2, SQUARE, **options).plan()
     words = np.array([5 << 16, (5 << 16) - 1, 5 << 16, 0, -9, 7])
     points = PROJECTED["points"] * 1000
@@ -474,7 +476,7 @@ def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
             "points": grid,
             "weights": np.array(weights) << algorithm.fraction_bits,
         }
-        return algorithm.elbow(State(2, arrays), k_max, RNG(0))
+        return algorithm.seeding.elbow(State(2, arrays), k_max, RNG(0))
 
     points = 3000.0 * PROJECTED["points"][:5] * 2.0**-algorithm.projection.exponent
     expected = [
@@ -487,7 +489,7 @@ def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
     with pytest.raises(ConfigurationError, match="at least min_weight"):
         elbow([3, 0, -8, 0, 0, 0], 2)
     with pytest.raises(ConfigurationError, match="after round 2"):
-        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))
+        algorithm.seeding.elbow(algorithm.initial_state(), 8, RNG(0))
 
 
 @pytest.mark.parametrize("larger", ["sums", "counts"])
@@ -626,8 +628,8 @@ def test_spread_and_cost_have_small_shares():
     )
     # Noise is that of the radius, whatever it narrows to.
     places, units = algorithm.layout(4).places, sensitivities(algorithm, 4)
-    assert (units[places["sums"]] == 4 * algorithm.radius).all()
-    assert units[places["spread"]] == algorithm.radius**2 >> 16
+    assert (units[places["sums"]] == 4 * algorithm.lloyd_sums.radius).all()
+    assert units[places["spread"]] == algorithm.lloyd_sums.radius**2 >> 16
 
 
 @pytest.mark.claim("guarantees", "20")
@@ -781,7 +783,7 @@ def test_sums_are_relative_where_the_radius_is_small(k, d, alpha, sums):
     assert algorithm.sums == sums
     radius = alpha / k ** (1 / d)
     assert (radius <= 0.6) is (sums == "relative")
-    assert algorithm.radius == (
+    assert algorithm.lloyd_sums.radius == (
         pytest.approx(radius * 2**16, abs=1) if radius <= 0.6 else None
     )
 
@@ -919,8 +921,11 @@ def test_offsets_are_added_where_their_clip_is_suggested():
     wide = suggest()
     narrow = suggest(domain=Box([-1] * 2, [2] * 2), server_data=blobs(80, d=2))
     assert (wide.sums, narrow.sums) == ("relative", "relative")
-    assert wide.radius == 2 * 2**wide.fraction_bits  # the ball's diameter
-    assert (narrow.alpha, narrow.radius < 0.6 * narrow.domain.l2_bound(16)) == (
+    assert wide.lloyd_sums.radius == 2 * 2**wide.fraction_bits  # the ball's diameter
+    assert (
+        narrow.alpha,
+        narrow.lloyd_sums.radius < 0.6 * narrow.domain.l2_bound(16),
+    ) == (
         0.8,
         True,
     )
@@ -980,7 +985,7 @@ def test_they_never_fail(
     for name, clip in clips_of(algorithm).items():
         assert math.isfinite(clip)
         assert clip >= LEAST_CLIP
-        most = algorithm.plain_clip(name)
+        most = plain_clips(algorithm)[name]
         assert clip <= max(
             most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)
         ), name
