@@ -25,9 +25,11 @@ from flower_kmeans.algorithms import (
     Query,
     Statistic,
     SuLloydAlgorithm,
+    client_clipping,
 )
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Algorithm
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.cells import Cells, CellSums, cell_sums
 from flower_kmeans.arrays import FloatArray
@@ -320,7 +322,7 @@ def _short_norms() -> Context:
 
     def shorter(self: FedDPAlgorithm, number: int) -> dict[str, float]:
         found = units(self, number)
-        return found | {COST: found[COST] / 4}
+        return {name: unit / (4 if name == COST else 1) for name, unit in found.items()}
 
     return mock.patch.object(FedDPAlgorithm, "block_sensitivities", shorter)
 
@@ -343,7 +345,7 @@ def _free_squares() -> Context:
 def _unclipped() -> Context:
     """Each client adds all of its records, not `clip` records' worth."""
     return mock.patch.object(
-        Algorithm, "limited", lambda self, statistic, number: statistic
+        client_clipping, "limited", lambda algorithm, statistic, number: statistic
     )
 
 

@@ -26,8 +26,10 @@ from numpy.typing import NDArray
 
 from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
@@ -91,12 +93,12 @@ class Answers:
         ]
 
     def _answer(self, query: Query, records: GridRecords) -> IntArray:
-        answer = self.algorithm.answer(query, records)
-        return self.algorithm.flatten(answer, query.round)
+        answer = answer_of(self.algorithm, query, records)
+        return self.algorithm.layout(query.round).flatten(answer)
 
     def without(self, query: Query, *, own: bool = False) -> IntArray:
         """Return the exact sum without the target, or the first client's own part of it."""
-        total = np.zeros(self.algorithm.words(query.round), dtype=np.int64)
+        total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
         for many, records in self._own if own else self._groups:
             total += many * self._answer(query, records)
         return total
@@ -111,7 +113,7 @@ class Answers:
 
     def after(self, state: State, total: IntArray) -> State:
         """Return the state after a round's noisy sum."""
-        answer = self.algorithm.unflatten(total, state.round + 1)
+        answer = self.algorithm.layout(state.round + 1).unflatten(total)
         return self.algorithm.update(state, answer, self._generator(state.round + 1))
 
     def _generator(self, number: int) -> np.random.Generator | None:
@@ -139,12 +141,12 @@ class Answers:
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
         units, words = (
-            self.algorithm.sensitivities(query.round),
-            self.algorithm.words(query.round),
+            sensitivities(self.algorithm, query.round),
+            self.algorithm.layout(query.round).n_words,
         )
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
-        places, shares = self.algorithm.places(query.round), self.setting.shares
+        places, shares = self.algorithm.layout(query.round).places, self.setting.shares
         for each_drawn in drawn:
             stream = round_sums.Stream.fresh()
             for each in self.plan.rounds[query.round - 1]:
@@ -186,15 +188,15 @@ class Answers:
         """Samplers with their words among those of all rounds, and the scales of the noise."""
         found, start = [], 0
         for number in range(1, self.algorithm.n_rounds + 1):
-            units = self.algorithm.sensitivities(number)
-            places = self.algorithm.places(number)
+            units = sensitivities(self.algorithm, number)
+            places = self.algorithm.layout(number).places
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])
                 scale = each.noise_multiplier * units[words] / self.lost
                 found.append(
                     (sampler_name(each, self.setting.shared), start + words, scale)
                 )
-            start += self.algorithm.words(number)
+            start += self.algorithm.layout(number).n_words
         return found
 
     def attained(self, views: Views) -> float:
@@ -293,7 +295,9 @@ def in_shares(answers: Answers, views: Views) -> Views:
     polynomials.
     """
     rounds = range(1, answers.algorithm.n_rounds + 1)
-    ends = np.cumsum([answers.algorithm.words(number) for number in rounds])[:-1]
+    ends = np.cumsum([answers.algorithm.layout(number).n_words for number in rounds])[
+        :-1
+    ]
     seen = [
         dealt(answers.setting, words.ravel()).reshape(words.shape)
         for words in np.split(views.residual, ends, axis=1)
@@ -324,7 +328,7 @@ class _Record:
 
         def updating(own: Any, state: State, answer: Any, *more: Any) -> State:
             number = state.round + 1
-            self.sums.setdefault(number, own.flatten(answer, number))
+            self.sums.setdefault(number, own.layout(number).flatten(answer))
             self.states.setdefault(number, state)
             return update(own, state, answer, *more)
 

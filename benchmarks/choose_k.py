@@ -55,7 +55,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         seed=seed_of(task),
     )
     state = final_state(algorithm, data.records)
-    centroids, mixture = algorithm.centroids(state), algorithm.mixture(state)
+    centroids, mixture = algorithm.centroids(state), algorithm.mixture.learned(state)
     assert centroids is not None
     assert mixture is not None
     synopsis = Synopsis(mixture, algorithm.domain)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms import Algorithm, State
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
@@ -37,9 +38,9 @@ def final_state(
             if noise is None
             else noise(number)
         )
-        total = own + algorithm.flatten(
-            algorithm.answer(algorithm.query(state), grid), number
+        total = own + algorithm.layout(number).flatten(
+            answer_of(algorithm, algorithm.query(state), grid)
         )
-        answer = algorithm.unflatten(total, number)
+        answer = algorithm.layout(number).unflatten(total)
         state = algorithm.update(state, answer, public_generator(seed, number))
     return state

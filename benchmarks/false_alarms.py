@@ -41,8 +41,9 @@ from flower_kmeans.algorithms import (
     VerticalAlgorithm,
     plausibility,
 )
-from flower_kmeans.algorithms.base import State
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import GridRecords
 
@@ -146,7 +147,7 @@ def noise_draws(
         for name in release.blocks
     }
     drawn = []
-    for block in algorithm.layout(number):
+    for block in algorithm.layout(number).blocks:
         shape = n_draws, block.size
         std = np.full(block.size, planned[block.name])
         if block.name == MOMENTS:  # that of products has half of the variance
@@ -164,7 +165,8 @@ def exact_sum(
     """Return the sum of all answers to the query after a state."""
     query = algorithm.query(state)
     answers = [
-        algorithm.flatten(algorithm.answer(query, part), query.round) for part in parts
+        algorithm.layout(query.round).flatten(answer_of(algorithm, query, part))
+        for part in parts
     ]
     return np.sum(answers, axis=0)
 
@@ -186,8 +188,8 @@ def alarms_of(
             np.int64
         )
         for i, noise in enumerate(noises):
-            answer = algorithm.unflatten(
-                total + noise, number, len(parts) / n_slots, len(parts)
+            answer = algorithm.layout(number).unflatten(
+                total + noise, len(parts) / n_slots, len(parts)
             )
             if i == n_draws:
                 break

@@ -25,11 +25,14 @@ from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
 from bench import script, tables
 from bench.harness import Options, Row, Suite, seed_of
-from flower_kmeans.algorithms.base import COUNTS, Query, State, Statistic
-from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.algorithms.feddp_stage import WEIGHTS
+from flower_kmeans.algorithms.layout import COUNTS, Statistic
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.metrics import nicv
@@ -142,7 +145,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     for _ in range(WEIGHTS, algorithm.n_rounds):
         answer = noisy_sum(algorithm, algorithm.query(state), voted.parts, voted.noise)
         state = algorithm.update(state, answer)
-    kept = np.count_nonzero(voted.answer.blocks[COUNTS] >= algorithm.least_weight)
+    kept = np.count_nonzero(
+        voted.answer.blocks[COUNTS] >= algorithm.seeding.least_weight
+    )
     ratio = nicv(case.records, algorithm.centroids(state)) / case.best
     return {"ratio": ratio, "kept": int(kept), "least": algorithm.min_weight}
 
@@ -240,8 +245,8 @@ def noisy_sum(
     number = query.round
     words = noise[number].copy()
     for part in parts:
-        words += algorithm.flatten(algorithm.answer(query, part), number)
-    return algorithm.unflatten(words, number)
+        words += algorithm.layout(number).flatten(answer_of(algorithm, query, part))
+    return algorithm.layout(number).unflatten(words)
 
 
 def least_of(rule: str, voted: Voted) -> float:

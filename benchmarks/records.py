@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bench import script, tables
 from bench.harness import Options, Row, process_suite
+from flower_kmeans.algorithms.answers import words_of_rows
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
@@ -131,20 +132,24 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """
     algorithm = algorithm_of(task.algorithm)
     query = algorithm.query(algorithm.initial_state())
-    algorithm.words_of(query, np.zeros((1000, COLUMNS)))  # imports, first candidates
+    words_of_rows(
+        algorithm, query, np.zeros((1000, COLUMNS))
+    )  # imports, first candidates
     with tempfile.TemporaryDirectory() as folder:
         records = made(task.source, task.records, Path(folder))
         source = as_source(records, COLUMNS)
 
         def stream() -> NDArray[np.int64]:
-            words = np.zeros(algorithm.words(query.round), dtype=np.int64)
+            words = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
             for block in source.blocks():
-                words += algorithm.words_of(query, block)
+                words += words_of_rows(algorithm, query, block)
             return words
 
         def copy() -> NDArray[np.int64]:
             whole = np.asarray(records, dtype=np.float64)
-            return algorithm.words_of(query, whole[np.isfinite(whole).all(axis=1)])
+            return words_of_rows(
+                algorithm, query, whole[np.isfinite(whole).all(axis=1)]
+            )
 
         found: dict[str, Any] = {"copied": 0.0}
         with Watch() as watch:

@@ -232,9 +232,10 @@ def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
         k, domain, budget, n_records=n, seed=seed, **bounds
     )
     state = final_state(algorithm, records, seed)
-    return Clusters(
-        algorithm.centroids(state), algorithm.weights(state), algorithm.sizes(state)
-    )
+    centroids, sizes = algorithm.centroids(state), algorithm.sizes
+    if sizes is None:
+        return Clusters(centroids, None, None)
+    return Clusters(centroids, sizes.weights(state), sizes.report(state))
 
 
 def bounds_of(bounds: str, low: int, high: int) -> dict[str, int]:

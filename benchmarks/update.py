@@ -23,6 +23,7 @@ from flower_kmeans.algorithms import (
     PEMeansAlgorithm,
     SynopsisAlgorithm,
 )
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
@@ -61,11 +62,11 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     state = algorithm.initial_state()
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
-        total = algorithm.flatten(algorithm.answer(query, records), number)
+        total = algorithm.layout(number).flatten(answer_of(algorithm, query, records))
         total += server_noise(algorithm, plan, query.round, stream)
         with threadpool_limits(1):
             start = time.perf_counter()
-            state = algorithm.update(state, algorithm.unflatten(total, number))
+            state = algorithm.update(state, algorithm.layout(number).unflatten(total))
             seconds.append(time.perf_counter() - start)
     return {"longest": max(seconds), "together": sum(seconds), "rounds": len(seconds)}
 

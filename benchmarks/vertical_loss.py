@@ -36,7 +36,7 @@ from bench import script, tables
 from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
-from flower_kmeans.algorithms.base import COUNTS, SUMS
+from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
@@ -102,7 +102,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         shares = (
             noise_share(algorithm, plan, number, PARTIES - 1, stream) for _ in parties
         )
-        return sum(shares, np.zeros(algorithm.words(number), np.int64))
+        return sum(shares, np.zeros(algorithm.layout(number).n_words, np.int64))
 
     centroids = algorithm.centroids(final_state(algorithm, records, noise=noise))
     nearest = ((records[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
@@ -134,9 +134,8 @@ def described_noise(
     one = 2**algorithm.fraction_bits
     # A column is 2 wide in the algorithm's units.
     changes = {SUMS: 2 * one, COUNTS: one}
-    units = np.concatenate(
-        [np.full(block.size, changes[block.name]) for block in algorithm.layout(number)]
-    )
+    blocks = algorithm.layout(number).blocks
+    units = np.concatenate([np.full(b.size, changes[b.name]) for b in blocks])
     return np.rint(source.normal(size=len(units)) * units * multiplier).astype(np.int64)
 
 

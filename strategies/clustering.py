@@ -546,7 +546,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
             words=tuple(
-                algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1)
+                algorithm.layout(t).n_words + checksum
+                for t in range(1, algorithm.n_rounds + 1)
             ),
             privacy=self.plan.to_config(),
             share_variance=f"1/{noise_shares}" if trust.shares_noise else NONE,

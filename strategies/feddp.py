@@ -6,7 +6,8 @@ from typing import Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm, Sums
+from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm
+from flower_kmeans.algorithms.feddp_lloyd import Sums
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -67,7 +68,7 @@ class FedDPKMeans(KMeansStrategy):
         clip of Lloyd sums comes from ``server_data`` and that radius is more than 0.6
         D, the domain's diameter: noise then follows the clip, and not the radius.
     cost : bool, default: False
-        Whether the last Lloyd round also releases what `cost_estimate` needs.
+        Whether the last Lloyd round also releases what an estimate of the cost needs.
     shares : mapping of str to float, optional
         Shares of mu^2 by release, in place of the default ones; only their ratios
         matter.
@@ -156,4 +157,4 @@ class FedDPKMeans(KMeansStrategy):
         enough, or ``k_max`` is out of range.
         """
         source = public_generator(self.seed, 0) if rng is None else rng
-        return self.algorithm.elbow(self._running.state, k_max, source)
+        return self.algorithm.seeding.elbow(self._running.state, k_max, source)

@@ -15,7 +15,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
@@ -216,8 +218,8 @@ optional
             )
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self._noise_shares)
-        self.algorithm.require_capacity(
-            self.added_noise_factor, self.trust_model.sum.limit
+        require_capacity(
+            self.algorithm, self.added_noise_factor, self.trust_model.sum.limit
         )
         # else the messages' sizes are known at the start
         if self.n_clients is not None:
@@ -301,7 +303,7 @@ optional
         if not self.privacy.protects_clients:
             return {}
         return {
-            release.name: self.algorithm.clip_of(release)
+            release.name: self.algorithm.clipping.of(release)
             for release in self.plan.releases
         }
 
@@ -349,22 +351,25 @@ optional
         """
         self._require_sight()
         server = self._running
-        mixture = self.algorithm.mixture(server.state, server.noise_factor)
+        if self.algorithm.mixture is None:
+            return None
+        mixture = self.algorithm.mixture.learned(server.state, server.noise_factor)
         return None if mixture is None else Synopsis(mixture, self.domain)
 
     # ------------------------------------------------------------------ inside
 
     def _note(self) -> None:
         """Add the warning about the noise of sizes to the plan."""
-        if self.algorithm.size_bounds is not None and self.n_records is not None:
-            noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
+        if self.algorithm.sizes is not None and self.n_records is not None:
+            noise = self.algorithm.sizes.noise * self.noise_factor
             note = note_on_noise(noise, self.n_records, self.n_clusters)
             self.plan = replace(self.plan, notes=() if note is None else (note,))
         self._cautions = self.plan.notes
 
     def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(
-            algorithm=self.algorithm.to_config(), domain=self.domain.to_config()
+            algorithm=algorithm_to_config(self.algorithm),
+            domain=self.domain.to_config(),
         )
         return self._described(roster, body, self._noise_shares, self._levels)
 
@@ -439,8 +444,11 @@ optional
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
         if server.n_opened == server.run.document.rounds:
-            report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
-            report.sizes = algorithm.sizes(server.state, server.noise_factor)
+            factor = server.noise_factor
+            if algorithm.last_cost is not None:
+                report.cost = algorithm.last_cost.estimate(server.state, factor)
+            if algorithm.sizes is not None:
+                report.sizes = algorithm.sizes.report(server.state, factor)
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running
@@ -451,9 +459,13 @@ optional
         ):
             return None
         state = server.state
+        found = {
+            "centroids": self.algorithm.centroids(state),
+            "counts": self.algorithm.counts(state),
+        }
+        if self.algorithm.sizes is not None:
+            found["weights"] = self.algorithm.sizes.weights(state)
         arrays = {
-            name: Array(array)
-            for name in ("centroids", "counts", "weights")
-            if (array := getattr(self.algorithm, name)(state)) is not None
+            name: Array(array) for name, array in found.items() if array is not None
         }
         return ArrayRecord(arrays) if {"centroids", "counts"} <= arrays.keys() else None

@@ -10,7 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_kmeans.algorithms.base import COUNTS
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.layout import COUNTS
+from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
@@ -192,13 +195,14 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             n_clusters, *run, radius=radius, check_ids=check_ids
         )
         self.plan = replace(self.algorithm.plan(), notes=self.costs.describe())
-        if self.algorithm.words(1) > MAX_VALUES:
+        if self.algorithm.layout(1).n_words > MAX_VALUES:
             raise ConfigurationError(
                 f"Expected n_clusters and columns with k (d + 1) <= {MAX_VALUES} values. "
-                f"Got {self.algorithm.words(1)} instead."
+                f"Got {self.algorithm.layout(1).n_words} instead."
             )
         check_shares(self.algorithm, self.plan, self._noise_shares)
-        self.algorithm.require_capacity(self.noise_factor)
+        require_capacity(self.algorithm, self.noise_factor)
+        self.algorithm.require_room(self.noise_factor)
         self._requests: Mapping[int, Request] = {}
 
     @property
@@ -209,7 +213,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     def _share(self) -> float:
         """Standard deviation of one party's share of a count's noise, in records."""
         algorithm = self.algorithm
-        unit = float(algorithm.sensitivities(1)[algorithm.places(1)[COUNTS]].max())
+        unit = float(
+            sensitivities(algorithm, 1)[algorithm.layout(1).places[COUNTS]].max()
+        )
         multiplier = self.plan.rounds[0][0].noise_multiplier
         return (
             multiplier
@@ -259,7 +265,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     def _run(self, roster: Roster | None) -> Run:
         config = {
-            "algorithm": self.algorithm.to_config(),
+            "algorithm": algorithm_to_config(self.algorithm),
             "domain": self.domain.to_config(),
         }
         body = Vertical(**config, widths=self.widths, check_ids=self.check_ids)

@@ -11,6 +11,7 @@ from harness import run_recorded
 from msgspec import structs
 
 from flower_kmeans import Box, PrivacyBudget, simulate
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.calibration import mu_of_budget
@@ -60,7 +61,7 @@ def laplace_scales(clip, rounds):
 def planned_scales(made):
     """Return the scale that a plan gives to the noise of sums, and to that of counts."""
     algorithm, found = made.algorithm, []
-    units, places = algorithm.sensitivities(1), algorithm.places(1)
+    units, places = sensitivities(algorithm, 1), algorithm.layout(1).places
     for release in made.plan.rounds[0]:
         (block,) = release.blocks
         (unit,) = set(units[places[block]])

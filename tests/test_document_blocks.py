@@ -10,7 +10,7 @@ import pytest
 from click import UsageError
 from pages import PAGES, ROOT, Block, blocks, page_id, run_page, treatment
 
-from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms import registry
 from flower_kmeans.files import open_private
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
@@ -146,7 +146,7 @@ PUBLIC = {  # those that hold neither a record nor a secret
 @pytest.fixture(autouse=True)
 def known_algorithms(monkeypatch):
     """Forget the algorithms that a document registers."""
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
 
 def place_of(path):

@@ -23,6 +23,7 @@ from flower_kmeans import (
     simulate,
 )
 from flower_kmeans.algorithms import FastLloydAlgorithm
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.cli.check import _HINTS as HINTS
 from flower_kmeans.cli.check import check_node
 from flower_kmeans.errors import ConfigurationError, TooFewClientsError
@@ -465,7 +466,7 @@ def test_distributed_noise_is_as_documented():
         release.noise_multiplier * unit
         for t, releases in enumerate(strategy.plan.rounds, 1)
         for release, unit in zip(
-            releases, (algorithm.sensitivities(t)[[0, -1]]), strict=True
+            releases, (sensitivities(algorithm, t)[[0, -1]]), strict=True
         )
     )
     assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance

@@ -20,9 +20,9 @@ from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
 from flower_kmeans import kmeans_client_app  # noqa: E402
-from flower_kmeans.algorithms.base import Algorithm  # noqa: E402
 from flower_kmeans.privacy import calibration, plan  # noqa: E402
 from flower_kmeans.privacy.ledger import Ledger  # noqa: E402
+from flower_kmeans.protocol import records  # noqa: E402
 from flower_kmeans.secagg import primitives  # noqa: E402
 
 LOADED = time.time()
@@ -72,7 +72,7 @@ PUBLIC = [
 ]
 PARTS.time("ledger", Ledger, "__init__", *PUBLIC)
 PARTS.time("records", client_app, "load_data")
-PARTS.time("records", Algorithm, "words_of")
+PARTS.time("records", records, "words_of_rows")
 PARTS.time(
     "keys", primitives, "agree", "claim", "is_claim", "lasting_key", "exchange_key"
 )

@@ -1,4 +1,4 @@
-"""Client-level privacy: how much one client may count, and the clipping that holds it to that.
+"""Client-level privacy: the clipping that holds one client to what may count of it.
 
 One client, with all of its records, changes a release by 1 at most in units of the
 noise, which are ``clip`` times those of one record (docs/guarantees,
@@ -10,44 +10,75 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.privacy.release import Norm
 
 # Operations whose rounding the margin covers beside the additions of a sum.
 _ROUNDINGS = 16
 
 
-def require_clip(
-    budget: PrivacyBudget, n_clients: int | None, clip: float | None
-) -> None:
-    """Require a number of clients where they are protected; else neither it nor a clip.
+def limited(algorithm: Algorithm, statistic: Statistic, round_number: int) -> Statistic:
+    """Return a client's contribution, from its statistic: clipped for ``unit="client"``.
 
-    Ranges are checked before.
+    See docs/guarantees, Theorem 34. A word that no release covers is
+    then 0.
     """
-    if budget.protects_clients:
-        if n_clients is None:
-            raise ConfigurationError(
-                "n_clients is required with unit='client': a public number of clients, from which "
-                "delta and the default clip follow. Got None."
-            )
-        return
-    for name, value in (("clip", clip), ("n_clients", n_clients)):
-        if value is not None:
-            raise ConfigurationError(
-                f"Expected {name}=None unless the budget is private with unit='client'. "
-                f"Got {name}={value!r}, unit={budget.unit!r}, epsilon={budget.epsilon} instead."
-            )
+    clipping = algorithm.clipping
+    if clipping.adds_means(round_number):
+        statistic = means_of(statistic, algorithm.fraction_bits)
+    if clipping.clip is None:
+        return statistic
+    scales = sensitivities(algorithm, round_number)
+    layout = algorithm.layout(round_number)
+    vector = layout.flatten(statistic)
+    parts = []
+    for release in algorithm.releases(round_number):
+        words = layout.words_of(release)
+        factor = clip_factor(vector[words], scales[words], release.norm)
+        parts.append((words, factor))
+    # A joint factor keeps a client's means where they are: sums and counts shrink
+    # alike.
+    least = min((factor for _, factor in parts), default=1.0)
+    clipped = np.zeros_like(vector)
+    for words, factor in parts:
+        kept = least if clipping.is_joint else factor
+        clipped[words] = shortened(vector[words], scales[words], kept)
+    return layout.unflatten(clipped)
 
 
-def default_clip(n_records: int | None, n_clients: int | None) -> float | None:
-    """Return the records of an average client, so no smaller one is clipped.
+def means_of(statistic: Statistic, fraction_bits: int) -> Statistic:
+    """Return the means of a client's records by cluster, and 1 for each cluster that has some."""
+    sums = statistic.blocks[SUMS]
+    counts = statistic.blocks[COUNTS] >> fraction_bits
+    # Toward zero, so that no mean is longer than the records.
+    sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
+    means = np.sign(sums) * sizes
+    there = np.minimum(counts, 1) << fraction_bits
+    return Statistic({**statistic.blocks, SUMS: means, COUNTS: there})
 
-    ``None`` where a number is missing, which the constructor refuses.
+
+def moves_of_a_record(algorithm: Algorithm, round_number: int) -> tuple[float, ...]:
+    """Return by how much one record of a protected client moves each of a round's releases.
+
+    Over the noise scale and in the norm of each (docs/guarantees,
+    Theorem 35).
     """
-    if n_records is None or n_clients is None:
-        return None
-    return n_records / n_clients
+    clipping = algorithm.clipping
+    releases = algorithm.releases(round_number)
+    if clipping.adds_means(round_number):
+        # One record can move a mean from one end of the clip to the other.
+        return (2.0,) * len(releases)
+    scales = sensitivities(algorithm, round_number)
+    layout = algorithm.layout(round_number)
+    steps = [1.0 / clipping.of(release) for release in releases]
+    is_joint = clipping.is_joint and len(releases) > 1
+    shared = max(steps) if is_joint else None
+    return tuple(
+        move_of_a_record(scales[layout.words_of(release)], release.norm, step, shared)
+        for release, step in zip(releases, steps, strict=True)
+    )
 
 
 def clip_factor(

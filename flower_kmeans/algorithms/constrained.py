@@ -14,16 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State, Statistic
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import (
     MOST_AUTO_ROUNDS,
     LloydFamily,
     count_share,
     limited,
 )
-from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.meaning import Meaning
+from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients, to_grid
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -48,7 +49,7 @@ _TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less th
 _FAR = 2**62
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class ConstrainedLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with constrained assignment at every client.
@@ -152,7 +153,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
     # ------------------------------------------------------------------ the contract
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return sums (k, d) and counts (k,), or the clients' means (k, d), on one grid.
 
         Without counts where the sizes of all clusters are public.
@@ -161,9 +162,11 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         d = self.domain.n_features
         q = self.fraction_bits
         if self.aggregation == "amn":
-            return (Block(MEANS, (k, d), q),)
+            return Layout((Block(MEANS, (k, d), q),))
         sums = Block(SUMS, (k, d), q)
-        return (sums, Block(COUNTS, (k,), q)) if self._has_counts else (sums,)
+        if not self._has_counts:
+            return Layout((sums,))
+        return Layout((sums, Block(COUNTS, (k,), q)))
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the sums and counts, or the means, of one client's slots.
@@ -181,9 +184,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
             # sensitivity includes.
             return Statistic({MEANS: sums // counts[:, None]})
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
-        return Statistic(
-            {block.name: blocks[block.name] for block in self.layout(query.round)}
-        )
+        names = self.layout(query.round).names
+        return Statistic({name: blocks[name] for name in names})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the bounds of sums and counts of slots, or of the clients' means."""
@@ -222,7 +224,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
         sums = answer.blocks[MEANS if by_client else SUMS]
-        means, usable = quotients(sums, sizes, q, base.MIN_COUNT)
+        means, usable = quotients(sums, sizes, q, MIN_COUNT)
         centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
         # No sizes are released: those of "non-exclusive" are public, and so is the mean
         # of others.
@@ -338,9 +340,10 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         if self.mechanism == "gaussian":
             shares = [math.sqrt(share) for share in shares]
             norm = "l2"
+        blocks = self.layout(round_number).blocks
         return tuple(
             Release(block.name, self.mechanism, norm, 1 / share, (block.name,))
-            for block, share in zip(self.layout(round_number), shares, strict=False)
+            for block, share in zip(blocks, shares, strict=False)
         )
 
     def _sum_sensitivity(self, round_number: int) -> float:

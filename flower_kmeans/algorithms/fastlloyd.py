@@ -15,20 +15,23 @@ from typing import Annotated, ClassVar, Literal
 import mpmath
 import numpy as np
 
-from flower_kmeans.algorithms import base, lloyd
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
+from flower_kmeans.algorithms import lloyd
+from flower_kmeans.algorithms.last_cost import LastSums
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     into_domain,
     quotients,
     to_grid,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError
@@ -43,7 +46,7 @@ RADIUS_FACTOR = 1.25  # a round's radius over the root mean square of the offset
 WEIGHTED_BELOW = 32.0
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class FastLloydAlgorithm(lloyd.LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
@@ -72,13 +75,14 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """Return the radius of a round in whole grid units; with relocation, the largest one."""
         return self._first_radius if round_number == 1 else self._radius
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return sums and counts as all Lloyd algorithms do, and nearness (k,) with relocation."""
-        blocks = super().layout(round_number)
+        layout = super().layout(round_number)
         if not self.relocation:
-            return blocks
+            return layout
         nearness = Block(NEARNESS, (self.n_clusters,), self.fraction_bits)
-        return (blocks[0], nearness, *blocks[1:])
+        sums, *others = layout.blocks
+        return Layout((sums, nearness, *others))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the initial centroids, and the radius of round 1 with relocation."""
@@ -87,14 +91,14 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return ``centroids``, (k, d), and with relocation a ``radius``, (1,), in grid units."""
         ranges = super().query_ranges(round_number)
         if not self.relocation:
             return ranges
-        return {**ranges, "radius": ((1,), 1, self.radius_of(round_number))}
+        return {**ranges, "radius": Range((1,), 1, self.radius_of(round_number))}
 
-    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
 
         Without relocation, of records within the radius. With relocation, of all
@@ -113,9 +117,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         if self._has_cost(query.round):
             # 1 - (1 - |u|^2)
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])
-        return base.Statistic(blocks)
+        return Statistic(blocks)
 
-    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the bounds of sums of offsets, nearness and counts."""
         found = super().meaning(state, answer)
         if not self.relocation:
@@ -133,7 +137,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     def update(
         self,
         state: State,
-        answer: base.Statistic,
+        answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
@@ -142,9 +146,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """
         counts = answer.blocks[COUNTS]
         old = state.arrays["centroids"]
-        moves, _ = quotients(
-            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
-        )
+        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         number = state.round + 1
         radius = self.radius_of(number)
         if self.relocation:
@@ -176,7 +178,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         centroids: IntArray,
         moves: FloatArray,
         radius: int,
-        answer: base.Statistic,
+        answer: Statistic,
     ) -> tuple[IntArray, int]:
         """Return the centroids and the radius of the round after ``number``."""
         step = 2.0**-self.fraction_bits
@@ -185,7 +187,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         nearness = answer.blocks[NEARNESS].astype(np.float64) * step
         noise = dict.fromkeys((SUMS, COUNTS), 0.0)
         if self.budget.is_private:
-            scale = self._clip() or 1.0
+            scale = self.clip or 1.0
             releases = self.plan().rounds[number - 1]
             noise = {
                 release.name: release.noise_multiplier * scale for release in releases
@@ -305,17 +307,13 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             sensitivities[NEARNESS] = float(2**self.fraction_bits)
         return sensitivities
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round."""
+    def _last_sums(self, state: State) -> LastSums:
+        """Return how to read the sums of the last round."""
         if not self.relocation:
-            return super().cost_estimate(state, noise_factor)
+            return super()._last_sums(state)
         # The cost is what slacks, which are rounded downward, leave of the counts.
         unit = float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
-        return lloyd.estimated_cost(
-            self, state, noise_factor, is_relative=True, unit=unit, rounding=-1
-        )
+        return LastSums(is_relative=True, unit=unit, rounding=-1)
 
     def _reach(self, round_number: int) -> int | None:
         return self.radius_of(round_number)

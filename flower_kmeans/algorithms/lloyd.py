@@ -16,20 +16,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State, Statistic
+from flower_kmeans.algorithms.last_cost import LastCost, LastSums
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     fold,
     into_domain,
     quotients,
     to_grid,
 )
 from flower_kmeans.algorithms.numerics.projection import squared_bound
-from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Ball, Domain, GridRecords
@@ -83,6 +86,7 @@ class LloydFamily(base.Algorithm):
     """
 
     replayable: ClassVar[bool] = True
+    can_miss_sums: ClassVar[bool] = True  # a lost round is an iteration less
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release the cost."""
 
@@ -177,7 +181,7 @@ class LloydFamily(base.Algorithm):
         inside = fold(points, self._half_widths)
         return into_domain(inside, self.domain, self.fraction_bits)
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
         # One grid for all: noise shares of counts too need a deviation of some grid
         # units.
@@ -186,8 +190,8 @@ class LloydFamily(base.Algorithm):
         q = self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
         if not self._has_cost(round_number):
-            return blocks
-        return (*blocks, Block(COST, (1,), q))
+            return Layout(blocks)
+        return Layout((*blocks, Block(COST, (1,), q)))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""
@@ -208,10 +212,11 @@ class LloydFamily(base.Algorithm):
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the array of a query: ``centroids``, (k, d), in grid units."""
         limit = self._free_boxes * self._half_widths
-        return {"centroids": ((self.n_clusters, self.domain.n_features), -limit, limit)}
+        shape = self.n_clusters, self.domain.n_features
+        return {"centroids": Range(shape, -limit, limit)}
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block of a round, in grid units and for one record."""
@@ -263,7 +268,7 @@ class LloydFamily(base.Algorithm):
         """Return the means; a cluster whose count is too small keeps its centroid."""
         counts = answer.blocks[COUNTS]
         means, usable = quotients(
-            answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT
+            answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT
         )
         moved = self._into_domain(to_grid(means))
         old = state.arrays["centroids"]
@@ -272,16 +277,17 @@ class LloydFamily(base.Algorithm):
         kept = self._kept_for_cost(number, old, answer)
         return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
 
-    def without_sum(self, state: State) -> State:
-        """Return the same centroids: a lost round is an iteration less."""
-        return State(state.round + 1, state.arrays)
+    @property
+    def last_cost(self) -> LastCost | None:
+        """The cost at the result; ``None`` unless the last round releases it."""
+        if not self.cost:
+            return None
+        noise = self.noise_of(self.n_rounds)
+        return LastCost(self.domain, self.fraction_bits, noise, self._last_sums)
 
-    def cost_estimate(
-        self, state: State, noise_factor: float = 1.0
-    ) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round."""
-        is_relative = self._reach(self.n_rounds) is not None
-        return estimated_cost(self, state, noise_factor, is_relative=is_relative)
+    def _last_sums(self, state: State) -> LastSums:
+        """Return how to read the sums of the last round."""
+        return LastSums(is_relative=self._reach(self.n_rounds) is not None)
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
@@ -299,7 +305,7 @@ class LloydFamily(base.Algorithm):
     def _kept_for_cost(
         self, round_number: int, before: IntArray, answer: Statistic
     ) -> dict[str, IntArray]:
-        """Return the further arrays of the last round for `cost_estimate`."""
+        """Return the further arrays of the last round for `LastCost`."""
         if not self._has_cost(round_number):
             return {}
         # Copies: the answer's blocks are parts of a vector that its owner may use
@@ -350,7 +356,7 @@ class LloydFamily(base.Algorithm):
         return mu_of_budget(self.budget.epsilon, self.budget.delta)
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class LloydAlgorithm(LloydFamily):
     """Lloyd's algorithm, exact: the centroids are those of the pooled records. Not private."""
@@ -374,7 +380,7 @@ class LloydAlgorithm(LloydFamily):
         return ()
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
@@ -408,7 +414,7 @@ class GLloydAlgorithm(LloydFamily):
         )
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
@@ -491,53 +497,6 @@ def summed(
     if largest is not None:
         total = costs.squared_distances(records, references, largest, radius2)
     return sums, counts, np.array([total], dtype=np.int64)
-
-
-def estimated_cost(
-    algorithm: base.Algorithm,
-    state: State,
-    noise_factor: float,
-    *,
-    is_relative: bool,
-    least_count: float = base.MIN_COUNT,
-    unit: float = 1.0,
-    rounding: float = 1.0,
-) -> CostEstimate | None:
-    """Return the estimate of `Algorithm.cost_estimate`, from the last round's integers.
-
-    Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids
-    before where they are relative. What a record adds to the cost is rounded downward
-    to ``rounding`` steps of the grid, or upward if that is negative.
-    """
-    arrays = state.arrays
-    q = algorithm.fraction_bits
-    step = 2.0**-algorithm.fraction_bits
-    if COST not in arrays:
-        return None
-    means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
-    counts = arrays[COUNTS] * step
-    square = unit * unit
-    # half a step a record on average
-    lost = rounding * 0.5 * float(counts.sum()) * step
-    noise = algorithm.noise_of(algorithm.n_rounds)
-    value, bias, error = costs.last_cost(
-        q=(float(arrays[COST][0]) * step + lost) * square,
-        sums=arrays[SUMS] * (step * unit),
-        counts=counts,
-        references=arrays["before"] * step if is_relative else np.zeros_like(means),
-        after=arrays["centroids"] * step,
-        quotients=means * (step * unit),
-        usable=usable,
-        noise=(
-            noise[COST] * step * square,
-            noise[SUMS] * step * unit,
-            noise[COUNTS] * step,
-        ),
-        step=step,
-    )
-    scale, users_units = costs.user_scale(algorithm.domain)
-    value = (value + bias * noise_factor**2) * scale**2
-    return CostEstimate(value, error * noise_factor * scale**2, users_units)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

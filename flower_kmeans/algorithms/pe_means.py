@@ -16,25 +16,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MAX_ROUNDS,
-    MAX_RUN_WORDS,
-    MAX_WORDS,
-    MIN_COUNT,
-    SUMS,
-    UNUSABLE,
-    Algorithm,
-    Block,
-    Clips,
-    Query,
-    Range,
-    State,
-    Statistic,
-    register,
-    resolved,
-)
+from flower_kmeans.algorithms import feasibility
+from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, resolved
+from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
+from flower_kmeans.algorithms.feasibility import MAX_RUN_WORDS, MAX_WORDS
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import (
@@ -44,6 +32,7 @@ from flower_kmeans.algorithms.numerics.initialization import (
 )
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     expected_total,
     into_domain,
     quotients,
@@ -62,10 +51,11 @@ from flower_kmeans.algorithms.pe_means_population import (
     packed,
     variations,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import LARGEST, drafted, integer, is_auto, reals, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
@@ -123,7 +113,6 @@ class PEMeansAlgorithm(Algorithm):
 
     name: ClassVar[str] = "pe-means"
     replayable: ClassVar[bool] = True
-    has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
     # votes in a projection, and a last round that lifts centroids
     projects: ClassVar[bool] = False
@@ -169,7 +158,7 @@ class PEMeansAlgorithm(Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter."""
         super().__post_init__()
-        self._require_clips(self.clips)
+        require_clips(self.clips, self.clip, self.budget)
         if self.projects and self.domain.n_features <= DIRECTIONS:
             raise ConfigurationError(
                 f"Expected more than {DIRECTIONS} columns, to which records are projected. Got "
@@ -180,8 +169,8 @@ class PEMeansAlgorithm(Algorithm):
     def require_feasible(self) -> None:
         """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow."""
         self._check_size()
-        self._require_visible_clips()
-        self.require_capacity()
+        feasibility.require_visible_clips(self)
+        feasibility.require_capacity(self)
 
     @property
     def n_rounds(self) -> int:
@@ -190,7 +179,7 @@ class PEMeansAlgorithm(Algorithm):
 
     # ------------------------------------------------------------------ the plan
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round.
 
         Votes: counts by candidate, as many in every round as there can be at most, so
@@ -203,9 +192,9 @@ class PEMeansAlgorithm(Algorithm):
         if round_number > self.n_vote_rounds:
             sums = Block(SUMS, (k, d), q)
             counts = Block(COUNTS, (k,), q)
-            return (sums, counts)
+            return Layout((sums, counts))
         most = self._population_size(round_number, self.most_variations)
-        return (Block(COUNTS, (most,), q),)
+        return Layout((Block(COUNTS, (most,), q),))
 
     def _population_size(self, round_number: int, n_variations: int) -> int:
         """Return the number of candidates of a round of votes."""
@@ -221,9 +210,11 @@ class PEMeansAlgorithm(Algorithm):
         counts = Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,))
         return (sums, counts)
 
-    def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
-        return dict(self.clips or ()).get(release.name, 1.0)
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited: each release has a clip of its own."""
+        clip = None if self.clip is None else 1.0
+        return replace(super().clipping, clip=clip, own=self.clips or (), is_joint=True)
 
     # ------------------------------------------------------------------ queries
 
@@ -235,36 +226,23 @@ class PEMeansAlgorithm(Algorithm):
         most = np.array([self.most_variations], dtype=np.int64)
         return State(0, {"variations": most, "flags": flags})
 
-    def check_query(self, query: Query) -> None:
-        """Require arrays of the round within their ranges, and centres within the space.
-
-        There every distance is exact, every unit holds and no population exceeds the
-        cap.
-        """
-        super().check_query(query)
-        if query.round > 1:
-            # squares below 2**53: exact
-            centers = query.arrays["centers"].astype(np.float64)
-            squares = np.einsum("ij,ij->i", centers, centers)
-            most = float(self.space.radius**2)
-            if (squares > most).any():
-                raise MessageError(UNUSABLE)
-
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query; its size does not grow with L.
 
         Round 1 has none, its population follows from the run's seed. Later: selected
-        ``centers`` (k, p), and for votes the number of ``variations`` (1,) and their
-        ``seed`` (2,), of 16 bytes.
+        ``centers`` (k, p) within the space, and for votes the number of ``variations``
+        (1,) and their ``seed`` (2,), of 16 bytes. In the space every distance is exact,
+        every unit holds and no population exceeds the cap.
         """
         if round_number == 1:
             return {}
         limit = np.array(self.space.half_widths, dtype=np.int64)
         shape = self.n_clusters, len(limit)
-        ranges: dict[str, Range] = {"centers": (shape, -limit, limit)}
+        centers = Range(shape, -limit, limit, longest=self.space.radius)
+        ranges = {"centers": centers}
         if round_number <= self.n_vote_rounds:
-            ranges["variations"] = ((1,), 1, self.most_variations)
-            ranges["seed"] = ((2,), -(2**63), 2**63 - 1)
+            ranges["variations"] = Range((1,), 1, self.most_variations)
+            ranges["seed"] = Range((2,), -(2**63), 2**63 - 1)
         return ranges
 
     def _population(self, query: Query) -> Iterator[FloatArray]:
@@ -282,7 +260,7 @@ class PEMeansAlgorithm(Algorithm):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the number of the client's records that are nearest to each candidate."""
         seen = self._seen(records)
-        n_words = self.words(query.round)
+        n_words = self.layout(query.round).n_words
         votes = vote_counts(seen, self._population(query), n_words)
         return Statistic({COUNTS: votes << self.fraction_bits})
 
@@ -378,7 +356,7 @@ class PEMeansAlgorithm(Algorithm):
     def most_chosen(self, round_number: int) -> int:
         """Return the number of candidates that centres are selected from; all without noise."""
         k = self.n_clusters
-        size = self.words(round_number)
+        size = self.layout(round_number).n_words
         if not self.budget.is_private:
             return size
         most = max(_CHOSEN_WORK // k, _CHOSEN_PER_CLUSTER * k)
@@ -473,7 +451,8 @@ class PEMeansAlgorithm(Algorithm):
                 f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
                 f"Got n_clusters={k} and {d} columns instead."
             )
-        words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        rounds = range(1, self.n_rounds + 1)
+        words = sum(self.layout(number).n_words for number in rounds)
         if words > MAX_RUN_WORDS:
             raise ConfigurationError(
                 f"Expected n_rounds and max_candidates so that each client sends at most "

@@ -10,21 +10,20 @@ no fault.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.layout import Statistic
+from flower_kmeans.algorithms.sensitivity import sensitivities
+from flower_kmeans.algorithms.state import State
+from flower_kmeans.arrays import BoolArray, FloatArray
 from flower_kmeans.data.domain import Ball
 from flower_kmeans.privacy.plan import Release
-
-if TYPE_CHECKING:
-    from flower_kmeans.algorithms.base import Algorithm, State, Statistic
-
 
 FALSE_ALARMS = 1e-4
 """Most runs whose noise alone raises an alarm: a union bound over all tests of a run."""
@@ -78,55 +77,13 @@ class Finding(NamedTuple):
     """Standard deviation of that value's noise, in records; 0 where not shown."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Meaning:
-    """The limits that exact sums of a round keep to for any records; in grid units.
-
-    The defaults are those of sums and counts of records, each of which counts in one
-    place.
-    """
-
-    counts: str | None = "counts"
-    """The block of the numbers of records by place, if there is one."""
-    are_records: bool = True
-    """Whether counts are numbers of records, not of clients."""
-    all_count: bool = True
-    """Whether every record counts somewhere, however far away it is."""
-    times: float = 1.0
-    """Number of places in which a record may count."""
-    are_clusters: bool = True
-    """Whether places are the clusters of the result, not cells or candidates."""
-    public_size: int | None = None
-    """Number of records of each place, where it is public and no counts are released."""
-    sums: str | None = None
-    """The block of sums by place, if there is one."""
-    length: float = math.inf
-    """The most that one record adds to a row of the sums, in l2."""
-    widths: IntArray | None = None
-    """The most that one record adds to each column of the sums; ``length`` by default."""
-    unit: float = 1.0
-    """A step of the records' grid over one of the sums."""
-    offsets: bool = False
-    """Whether sums are of offsets from the centroids, no longer than ``length``."""
-    shares: tuple[str, ...] = ()
-    """Blocks by place to which a record adds 0 to as much as to the counts."""
-    totals: Mapping[str, float] | None = None
-    """Blocks of one word, with the most that one record adds to them, and at least 0."""
-    moments: str | None = None
-    """The block of second moments, if there is one."""
-    trace: float = 0.0
-    """The most that one record adds to their trace."""
-    tolerance: float = 0.0
-    """Records by which counts may be wrong otherwise, as by errors of an encryption."""
-
-
 # ------------------------------------------------------------------------------- tests
 
 
 def findings_of(
-    algorithm: "Algorithm",
-    before: "State",
-    answer: "Statistic",
+    algorithm: Algorithm,
+    before: State,
+    answer: Statistic,
     noise_factor: float = 1.0,
 ) -> tuple[Finding, ...]:
     """Return the findings about a round's noisy sum, from released values alone.
@@ -148,9 +105,9 @@ class _Round:
 
     def __init__(
         self,
-        algorithm: "Algorithm",
-        before: "State",
-        answer: "Statistic",
+        algorithm: Algorithm,
+        before: State,
+        answer: Statistic,
         noise_factor: float,
     ) -> None:
         self.algorithm = algorithm
@@ -252,7 +209,7 @@ class _Round:
     @property
     def _bounds_hold(self) -> bool:
         """Whether a count bounds its sum: not where the two are clipped apart."""
-        if self.algorithm.clip is None or self.algorithm.has_joint_clipping:
+        if self.algorithm.clip is None or self.algorithm.clipping.is_joint:
             return True
         return len(self.releases) == 1
 
@@ -342,13 +299,15 @@ class _Round:
         """Yield releases that are longer than as many clipped answers can make them."""
         algorithm = self.algorithm
         n_answers = self.answer.n_answers or algorithm.n_clients or 1
-        vector = algorithm.flatten(self.answer, self.number).astype(np.float64)
-        sensitivities = algorithm.sensitivities(self.number)
-        for release, words in algorithm.release_words(self.number):
+        layout = algorithm.layout(self.number)
+        vector = layout.flatten(self.answer).astype(np.float64)
+        scales = sensitivities(algorithm, self.number)
+        for release in self.releases:
             if release.norm == "linf":
                 # its parts have own bounds, and clients are never clipped so
                 continue
-            units = sensitivities[words]
+            words = layout.words_of(release)
+            units = scales[words]
             used = units > 0
             values = vector[words][used] / units[used]
             length, room = self._length_of(release, values)
@@ -363,7 +322,7 @@ class _Round:
         """
         name = release.blocks[0]
         unit = self.algorithm.block_sensitivities(self.number)[name]
-        scale = self.noise[name] / (unit * self.algorithm.clip_of(release))
+        scale = self.noise[name] / (unit * self.algorithm.clipping.of(release))
         n = len(values)
         if release.mechanism == "laplace":
             scale /= math.sqrt(2.0)
@@ -455,7 +414,7 @@ def _lengths(rows: FloatArray) -> FloatArray:
 # ---------------------------------------------------------------------------- sentences
 
 
-def sentences(algorithm: "Algorithm", findings: Iterable[Finding]) -> tuple[str, ...]:
+def sentences(algorithm: Algorithm, findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return one sentence or two for each kind of findings; alarms come first."""
     by_kind: dict[FindingKind, list[Finding]] = {}
     for finding in findings:
@@ -520,7 +479,7 @@ _SENTENCES = {
 }
 
 
-def _words(algorithm: "Algorithm", kind: FindingKind, found: Sequence[Finding]) -> str:
+def _words(algorithm: Algorithm, kind: FindingKind, found: Sequence[Finding]) -> str:
     """Return the sentences about the findings of one kind."""
     planned = "unknown" if algorithm.n_records is None else f"{algorithm.n_records:,}"
     return _SENTENCES[kind].format(

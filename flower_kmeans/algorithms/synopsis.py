@@ -9,7 +9,7 @@ Theorems 22 and 24).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -17,13 +17,14 @@ import numpy as np
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, Query, State
-from flower_kmeans.algorithms.numerics import projection as projections
+from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
-from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
-from flower_kmeans.algorithms.plausibility import Meaning
-from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.synopsis_cells import CellsStage
 from flower_kmeans.algorithms.synopsis_constants import (
     ANY_CLUSTERS,
@@ -49,19 +50,17 @@ from flower_kmeans.algorithms.synopsis_constants import (
     SECOND_ROUND,
     SIZING,
     SIZING_ROUNDS,
-    SMALLEST,
     THIRD_ROUND,
 )
-from flower_kmeans.algorithms.synopsis_mixture import Parts
 from flower_kmeans.algorithms.synopsis_moments import MomentsStage
 from flower_kmeans.algorithms.synopsis_refinement import RefinementStage
+from flower_kmeans.algorithms.synopsis_results import SynopsisMixture, SynopsisSizes
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, SizingStage
 from flower_kmeans.algorithms.synopsis_start import Start
 from flower_kmeans.algorithms.synopsis_state import (
     NORMS,
     SLACKS,
     WARNINGS,
-    Directions,
     NoisySum,
     Setting,
     Stage,
@@ -98,7 +97,7 @@ def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
         raise ConfigurationError(
             f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(value)}."
         )
-    return tuple(parameters.integer(name, m, 1, base.MAX_WORDS) for m in value)
+    return tuple(parameters.integer(name, m, 1, MAX_WORDS) for m in value)
 
 
 def _read_cells(config: Any) -> Any:
@@ -368,7 +367,7 @@ _SCHEDULE = ParameterKind(
 _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class SynopsisAlgorithm(base.Algorithm):
     """k-means from a private synopsis.
@@ -387,11 +386,10 @@ class SynopsisAlgorithm(base.Algorithm):
 
     name: ClassVar[str] = "synopsis"
     replayable: ClassVar[bool] = True
-    has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
     min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN)] = None
-    clips: Annotated[base.Clips | None, parameters.reals(*_CLIPPED)] = None
+    clips: Annotated[Clips | None, parameters.reals(*_CLIPPED)] = None
     min_size: Annotated[int | None, whole(0, LARGEST)] = None
     max_size: Annotated[int | None, whole(0, LARGEST)] = None
     schedule: Annotated[Schedule, _SCHEDULE]
@@ -447,7 +445,7 @@ class SynopsisAlgorithm(base.Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter."""
         super().__post_init__()
-        self._require_clips(self.clips)
+        require_clips(self.clips, self.clip, self.budget)
         self._check_numbers()
         if self.bounded:
             self._check_bounds()
@@ -541,12 +539,7 @@ class SynopsisAlgorithm(base.Algorithm):
         return self.min_size is not None or self.max_size is not None
 
     @property
-    def size_bounds(self) -> tuple[int, int | None] | None:
-        """The bounds, 0 and ``None`` where one is missing; ``None`` without bounds."""
-        return (self.min_size or 0, self.max_size) if self.bounded else None
-
-    @property
-    def size_noise(self) -> float:
+    def _size_noise(self) -> float:
         """Planned standard deviation of a released size, in records."""
         return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
 
@@ -611,7 +604,7 @@ class SynopsisAlgorithm(base.Algorithm):
         return PowerCells(
             self._setting,
             bounds=(least, most),
-            size_noise=self.size_noise,
+            size_noise=self._size_noise,
             last_round=self.n_rounds,
         )
 
@@ -622,7 +615,7 @@ class SynopsisAlgorithm(base.Algorithm):
 
     # ------------------------------------------------------------------ the plan
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round, as its stage has them."""
         return self._stage(round_number).layout()
 
@@ -634,15 +627,10 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return the unit of every block; of second moments, that of the diagonal."""
         return self._stage(round_number).sensitivities()
 
-    def record_sensitivities(self, round_number: int) -> FloatArray:
-        """Return the sensitivities to one record: those of second moments differ by word."""
-        if round_number == FIRST and self.schedule.moments:
-            return projections.moment_units(self.domain, self.fraction_bits)
-        return super().record_sensitivities(round_number)
-
-    def clip_of(self, release: Release) -> float:
-        """Return the release's own clip, or that of all."""
-        return dict(self.clips or ()).get(release.name, super().clip_of(release))
+    @property
+    def clipping(self) -> Clipping:
+        """How the part of one client is limited."""
+        return replace(super().clipping, own=self.clips or (), is_joint=True)
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -657,7 +645,7 @@ class SynopsisAlgorithm(base.Algorithm):
         mu = self.schedule.signal * (self.clip or 1.0) / n_records
         found = {}
         for release in self.releases(round_number):
-            scale = release.noise_multiplier / mu * self.clip_of(release)
+            scale = release.noise_multiplier / mu * self.clipping.of(release)
             for name in release.blocks:
                 found[name] = scale * sensitivities[name]
         return found
@@ -669,22 +657,22 @@ class SynopsisAlgorithm(base.Algorithm):
         flags = np.zeros(len(WARNINGS), dtype=np.int64)
         return State(0, {"flags": flags})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the ranges of a round's query; round 1 asks about nothing."""
         return self._stage(round_number).ranges()
 
-    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the client's answer to the round's query."""
         return self._stage(query.round).statistic(query.arrays, records)
 
-    def meaning(self, state: State, answer: base.Statistic) -> Meaning:
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the limits that exact sums of the round keep to."""
         return self._stage(state.round + 1).meaning(state.arrays)
 
     def update(
         self,
         state: State,
-        answer: base.Statistic,
+        answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
@@ -716,57 +704,19 @@ class SynopsisAlgorithm(base.Algorithm):
             return rows
         return rows[: int(state.arrays["chosen"][0])]
 
-    def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram, (k,); ``None`` before there are any."""
-        if "weights" not in state.arrays:
+    @property
+    def sizes(self) -> SynopsisSizes | None:
+        """Cluster sizes with public bounds; ``None`` without bounds."""
+        if not self.bounded:
             return None
-        unit = self.domain.common_unit or 1.0
-        return scaled(state.arrays["weights"], 2 * self.fraction_bits) * (unit * unit)
-
-    def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the last round's noisy sizes beside the bounds; ``None`` before, or without."""
-        counts = self.counts(state)
-        bounds = self.size_bounds
-        if bounds is None or state.round < self.n_rounds or counts is None:
-            return None
-        return SizeReport(
-            tuple(counts.tolist()), self.size_noise * noise_factor, *bounds
-        )
+        bounds = self.min_size or 0, self.max_size
+        return SynopsisSizes(self._setting, bounds, self._size_noise, self.n_rounds)
 
     @property
-    def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]]:
-        """Most parts, directions, and the planned noise of a cell: count, sum and slack."""
+    def mixture(self) -> SynopsisMixture:
+        """The mixture of the last synopsis round."""
         last = self.schedule.last_synopsis
         unit = 2.0**-self.fraction_bits
         noise = self.noise_of(last)
         of_cell = noise[COUNTS] * unit, noise[SUMS] * unit, noise[SLACKS] * unit
-        return self.schedule.n_cells(last), self.schedule.n_directions, of_cell
-
-    def mixture(
-        self, state: State, noise_factor: float = 1.0
-    ) -> ReleasedMixture | None:
-        """Return the mixture of the last synopsis round; ``None`` before it."""
-        if "parts" not in state.arrays:
-            return None
-        setting = self._setting
-        found = Parts.read(state.arrays).mixture()
-        directions = Directions.read(state.arrays)
-        # The nearest orthonormal columns: those of the state are on a grid.
-        columns = scaled(directions.projection, self.fraction_bits)
-        left, _, right = np.linalg.svd(columns, full_matrices=False)
-
-        longest = setting.longest * setting.unit
-        there = found.weights > 0
-        scales = np.maximum(found.scales[there], math.sqrt(SMALLEST))
-        rest = max(directions.beside(setting.n_beside), SMALLEST)
-        radii = state.arrays["radii"][there]
-        _, _, (count, total, slack) = self.mixture_shape
-        return ReleasedMixture(
-            weights=found.weights[there],
-            means=found.means[there] * longest,
-            scales=scales * longest,
-            directions=left @ right,
-            rest=rest * longest * longest,
-            radii=radii * (setting.step * longest),
-            noise=(count * noise_factor, total * noise_factor, slack * noise_factor),
-        )
+        return SynopsisMixture(self._setting, self.schedule.n_cells(last), of_cell)

@@ -6,7 +6,8 @@ absent keeps the records that the round before expected.
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import COUNTS, MIN_COUNT
+from flower_kmeans.algorithms.layout import COUNTS
+from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT
 from flower_kmeans.algorithms.synopsis_constants import ABSENT_NOISE, ABSENT_PART
 from flower_kmeans.algorithms.synopsis_state import NoisySum, Note
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray

@@ -12,19 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     expected_total,
     scaled,
@@ -33,7 +28,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     zero_small,
 )
 from flower_kmeans.algorithms.numerics.projection import ProjectedRecords
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
@@ -67,7 +62,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NoisySum,
     Note,
     Setting,
-    StateArrays,
 )
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums
@@ -96,7 +90,7 @@ class CellsStage:
     start: Start
     """Of the refinement, after the last one."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return sums of residuals in radii, counts, and slacks, by cell."""
         m = self.n_cells
         p = self.setting.n_directions
@@ -104,7 +98,7 @@ class CellsStage:
         sums = Block(SUMS, (m, p), q)
         counts = Block(COUNTS, (m,), q)
         slacks = Block(SLACKS, (m,), q)
-        return (sums, counts, slacks)
+        return Layout((sums, counts, slacks))
 
     def sensitivities(self) -> dict[str, float]:
         """Return 1 over the root of each block's fraction of the round's mu^2.
@@ -128,9 +122,9 @@ class CellsStage:
         one = 2**self.setting.fraction_bits
         limit = self.setting.projection.limit
         return {
-            "projection": ((d, p), -one, one),
-            "cells": ((m, p), -limit, limit),
-            "radii": ((m,), 1, limit),
+            "projection": Range((d, p), -one, one),
+            "cells": Range((m, p), -limit, limit),
+            "radii": Range((m,), 1, limit),
         }
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:

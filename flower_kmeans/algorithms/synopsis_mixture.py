@@ -16,6 +16,7 @@ from flower_kmeans.algorithms.numerics.assignment import Centers
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, scaled, to_grid
+from flower_kmeans.algorithms.state import StateArrays
 from flower_kmeans.algorithms.synopsis_constants import (
     FEWEST_POINTS,
     HEAVY_PART,
@@ -28,7 +29,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     TOTAL_BITS,
     WEIGHT_BITS,
 )
-from flower_kmeans.algorithms.synopsis_state import NamedIntegers, StateArrays
+from flower_kmeans.algorithms.synopsis_state import NamedIntegers
 from flower_kmeans.arrays import FloatArray, IntArray
 
 

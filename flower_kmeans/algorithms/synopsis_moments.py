@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Block, Range, Statistic
+from flower_kmeans.algorithms.layout import Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_cells import partition
 from flower_kmeans.algorithms.synopsis_constants import (
     CLEAR,
@@ -37,7 +38,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NoisySum,
     Note,
     Setting,
-    StateArrays,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
@@ -52,13 +52,13 @@ class MomentsStage:
     n_next: int
     """Number of cells of the round after it."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return the block: the diagonal of second moments, then the entries above it."""
         d = self.setting.n_features
         if not self.takes_moments:
-            return (Block(NORMS, (1,), self.setting.fraction_bits),)
+            return Layout((Block(NORMS, (1,), self.setting.fraction_bits),))
         n_entries = d * (d + 1) // 2
-        return (Block(MOMENTS, (n_entries,), 2 * self._moment_bits),)
+        return Layout((Block(MOMENTS, (n_entries,), 2 * self._moment_bits),))
 
     def sensitivities(self) -> dict[str, float]:
         """Return D^2, the unit of squared norms, and of the diagonal of second moments."""

@@ -9,22 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    Range,
-    Statistic,
-)
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     into_domain,
     to_grid,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
@@ -48,7 +43,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     Note,
     Setting,
     Spread,
-    StateArrays,
 )
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords, row_sums
@@ -67,12 +61,12 @@ class RefinementStage:
     power_cells: PowerCells | None
     """With bounds on sizes."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return sums of residuals in radii, and counts, by cluster."""
         k = self.setting.n_clusters
         d = self.setting.n_features
         q = self.setting.fraction_bits
-        return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+        return Layout((Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)))
 
     def sensitivities(self) -> dict[str, float]:
         """Return one record for each block: residuals are no longer than 1."""
@@ -83,7 +77,7 @@ class RefinementStage:
         """Return the ranges of centroids, weights and the radius."""
         has_weights = self.power_cells is not None
         ranges = power_diagram_ranges(self.setting, has_weights)
-        ranges["radius"] = ((1,), 1, self.setting.largest_radius)
+        ranges["radius"] = Range((1,), 1, self.setting.largest_radius)
         return ranges
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import COUNTS, Block, Range, Statistic
+from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import largest_weight
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_NOISE,
@@ -31,7 +32,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     NamedIntegers,
     NoisySum,
     Setting,
-    StateArrays,
     one_real,
     stored,
 )
@@ -190,10 +190,10 @@ class SizingStage:
     power_cells: PowerCells | None
     """``None`` in the last round, which measures the weights that the run returns."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return the counts by power cell."""
         shape = (self.setting.n_clusters,)
-        return (Block(COUNTS, shape, self.setting.fraction_bits),)
+        return Layout((Block(COUNTS, shape, self.setting.fraction_bits),))
 
     def sensitivities(self) -> dict[str, float]:
         """Return one record, which changes one count."""
@@ -255,10 +255,10 @@ def power_diagram_ranges(setting: Setting, has_weights: bool) -> dict[str, Range
     k = setting.n_clusters
     d = setting.n_features
     widths = setting.domain.grid_half_widths(setting.fraction_bits)
-    ranges: dict[str, Range] = {"centroids": ((k, d), -widths, widths)}
+    ranges: dict[str, Range] = {"centroids": Range((k, d), -widths, widths)}
     if has_weights:
         most = largest_weight(d, setting.fraction_bits)
-        ranges["weights"] = ((k,), -most, most)
+        ranges["weights"] = Range((k,), -most, most)
     return ranges
 
 

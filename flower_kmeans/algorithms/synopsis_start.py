@@ -12,6 +12,7 @@ import numpy as np
 
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms.numerics.postprocess import into_domain, to_grid
+from flower_kmeans.algorithms.state import StateArrays
 from flower_kmeans.algorithms.synopsis_constants import DRIFT, MODEL_BITS, RADIUS_FACTOR
 from flower_kmeans.algorithms.synopsis_mixture import (
     CellNoise,
@@ -28,7 +29,6 @@ from flower_kmeans.algorithms.synopsis_state import (
     Note,
     Setting,
     Spread,
-    StateArrays,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 

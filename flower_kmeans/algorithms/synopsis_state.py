@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Block, Range, Statistic
+from flower_kmeans.algorithms.layout import Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_constants import (
     FACTOR_GROWTH,
     FACTOR_START,
@@ -37,7 +37,6 @@ from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 
 NamedIntegers = dict[str, IntArray]
-StateArrays = Mapping[str, NDArray[Any]]
 
 NORMS = "norms"
 """Block of round 1 without second moments: the sum of squared norms."""
@@ -97,14 +96,14 @@ class NoisySum:
 class Stage(Protocol):
     """One round: its query, the answer to it, and the state after the noisy sum."""
 
-    def layout(self) -> tuple[Block, ...]:
+    def layout(self) -> Layout:
         """Return the blocks of the round."""
 
     def sensitivities(self) -> dict[str, float]:
         """Return the unit of every block: by how much one record changes it."""
 
     def ranges(self) -> dict[str, Range]:
-        """Return shape, least and largest value of every array of the query."""
+        """Return the range of every array of the query."""
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
         """Return the client's answer to the query."""

@@ -13,25 +13,20 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms import base
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Query,
-    State,
-    Statistic,
-)
 from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
+from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
+    MIN_COUNT,
     clip_rows,
     quotients,
     to_grid,
     truncate,
 )
-from flower_kmeans.algorithms.plausibility import Meaning
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, integer, whole
@@ -74,7 +69,7 @@ def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
         )
 
 
-@base.register
+@register
 @dataclass(frozen=True, kw_only=True)
 class VerticalAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on the sums and counts of joined columns.
@@ -185,14 +180,13 @@ class VerticalAlgorithm(LloydFamily):
         length = float(self.reach)
         return replace(found, length=length, widths=None, offsets=True, all_count=False)
 
-    def require_capacity(
-        self, noise_factor: float = 1.0, limit: int = base.LIMIT
-    ) -> None:
-        """Require that no opened value can wrap, but with probability 1e-14 each.
+    def require_feasible(self) -> None:
+        """Refuse as all Lloyd algorithms do, and values that wrap under encryption."""
+        super().require_feasible()
+        self.require_room()
 
-        Nor a sum on the grid reach ``limit``, as for all Lloyd algorithms.
-        """
-        super().require_capacity(noise_factor, limit)
+    def require_room(self, noise_factor: float = 1.0) -> None:
+        """Require that no opened value can wrap, but with probability 1e-14 each."""
         multiplier = self.plan().rounds[0][0].noise_multiplier
         # The smallest that it can be: with one colluder, H + 1 - 1 shares make the
         # noise.

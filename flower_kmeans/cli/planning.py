@@ -170,7 +170,8 @@ def _size_noise(strategy: KMeansStrategy | VerticalKMeans) -> float | None:
     noise = algorithm.noise_of(last).get("counts")
     if noise is None:
         return None
-    (block,) = (block for block in algorithm.layout(last) if block.name == "counts")
+    blocks = algorithm.layout(last).blocks
+    (block,) = (block for block in blocks if block.name == "counts")
     if block.shape != (strategy.n_clusters,):  # those of the cells of a synopsis
         return None
     return noise * 2.0**-block.exponent * strategy.noise_factor

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
 from flower_kmeans.protocol.checks import RefuseError
@@ -143,9 +144,9 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntAr
     run = conversation.run
     vector = conversation.total(query)
     if run.algorithm.budget.unit == "client":  # what a record adds is limited by itself
-        statistic = run.algorithm.unflatten(vector, query.round)
-        limited = run.algorithm.limited(statistic, query.round)
-        vector = run.algorithm.flatten(limited, query.round)
+        statistic = run.algorithm.layout(query.round).unflatten(vector)
+        limited = client_clipping.limited(run.algorithm, statistic, query.round)
+        vector = run.algorithm.layout(query.round).flatten(limited)
     if run.trust.shares_noise:
         secret = conversation.session.secret
         vector = vector + noise.client_noise(run, query.round, secret, context)

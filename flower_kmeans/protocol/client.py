@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError

@@ -145,8 +145,8 @@ def request_limit(run: Run, head: Head) -> int:
 
 def _query(run: Run, t: int) -> int:
     n_numbers = 0
-    for shape, _, _ in run.algorithm.query_ranges(t).values():
-        n_numbers += math.prod(shape)
+    for limits in run.algorithm.query_ranges(t).values():
+        n_numbers += math.prod(limits.shape)
     return 8 * n_numbers + _OF_A_QUERY
 
 

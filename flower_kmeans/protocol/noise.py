@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import BoolArray, IntArray
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.noise import (
@@ -91,11 +92,11 @@ def releases_of(
 ) -> Iterator[tuple[Release, NDArray[np.intp], NDArray[np.float64]]]:
     """Yield each release of a round, its words in the layout, and their units."""
     if plan.is_private:
-        sensitivities = algorithm.sensitivities(round_number)
-        places = algorithm.places(round_number)
+        scales = sensitivities(algorithm, round_number)
+        layout = algorithm.layout(round_number)
         for release in plan.rounds[round_number - 1]:
-            words = np.concatenate([places[name] for name in release.blocks])
-            yield release, words, sensitivities[words]
+            words = layout.words_of(release)
+            yield release, words, scales[words]
 
 
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
@@ -121,10 +122,10 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     # The least and the largest unit stand for all: a run has far too many words to try.
     cases = dict[tuple[Release, float, float], None]()
     for number in range(1, len(plan.rounds) + 1):
-        for release, _, sensitivities in releases_of(algorithm, plan, number):
-            positive = sensitivities[sensitivities > 0]
+        for release, _, scales in releases_of(algorithm, plan, number):
+            positive = scales[scales > 0]
             least = float(positive.min(initial=math.inf))
-            most = float(sensitivities.max())
+            most = float(scales.max())
             cases[release, least, most] = None
     for release, least, most in cases:
         widest = release.noise_multiplier * most / math.sqrt(shares)
@@ -142,9 +143,9 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
 def _round_noise(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int, sampler: Sampler
 ) -> NDArray[np.int64]:
-    noise = np.zeros(algorithm.words(round_number), dtype=np.int64)
-    for release, words, sensitivities in releases_of(algorithm, plan, round_number):
-        noise[words] += sampler(release, sensitivities)
+    noise = np.zeros(algorithm.layout(round_number).n_words, dtype=np.int64)
+    for release, words, scales in releases_of(algorithm, plan, round_number):
+        noise[words] += sampler(release, scales)
     return noise
 
 
@@ -366,7 +367,7 @@ def _removable_noise(
     run: "Run", round_number: int, context: bytes, keys: Sequence[bytes], n_parts: int
 ) -> IntArray:
     """Return the sum of the first parts of clients' noise, given each client's key of them."""
-    noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+    noise = np.zeros(run.algorithm.layout(round_number).n_words, dtype=np.int64)
     levels = run.document.levels[:n_parts]
     numbers = usable(run, round_number)
     n_drawn = sum(level in numbers for level in levels)
@@ -395,10 +396,8 @@ def _part_variances(
     found = []
     steps = tuple(pairwise(usable(run, round_number)))
     releases = releases_of(run.algorithm, run.plan, round_number)
-    for release, words, sensitivities in releases:
-        rows = [
-            part_variance(release, sensitivities, fewer, more) for fewer, more in steps
-        ]
+    for release, words, scales in releases:
+        rows = [part_variance(release, scales, fewer, more) for fewer, more in steps]
         found.append((words, np.array(rows).reshape(-1, len(words))))
     return found
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_kmeans.algorithms.base import COUNTS, SUMS
+from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.privacy.filter import Charge, Price
@@ -242,5 +242,5 @@ class PartySession:
         for release, words, sensitivities in releases_of(algorithm, self.run.plan, t):
             share = draw_share(release, sensitivities * unit, n_shares, stream)
             noise[words] = share
-        blocks: Mapping[str, IntArray] = algorithm.unflatten(noise, t).blocks
+        blocks: Mapping[str, IntArray] = algorithm.layout(t).unflatten(noise).blocks
         return np.column_stack([blocks[COUNTS], blocks[SUMS]]).reshape(-1)

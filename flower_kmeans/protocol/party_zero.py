@@ -14,7 +14,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from flower_kmeans.algorithms import plausibility
-from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import parcels

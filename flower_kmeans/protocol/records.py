@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms.answers import words_of_rows
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.data.findings import moved_text
@@ -211,7 +212,7 @@ class Records:
         run = self._run
         # without the checksum word
         n_words = run.document.words[query.round - 1] - 1
-        part: RowPart = partial(run.algorithm.words_of, query)
+        part: RowPart = partial(words_of_rows, run.algorithm, query)
         if query.round > 1:
             return self._summed(part, n_words, session)
         domain = run.algorithm.domain

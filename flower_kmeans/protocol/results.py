@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms import plausibility
-from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays
@@ -167,10 +168,15 @@ def result_of(
     if centroids is None or counts is None:
         return None
     domain = algorithm.domain
-    mixture = algorithm.mixture(state, noise_factor)
+    weights = None
+    size_report = None
+    if algorithm.sizes is not None:
+        weights = algorithm.sizes.weights(state)
+        size_report = algorithm.sizes.report(state, noise_factor)
     synopsis = None
-    if mixture is not None:
-        synopsis = Synopsis(mixture, domain)
+    if algorithm.mixture is not None:
+        mixture = algorithm.mixture.learned(state, noise_factor)
+        synopsis = None if mixture is None else Synopsis(mixture, domain)
     found = tuple(findings)
     sentences = plausibility.sentences(algorithm, found)
     return ClientResult(
@@ -178,8 +184,8 @@ def result_of(
         counts,
         domain,
         run=run.document.run.hex(),
-        weights=algorithm.weights(state),
-        size_report=algorithm.sizes(state, noise_factor),
+        weights=weights,
+        size_report=size_report,
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=found,
@@ -194,9 +200,10 @@ def longest_result(run: Run) -> int:
     d = algorithm.domain.n_features
     n_findings = len(plausibility.FindingKind) * run.document.rounds
     n_numbers = k * (d + 2) + 1 + 6 * n_findings
-    if algorithm.mixture_shape is not None:
-        most_parts, p, noises = algorithm.mixture_shape
-        n_numbers += d * p + most_parts * (2 * p + 2) + 1 + len(noises)
+    if algorithm.mixture is not None:
+        p = algorithm.mixture.n_directions
+        n_numbers += d * p + algorithm.mixture.most_parts * (2 * p + 2)
+        n_numbers += 1 + len(algorithm.mixture.noise)
     return 8 * n_numbers + _RESULT_NAMES
 
 
@@ -239,7 +246,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         findings=findings,
         warnings=plausibility.sentences(algorithm, findings),
     )
-    if algorithm.size_bounds is None:
+    if algorithm.sizes is None:
         return result
     weights = arrays["weights"]
     noise = float(arrays["size_noise"][0])
@@ -247,12 +254,12 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         raise MessageError(
             "The weights of a result are larger than any that change a cluster."
         )
-    if not _is_possible(run, noise, algorithm.size_noise or 0.0):
+    if not _is_possible(run, noise, algorithm.sizes.noise):
         raise MessageError(
             "The noise of a result's sizes is less or more than any run gives them."
         )
     counts = tuple(result.counts.tolist())
-    sizes = SizeReport(counts, noise, *algorithm.size_bounds)
+    sizes = SizeReport(counts, noise, *algorithm.sizes.bounds)
     return replace(result, weights=weights, size_report=sizes)
 
 
@@ -269,7 +276,7 @@ def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> N
             "The result of a run has more or fewer clusters than were planned."
         )
     shapes: dict[str, tuple[int, ...]] = {"centroids": (k, d), "counts": (k,)}
-    if algorithm.size_bounds is not None:
+    if algorithm.sizes is not None:
         shapes |= {"weights": (k,), "size_noise": (1,)}
     found = {name: array.shape for name, array in arrays.items()}
     are_floats = all(array.dtype == np.float64 for array in arrays.values())
@@ -279,19 +286,21 @@ def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> N
 
 def _read_synopsis(run: Run, arrays: dict[str, FloatArray]) -> Synopsis | None:
     """Return the synopsis of a result; ``None`` exactly if its algorithm makes none."""
-    expected = run.algorithm.mixture_shape
+    expected = run.algorithm.mixture
     if expected is None and not arrays:
         return None
     with suppress(DataError):
         found = Synopsis.from_arrays(arrays, run.algorithm.domain)
         if expected is not None:
-            most_parts, n_directions, noises = expected
             m, p = found.mixture.means.shape
             has_noise = all(
                 _is_possible(run, noise, planned)
-                for noise, planned in zip(found.mixture.noise, noises, strict=True)
+                for noise, planned in zip(
+                    found.mixture.noise, expected.noise, strict=True
+                )
             )
-            if p == n_directions and m <= most_parts and has_noise:
+            has_shape = p == expected.n_directions and m <= expected.most_parts
+            if has_shape and has_noise:
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
 
@@ -339,7 +348,7 @@ def _is_possible(run: Run, noise: float, planned: float) -> bool:
 
 
 def largest_weight(domain: Domain) -> float:
-    """Return the largest weight of a cluster, in the units of `Algorithm.weights`.
+    """Return the largest weight of a cluster, in the units of `SizesCapability.weights`.
 
     It is the squared diagonal of the cube around the domain, 4 d in squared scaled
     units; more changes no cluster. On the grid this is 4^(q+1) d, which every query

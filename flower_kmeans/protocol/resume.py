@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.privacy.ledger_file import PrivateFile, make_private_file
 from flower_kmeans.protocol.messages import Enrolled, Entry, Joined, Wrap

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
+from flower_kmeans.algorithms.registry import algorithm_from_config
 from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.files import is_deep
@@ -150,7 +152,7 @@ class Run:
             return None
         if plan.budget.protects_clients:
             rounds = range(1, len(plan.rounds) + 1)
-            moves = [self.algorithm.moves_of_a_record(t) for t in rounds]
+            moves = [moves_of_a_record(self.algorithm, t) for t in rounds]
         return price_of(plan.budget.unit, plan.rounds, moves)
 
 
@@ -223,7 +225,8 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     # A checksum word counts the vectors in a sum; in vertical runs no vectors are
     # added.
     words = tuple(
-        algorithm.words(t) + (not is_vertical) for t in range(1, algorithm.n_rounds + 1)
+        algorithm.layout(t).n_words + (not is_vertical)
+        for t in range(1, algorithm.n_rounds + 1)
     )
     yield document.words == words, f"Expected words={words}."
     fits = (document.keys != NONE) == trust.is_protected

@@ -17,8 +17,8 @@ from itertools import chain
 
 import msgspec
 
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import (
     ConfigurationError,
     KMeansError,

@@ -46,9 +46,9 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     n_slots = max(n_clients, document.min_clients)
     n_parts, part = _planned_part(run, n_slots)
     clients = bytes_beside_data(n_slots)
-    queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
+    asked = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
     query = max(
-        sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries
+        sum(8 * math.prod(limits.shape) for limits in each.values()) for each in asked
     )
     entry = n_parts * part
     sizes = {

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import plausibility
-from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms import plausibility, queries
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, messages, noise
@@ -48,7 +48,7 @@ def query_after(run: Run, head: int, data: bytes) -> tuple[Query, bytes]:
 def checked_query(run: Run, t: int, data: bytes) -> Query:
     """Return a query that a server sends; the noise covers queries in range only."""
     query = Query(t, decode_arrays(data))
-    run.algorithm.check_query(query)
+    queries.check_query(run.algorithm, query)
     _protect(query.arrays)
     return query
 
@@ -130,7 +130,7 @@ def _updated(
     """Return the encoded state after the words of a sum, and its findings."""
     algorithm = run.algorithm
     share = n_survivors / entry.n_slots
-    answer = algorithm.unflatten(words, entry.t, share, n_survivors)
+    answer = algorithm.layout(entry.t).unflatten(words, share, n_survivors)
     state = run.kept.once(state_after, run, entry.t - 1, before)
     factor = noise.noise_factor(run, n_survivors)
     findings = plausibility.findings_of(algorithm, state, answer, factor)

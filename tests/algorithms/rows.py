@@ -26,7 +26,10 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
     VerticalAlgorithm,
 )
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
+from flower_kmeans.algorithms.queries import check_query
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
@@ -209,7 +212,7 @@ def any_queries(algorithm, seed, trials=5):
         ranges = algorithm.query_ranges(number)
         for trial in range(trials if ranges else 1):
             found = {}
-            for key, (shape, low, high) in ranges.items():
+            for key, (shape, low, high, *_) in ranges.items():
                 low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
                 found[key] = _array(algorithm, key, low, high, trial, rng, found)
             yield Query(number, found)
@@ -259,8 +262,8 @@ def added(algorithm, query, points):
     """Return what a client with some grid points adds to the sum, in the units of the noise."""
     rows = np.reshape(points, (-1, algorithm.domain.n_features))
     records = GridRecords.from_grid(rows, algorithm.fraction_bits)
-    words = algorithm.flatten(algorithm.answer(query, records), query.round)
-    return words / algorithm.sensitivities(query.round)
+    words = algorithm.layout(query.round).flatten(answer_of(algorithm, query, records))
+    return words / sensitivities(algorithm, query.round)
 
 
 # --------------------------------------------------------------------------- whole runs
@@ -329,7 +332,7 @@ def records_of(algorithm):
 def words_of(algorithm, kind, query, records, rng):
     """Return one round's sum."""
     number = query.round
-    words = algorithm.words(number)
+    words = algorithm.layout(number).n_words
     if kind == "zeros":
         return np.zeros(words, dtype=np.int64)
     if kind in ("largest", "least"):
@@ -340,10 +343,10 @@ def words_of(algorithm, kind, query, records, rng):
         return np.where(np.arange(words) % 2, 2**63 - 1, -(2**63)).astype(np.int64)
     found = np.zeros(words, dtype=np.int64)
     if kind != "noise":
-        found += algorithm.flatten(algorithm.statistic(query, records), number)
+        found += algorithm.layout(number).flatten(algorithm.statistic(query, records))
     if kind != "data":
         found += np.rint(
-            rng.normal(size=words) * algorithm.sensitivities(number) * 5
+            rng.normal(size=words) * sensitivities(algorithm, number) * 5
         ).astype(np.int64)
     return found
 
@@ -355,8 +358,8 @@ def queries_of(algorithm, kind):
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         yield query
-        answer = algorithm.unflatten(
-            words_of(algorithm, kind, query, records, rng), number
+        answer = algorithm.layout(number).unflatten(
+            words_of(algorithm, kind, query, records, rng)
         )
         state = algorithm.update(state, answer, RNG(number))
 
@@ -364,12 +367,12 @@ def queries_of(algorithm, kind):
 def sum_of(algorithm, number, answered=1.0, **blocks):
     """Return a round's sum that has these blocks, and zeros elsewhere."""
     words, places = (
-        np.zeros(algorithm.words(number), dtype=np.int64),
-        algorithm.places(number),
+        np.zeros(algorithm.layout(number).n_words, dtype=np.int64),
+        algorithm.layout(number).places,
     )
     for name, values in blocks.items():
         words[places[name]] = np.ravel(values)
-    return algorithm.unflatten(words, number, answered)
+    return algorithm.layout(number).unflatten(words, answered)
 
 
 def run_of(algorithm, parts, stream=None, answering=None, until=None):
@@ -384,14 +387,15 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
     ]
     for t in range(1, (until or algorithm.n_rounds) + 1):
         query = algorithm.query(state)
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         clients = (answering or {}).get(t, range(len(held)))
         words = sum(
-            algorithm.flatten(algorithm.answer(query, held[i]), t) for i in clients
+            algorithm.layout(t).flatten(answer_of(algorithm, query, held[i]))
+            for i in clients
         )
         if stream is not None:
             words = words + server_noise(algorithm, plan, t, stream)
-        answer = algorithm.unflatten(words, t, len(clients) / len(held))
+        answer = algorithm.layout(t).unflatten(words, len(clients) / len(held))
         state = algorithm.update(state, answer, RNG(t))
     return state
 

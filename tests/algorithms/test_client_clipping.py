@@ -8,11 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from flower_kmeans.algorithms import HDPEMeansAlgorithm, Query
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.client_clipping import (
     clip_factor,
     move_of_a_record,
     shortened,
 )
+from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.saying import assert_within
 
@@ -221,3 +224,22 @@ def test_one_factor_for_several_releases(norms, clips):
     assert_within(
         "the most that one record moves a release is", furthest, least=1.2, strict=True
     )
+
+
+def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
+    algorithm = HDPEMeansAlgorithm.planned(
+        2,
+        Ball(1.0, [0.0] * 20),
+        PrivacyBudget(1.0, 1e-6, unit="client"),
+        n_records=1000,
+        n_clients=50,
+        n_vote_rounds=1,
+    )
+    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
+    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
+    centers = np.zeros((2, 16), dtype=np.int64)
+    centers[1] = 1000
+    found = answer_of(algorithm, Query(2, {"centers": centers}), records).blocks
+    counts, sums = found["counts"] / 2**16, found["sums"]
+    assert 19.9 < counts.max() < 20.0
+    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)

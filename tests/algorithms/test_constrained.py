@@ -480,14 +480,16 @@ def test_means_are_those_of_the_clients_that_answered(assignment, aggregation):
     )
     algorithm = made(3, 2, 9, m=4, low=2, high=5, **options)
     parts = [rng.integers(-ONE, ONE + 1, (9, 2)) for _ in range(4)]
-    state, (block,) = algorithm.initial_state(), algorithm.layout(1)
+    state, (block,) = algorithm.initial_state(), algorithm.layout(1).blocks
     sums = [
         answer(algorithm, state.arrays["centroids"], part)[block.name] for part in parts
     ]
     for n in (1, 3, 4):
         words = sum(sums[:n]).ravel()
-        by_part = algorithm.update(state, algorithm.unflatten(words, 1, n / 4))
-        by_number = algorithm.update(state, algorithm.unflatten(words, 1, 0.9, n))
+        by_part = algorithm.update(state, algorithm.layout(1).unflatten(words, n / 4))
+        by_number = algorithm.update(
+            state, algorithm.layout(1).unflatten(words, 0.9, n)
+        )
         expected = np.floor(
             sum(sums[:n]) / (n if aggregation == "amn" else 2 * n) + 0.5
         )

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_config
-from flower_kmeans.algorithms.base import UNUSABLE
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.queries import UNUSABLE, check_query
+from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import record_sensitivities, sensitivities
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import (
@@ -74,6 +79,12 @@ def test_every_algorithm_is_here():
 ON_GRIDS = [(name, where) for name, grid in GRIDS.items() for where in grid.domains]
 
 
+def release_words(algorithm, number):
+    """Return each release of a round with where its words are."""
+    layout = algorithm.layout(number)
+    return [(each, layout.words_of(each)) for each in algorithm.releases(number)]
+
+
 def sizes(release, changes):
     """Return each change in the norm of the release.
 
@@ -98,7 +109,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
     records, largest = grid_points(algorithm), {}
     others = records[:: len(records) // 7 + 1]
     for query in any_queries(algorithm, seed=1):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         before = added(algorithm, query, others)
         changes = np.array(
             [
@@ -106,7 +117,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
                 for record in records
             ]
         )
-        for release, words in algorithm.release_words(query.round):
+        for release, words in release_words(algorithm, query.round):
             largest.setdefault(release.name, []).append(
                 sizes(release, changes[:, words]).max()
             )
@@ -144,7 +155,7 @@ def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
                 for row in records
             ]
         )
-        for release, words in algorithm.release_words(query.round):
+        for release, words in release_words(algorithm, query.round):
             largest.setdefault(release.name, []).append(
                 sizes(release, changes[:, words]).max()
             )
@@ -187,9 +198,9 @@ def test_statistics_add_up_and_no_records_add_zeros(name):
             query, GridRecords.from_grid(rows, algorithm.fraction_bits)
         )
         assert list(found.blocks) == [
-            block.name for block in algorithm.layout(query.round)
+            block.name for block in algorithm.layout(query.round).blocks
         ]
-        return algorithm.flatten(found, query.round)
+        return algorithm.layout(query.round).flatten(found)
 
     for query in queries_of(algorithm, "noisy data"):
         parts = [statistic(query, part) for part in np.array_split(points, 7)]
@@ -238,15 +249,15 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
         {},
     )
     for query in any_queries(algorithm, 5):
-        algorithm.check_query(query)
-        expected = algorithm.record_sensitivities(query.round)
-        for release, words in algorithm.release_words(query.round):
-            expected[words] *= algorithm.clip_of(release)
-        np.testing.assert_array_equal(algorithm.sensitivities(query.round), expected)
+        check_query(algorithm, query)
+        expected = record_sensitivities(algorithm, query.round)
+        for release, words in release_words(algorithm, query.round):
+            expected[words] *= algorithm.clipping.of(release)
+        np.testing.assert_array_equal(sensitivities(algorithm, query.round), expected)
         for records in clients_of(algorithm):
             change = added(algorithm, query, records)
             assert len(records) or not change.any()
-            for release, words in algorithm.release_words(query.round):
+            for release, words in release_words(algorithm, query.round):
                 size = np.linalg.norm(change[words], 1 if release.norm == "l1" else 2)
                 what = f"round {query.round}, release {release.name!r}: a client moves it by"
                 assert_within(what, size, most=1, unit="units", slack=1e-12)
@@ -256,7 +267,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
     # the release that needs it.
     for t in range(1, algorithm.n_rounds + 1):
         found = [size for (number, _), size in largest.items() if number == t]
-        attained = max(found) if algorithm.has_joint_clipping else min(found)
+        attained = max(found) if algorithm.clipping.is_joint else min(found)
         assert_within(
             f"round {t}: some client moves it by", attained, least=0.97, unit="units"
         )
@@ -274,12 +285,12 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
     )
     largest = 0.0
     for query in any_queries(algorithm, 3, trials=3):
-        releases = algorithm.release_words(query.round)
-        moves = algorithm.moves_of_a_record(query.round)
+        releases = release_words(algorithm, query.round)
+        moves = moves_of_a_record(algorithm, query.round)
         for (release, _), move in zip(releases, moves, strict=True):
-            joint = algorithm.has_joint_clipping and len(releases) > 1
+            joint = algorithm.clipping.is_joint and len(releases) > 1
             factor = 2 if joint or release.norm == "l1" else 1
-            least = 1 / algorithm.clip_of(release)
+            least = 1 / algorithm.clipping.of(release)
             most = factor * max(least, 1 / clip) * 1.1 + 0.02
             what = f"release {release.name!r}: what is charged for a record is"
             assert_within(what, move, most=most, unit="of a client")
@@ -293,7 +304,7 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
                 size = np.linalg.norm(change, 1 if release.norm == "l1" else 2)
                 what = f"release {release.name!r}: a record of a clipped client moves it by"
                 assert_within(what, size, most=move, unit="of a client")
-                largest = max(largest, size * algorithm.clip_of(release))
+                largest = max(largest, size * algorithm.clipping.of(release))
     assert_within(
         "the most that a record moves a release is", largest, least=0.9, strict=True
     )
@@ -304,12 +315,11 @@ def test_without_privacy_no_client_is_clipped():
         where = "sphere" if name == "hdpe-means" else "square"
         algorithm = grid.make(where, PrivacyBudget(None, unit="client"))
         assert algorithm.clip is None
-        assert "clip" not in algorithm.to_config()
+        assert "clip" not in algorithm_to_config(algorithm)
         many = GridRecords.from_grid(np.repeat(some_of(algorithm, 5), 200, axis=0), 3)
         for query in any_queries(algorithm, 3, trials=1):
-            answer, statistic = (
-                f(query, many) for f in (algorithm.answer, algorithm.statistic)
-            )
+            answer = answer_of(algorithm, query, many)
+            statistic = algorithm.statistic(query, many)
             for block, array in statistic.blocks.items():
                 np.testing.assert_array_equal(answer.blocks[block], array)
 
@@ -320,8 +330,8 @@ def test_an_algorithm_without_a_clip_refuses_to_answer_for_clients():
     object.__delattr__(algorithm, "clip")
     records = GridRecords.from_grid(grid_points(algorithm), 12)
     for call in (
-        lambda: algorithm.sensitivities(1),
-        lambda: algorithm.answer(query, records),
+        lambda: sensitivities(algorithm, 1),
+        lambda: answer_of(algorithm, query, records),
     ):
         with pytest.raises(
             ConfigurationError, match="unit='record' for GLloydAlgorithm, which"
@@ -354,7 +364,7 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
 def test_own_queries_are_within_their_ranges_after_any_sum(name, kind):
     algorithm = RUNS[name]()
     for query in queries_of(algorithm, kind):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         for array in query.arrays.values():
             assert array.dtype == np.int64
         assert list(query.arrays) == list(algorithm.query_ranges(query.round))
@@ -362,7 +372,7 @@ def test_own_queries_are_within_their_ranges_after_any_sum(name, kind):
 
 def refused(algorithm, query):
     with pytest.raises(MessageError, match=re.escape(UNUSABLE)):
-        algorithm.check_query(query)
+        check_query(algorithm, query)
 
 
 def changed(query, name, array):
@@ -379,7 +389,7 @@ def test_every_single_violation_is_refused_without_a_value(name):
         refused(algorithm, changed(query, "more", np.zeros(1, dtype=np.int64)))
         for number in (0, -1, algorithm.n_rounds + 1, float(query.round), True, None):
             refused(algorithm, Query(number, query.arrays))
-        for key, (shape, low, high) in algorithm.query_ranges(query.round).items():
+        for key, (shape, low, high, *_) in algorithm.query_ranges(query.round).items():
             array = query.arrays[key]
             others = {one: each for one, each in query.arrays.items() if one != key}
             refused(algorithm, Query(query.round, others))
@@ -423,9 +433,11 @@ def test_the_ends_of_every_range_are_accepted_and_answered(name):
                 if name.startswith(("pe-means", "hdpe", "feddp-narrowing")):
                     found[key] //= 8  # within the ball
             query = Query(number, found)
-            algorithm.check_query(query)
-            words = algorithm.flatten(algorithm.answer(query, records), number)
-            assert words.shape == (algorithm.words(number),)
+            check_query(algorithm, query)
+            words = algorithm.layout(number).flatten(
+                answer_of(algorithm, query, records)
+            )
+            assert words.shape == (algorithm.layout(number).n_words,)
 
 
 @pytest.mark.claim("guarantees", "19")
@@ -437,10 +449,10 @@ def test_centroids_in_the_corners_of_a_ball_are_refused(name, t, key):
     number = min(t, algorithm.n_rounds)
     ranges = algorithm.query_ranges(number)
     found = {
-        k: np.broadcast_to(low, shape).copy() for k, (shape, low, _) in ranges.items()
+        k: np.broadcast_to(low, shape).copy() for k, (shape, low, *_) in ranges.items()
     }
     key = key or "centers"
-    algorithm.check_query(Query(number, {**found, key: np.array([[8, 0], [0, -8]])}))
+    check_query(algorithm, Query(number, {**found, key: np.array([[8, 0], [0, -8]])}))
     refused(algorithm, Query(number, {**found, key: np.array([[8, 0], [1, -8]])}))
 
 
@@ -465,7 +477,7 @@ def test_any_arrays_are_refused_or_answered(name, data):
     algorithm = RUNS[name]()
     number = data.draw(st.integers(1, algorithm.n_rounds))
     found = {}
-    for key, (shape, low, high) in algorithm.query_ranges(number).items():
+    for key, (shape, low, high, *_) in algorithm.query_ranges(number).items():
         least, most = int(np.min(low)), int(np.max(high))
         ends = st.sampled_from([least, most, 0 if least < 0 else least])
         right = arrays(np.int64, shape, elements=ends | st.integers(least, most))
@@ -475,14 +487,14 @@ def test_any_arrays_are_refused_or_answered(name, data):
         found[key] = data.draw(st.one_of(right, right, right, any_dtype))
     query = Query(number, found)
     try:
-        algorithm.check_query(query)
+        check_query(algorithm, query)
     except MessageError:
         refused(algorithm, query)
         return
     records = GridRecords.from_grid(
         np.zeros((3, algorithm.domain.n_features), np.int64), 16
     )
-    algorithm.flatten(algorithm.answer(query, records), number)
+    algorithm.layout(number).flatten(answer_of(algorithm, query, records))
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "feddp" not in name])
@@ -494,12 +506,12 @@ def test_an_own_state_that_is_out_of_range_is_moved_into_it(name):
     )
     far = {
         key: np.full(shape, 2**62 if which else -(2**62))
-        for which, (key, (shape, _, _)) in enumerate(ranges.items())
+        for which, (key, (shape, *_)) in enumerate(ranges.items())
     }
     query = algorithm.query(
         type(state)(algorithm.n_rounds - 1, {**state.arrays, **far})
     )
-    for key, (_, low, high) in ranges.items():
+    for key, (_, low, high, *_) in ranges.items():
         assert (query.arrays[key] >= low).all()
         assert (query.arrays[key] <= high).all()
 
@@ -545,9 +557,11 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
         warnings.simplefilter("error")
         for t in range(1, algorithm.n_rounds + 1):
             words = data.draw(
-                arrays(np.int64, algorithm.words(t), elements=INT64, fill=INT64)
+                arrays(
+                    np.int64, algorithm.layout(t).n_words, elements=INT64, fill=INT64
+                )
             )
-            statistic = algorithm.unflatten(words, t, answered)
+            statistic = algorithm.layout(t).unflatten(words, answered)
             state, again = (
                 algorithm.update(state, statistic, RNG(t)) for _ in range(2)
             )
@@ -564,16 +578,16 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
                     assert ((centroids**2).sum(axis=1) <= 4**3).all()
                 assert np.isfinite(algorithm.centroids(state)).all()
             if t < algorithm.n_rounds:
-                assert algorithm.cost_estimate(state) is None
+                assert cost_of(algorithm, state) is None
                 query = algorithm.query(state)
-                algorithm.check_query(query)
+                check_query(algorithm, query)
                 assert np.isfinite(added(algorithm, query, points)).all()
     found = len(algorithm.centroids(state))  # fewer than 2 only where the run chooses
     assert algorithm.fewest_clusters <= found <= 2
     assert algorithm.centroids(state).shape == (found, algorithm.domain.n_features)
     assert algorithm.counts(state).shape == (found,)
     assert np.isfinite(algorithm.counts(state)).all()
-    cost = algorithm.cost_estimate(state)
+    cost = cost_of(algorithm, state)
     assert (cost is not None) == getattr(algorithm, "cost", False)
     if cost is not None:
         assert math.isfinite(cost.value)
@@ -582,12 +596,18 @@ def test_update_accepts_any_integers(name, where, epsilon, data, answered):
         np.testing.assert_array_equal(array, first[key])
 
 
+def cost_of(algorithm, state):
+    """Return the estimate of the cost, where the algorithm releases it; else ``None``."""
+    capability = algorithm.last_cost
+    return None if capability is None else capability.estimate(state)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_before_the_first_round_nothing_is_known_of_the_records(name):
     algorithm = RUNS[name]()
     state = algorithm.initial_state(RNG(0))
     assert state.round == 0
-    assert algorithm.cost_estimate(state) is None
+    assert cost_of(algorithm, state) is None
     assert (algorithm.centroids(state) is None) == ("centroids" not in state.arrays)
     if "constrained" not in name:  # whose sizes can be public
         assert algorithm.counts(state) is None
@@ -612,7 +632,11 @@ LACKS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_documents_have_all_fields_and_no_others(name):
     algorithm = RUNS[name]()
-    domain, budget, config = algorithm.domain, algorithm.budget, algorithm.to_config()
+    domain, budget, config = (
+        algorithm.domain,
+        algorithm.budget,
+        algorithm_to_config(algorithm),
+    )
     assert_survives(algorithm)
     for name_ in set(config) - LEFT_OUT - {"name"}:
         lacking = {key: value for key, value in config.items() if key != name_}
@@ -644,7 +668,9 @@ def test_the_feasibility_of_a_run_is_checked_once(name, monkeypatch):
 
     monkeypatch.setattr(kind, "require_feasible", counted)
     algorithm = RUNS[name]()
-    algorithm_from_config(algorithm.to_config(), algorithm.domain, algorithm.budget)
+    algorithm_from_config(
+        algorithm_to_config(algorithm), algorithm.domain, algorithm.budget
+    )
     # One is planned and one is read; clips for FedDP-KMeans need a run without noise.
     checked = [
         each for each in made if each.budget.is_private == algorithm.budget.is_private
@@ -657,9 +683,11 @@ def test_algorithms_survive_their_documents(kind, options):
     """And a client that has the document alone answers as the server would."""
     server = optional(kind, **options)
     assert_survives(server)
-    client = algorithm_from_config(server.to_config(), server.domain, server.budget)
+    client = algorithm_from_config(
+        algorithm_to_config(server), server.domain, server.budget
+    )
     for query in any_queries(server, 1, trials=1):
-        client.check_query(query)
+        check_query(client, query)
         rows = some_of(server, 8)
         np.testing.assert_array_equal(
             added(client, query, rows), added(server, query, rows)
@@ -677,7 +705,7 @@ def test_options_make_algorithms_different():
 )
 def test_a_document_for_clients_names_their_number_and_their_bound(kind, options):
     algorithm = optional(kind, **options)
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     for name in ("clip", "n_clients"):
         for value in (None, 0, -5, "5", 2.5, True):
             with pytest.raises(
@@ -808,8 +836,11 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
     plan = algorithm.plan()
     assert len(plan.rounds) == algorithm.n_rounds
     for t in range(1, algorithm.n_rounds + 1):
-        units = algorithm.sensitivities(t)
-        assert (units.shape, units.dtype) == ((algorithm.words(t),), np.float64)
+        units = sensitivities(algorithm, t)
+        assert (units.shape, units.dtype) == (
+            (algorithm.layout(t).n_words,),
+            np.float64,
+        )
         assert (units > 0).all()
     if not algorithm.budget.is_private:
         assert all(release.noise_multiplier == 0 for release in plan.releases)
@@ -817,17 +848,13 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
         return
     assert 0.999 * algorithm.budget.epsilon < plan.epsilon() <= algorithm.budget.epsilon
     for t, releases in enumerate(plan.rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.places(t)
+        units, places = record_sensitivities(algorithm, t), algorithm.layout(t).places
         noise = algorithm.noise_of(t)
         named = [block for release in releases for block in release.blocks]
-        assert (
-            sorted(noise)
-            == sorted(named)
-            == sorted(b.name for b in algorithm.layout(t))
-        )
+        assert sorted(noise) == sorted(named) == sorted(algorithm.layout(t).names)
         for release in releases:
             spread = math.sqrt(2) if release.mechanism == "laplace" else 1.0
-            scale = release.noise_multiplier * spread * algorithm.clip_of(release)
+            scale = release.noise_multiplier * spread * algorithm.clipping.of(release)
             for block in release.blocks:  # of second moments, the diagonal
                 assert noise[block] == pytest.approx(scale * units[places[block]].max())
 
@@ -836,14 +863,14 @@ def test_plans_meet_their_budget_and_blocks_have_their_planned_noise(name):
 def test_sums_of_the_planned_records_must_fit_the_ring(name):
     """Records are up to 2^16 grid units long, and so are means of clients."""
     algorithm = RUNS[name]()
-    algorithm.require_capacity(limit=2**62)
+    require_capacity(algorithm, limit=2**62)
     if algorithm.n_records is None:
-        algorithm.require_capacity(limit=1)  # nothing is known of the sums
+        require_capacity(algorithm, limit=1)  # nothing is known of the sums
         return
     with pytest.raises(
         ConfigurationError, match=r"below 2\^18, .*n_records=\d+ and noise"
     ):
-        algorithm.require_capacity(limit=2**18)
+        require_capacity(algorithm, limit=2**18)
     if algorithm.budget.is_private:
         with pytest.raises(ConfigurationError, match=r"below 2\^62, "):
-            algorithm.require_capacity(2.0**60, limit=2**62)
+            require_capacity(algorithm, 2.0**60, limit=2**62)

@@ -13,6 +13,8 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     State,
 )
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -51,12 +53,13 @@ def test_the_cost_is_a_release_of_the_last_round_with_its_share(cls):
     )
     names = [[release.name for release in group] for group in algorithm.plan().rounds]
     assert names == [["sums", "counts"]] * 2 + [["sums", "counts", "cost"]]
-    assert "cost" not in {block.name for block in algorithm.layout(2)}
-    assert (algorithm.layout(3)[-1].name, algorithm.layout(3)[-1].shape) == (
+    assert "cost" not in algorithm.layout(2).names
+    last = algorithm.layout(3).blocks[-1]
+    assert (last.name, last.shape) == (
         "cost",
         (1,),
     )
-    assert algorithm.words(3) == algorithm.words(2) + 1
+    assert algorithm.layout(3).n_words == algorithm.layout(2).n_words + 1
     plan = algorithm.plan()
     assert plan.mu == pytest.approx(without.plan().mu, rel=1e-12)
     (cost,) = (release for release in plan.releases if release.name == "cost")
@@ -76,9 +79,10 @@ def test_the_error_of_the_cost_grows_with_the_clip(cls):
         state, words = algorithm.initial_state(), RNG(0).integers(0, 2**14, size=7)
         for t in (1, 2):
             state = algorithm.update(
-                state, algorithm.unflatten(words[: algorithm.words(t)], t)
+                state,
+                algorithm.layout(t).unflatten(words[: algorithm.layout(t).n_words]),
             )
-        found.append(algorithm.cost_estimate(state))
+        found.append(algorithm.last_cost.estimate(state))
     assert found[1].standard_error == pytest.approx(2 * found[0].standard_error)
     assert found[1].standard_error > 0
 
@@ -129,10 +133,10 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     """Over repeated noise of the planned scale: bias and standard error, and no other scale."""
     algorithm, state = last_of(kind)
     number, step = algorithm.n_rounds, 2.0**-algorithm.fraction_bits
-    query, places = algorithm.query(state), algorithm.places(number)
+    query, places = algorithm.query(state), algorithm.layout(number).places
     records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
-    exact = algorithm.flatten(algorithm.answer(query, records), number)
-    scales = algorithm.sensitivities(query.round)
+    exact = algorithm.layout(number).flatten(answer_of(algorithm, query, records))
+    scales = sensitivities(algorithm, query.round)
     for release in algorithm.plan().rounds[-1]:
         for block in release.blocks:
             scales[places[block]] *= release.noise_multiplier
@@ -149,8 +153,10 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     rng, z = RNG(7), []
     for _ in range(400):
         words = exact + np.rint(scales * rng.normal(size=len(scales))).astype(np.int64)
-        result = algorithm.update(state, algorithm.unflatten(words, number), RNG(0))
-        estimate = algorithm.cost_estimate(result)
+        result = algorithm.update(
+            state, algorithm.layout(number).unflatten(words), RNG(0)
+        )
+        estimate = algorithm.last_cost.estimate(result)
         truth = ((points - algorithm.centroids(result)[labels]) ** 2).sum()
         z.append((estimate.value - truth) / estimate.standard_error)
     z = np.array(z)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, LloydAlgorithm, Query, State
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -78,7 +79,7 @@ def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
 def update(algorithm, centroids, sums, counts, round_number=2):
     state = State(round_number - 1, {"centroids": np.array(centroids, dtype=np.int64)})
     words = np.concatenate([np.ravel(sums), counts]).astype(np.int64)
-    after = algorithm.update(state, algorithm.unflatten(words, round_number))
+    after = algorithm.update(state, algorithm.layout(round_number).unflatten(words))
     return after.arrays["centroids"]
 
 
@@ -133,7 +134,7 @@ def test_the_integers_of_a_run_never_change():
         [100003, -70001, 3, 900, -41, 2**18 + 7, 9 * ONE, ONE - 1, 5 * 2**15]
     )
     for t in (1, 2):
-        state = algorithm.update(state, algorithm.unflatten(t * noise, t))
+        state = algorithm.update(state, algorithm.layout(t).unflatten(t * noise))
     expected = [[50984, -31375], [-32245, 16100], [36325, 43783]]
     np.testing.assert_array_equal(state.arrays["centroids"], expected)
 
@@ -149,7 +150,7 @@ def test_a_constant_radius_has_the_papers_noise(k, d, n_rounds):
     sigma = 1 / mu_of_budget(budget.epsilon, budget.delta)
     spread = math.sqrt(1 + math.sqrt(4 * d))
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.sensitivities(t)
+        units = sensitivities(algorithm, t)
         expected = (
             sigma
             * spread
@@ -167,7 +168,7 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
     algorithm = build(k, d, n_rounds=n_rounds)
     total = 0.0
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.sensitivities(t)
+        units = sensitivities(algorithm, t)
         noise_sums = sums.noise_multiplier * units[0]
         noise_counts = counts.noise_multiplier * units[-1]
         assert units[0] == algorithm.radius_of(t)

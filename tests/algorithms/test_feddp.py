@@ -9,16 +9,22 @@ import pytest
 from sklearn.cluster import KMeans
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Query, State, algorithm_from_config
-from flower_kmeans.algorithms.feddp import (
-    LAPLACE_RELEASES,
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.client_clipping import moves_of_a_record
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.feddp_clips import (
     LEAST_CLIP,
     MOST_DRAWN,
     N_PSEUDO_CLIENTS,
-    RELEASES,
-    WARNINGS,
     answer_norms,
+    plain_clips,
     pseudo_clients,
 )
+from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
+from flower_kmeans.algorithms.feddp_stage import WARNINGS
+from flower_kmeans.algorithms.queries import check_query
+from flower_kmeans.algorithms.registry import algorithm_to_config
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import (
     BudgetError,
@@ -63,13 +69,15 @@ def after(algorithm, t, words, **arrays):
     """State after round t of noisy words, from given or no earlier arrays."""
     before = State(t - 1, {**algorithm.initial_state().arrays, **arrays})
     return algorithm.update(
-        before, algorithm.unflatten(np.asarray(words, np.int64), t), RNG(0)
+        before, algorithm.layout(t).unflatten(np.asarray(words, np.int64)), RNG(0)
     )
 
 
 def clips_of(algorithm):
     rounds = range(1, algorithm.n_rounds + 1)
-    return {r.name: algorithm.clip_of(r) for t in rounds for r in algorithm.releases(t)}
+    return {
+        r.name: algorithm.clipping.of(r) for t in rounds for r in algorithm.releases(t)
+    }
 
 
 def shares_of(algorithm):
@@ -109,16 +117,16 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
         3, {"projection": np.array([[one]]), "centers": np.zeros((2, 1), np.int64)}
     )
     ends = [
-        algorithm.flatten(
-            algorithm.answer(query, GridRecords.from_grid(records, FINE)), 3
+        algorithm.layout(3).flatten(
+            answer_of(algorithm, query, GridRecords.from_grid(records, FINE))
         )
         for records in ([[-one // 2]], [[-one // 2], [one]])
     ]
-    moved = (ends[1] - ends[0]) / algorithm.sensitivities(3)
+    moved = (ends[1] - ends[0]) / sensitivities(algorithm, 3)
     assert np.linalg.norm(moved[:2]) == pytest.approx(2, abs=4 / one)
-    assert algorithm.moves_of_a_record(3)[0] == 2
+    assert moves_of_a_record(algorithm, 3)[0] == 2
     means = for_clients(**MEANS, clip=5.0)  # count no records
-    moves = [means.moves_of_a_record(t) for t in range(1, means.n_rounds + 1)]
+    moves = [moves_of_a_record(means, t) for t in range(1, means.n_rounds + 1)]
     assert max(moves[0]) < 1
     assert moves[2:] == [(2.0, 2.0)] * 2
 
@@ -161,7 +169,7 @@ def test_means_are_those_of_the_clients_records_toward_zero():
     ):
         algorithm = for_clients(k=3, **MEANS, **options)
         records = GridRecords.from_grid(points, FINE)
-        blocks = algorithm.answer(Query(t, arrays), records).blocks
+        blocks = answer_of(algorithm, Query(t, arrays), records).blocks
         np.testing.assert_array_equal(blocks["sums"], means)
         np.testing.assert_array_equal(blocks["counts"], [ONE, ONE, 0])
 
@@ -177,8 +185,8 @@ def test_a_round_is_shortened_by_one_factor():
     for query in (Query(3, lift), Query(4, {"centroids": centers})):
         records = GridRecords.from_grid(points, FINE)
         whole = algorithm.statistic(query, records).blocks
-        added = algorithm.answer(query, records).blocks
-        units = algorithm.sensitivities(query.round)
+        added = answer_of(algorithm, query, records).blocks
+        units = sensitivities(algorithm, query.round)
         assert np.linalg.norm(added["sums"].ravel() / units[:4]) == pytest.approx(
             1, abs=0.01
         )
@@ -203,15 +211,15 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         answer = algorithm.statistic(algorithm.query(before), records)
         state = algorithm.update(before, answer, RNG(0))
         query = algorithm.query(state)
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         (factor,) = query.arrays["factor"].tolist()
         if points is not near:
             assert factor == 64  # the narrowest
             continue
         offsets = points - np.repeat(centroids, 500, axis=0)
         wanted = 2 * math.sqrt((offsets**2).sum(axis=1).mean())
-        assert 4 * algorithm.radius / (factor + 1) < wanted * 1.001
-        assert wanted < 4 * algorithm.radius / factor * 1.001
+        assert 4 * algorithm.lloyd_sums.radius / (factor + 1) < wanted * 1.001
+        assert wanted < 4 * algorithm.lloyd_sums.radius / factor * 1.001
         assert 4 < factor < 64
         means = points.reshape(2, 500, 2).mean(axis=1)
         np.testing.assert_allclose(state.arrays["centroids"], means, atol=1)
@@ -219,7 +227,9 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         answer = algorithm.statistic(query, records)
         last = algorithm.update(state, answer, RNG(0))
         offsets = points.reshape(2, 500, 2) - state.arrays["centroids"][:, None]
-        kept = (offsets**2).sum(axis=2) <= (4 * algorithm.radius // factor) ** 2
+        kept = (offsets**2).sum(axis=2) <= (
+            4 * algorithm.lloyd_sums.radius // factor
+        ) ** 2
         assert 900 < kept.sum() < 1000
         means = [
             part[near].mean(axis=0) for part, near in zip(offsets, kept, strict=True)
@@ -246,7 +256,7 @@ def test_a_radius_is_the_wider_the_noisier_its_spread_is():
         factor(5_000 * one, spread) for spread in (0.0, 2 * noise, 20 * noise, 2.0**50)
     ]
     wanted = 2 * math.sqrt(noise * one / 10_000)
-    assert factors[0] == min(64, math.floor(4 * algorithm.radius / wanted))
+    assert factors[0] == min(64, math.floor(4 * algorithm.lloyd_sums.radius / wanted))
     assert factors == sorted(factors, reverse=True)
     assert factors[-1] == 4
     assert factor(-(2**60), -(2**62)) == 64
@@ -307,7 +317,7 @@ def weight_noise(algorithm):
     """Standard deviation of the planned noise of a weight, in records, from the plan alone."""
     (release,) = algorithm.plan().rounds[1]
     scale = math.sqrt(2) if release.mechanism == "laplace" else 1.0
-    return release.noise_multiplier * scale * algorithm.clip_of(release)
+    return release.noise_multiplier * scale * algorithm.clipping.of(release)
 
 
 OF_WEIGHTS = [
@@ -368,7 +378,7 @@ def test_without_noise_points_without_records_are_dropped_alone(n_records):
 def test_a_least_weight_that_is_given_stays(options):
     """Five records, as the default was, whatever the noise."""
     algorithm = make(2, SQUARE, **options, min_weight=5)
-    assert (algorithm.min_weight, algorithm.least_weight) == (5.0, 5 << 16)
+    assert (algorithm.min_weight, algorithm.seeding.least_weight) == (5.0, 5 << 16)
     assert algorithm.plan() == make(2, SQUARE, **options).plan()
     words = np.array([5 << 16, (5 << 16) - 1, 5 << 16, 0, -9, 7])
     points = PROJECTED["points"] * 1000
@@ -382,7 +392,7 @@ def test_a_least_weight_that_is_given_stays(options):
 @pytest.mark.parametrize("options", [*OF_WEIGHTS, {"min_weight": 5}, {"budget": OPEN}])
 def test_documents_have_the_least_weight_that_was_chosen(options):
     algorithm = make(2, SQUARE, **options)
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert float.fromhex(config["min_weight"]) == algorithm.min_weight
     client = algorithm_from_config(config, SQUARE, algorithm.budget)
     assert client.min_weight == algorithm.min_weight
@@ -466,7 +476,7 @@ def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
             "points": grid,
             "weights": np.array(weights) << algorithm.fraction_bits,
         }
-        return algorithm.elbow(State(2, arrays), k_max, RNG(0))
+        return algorithm.seeding.elbow(State(2, arrays), k_max, RNG(0))
 
     points = 3000.0 * PROJECTED["points"][:5] * 2.0**-algorithm.projection.exponent
     expected = [
@@ -479,7 +489,7 @@ def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
     with pytest.raises(ConfigurationError, match="at least min_weight"):
         elbow([3, 0, -8, 0, 0, 0], 2)
     with pytest.raises(ConfigurationError, match="after round 2"):
-        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))
+        algorithm.seeding.elbow(algorithm.initial_state(), 8, RNG(0))
 
 
 @pytest.mark.parametrize("larger", ["sums", "counts"])
@@ -539,7 +549,7 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_ro
     np.testing.assert_array_equal(np.sort(algorithm.counts(state)), np.full(5, 400))
     assert algorithm.warnings(state) == ()
     if n_lloyd_rounds:
-        estimate = algorithm.cost_estimate(state)
+        estimate = algorithm.last_cost.estimate(state)
         assert (estimate.users_units, estimate.standard_error) == (True, 0)
         exact = inertia(records, algorithm.centroids(state))
         assert estimate.value == pytest.approx(exact, rel=1e-3)
@@ -564,10 +574,10 @@ def test_with_noise_it_comes_near_the_optimum(mechanisms):
     found = inertia(records, algorithm.centroids(state))
     assert found < 1.03 * inertia(records, best)
     assert algorithm.warnings(state) == ()
-    estimate = algorithm.cost_estimate(state)
+    estimate = algorithm.last_cost.estimate(state)
     assert abs(estimate.value - found) < 6 * estimate.standard_error
     assert estimate.standard_error < 0.05 * found
-    wider = algorithm.cost_estimate(state, 2.0)
+    wider = algorithm.last_cost.estimate(state, 2.0)
     assert wider.standard_error == pytest.approx(2 * estimate.standard_error)
     assert wider.value > estimate.value
     assert np.abs(algorithm.counts(state) - 6000).max() < 2000
@@ -617,9 +627,9 @@ def test_spread_and_cost_have_small_shares():
         (0.02 / 1.04, 0.02 / 1.04)
     )
     # Noise is that of the radius, whatever it narrows to.
-    places, units = algorithm.places(4), algorithm.sensitivities(4)
-    assert (units[places["sums"]] == 4 * algorithm.radius).all()
-    assert units[places["spread"]] == algorithm.radius**2 >> 16
+    places, units = algorithm.layout(4).places, sensitivities(algorithm, 4)
+    assert (units[places["sums"]] == 4 * algorithm.lloyd_sums.radius).all()
+    assert units[places["spread"]] == algorithm.lloyd_sums.radius**2 >> 16
 
 
 @pytest.mark.claim("guarantees", "20")
@@ -673,18 +683,20 @@ def test_noise_can_be_shared_among_clients(d, epsilon, shares):
     options = {"n_server_points": 300, "n_records": 100_000, "cost": True}
     algorithm = make(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), **options)
     check_shares(algorithm, algorithm.plan(), shares)
-    algorithm.require_capacity(math.sqrt(5))
+    require_capacity(algorithm, math.sqrt(5))
 
 
 def test_the_servers_points_do_not_travel():
     algorithm, other = make(server_data=DATA), make(server_data=DATA[::-1])
     assert algorithm == other
-    assert algorithm.to_config() == other.to_config()
+    assert algorithm_to_config(algorithm) == algorithm_to_config(other)
     assert "array" not in repr(algorithm)
     assert algorithm != make(server_data=DATA[:-1])
     numbers = str(algorithm.server_points[0, 0]), float(DATA[0, 0]).hex()
-    assert not any(number in str(algorithm.to_config()) for number in numbers)
-    client = algorithm_from_config(algorithm.to_config(), BOX, algorithm.budget)
+    assert not any(number in str(algorithm_to_config(algorithm)) for number in numbers)
+    client = algorithm_from_config(
+        algorithm_to_config(algorithm), BOX, algorithm.budget
+    )
     assert client.server_points is None
     with pytest.raises(ConfigurationError, match="server_data is required"):
         client.initial_state()
@@ -701,7 +713,7 @@ def test_the_servers_points_do_not_travel():
 )
 def test_other_configurations_are_refused(name, value):
     algorithm = make()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert algorithm_from_config(config, BOX, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError)):
         algorithm_from_config({**config, name: value}, BOX, algorithm.budget)
@@ -739,7 +751,7 @@ def test_the_largest_messages_and_runs():
             k, Ball(1.0, [0] * d), OPEN, n_server_points=m, n_records=None, **options
         )
 
-    assert sized(2, 2895, 5).words(1) == 2895 * 1448 < 2**22
+    assert sized(2, 2895, 5).layout(1).n_words == 2895 * 1448 < 2**22
     with pytest.raises(
         ConfigurationError, match=r"Got 4194856 in round 1,.* with 2896 columns"
     ):
@@ -771,7 +783,7 @@ def test_sums_are_relative_where_the_radius_is_small(k, d, alpha, sums):
     assert algorithm.sums == sums
     radius = alpha / k ** (1 / d)
     assert (radius <= 0.6) is (sums == "relative")
-    assert algorithm.radius == (
+    assert algorithm.lloyd_sums.radius == (
         pytest.approx(radius * 2**16, abs=1) if radius <= 0.6 else None
     )
 
@@ -909,8 +921,11 @@ def test_offsets_are_added_where_their_clip_is_suggested():
     wide = suggest()
     narrow = suggest(domain=Box([-1] * 2, [2] * 2), server_data=blobs(80, d=2))
     assert (wide.sums, narrow.sums) == ("relative", "relative")
-    assert wide.radius == 2 * 2**wide.fraction_bits  # the ball's diameter
-    assert (narrow.alpha, narrow.radius < 0.6 * narrow.domain.l2_bound(16)) == (
+    assert wide.lloyd_sums.radius == 2 * 2**wide.fraction_bits  # the ball's diameter
+    assert (
+        narrow.alpha,
+        narrow.lloyd_sums.radius < 0.6 * narrow.domain.l2_bound(16),
+    ) == (
         0.8,
         True,
     )
@@ -970,7 +985,7 @@ def test_they_never_fail(
     for name, clip in clips_of(algorithm).items():
         assert math.isfinite(clip)
         assert clip >= LEAST_CLIP
-        most = algorithm.plain_clip(name, "l1")
+        most = plain_clips(algorithm)[name]
         assert clip <= max(
             most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)
         ), name

@@ -52,7 +52,9 @@ def steps_of(algorithm, kind, records):
         with counted() as queried:
             query = algorithm.query(state)
         words = words_of(algorithm, kind, query, records, rng)
-        answer = algorithm.unflatten(words, number, 0.75 if number in (2, 3) else 1.0)
+        answer = algorithm.layout(number).unflatten(
+            words, 0.75 if number in (2, 3) else 1.0
+        )
         with counted() as updated:
             state = algorithm.update(state, answer)
         found.append(queried + updated)

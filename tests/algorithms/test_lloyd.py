@@ -11,6 +11,7 @@ from flower_kmeans.algorithms import (
     Query,
     SuLloydAlgorithm,
 )
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.errors import BudgetError, ConfigurationError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -64,7 +65,7 @@ def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noi
     words = np.array([5000, -70000, 20000, 3, noisy * 2**16, 2 * 2**16]).astype(
         np.int64
     )
-    after = algorithm.update(state, algorithm.unflatten(words, 1))
+    after = algorithm.update(state, algorithm.layout(1).unflatten(words))
     old, new = state.arrays["centroids"], after.arrays["centroids"]
     np.testing.assert_array_equal(new[0], old[0])
     offset = old[1] if cls is FastLloydAlgorithm else np.zeros(2)
@@ -99,7 +100,7 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     assert len(plan.rounds) == n_rounds
     for t, (sums, counts) in enumerate(plan.rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("gaussian", "gaussian")
-        units = algorithm.sensitivities(t) / 2**16
+        units = sensitivities(algorithm, t) / 2**16
         np.testing.assert_allclose(
             sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9
         )
@@ -116,7 +117,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     count_share = (4 * d * RHO**2) ** (1 / 3)
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("laplace", "laplace")
-        units = algorithm.sensitivities(t) / 2**16
+        units = sensitivities(algorithm, t) / 2**16
         epsilon_sums = d / (sums.noise_multiplier * units[0])
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
@@ -139,14 +140,14 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     options = {"n_records": 10**4, "n_rounds": n_rounds}
     algorithm = SuLloydAlgorithm.planned(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
     plan, query = algorithm.plan(), Query(1)
-    (sums, counts), words = plan.rounds[0], algorithm.words(1)
-    units = algorithm.sensitivities(query.round)
+    (sums, counts), words = plan.rounds[0], algorithm.layout(1).n_words
+    units = sensitivities(algorithm, query.round)
     # epsilons add up without a delta
     pure = sum(release.cost for release in plan.releases)
     assert pure > less
     joint = SuLloydAlgorithm.planned(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
-    scale = of_pure[0].noise_multiplier * joint.sensitivities(query.round)[0]
+    scale = of_pure[0].noise_multiplier * sensitivities(joint, query.round)[0]
     assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
     # Sums and counts keep their ratio, and all words of the sums have the same noise.
     ratio = of_pure[1].noise_multiplier / counts.noise_multiplier

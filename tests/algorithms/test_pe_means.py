@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import HDPEMeansAlgorithm, PEMeansAlgorithm, Query, State
-from flower_kmeans.algorithms.base import MAX_WORDS
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.pe_means import (
     CAPPED,
@@ -17,6 +17,7 @@ from flower_kmeans.algorithms.pe_means import (
     WARNINGS,
 )
 from flower_kmeans.algorithms.pe_means_population import variations
+from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.metrics import inertia, matched_centroid_error
@@ -60,10 +61,10 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
         }
         arrays["centers"] = rng.integers(-(2**15), 2**15, size=(2, 2))
         query = Query(t, arrays if t > 1 else {})
-        algorithm.check_query(query)
+        check_query(algorithm, query)
         for records in (points[:1], points):
             grid = GridRecords.from_grid(records, 16)
-            words = algorithm.flatten(algorithm.statistic(query, grid), t) >> 16
+            words = algorithm.layout(t).flatten(algorithm.statistic(query, grid)) >> 16
             assert (words >= 0).all()
             assert words.sum() == len(records)
             assert t == 1 or not words[2 * (n_variations + 1) :].any()
@@ -111,10 +112,10 @@ def test_the_seed_of_a_query_is_the_key_of_its_variations():
 def round_of(algorithm, votes, state=None, answered=1.0):
     """The state after a round in which candidates got so many votes."""
     state = algorithm.initial_state() if state is None else state
-    words = np.zeros(algorithm.words(state.round + 1), dtype=np.int64)
+    words = np.zeros(algorithm.layout(state.round + 1).n_words, dtype=np.int64)
     words[: len(votes)] = np.rint(np.asarray(votes) * 2.0**algorithm.fraction_bits)
     return algorithm.update(
-        state, algorithm.unflatten(words, state.round + 1, answered)
+        state, algorithm.layout(state.round + 1).unflatten(words, answered)
     )
 
 
@@ -160,7 +161,7 @@ def test_variations_are_halved_exactly_when_noise_exceeds_the_signal():
         assert (WARNINGS[HALVED] in algorithm.warnings(state)) == (expected == 3)
         assert len(population(algorithm, state)) == 2 * (expected + 1)
     # Of the smaller population, words beyond it are nothing but noise and do not count.
-    votes = np.full(algorithm.words(2), 1e6)
+    votes = np.full(algorithm.layout(2).n_words, 1e6)
     votes[:8] = 0
     again = round_of(algorithm, votes, state)
     np.testing.assert_array_equal(again.arrays["centers"], state.arrays["centers"])
@@ -223,7 +224,7 @@ def test_the_last_round_divides_by_counts_that_are_worth_their_noise(
     for factor, usable in ((1.0005, True), (0.9995, False)):
         counts = np.array([factor * least, 1e6])
         words = np.concatenate([np.zeros(80), np.rint(counts * 2**16)]).astype(np.int64)
-        state = algorithm.update(State(1, arrays), algorithm.unflatten(words, 2))
+        state = algorithm.update(State(1, arrays), algorithm.layout(2).unflatten(words))
         assert (WARNINGS[NOT_LIFTED] in algorithm.warnings(state)) is not usable
         assert (not state.arrays["centroids"][0].any()) is usable
 
@@ -238,7 +239,7 @@ def test_the_last_round_lifts_centroids_or_leaves_them_where_the_projection_has_
     sums = np.zeros((2, 40), np.int64)
     sums[0, 0] = 10 * 2**15
     words = np.concatenate([sums.ravel(), [10 * 2**16, 0]])
-    state = algorithm.update(before, algorithm.unflatten(words, 2), RNG(0))
+    state = algorithm.update(before, algorithm.layout(2).unflatten(words), RNG(0))
     centroids = algorithm.centroids(state)
     np.testing.assert_allclose(centroids[0], np.eye(40)[0] / 2, atol=1e-4)
     assert algorithm.warnings(state) == (WARNINGS[NOT_LIFTED],)
@@ -366,8 +367,8 @@ def test_variations_are_those_of_the_paper(n, expected):
     algorithm = make(2, n_records=n)
     assert algorithm.n_variations == algorithm.most_variations == expected
     assert not algorithm.warnings(algorithm.initial_state())
-    assert algorithm.words(1) == algorithm.n_start == 2 * expected
-    assert {algorithm.words(t) for t in (2, 5)} == {2 * (expected + 1)}
+    assert algorithm.layout(1).n_words == algorithm.n_start == 2 * expected
+    assert {algorithm.layout(t).n_words for t in (2, 5)} == {2 * (expected + 1)}
 
 
 @pytest.mark.claim("guarantees", "28")
@@ -377,8 +378,8 @@ def test_the_cap_binds_and_says_so():
     for cap, most in ((2009, 199), (1000, 99), (20, 1)):
         algorithm = make(10, n_records=1000, max_candidates=cap)
         assert (algorithm.n_variations, algorithm.most_variations) == (200, most)
-        assert algorithm.words(2) == 10 * (most + 1) <= cap
-        assert algorithm.words(1) <= cap
+        assert algorithm.layout(2).n_words == 10 * (most + 1) <= cap
+        assert algorithm.layout(1).n_words <= cap
         assert algorithm.warnings(algorithm.initial_state()) == (WARNINGS[CAPPED],)
     exact = make(10, budget=EXACT, n_records=None, max_candidates=500)
     assert exact.n_variations == 49  # without a number of records they fill the cap
@@ -390,7 +391,11 @@ def test_many_columns_start_from_fewer_candidates_but_one_for_every_cluster():
     options = {"n_records": 10**6, "max_candidates": 2**20}
     for d, p in ((2, 2), (16, 16), (800, 16)):
         algorithm = make(4, ball(d), **options)
-        assert algorithm.n_start == math.isqrt(MAX_PACKING // p) < algorithm.words(2)
+        assert (
+            algorithm.n_start
+            == math.isqrt(MAX_PACKING // p)
+            < algorithm.layout(2).n_words
+        )
     assert (
         make(
             3000, ball(16), n_records=10**6, max_candidates=6000, n_variations=1
@@ -460,8 +465,8 @@ def test_bad_parameters_are_refused(options, error, match):
 def test_the_longest_run_has_128_times_a_million_words():
     options = {"n_records": 10**8, "max_candidates": 2**20}
     longest = make(4, ball(1), n_vote_rounds=128, **options)
-    assert longest.words(2) == 2**20
-    assert sum(map(longest.words, range(1, 129))) < 2**27
+    assert longest.layout(2).n_words == 2**20
+    assert sum(longest.layout(t).n_words for t in range(1, 129)) < 2**27
     with pytest.raises(
         ConfigurationError, match=r"n_rounds and max_candidates.*in 129 rounds"
     ):

@@ -20,7 +20,6 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
     plausibility,
 )
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.plausibility import (
     FALSE_ALARMS,
     Finding,
@@ -32,11 +31,15 @@ from flower_kmeans.algorithms.plausibility import (
     sentences,
     to_array,
 )
+from flower_kmeans.algorithms.state import State
 from tests.algorithms.rows import RUNS, sum_of, words_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from false_alarms import ALGORITHMS, N_CLIENTS, N, noise_draws, parts_of
+
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.sensitivity import sensitivities
 
 pytestmark = pytest.mark.claim("reading-a-report", "warning-counts-add-up")
 
@@ -62,11 +65,13 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
         query = algorithm.query(state)
         total = np.rint(noise_draws(algorithm, number, 1, rng)[0]).astype(np.int64)
         for i, part in enumerate(parts):
-            words = algorithm.flatten(algorithm.answer(query, part), number)
+            words = algorithm.layout(number).flatten(answer_of(algorithm, query, part))
             with np.errstate(over="ignore"):
                 total = total + (lie(words) if lie and i == 0 else words)
         n_slots = 1 if algorithm.vertical else N_CLIENTS
-        answer = algorithm.unflatten(total, number, len(parts) / n_slots, len(parts))
+        answer = algorithm.layout(number).unflatten(
+            total, len(parts) / n_slots, len(parts)
+        )
         found += findings_of(algorithm, state, answer)
         state = algorithm.update(state, answer, rng)
     return found
@@ -168,12 +173,12 @@ def test_findings_are_total(name):
         state, rows = algorithm.initial_state(rng), 0
         for number in range(1, algorithm.n_rounds + 1):
             words = words_of(algorithm, kind, algorithm.query(state), None, rng)
-            answer = algorithm.unflatten(words, number)
+            answer = algorithm.layout(number).unflatten(words)
             with np.errstate(all="raise", under="ignore"):
                 found = findings_of(algorithm, state, answer)
             assert len(sentences(algorithm, found)) == len(set(kinds(found)))
             again = from_array(
-                to_array(found), algorithm.n_rounds, algorithm.words(number)
+                to_array(found), algorithm.n_rounds, algorithm.layout(number).n_words
             )
             assert again == found
             if algorithm.vertical:
@@ -350,13 +355,13 @@ def test_slacks_and_nearness_lie_between_nothing_and_the_counts():
 def test_clipped_clients_cannot_be_longer_than_their_number():
     algorithm = ALGORITHMS["GLloyd, clients"](N)
     state, number = algorithm.initial_state(), 1
-    words = algorithm.words(number)
-    unit = algorithm.sensitivities(number)
+    words = algorithm.layout(number).n_words
+    unit = sensitivities(algorithm, number)
     one = np.zeros(words)
     one[0] = 1.0
     for length, expected in ((10, []), (200, [FindingKind.UNCLIPPED])):
         vector = np.rint(one * unit * length).astype(np.int64)
-        answer = algorithm.unflatten(vector, number, 1.0, N_CLIENTS)
+        answer = algorithm.layout(number).unflatten(vector, 1.0, N_CLIENTS)
         assert [
             k for k in kinds(findings_of(algorithm, state, answer)) if k.is_alarm
         ] == expected
@@ -368,10 +373,10 @@ def test_sums_and_counts_that_are_clipped_apart_are_not_compared():
     algorithm = GLloydAlgorithm.planned(
         2, BOX, private, n_records=1000, n_clients=100, n_rounds=2
     )
-    unit = algorithm.sensitivities(1)
-    vector = np.zeros(algorithm.words(1))
+    unit = sensitivities(algorithm, 1)
+    vector = np.zeros(algorithm.layout(1).n_words)
     vector[0] = 50 * unit[0]  # fifty clients of no shortened count
-    answer = algorithm.unflatten(np.rint(vector).astype(np.int64), 1, 1.0, 100)
+    answer = algorithm.layout(1).unflatten(np.rint(vector).astype(np.int64), 1.0, 100)
     assert algorithm.noise_of(1)["sums"] < unit[0]
     assert findings_of(algorithm, algorithm.initial_state(), answer) == ()
 

@@ -227,11 +227,11 @@ def digest():
         algorithm = build(k, d, seed=seed, n_rounds=4, n_records=20_000)
         state, source = algorithm.initial_state(), np.random.Philox(key=seed)
         for t in range(1, 5):
-            words = (source.random_raw(algorithm.words(t)) >> np.uint64(40)).astype(
-                np.int64
-            )
-            words[algorithm.places(t)["counts"]] *= 40
-            state = algorithm.update(state, algorithm.unflatten(words, t))
+            words = (
+                source.random_raw(algorithm.layout(t).n_words) >> np.uint64(40)
+            ).astype(np.int64)
+            words[algorithm.layout(t).places["counts"]] *= 40
+            state = algorithm.update(state, algorithm.layout(t).unflatten(words))
             for name in sorted(state.arrays):
                 found.update(state.arrays[name].astype("<i8").tobytes())
     return found.hexdigest()

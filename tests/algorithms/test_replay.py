@@ -18,6 +18,7 @@ from flower_kmeans import algorithms
 from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.documents import library_algorithms
@@ -118,12 +119,14 @@ def digest(name: str) -> str:
     state, found = algorithm.initial_state(), hashlib.sha256()
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
-        words = algorithm.flatten(algorithm.statistic(query, records), number)
+        words = algorithm.layout(number).flatten(algorithm.statistic(query, records))
         # Rounded, so that calibration cannot matter.
-        scale = np.floor(algorithm.sensitivities(number) * 16) / 16
+        scale = np.floor(sensitivities(algorithm, number) * 16) / 16
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
-        answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)
+        answer = algorithm.layout(number).unflatten(
+            words + noise.astype(np.int64), answered
+        )
         state = algorithm.update(state, answer)
         for key, array in sorted(state.arrays.items()):
             assert array.dtype == np.int64, key

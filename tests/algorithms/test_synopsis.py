@@ -65,7 +65,7 @@ def after(algorithm, t, blocks, arrays=None, answered=1.0):
             )
             values = np.rint(values * 2.0**bits).astype(np.int64)
         before[key] = values
-    exponents = {block.name: block.exponent for block in algorithm.layout(t)}
+    exponents = {block.name: block.exponent for block in algorithm.layout(t).blocks}
     words = {
         name: np.rint(np.array(x) * 2.0 ** exponents[name])
         for name, x in blocks.items()
@@ -121,7 +121,7 @@ def test_the_notes_state_what_second_moments_lack():
     algorithm = build(wide, 2, n_records=10**5)
     assert algorithm.schedule.n_directions == 64
     edge = np.sqrt(2 * 70) * algorithm.noise_of(1)["moments"] / 4.0**10
-    clear = np.zeros(algorithm.words(1))
+    clear = np.zeros(algorithm.layout(1).n_words)
     clear[:70] = 100.0
     for value, expected in (
         (100.0, note(Note.NO_SIGNAL)),

@@ -8,6 +8,7 @@ import pytest
 
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms import synopsis_choice as choice
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.synopsis import Schedule
 from flower_kmeans.algorithms.synopsis_mixture import CellNoise, Mixture
 from flower_kmeans.data.domain import Ball
@@ -207,9 +208,9 @@ def test_a_pair_is_the_fewest_and_the_most():
 
 def test_a_run_document_has_both_numbers():
     algorithm = build()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert (config["n_clusters"], config["min_clusters"]) == (9, 2)
-    assert "min_clusters" not in build(9).to_config()
+    assert "min_clusters" not in algorithm_to_config(build(9))
     assert algorithm_from_config(config, BALL, algorithm.budget) == algorithm
     for change in (
         {"n_clusters": [2, 9]},
@@ -219,11 +220,11 @@ def test_a_run_document_has_both_numbers():
         {"min_clusters": 0},
         {"min_clusters": 10},
         {"min_clusters": None},
-        {"schedule": build(9).to_config()["schedule"]},
+        {"schedule": algorithm_to_config(build(9))["schedule"]},
     ):
         with pytest.raises((ConfigurationError, ConfigurationTypeError)):
             algorithm_from_config({**config, **change}, BALL, algorithm.budget)
-    usual = {**build(9).to_config(), "schedule": config["schedule"]}
+    usual = {**algorithm_to_config(build(9)), "schedule": config["schedule"]}
     with pytest.raises(ConfigurationError, match=r"if min_clusters is given\. Got 0"):
         algorithm_from_config(usual, BALL, algorithm.budget)
 
@@ -256,7 +257,7 @@ def test_a_run_finds_the_number_that_its_elbow_suggests(budget):
     stream = Stream.from_key(bytes(32)) if budget.is_private else None
     state = run_of(algorithm, np.array_split(RECORDS, 3), stream)
     centroids, counts = algorithm.centroids(state), algorithm.counts(state)
-    synopsis = Synopsis(algorithm.mixture(state), BALL)
+    synopsis = Synopsis(algorithm.mixture.learned(state), BALL)
     assert synopsis.elbow(range(2, 10)).suggested == len(centroids) == len(counts) == 5
     nearest = np.argmin(((CENTERS[:, None] - centroids) ** 2).sum(axis=2), axis=1)
     np.testing.assert_allclose(centroids[nearest], CENTERS, atol=0.25)
@@ -277,7 +278,7 @@ def test_a_run_has_a_third_as_many_clusters_as_parts_or_the_fewest():
         (1, 20), BALL, PrivacyBudget(0.01), n_records=20
     )
     state = run_of(algorithm, [RECORDS[:20]], Stream.from_key(bytes(32)))
-    n_parts = len(algorithm.mixture(state).weights)
+    n_parts = len(algorithm.mixture.learned(state).weights)
     assert len(algorithm.centroids(state)) <= max(1, n_parts // 3)
     with_most = SynopsisAlgorithm.planned(
         (19, 20), BALL, PrivacyBudget(0.01), n_records=20

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
+from flower_kmeans.algorithms.feasibility import require_capacity
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.synopsis import Schedule
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.data.domain import Ball
@@ -182,14 +184,14 @@ def test_sizes_have_a_tenth_of_the_plan_and_the_rest_its_proportions(signal, d):
 def test_noise_can_be_shared_among_clients(d, epsilon, shares):
     algorithm = build(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), n_records=100_000)
     check_shares(algorithm, algorithm.plan(), shares)
-    algorithm.require_capacity(math.sqrt(5))
+    require_capacity(algorithm, math.sqrt(5))
 
 
 # ----------------------------------------------------------------- the document
 
 
 def changed_schedule(**change):
-    return {"schedule": {**build().to_config()["schedule"], **change}}
+    return {"schedule": {**algorithm_to_config(build())["schedule"], **change}}
 
 
 WRONG = {
@@ -220,7 +222,7 @@ WRONG = {
 )
 def test_other_configurations_are_refused(change):
     algorithm = build()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     assert algorithm_from_config(config, BALL, algorithm.budget) == algorithm
     with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
         algorithm_from_config({**config, **change}, BALL, algorithm.budget)
@@ -230,7 +232,7 @@ def test_the_largest_schedule_that_a_client_follows():
     """And one direction more, or all of a round for counts, is not followed."""
 
     def read(d, **change):
-        config = {**build().to_config(), **changed_schedule(**change)}
+        config = {**algorithm_to_config(build()), **changed_schedule(**change)}
         domain = Ball(2.0, [0.5] * d)
         return algorithm_from_config(config, domain, build().budget).schedule
 
@@ -260,7 +262,7 @@ def test_the_largest_schedule_that_a_client_follows():
 def test_the_noise_is_read_from_the_document():
     """Calibration may differ between processors in its last bits: clients take the server's."""
     algorithm = build()
-    config = algorithm.to_config()
+    config = algorithm_to_config(algorithm)
     signal = float.fromhex(config["schedule"]["signal"]) * (1 + 2.0**-40)
     config["schedule"]["signal"] = real_to_text(signal)
     other = algorithm_from_config(config, BALL, algorithm.budget)
@@ -312,10 +314,10 @@ def test_bounds_may_be_as_narrow_as_equal_sizes():
         {"max_size": 334},
     ):
         assert build(**bounds).bounded
-    assert build(n_records=999, min_size=333, max_size=333).size_bounds == (333, 333)
-    assert build(min_size=5).size_bounds == (5, None)
-    assert build(max_size=500).size_bounds == (0, 500)
-    assert build().size_bounds is None
+    assert build(n_records=999, min_size=333, max_size=333).sizes.bounds == (333, 333)
+    assert build(min_size=5).sizes.bounds == (5, None)
+    assert build(max_size=500).sizes.bounds == (0, 500)
+    assert build().sizes is None
 
 
 def test_the_noise_of_a_size_is_that_of_its_release():
@@ -323,11 +325,11 @@ def test_the_noise_of_a_size_is_that_of_its_release():
     algorithm = build(**SIZED)
     (release,) = algorithm.plan().rounds[-1]
     assert (release.name, release.blocks) == ("sizes", ("counts",))
-    assert algorithm.size_noise == pytest.approx(release.noise_multiplier)
+    assert algorithm.sizes.noise == pytest.approx(release.noise_multiplier)
     mu = mu_of_budget(1.0, algorithm.budget.delta)
-    assert algorithm.size_noise == pytest.approx(math.sqrt(40) / mu)
-    assert build(budget=EXACT, **SIZED).size_noise == 0.0
-    assert [block.name for block in algorithm.layout(algorithm.n_rounds)] == ["counts"]
+    assert algorithm.sizes.noise == pytest.approx(math.sqrt(40) / mu)
+    assert build(budget=EXACT, **SIZED).sizes.noise == 0.0
+    assert algorithm.layout(algorithm.n_rounds).names == ("counts",)
 
 
 def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
@@ -352,10 +354,10 @@ def test_the_largest_messages_and_runs():
         ConfigurationError, match=f"Got {2000 * 64 + 62_559 * 65} in round 2"
     ):
         fixed(1, 2000, cells=(62_559,), n_directions=64)
-    assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
+    assert fixed(1, 4, cells=(2**20,), n_directions=2).layout(2).n_words == 2**22
     with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
         fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
-    assert fixed(2048, 2047, n_refinements=31).words(3) == 2**22
+    assert fixed(2048, 2047, n_refinements=31).layout(3).n_words == 2**22
     with pytest.raises(
         ConfigurationError, match=f"and {2**27 + 49} up to it.*n_clusters=2048"
     ):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import State, SynopsisAlgorithm
+from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.synopsis_sizes import distances
@@ -74,7 +75,7 @@ def test_distances_are_those_of_whole_points(domain, p):
 def test_without_privacy_sizes_are_exact_and_near_the_bounds():
     algorithm, parts = build(), records_of()
     state, records = run_of(algorithm, parts), np.concatenate(parts)
-    report = algorithm.sizes(state)
+    report = algorithm.sizes.report(state)
     np.testing.assert_array_equal(report.counts, sizes_of(algorithm, state, records))
     assert (report.noise, report.margin, report.min_size, report.max_size) == (
         0.0,
@@ -96,12 +97,12 @@ def test_without_privacy_sizes_are_exact_and_near_the_bounds():
 def test_weights_are_zero_where_bounds_hold_anyway_and_missing_without_bounds():
     algorithm, parts = build(min_size=50, max_size=1400), records_of(std=0.05)
     state = run_of(algorithm, parts)
-    np.testing.assert_array_equal(algorithm.weights(state), np.zeros(3))
-    assert sorted(algorithm.sizes(state).counts) == sorted(SIZES)
-    assert algorithm.sizes(state).bounds_kept == ("kept",) * 3
+    np.testing.assert_array_equal(algorithm.sizes.weights(state), np.zeros(3))
+    assert sorted(algorithm.sizes.report(state).counts) == sorted(SIZES)
+    assert algorithm.sizes.report(state).bounds_kept == ("kept",) * 3
     algorithm = build(min_size=None, max_size=None)
     state = run_of(algorithm, parts)
-    assert algorithm.weights(state) is algorithm.sizes(state) is None
+    assert algorithm.sizes is None
     assert "masses" not in state.arrays
 
 
@@ -115,20 +116,20 @@ def test_weights_are_in_the_users_units_where_columns_have_one():
     }
     for domain, scale in scales.items():
         algorithm = SynopsisAlgorithm.planned(3, domain, EXACT, n_records=N, min_size=1)
-        found = algorithm.weights(State(9, {"weights": integers}))
+        found = algorithm.sizes.weights(State(9, {"weights": integers}))
         np.testing.assert_allclose(found, integers / 2.0**32 * scale)
-        assert algorithm.weights(algorithm.initial_state()) is None
+        assert algorithm.sizes.weights(algorithm.initial_state()) is None
 
 
 def test_sizes_are_released_after_the_last_round_only():
     algorithm, parts = build(), records_of()
     before = run_of(algorithm, parts, until=algorithm.n_rounds - 1)
-    assert algorithm.sizes(before) is None
+    assert algorithm.sizes.report(before) is None
     assert algorithm.counts(before) is not None
     after = run_of(algorithm, parts)
     for name in ("centroids", "weights", "masses"):  # it only measures what is released
         np.testing.assert_array_equal(after.arrays[name], before.arrays[name])
-    assert sum(algorithm.sizes(after).counts) == N
+    assert sum(algorithm.sizes.report(after).counts) == N
 
 
 @pytest.mark.claim("equal-groups", "equal-records-always-one")
@@ -140,7 +141,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
     algorithm = build(PrivacyBudget(epsilon))
     stream = None if epsilon is None else Stream.from_key(bytes(32))
     state = run_of(algorithm, [np.full((N, 2), 0.5)], stream)
-    report = algorithm.sizes(state)
+    report = algorithm.sizes.report(state)
     assert max(report.counts) == pytest.approx(N, abs=5 * report.noise)
     assert sorted(report.bounds_kept) == ["missed"] * 3
     assert sorted(sizes_of(algorithm, state, np.full((N, 2), 0.5))) == [0, 0, N]
@@ -152,7 +153,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
 def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
     parts = records_of([round(factor * n) for n in SIZES])
     algorithm = build()
-    sizes = np.array(algorithm.sizes(run_of(algorithm, parts)).counts) / factor
+    sizes = np.array(algorithm.sizes.report(run_of(algorithm, parts)).counts) / factor
     off = np.maximum(400 - sizes, sizes - 600)
     assert_within("a size misses its bounds by", off, most=0.06 * N / 3, unit="records")
 
@@ -175,7 +176,7 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
         state = run_of(algorithm, [records])
         centroids = algorithm.centroids(state)
         distances = ((records[:, None] - centroids) ** 2).sum(axis=2)
-        weights = algorithm.weights(state) if bounds else 0.0
+        weights = algorithm.sizes.weights(state) if bounds else 0.0
         labels = np.argmin(distances - weights, axis=1)
         loss.append(distances[np.arange(6000), labels].mean())
     what = "with half of n_records the loss is"
@@ -191,7 +192,7 @@ def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_resu
     state = run_of(
         algorithm, shuffled, answering={t: range(5) for t in range(last - 6, last + 1)}
     )
-    counts = np.array(algorithm.sizes(state).counts)
+    counts = np.array(algorithm.sizes.report(state).counts)
     half = np.concatenate(shuffled[:5])
     np.testing.assert_array_equal(counts, sizes_of(algorithm, state, half))
     sizes = sizes_of(algorithm, state, whole)
@@ -210,7 +211,7 @@ def test_a_cluster_whose_clients_did_not_answer_keeps_its_masses():
         sizes_of(algorithm, state, np.concatenate(parts)), algorithm.counts(full)
     )
     state = run_of(algorithm, parts, answering={last: [1, 2]})
-    assert sorted(algorithm.sizes(state).counts) == [0, 200, 400]  # as measured
+    assert sorted(algorithm.sizes.report(state).counts) == [0, 200, 400]  # as measured
 
 
 # ----------------------------------------------------------------- what is promised
@@ -229,13 +230,15 @@ def measured():
     for _ in range(5):
         state = run_of(algorithm, parts, stream, until=algorithm.n_rounds - 1)
         query = algorithm.query(state)
-        exact = algorithm.flatten(algorithm.answer(query, grid), algorithm.n_rounds)
+        exact = algorithm.layout(algorithm.n_rounds).flatten(
+            answer_of(algorithm, query, grid)
+        )
         for _ in range(40):
             words = exact + server_noise(algorithm, plan, algorithm.n_rounds, stream)
             last = algorithm.update(
-                state, algorithm.unflatten(words, algorithm.n_rounds)
+                state, algorithm.layout(algorithm.n_rounds).unflatten(words)
             )
-            found.append((algorithm.sizes(last), exact * 2.0**-16))
+            found.append((algorithm.sizes.report(last), exact * 2.0**-16))
         np.testing.assert_array_equal(
             exact * 2.0**-16, sizes_of(algorithm, last, records)
         )

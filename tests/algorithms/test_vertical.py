@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from soft import ETA, evaluate, soft_members
 
-from flower_kmeans.algorithms.base import Statistic
+from flower_kmeans.algorithms.layout import Statistic
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.vertical import (
     MAX_RECORDS,
     SLOTS,
@@ -38,7 +39,7 @@ def change(members, x, others, y, centroids, chosen):
     near = centroids if chosen.radius else 0.0
     sums = members[:, None] * (x - near) - others[:, None] * (y - near)
     vector = np.append(sums.ravel(), members - others) * 2.0**chosen.fraction_bits
-    return float(np.linalg.norm(vector / chosen.sensitivities(1)))
+    return float(np.linalg.norm(vector / sensitivities(chosen, 1)))
 
 
 # -------------------------------------------------------------------------- sensitivity
@@ -88,7 +89,7 @@ def test_the_plan_is_one_release_that_meets_the_budget_exactly():
     assert plan.delta(1.0) == pytest.approx(1e-6, rel=1e-6)
     multiplier = plan.releases[0].noise_multiplier
     counts, sums = (
-        float(chosen.sensitivities(1)[i]) * multiplier / 2**16 for i in (-1, 0)
+        float(sensitivities(chosen, 1)[i]) * multiplier / 2**16 for i in (-1, 0)
     )
     assert counts == pytest.approx(19, abs=0.5)
     assert sums == pytest.approx(27, abs=0.7)
@@ -106,7 +107,8 @@ def test_the_plan_is_one_release_that_meets_the_budget_exactly():
 @pytest.mark.claim("vertical", "sums-then-offsets-which")
 def test_a_radius_needs_less_noise_for_sums_and_the_same_for_counts():
     near, far = (
-        algorithm(k=16, d=2, radius=radius).sensitivities(1) for radius in (True, False)
+        sensitivities(algorithm(k=16, d=2, radius=radius), 1)
+        for radius in (True, False)
     )
     assert near[0] / far[0] == pytest.approx(1 / 4, rel=0.03)
     assert near[-1] / far[-1] == pytest.approx(1, rel=0.03)
@@ -313,7 +315,7 @@ def test_domains_and_budgets_that_cannot_be_served_are_refused(options, names):
 
 @pytest.mark.claim("known-limitations", "vertical-runs-have-further")
 def test_values_that_could_wrap_and_noise_shares_that_hide_nothing_are_refused():
-    algorithm(n_records=MAX_RECORDS).require_capacity(2.0)
+    algorithm(n_records=MAX_RECORDS).require_room(2.0)
     with pytest.raises(ConfigurationError, match="larger epsilon"):
         algorithm(budget=PrivacyBudget(1e-4, 1e-9), n_records=MAX_RECORDS)
     with pytest.raises(

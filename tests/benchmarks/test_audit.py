@@ -15,6 +15,7 @@ from seamed import bytes_of
 
 from bench.harness import Options, plan_of
 from flower_kmeans import strategies
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise
@@ -127,7 +128,7 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
         np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
     assert 0.97 < answers.attained(absent) <= 1 + 1e-9
     if cell.variant == "cost":  # which is the last word of all
-        unit = answers.algorithm.sensitivities(answers.algorithm.n_rounds)[-1]
+        unit = sensitivities(answers.algorithm, answers.algorithm.n_rounds)[-1]
         assert 0.97 < absent.change[0, -1] / unit <= 1
 
 
@@ -146,7 +147,9 @@ def test_variants_are_what_they_are_called(parts):
         assert relative.algorithm.sums == "relative"
     means = answers_of("FedDPKMeans trusted-server client means").algorithm
     assert means.contribution == "means"
-    clips = {each.name: means.clip_of(each) for each in means.releases(means.n_rounds)}
+    clips = {
+        each.name: means.clipping.of(each) for each in means.releases(means.n_rounds)
+    }
     assert clips == {"lloyd-sums": math.sqrt(2), "lloyd-counts": math.sqrt(2)}
     (sums, _), *_ = answers_of("SuLloyd trusted-server record columns").plan.rounds
     assert sums.parts == ((1.0, 16),)

@@ -49,7 +49,7 @@ def test_noise_has_the_planned_law(script):
     algorithm = script.ALGORITHMS["SuLloyd"](script.N)
     rng = np.random.default_rng(0)
     drawn = script.noise_draws(algorithm, 1, 4000, rng)
-    for name, places in algorithm.places(1).items():
+    for name, places in algorithm.layout(1).places.items():
         planned = algorithm.noise_of(1)[name]
         assert drawn[:, places].std() == pytest.approx(planned, rel=0.05)
 

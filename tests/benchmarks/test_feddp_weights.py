@@ -6,7 +6,7 @@ from scripts import load_script
 from suites import cells
 
 from bench.harness import Options, plan_of
-from flower_kmeans.algorithms.base import COUNTS
+from flower_kmeans.algorithms.layout import COUNTS
 from flower_kmeans.algorithms.numerics import grid_kmeans
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from flower_kmeans.algorithms.answers import words_of_rows
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import as_source, checked_source
@@ -60,7 +61,7 @@ def dying_once(path, algorithm, query, block):
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        return algorithm.words_of(query, block)
+        return words_of_rows(algorithm, query, block)
     os._exit(1)
 
 
@@ -70,8 +71,8 @@ def test_blocks_come_in_order_or_are_added_up_where_they_are(dataset, tmp_path):
     np.testing.assert_array_equal(source.loaded(), GOOD)
     assert source.n_null == 2
     query = LLOYD.query(LLOYD.initial_state())
-    expected = LLOYD.words_of(query, GOOD)
-    words, n_null = source.sum_in_place(partial(LLOYD.words_of, query))
+    expected = words_of_rows(LLOYD, query, GOOD)
+    words, n_null = source.sum_in_place(partial(words_of_rows, LLOYD, query))
     np.testing.assert_array_equal(words, expected)
     assert n_null == 2
     # A worker that is lost: Ray tries again.

@@ -25,9 +25,9 @@ from held import holders
 from malformed import second_encodings
 from ring import lied
 
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
+from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, transcript
@@ -594,7 +594,7 @@ def entry_with_other_words(scene):
 
 @pytest.mark.claim("threat-model", "17")
 @stopped_by(
-    "flower_kmeans.algorithms.base.Algorithm.check_query",
+    "flower_kmeans.algorithms.queries.check_query",
     of=[(S,), ("trusted-server",)],
 )
 @pytest.mark.parametrize("trust", [S, "trusted-server"])
@@ -836,7 +836,7 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
         words, moved = honest.copy(), truth.copy()
         words[0] += np.uint64(step)
         moved[0] += step
-        total = algorithm.unflatten(moved, 1, 1.0)
+        total = algorithm.layout(1).unflatten(moved, 1.0)
         state = algorithm.update(algorithm.initial_state(None), total)
         reply = s.ask(
             i, t=2, entries=entry_changed(s, words=words.astype("<u8").tobytes())

@@ -30,7 +30,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from switches import small_blocks
 
-from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import as_source
@@ -414,16 +413,16 @@ def test_a_copy_that_vanishes_while_it_is_read_is_made_again(
 ):
     """As when another process of the node ends the run; if it goes on, the message fails."""
     cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
-    node, real, left = cohort.nodes[0], Algorithm.words_of, [None] * times
+    node, real, left = cohort.nodes[0], own_records.words_of_rows, [None] * times
 
-    def words_of(*args):
+    def words_of_rows(*args):
         if left:
             left.pop()
             (path,) = copies(node)
             path.unlink()
         return real(*args)
 
-    monkeypatch.setattr(Algorithm, "words_of", words_of)
+    monkeypatch.setattr(own_records, "words_of_rows", words_of_rows)
     reply = cohort.ask(0)
     if times == 1:
         assert isinstance(reply, Answer)

@@ -50,7 +50,7 @@ def is_right(net, *liars):
     state = algorithm.initial_state(None)
     for t, n_answers in enumerate(net.answers, 1):
         if t in server.proceedings.lost_rounds:
-            state = algorithm.without_sum(state)
+            state = state.without_sum()
             continue
         who = set(net.nodes) - {
             entry.node_id for entry in server.dropped if entry.round == t
@@ -63,7 +63,7 @@ def is_right(net, *liars):
             exact_statistic(algorithm, query, net.nodes[i].records) for i in who
         )
         fraction = n_answers / server.proceedings.n_slots
-        state = algorithm.update(state, algorithm.unflatten(total, t, fraction))
+        state = algorithm.update(state, algorithm.layout(t).unflatten(total, fraction))
     assert net.results.keys() >= net.nodes.keys() - set(liars)
     for node_id in net.nodes.keys() - set(liars):
         result = net.nodes[node_id].results[0]

@@ -348,7 +348,8 @@ def test_planned_lengths_of_requests_by_hand():
 def test_the_planned_length_of_a_result_with_a_synopsis():
     algorithm = make_algorithm(SynopsisAlgorithm, "trusted-server")
     run = make_run("trusted-server", "none", algorithm=algorithm)
-    (most_parts, p, _), rounds = algorithm.mixture_shape, run.document.rounds
+    most_parts, p = algorithm.mixture.most_parts, algorithm.mixture.n_directions
+    rounds = run.document.rounds
     synopsis = 2 * p + most_parts * (2 * p + 2) + 4
     assert longest_result(run) == 8 * (2 * 4 + 1 + 54 * rounds + synopsis) + 2**10
 

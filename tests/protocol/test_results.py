@@ -40,12 +40,16 @@ def cohort_of(directory, trust, n=4, **bounds):
     return Cohort(directory, trust, n=n, algorithm=algorithm)
 
 
+def planned_size_noise(run):
+    """Return the planned noise of a size; 0 without bounds on sizes."""
+    sizes = run.algorithm.sizes
+    return 0.0 if sizes is None else float(sizes.noise)
+
+
 def result_of(cohort, **changes):
     """Return the arrays of a result that the cohort's clients accept, with changes."""
-    noise, (m, p, noises) = (
-        cohort.run.algorithm.size_noise or 0.0,
-        cohort.run.algorithm.mixture_shape,
-    )
+    noise, mixture = planned_size_noise(cohort.run), cohort.run.algorithm.mixture
+    m, p, noises = mixture.most_parts, mixture.n_directions, mixture.noise
     arrays = {
         "centroids": np.full((2, 2), 0.5),
         "counts": np.array([400.0, 600.0]),
@@ -235,7 +239,7 @@ def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
             np.testing.assert_array_equal(other.synopsis.arrays[name], array)
     assert first.size_report.counts == tuple(first.counts)
     assert (first.size_report.min_size, first.size_report.max_size) == (300, 700)
-    planned = cohort.run.algorithm.size_noise or 0.0
+    planned = planned_size_noise(cohort.run)
     factor = {"clients-only": math.sqrt(4 / 2), "distributed-noise": math.sqrt(4 / 2)}
     assert first.size_report.noise == pytest.approx(planned * factor.get(trust, 1.0))
 
@@ -253,7 +257,7 @@ def test_the_noise_is_that_of_the_last_round_also_of_a_repeated_result(tmp_path,
     cohort.nodes[0].results = mock.Mock(append=keep)
     for _ in range(2):
         cohort.send(0, cohort.finish_of(0))
-    planned = cohort.run.algorithm.size_noise or 0.0
+    planned = planned_size_noise(cohort.run)
     factor = 1.0 if trust == "oblivious-server" else math.sqrt(3 / 2)
     noises = [call.args[0].size_report.noise for call in keep.call_args_list]
     assert noises == [pytest.approx(planned * factor)] * 2
@@ -280,7 +284,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         n.removeprefix(prefix): v for n, v in result_of(cohort).items() if prefix in n
     }
     synopsis = Synopsis.from_arrays(parts, run.algorithm.domain)
-    sizes = SizeReport((400.0, 600.5), float(run.algorithm.size_noise or 0.0), 300, 700)
+    sizes = SizeReport((400.0, 600.5), planned_size_noise(run), 300, 700)
     arrays = [[[0.25, 0.5], [0.75, 0.5]], [400.0, 600.5], [0.125, -0.25]]
     centroids, counts, weights = map(np.array, arrays)
     written = ClientResult(

@@ -14,7 +14,9 @@ from documents import BOX, TRUSTS
 from harness import memory_below
 from serving import LOST, ROUND_TRIPS, T, make_net
 
+from flower_kmeans.algorithms import queries
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -517,7 +519,7 @@ def test_a_server_that_adds_the_noise_adds_it_once_to_all_words_but_the_last(tmp
         noises.append(noise[:-1])
     run = net.server.run
     stds = run.plan.rounds[0][0].noise_multiplier * np.tile(
-        run.algorithm.sensitivities(1), T
+        sensitivities(run.algorithm, 1), T
     )
     scaled = np.concatenate(noises) / stds
     assert np.all(scaled != 0)
@@ -545,7 +547,7 @@ def test_a_query_that_clients_would_refuse_is_not_sent(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="Expected `ask` before"):
         net.server.take_answers([], net.trip)
     refuse = mock.Mock(side_effect=MessageError("The query is out of range."))
-    monkeypatch.setattr(LloydAlgorithm, "check_query", refuse)
+    monkeypatch.setattr(queries, "check_query", refuse)
     with pytest.raises(
         RunError, match=r"Round 1 cannot be asked for\. The query is out of range"
     ):

@@ -29,7 +29,8 @@ from vertical_runs import (
     straight_signs,
 )
 
-from flower_kmeans.algorithms.base import COUNTS, SUMS, Statistic
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
@@ -201,17 +202,17 @@ def noise_shares(story, t):
     """Return the noise shares of party 0 and the holders in a round, (H + 1, k, 1 + d), records."""
     run, c1 = story.run, story.c1(t)
     algorithm, (release,) = run.algorithm, run.plan.rounds[t - 1]
-    places, unit = algorithm.places(t), moduli(2, algorithm.radius).unit
+    places, unit = algorithm.layout(t).places, moduli(2, algorithm.radius).unit
     words = np.concatenate([places[name] for name in release.blocks])
-    units = algorithm.sensitivities(t)[words] * 2.0**-algorithm.fraction_bits * unit
+    units = sensitivities(algorithm, t)[words] * 2.0**-algorithm.fraction_bits * unit
     found = []
     for slot in range(run.document.body.n_noisy):
         stream = Stream(
             secret_key(story.secret(slot), run.doc_hash, b"noise " + u32(t), c1)
         )
-        noise = np.zeros(algorithm.words(t), dtype=np.int64)
+        noise = np.zeros(algorithm.layout(t).n_words, dtype=np.int64)
         noise[words] = draw_share(release, units, run.document.noise_shares, stream)
-        blocks = algorithm.unflatten(noise, t).blocks
+        blocks = algorithm.layout(t).unflatten(noise).blocks
         found.append(np.column_stack([blocks[COUNTS], blocks[SUMS]]) / unit)
     return np.stack(found)
 

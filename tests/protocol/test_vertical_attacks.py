@@ -34,6 +34,7 @@ from vertical_runs import (
 )
 
 from flower_kmeans.algorithms import plausibility
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.errors import BudgetError, MessageError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
@@ -350,10 +351,10 @@ def test_noise_of_a_share_has_the_planned_scale(tmp_path):
     noise = np.where(words > Q.q0 // 2, words - Q.q0, words).reshape(2, -1)
     multiplier = run.plan.rounds[0][0].noise_multiplier
     # which word is which value
-    units = algorithm.unflatten(np.arange(n_values), 1).blocks
+    units = algorithm.layout(1).unflatten(np.arange(n_values)).blocks
     index = np.column_stack([units["counts"], units["sums"]])
     scale = (
-        algorithm.sensitivities(1)[index]
+        sensitivities(algorithm, 1)[index]
         * 2.0**-algorithm.fraction_bits
         * Q.unit
         * multiplier

@@ -131,7 +131,7 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
     records = blobs()
     algorithm = SynopsisAlgorithm.planned(5, domain, PrivacyBudget(None), n_records=N)
     state = run_of(algorithm, [records])
-    synopsis = Synopsis(algorithm.mixture(state), domain)
+    synopsis = Synopsis(algorithm.mixture.learned(state), domain)
     assert synopsis.weights.sum() == pytest.approx(N)
     mean, covariance = moments(synopsis)
     unit = records.std(axis=0)
@@ -155,7 +155,7 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
 def test_the_cost_bends_at_the_true_number_of_clusters():
     algorithm = SynopsisAlgorithm.planned(8, BALL, PrivacyBudget(1.0), n_records=N)
     state = run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))
-    elbow = Synopsis(algorithm.mixture(state), BALL).elbow(range(1, 10))
+    elbow = Synopsis(algorithm.mixture.learned(state), BALL).elbow(range(1, 10))
     np.testing.assert_array_equal(elbow.n_clusters, np.arange(1, 10))
     falls = -np.diff(np.log(elbow.costs))
     assert np.argmax(falls[:-1] - falls[1:]) + 2 == 5
@@ -256,7 +256,9 @@ def test_wards_hierarchy_knows_how_heavy_parts_are():
 def test_the_hierarchy_separates_blobs():
     algorithm = SynopsisAlgorithm.planned(6, BALL, PrivacyBudget(2.0), n_records=N)
     synopsis = Synopsis(
-        algorithm.mixture(run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))),
+        algorithm.mixture.learned(
+            run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))
+        ),
         BALL,
     )
     labels = fcluster(synopsis.hierarchy(), 5, "maxclust")

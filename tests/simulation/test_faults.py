@@ -102,12 +102,12 @@ def expected(outcome):
     state = algorithm.initial_state(None)
     for t, n in enumerate(report.answers, start=1):
         if n == 0:
-            state = algorithm.without_sum(state)
+            state = state.without_sum()
             continue
         query, who = algorithm.query(state), participants(report, t)
         total = sum(exact_statistic(algorithm, query, PARTS[i]) for i in who)
         state = algorithm.update(
-            state, algorithm.unflatten(total, t, len(who) / report.n_slots)
+            state, algorithm.layout(t).unflatten(total, len(who) / report.n_slots)
         )
     return algorithm.centroids(state), algorithm.counts(state)
 

@@ -29,6 +29,7 @@ from rows import (
 from saying import assert_within
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
+from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -427,11 +428,9 @@ def test_every_parameter_is_documented_and_no_other_is_taken(cls):
 def test_options_reach_the_algorithm_and_the_run_document(name, option, value, field):
     strategy, usual = make(name, None, **{option: value}), make(name, None)
     np.testing.assert_array_equal(getattr(strategy.algorithm, field), value)
-    config = strategy.algorithm.to_config()
-    assert config[field] != usual.algorithm.to_config().get(field)
-    seen = type(strategy.algorithm).from_config(
-        config, strategy.domain, strategy.plan.budget
-    )
+    config = algorithm_to_config(strategy.algorithm)
+    assert config[field] != algorithm_to_config(usual.algorithm).get(field)
+    seen = algorithm_from_config(config, strategy.domain, strategy.plan.budget)
     np.testing.assert_array_equal(getattr(seen, field), value)
 
 

@@ -120,7 +120,7 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     missing = range(1, min(away, strategy.n_rounds - 1) + 1)
     outcome = run(strategy, faults=[Fault(1, t, "drop") for t in missing])
     report = strategy.report
-    planned = strategy.algorithm.cost_estimate(outcome.server.state, 1.0)
+    planned = strategy.algorithm.last_cost.estimate(outcome.server.state, 1.0)
     assert (report.levels == ()) == (least == 6)
     assert report.answers == [5] * len(missing) + [6] * (
         strategy.n_rounds - len(missing)

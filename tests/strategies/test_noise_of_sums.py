@@ -31,6 +31,7 @@ from rows import (
 from scipy import stats
 
 from flower_kmeans import Box, Fault
+from flower_kmeans.algorithms.sensitivity import sensitivities
 
 RNG = np.random.default_rng
 # So many words hold the scale within 6 standard deviations, but for 3 in 10^8 runs, and
@@ -101,8 +102,8 @@ def the_radius_narrowed(outcome):
     assert algorithm.sums == "narrowing"
     assert int(outcome.queries[-1].arrays["factor"][0]) > 4
     places, units = (
-        algorithm.places(algorithm.n_rounds),
-        algorithm.sensitivities(algorithm.n_rounds),
+        algorithm.layout(algorithm.n_rounds).places,
+        sensitivities(algorithm, algorithm.n_rounds),
     )
     assert set(units[places["sums"]]) == {4.0 * algorithm.radius}
 
@@ -112,7 +113,7 @@ def sizes_state_their_noise(outcome):
     strategy = outcome.strategy
     factor = 5 / 4 if strategy.trust == "distributed-noise" else 1.0
     stated = outcome.one.size_report.noise
-    assert stated == pytest.approx(strategy.algorithm.size_noise * math.sqrt(factor))
+    assert stated == pytest.approx(strategy.algorithm.sizes.noise * math.sqrt(factor))
 
 
 SITUATIONS = {
@@ -254,7 +255,7 @@ def noise_by_release(outcome, factors, parts):
     for query in queries(outcome):
         t = query.round
         noise = outcome.sums[t] - exact(outcome, query, present(outcome, t, parts))
-        units, places = algorithm.sensitivities(t), algorithm.places(t)
+        units, places = sensitivities(algorithm, t), algorithm.layout(t).places
         for release in outcome.strategy.plan.rounds[t - 1]:
             words = np.concatenate([places[block] for block in release.blocks])
             scale = units[words] * release.noise_multiplier * factors[t - 1]

@@ -32,6 +32,7 @@ from flower_kmeans import (
     html_report,
     kmeans_client_app,
 )
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -324,7 +325,7 @@ def test_clients_count_as_the_planned_average_by_default():
     assert (strategy.clip, strategy.algorithm.n_clients) == (20.0, 5)
     assert strategy.plan.n_clients == 5
     assert _clients(clip=7).clip == 7.0
-    assert _clients(n_rounds=3).algorithm.sensitivities(1)[-1] == 20 * 2**16
+    assert sensitivities(_clients(n_rounds=3).algorithm, 1)[-1] == 20 * 2**16
     assert _fast(n_clients=5).clip is None
     assert _fast(n_clients=5).plan.n_clients is None
 

@@ -189,7 +189,7 @@ def test_clients_and_servers_have_weights_and_sizes(trust, start):
     assert sizes.counts == tuple(result.counts)
     assert (sizes.min_size, sizes.max_size) == (450, 550)
     assert sizes.noise == pytest.approx(
-        strategy.algorithm.size_noise * strategy.noise_factor
+        strategy.algorithm.sizes.noise * strategy.noise_factor
     )
     assert (sizes.noise > 0) == (trust != "plain")
     # Seven deviations of noise around the true sizes of the released cells.
@@ -283,7 +283,7 @@ def test_sizes_are_those_of_the_clients_that_answered_the_last_round(trust):
         factor = report.factors[-1]
         assert factor <= report.factors[0] * math.sqrt(2)
         assert report.sizes.noise == noise
-    assert noise == pytest.approx(strategy.algorithm.size_noise * factor)
+    assert noise == pytest.approx(strategy.algorithm.sizes.noise * factor)
     true = sizes_of(strategy, result, [PARTS[i] for i in (0, 2, 3, 5)])
     off, most = np.abs(true - result.counts), max(7 * noise, 1e-9)
     assert_within(
@@ -311,7 +311,7 @@ def test_a_plan_warns_where_the_noise_is_more_than_is_useful(trust, caplog):
     assert bounded(trust).plan.notes == ()
     strategy = bounded(trust, epsilon=0.1)
     (note,) = strategy.plan.notes
-    noise = strategy.algorithm.size_noise * strategy.noise_factor
+    noise = strategy.algorithm.sizes.noise * strategy.noise_factor
     assert noise > 1500 / 12
     assert f"{noise:.3g} records" in note
     assert "N/(4k) = 125" in note

@@ -8,21 +8,16 @@ between which they lie. Importing this module registers the algorithm.
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    Algorithm,
-    Block,
-    Query,
-    State,
-    Statistic,
-    register,
-)
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.layout import Block, Layout, Statistic
+from flower_kmeans.algorithms.registry import register
+from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
-from flower_kmeans.errors import MessageError
 from flower_kmeans.parameters import whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
@@ -55,15 +50,15 @@ class SplitAlgorithm(Algorithm):
     def _longest(self) -> float:
         return float(self.domain.l2_bound(self.fraction_bits))
 
-    def layout(self, round_number: int) -> tuple[Block, ...]:
+    def layout(self, round_number: int) -> Layout:
         if round_number == 1:
-            return (Block("cells", (CELLS,), self.fraction_bits),)
+            return Layout((Block("cells", (CELLS,), self.fraction_bits),))
         k, d = self.n_clusters, self.domain.n_features
         sums = Block("sums", (k, d), self.fraction_bits)
-        return (sums, Block("counts", (k,), self.fraction_bits))
+        return Layout((sums, Block("counts", (k,), self.fraction_bits)))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        blocks = self.layout(round_number)
+        blocks = self.layout(round_number).blocks
         return tuple(Release(b.name, "gaussian", "l2", 1.0, (b.name,)) for b in blocks)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
@@ -78,29 +73,13 @@ class SplitAlgorithm(Algorithm):
             radius = float(np.sqrt((points * points).sum(axis=1)).max()) * self._one
         return State(0, {"radius": np.array(min(max(radius, 1.0), self._longest))})
 
-    def query(self, state: State) -> Query:
-        if state.round == 0:
-            return Query(1)
-        return Query(2, {name: state.arrays[name] for name in ("thresholds", "radius")})
-
-    def check_query(self, query: Query) -> None:
-        found = {name: (a.dtype, a.shape) for name, a in query.arrays.items()}
-        expected = {} if query.round == 1 else self._second
-        if found != expected:
-            raise MessageError("The query has the wrong names, types or sizes.")
-        if query.round == 1:
-            return
-        thresholds, radius = query.arrays["thresholds"], float(query.arrays["radius"])
-        if not 1 <= radius <= self._longest or (np.diff(thresholds) < 0).any():
-            raise MessageError("The query has a radius or thresholds out of range.")
-
-    @property
-    def _second(self) -> dict[str, Any]:
-        sizes = {
-            "thresholds": (np.int64, (self.n_clusters - 1,)),
-            "radius": (np.float64, ()),
+    def query_ranges(self, round_number: int) -> dict[str, Range]:
+        if round_number == 1:
+            return {}
+        return {
+            "thresholds": Range((self.n_clusters - 1,), -self._one, self._one),
+            "radius": Range((), 1.0, self._longest, dtype=np.dtype(np.float64)),
         }
-        return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         grid = np.empty(records.shape)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import (
@@ -13,6 +13,7 @@ from flower_kmeans.algorithms.lloyd import (
     SuLloydAlgorithm,
 )
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
+from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -82,13 +83,14 @@ def make_document(
         "keys": "relayed" if model.is_protected else "none",
         "min_clients": least,
         "words": tuple(
-            algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)
+            algorithm.layout(t).n_words + 1 for t in range(1, algorithm.n_rounds + 1)
         ),
         "privacy": plan.to_config(),
         "share_variance": f"1/{least - 1}" if model.shares_noise else "none",
         "sampler": sampler_of(plan, model.shares_noise),
         "body": Horizontal(
-            algorithm=algorithm.to_config(), domain=algorithm.domain.to_config()
+            algorithm=algorithm_to_config(algorithm),
+            domain=algorithm.domain.to_config(),
         ),
     }
     return RunDocument(**{**fields, **changes})
@@ -96,12 +98,12 @@ def make_document(
 
 def assert_survives(algorithm: Algorithm) -> None:
     """Assert that a client makes the same algorithm from what its document says of it."""
-    config = decode(encode(algorithm.to_config()), dict[str, Any])
+    config = decode(encode(algorithm_to_config(algorithm)), dict[str, Any])
     again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
     assert (type(again), again, hash(again)) == (
         type(algorithm),
         algorithm,
         hash(algorithm),
     )
-    assert again.to_config() == config
+    assert algorithm_to_config(again) == config
     assert again.plan() == algorithm.plan()

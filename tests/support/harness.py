@@ -4,7 +4,7 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -16,7 +16,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from flower_kmeans.algorithms.base import Algorithm, Query
+from flower_kmeans.algorithms import registry
+from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.client import ClientPolicy, simulated_client_app
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
@@ -317,20 +320,26 @@ def exact_statistic(
         -1, algorithm.domain.n_features
     )
     grid = GridRecords(data, algorithm.domain, algorithm.fraction_bits)
-    return algorithm.flatten(algorithm.answer(query, grid), query.round)
+    return algorithm.layout(query.round).flatten(answer_of(algorithm, query, grid))
 
 
 @contextmanager
 def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
     """Collect the sum of every round of a run, as an algorithm is given it, by server or client."""
     sums: dict[int, NDArray[np.int64]] = {}
-    unflatten = Algorithm.unflatten
 
-    def watch(self: Algorithm, vector: Any, round_number: int, *answers: Any) -> Any:
-        sums[round_number] = vector.copy()
-        return unflatten(self, vector, round_number, *answers)
+    def watching(update: Callable[..., State]) -> Callable[..., State]:
+        def watched(self: Algorithm, state: State, answer: Any, *rng: Any) -> State:
+            number = state.round + 1
+            sums[number] = self.layout(number).flatten(answer)
+            return update(self, state, answer, *rng)
 
-    with mock.patch.object(Algorithm, "unflatten", watch):
+        return watched
+
+    with ExitStack() as stack:
+        for kind in registry._REGISTRY.values():
+            patch = mock.patch.object(kind, "update", watching(kind.update))
+            stack.enter_context(patch)
         yield sums
 
 
@@ -349,7 +358,9 @@ def noise_of_run(
         query, there = algorithm.query(state), [i for i in range(n) if i not in away]
         exact = sum(exact_statistic(algorithm, query, partitions[i]) for i in there)
         noise.append(sums[t] - exact)
-        state = algorithm.update(state, algorithm.unflatten(sums[t], t, len(there) / n))
+        state = algorithm.update(
+            state, algorithm.layout(t).unflatten(sums[t], len(there) / n)
+        )
     return noise
 
 
@@ -358,10 +369,10 @@ def without_noise() -> Iterator[None]:
     """Let all noise be 0, so that results of runs can be compared bit for bit."""
 
     def zeros(algorithm: Any, plan: Any, round_number: int, sampler: Any) -> Any:
-        return np.zeros(algorithm.words(round_number), dtype=np.int64)
+        return np.zeros(algorithm.layout(round_number).n_words, dtype=np.int64)
 
     def no_parts(run: Any, round_number: int, *_: Any) -> Any:
-        return np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+        return np.zeros(run.algorithm.layout(round_number).n_words, dtype=np.int64)
 
     with (
         mock.patch("flower_kmeans.protocol.noise._round_noise", zeros),

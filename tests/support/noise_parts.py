@@ -37,7 +37,7 @@ def noise_of_parts(
     it.
     """
     levels, numbers = run.document.levels, noise.usable(run, round_number)
-    drawn = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+    drawn = np.zeros(run.algorithm.layout(round_number).n_words, dtype=np.int64)
     for level in reversed(levels[:n_parts]):
         if level in numbers:
             fewer = numbers[numbers.index(level) - 1]

@@ -17,6 +17,7 @@ import numpy as np
 
 from flower_kmeans import Ball, Box, PrivacyBudget
 from flower_kmeans.algorithms import algorithm_from_config
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.strategies import (
     ConstrainedLloyd,
@@ -223,7 +224,7 @@ def outcome(strategy: Any, given: dict[str, Any]) -> str:
         return f"{type(error).__name__}: {error}"
     config = document.body.algorithm
     seen = algorithm_from_config(config, made.domain, made.plan.budget)
-    if seen.to_config() != config:
+    if algorithm_to_config(seen) != config:
         return "The document describes another algorithm."
     data = encode(msgspec.structs.replace(document, run=bytes(16)))
     return f"{hashlib.sha256(data).hexdigest()} {made!r} {made.plan.epsilon()}"

@@ -7,7 +7,7 @@ from asking import Split
 from harness import Outcome, exact_statistic, run_recorded
 
 from flower_kmeans import Ball, Box, PrivacyBudget
-from flower_kmeans.algorithms.base import Query
+from flower_kmeans.algorithms.state import Query
 from flower_kmeans.strategies import (
     ConstrainedLloyd,
     FastLloyd,
@@ -140,8 +140,8 @@ def queries(outcome: Outcome) -> list[Query]:
     state = algorithm.initial_state()
     for t, n in enumerate(outcome.strategy.report.answers, start=1):
         found.append(algorithm.query(state))
-        answer = algorithm.unflatten(
-            outcome.sums[t], t, n / len(outcome.grid.states), n
+        answer = algorithm.layout(t).unflatten(
+            outcome.sums[t], n / len(outcome.grid.states), n
         )
         state = algorithm.update(state, answer)
     return found

@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import RecordDict
 from soft import straight_signs as straight_signs
 
+from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -80,12 +81,14 @@ def make_document(
         "keys": "relayed",
         "min_clients": len(widths),
         "max_attempts": 1,
-        "words": tuple(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1)),
+        "words": tuple(
+            algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1)
+        ),
         "privacy": plan.to_config(),
         "share_variance": f"1/{algorithm.key_holders + 1 - colluders}",
         "sampler": sampler_of(plan, True),
         "body": Vertical(
-            algorithm=algorithm.to_config(),
+            algorithm=algorithm_to_config(algorithm),
             domain=algorithm.domain.to_config(),
             widths=tuple(widths),
             check_ids=check_ids,

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Box, Domain, row_sums
 
+MIN_COUNT = 1.0
+"""Fewest noisy records of a cluster whose sum is divided by them; public."""
+
 _FAR = 2.0**62  # rounded integers saturate there, so that a sum of two cannot wrap
 
 

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.algorithms.state import State
 
 
 class Course:

@@ -1,5 +1,6 @@
 """The questions of a round's attempts (docs/protocol.md, section 6, round trip A)."""
 
+from flower_kmeans.algorithms import queries
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.protocol import noise, transcript
 from flower_kmeans.protocol.messages import Ask
@@ -48,7 +49,7 @@ class Questions:
         query = algorithm.query(self._course.state)
         try:
             data = encode_arrays(dict(query.arrays))
-            algorithm.check_query(query)
+            queries.check_query(algorithm, query)
         except MessageError as error:
             raise RunError(
                 f"Round {query.round} cannot be asked for. {error}"

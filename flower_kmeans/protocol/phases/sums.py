@@ -93,7 +93,8 @@ class RoundSums:
             proceedings.noise_factors.append(found.factor)
         n_dealers = len(attempt.dealers)
         fraction = n_dealers / attempt.frame.n_slots
-        answer = algorithm.unflatten(found.vector[:-1], t, fraction, n_dealers)
+        layout = algorithm.layout(t)
+        answer = layout.unflatten(found.vector[:-1], fraction, n_dealers)
         course.findings += findings_of(algorithm, course.state, answer, found.factor)
         course.state = algorithm.update(course.state, answer, course.generator(t))
         course.n_opened = t
@@ -103,18 +104,15 @@ class RoundSums:
         course = self._course
         proceedings = self._talk.proceedings
         t = attempt.t
-        state = None
         # Clients of a blind server do not learn that a sum is lost, and would wait for
         # its entry.
-        if not self._run.trust.is_blind:
-            state = self._run.algorithm.without_sum(course.state)
-        if state is None:
+        if self._run.trust.is_blind or not self._run.algorithm.can_miss_sums:
             raise RunError(
                 f"Expected {attempt.threshold} sum-shares for the sum of round {t}. Got "
                 "fewer, and the run cannot go on without this sum."
                 f"{self._talk.incidents.reasons(t)}"
             )
-        course.state = state
+        course.state = course.state.without_sum()
         course.head = t
         proceedings.lost_rounds.append(t)
         proceedings.answers.append(0)

@@ -1,57 +1,31 @@
 import math
 
-import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import (
-    Block,
     FedDPAlgorithm,
     HDPEMeansAlgorithm,
-    LloydAlgorithm,
     PEMeansAlgorithm,
-    Query,
-    Statistic,
     SynopsisAlgorithm,
-    base,
+    feasibility,
 )
-from flower_kmeans.algorithms.base import require_capacity
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.algorithms.feasibility import require_below, require_capacity
+from flower_kmeans.algorithms.sensitivity import record_sensitivities
+from flower_kmeans.data.domain import Ball
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 pytestmark = pytest.mark.claim("guarantees", "10")
 
-ALGORITHM = LloydAlgorithm.planned(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
-
-
-def test_a_statistic_survives_flattening():
-    assert (ALGORITHM.words(1), Block("a", (), 16).size) == (9, 1)
-    vector = np.arange(9, dtype=np.int64) - 4
-    statistic = ALGORITHM.unflatten(vector, 1)
-    np.testing.assert_array_equal(
-        statistic.blocks["sums"], [[-4, -3], [-2, -1], [0, 1]]
-    )
-    np.testing.assert_array_equal(statistic.blocks["counts"], [2, 3, 4])
-    np.testing.assert_array_equal(ALGORITHM.flatten(statistic, 1), vector)
-
-
-def test_only_vectors_and_blocks_of_the_layout_pass():
-    for vector in (np.zeros(8, np.int64), np.zeros(9), np.zeros((1, 9), np.int64)):
-        with pytest.raises(ValueError, match="Expected 9 words of int64"):
-            ALGORITHM.unflatten(vector, 1)
-    blocks = {"sums": np.zeros((3, 2), np.int64), "counts": np.zeros(3)}
-    with pytest.raises(ValueError, match="Expected block 'counts' as int64"):
-        ALGORITHM.flatten(Statistic(blocks), 1)
-
 
 @pytest.mark.parametrize("bits", [31, 62, 63])
 def test_capacity_is_exact(bits):
-    require_capacity(2**bits - 1, 2**bits)
-    require_capacity(0, 2**bits)
+    require_below(2**bits - 1, 2**bits)
+    require_below(0, 2**bits)
     with pytest.raises(
         ConfigurationError, match=rf"below 2\^{bits},.*up to 2\^{bits}\.0 instead"
     ):
-        require_capacity(2**bits, 2**bits)
+        require_below(2**bits, 2**bits)
 
 
 @pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
@@ -59,7 +33,7 @@ def test_meaningless_bounds_are_refused(bound):
     with pytest.raises(
         ConfigurationError, match=f"{bound} instead. It follows from n_records=7"
     ):
-        require_capacity(bound, explanation="It follows from n_records=7.")
+        require_below(bound, explanation="It follows from n_records=7.")
 
 
 # ----------------------------------------------------------------------- sums and clips
@@ -93,15 +67,17 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
     """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
     cls, options = ALGORITHMS[name]
     algorithm, found = make(cls, **options), []
-    monkeypatch.setattr(base, "require_capacity", lambda bound, *_: found.append(bound))
-    algorithm.require_capacity(3.0)
-    words = sum(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1))
+    monkeypatch.setattr(
+        feasibility, "require_below", lambda bound, *_: found.append(bound)
+    )
+    require_capacity(algorithm, 3.0)
+    words = sum(algorithm.layout(t).n_words for t in range(1, algorithm.n_rounds + 1))
     expected = []
     for t, releases in enumerate(algorithm.plan().rounds, start=1):
-        units, places = algorithm.record_sensitivities(t), algorithm.places(t)
+        units, places = record_sensitivities(algorithm, t), algorithm.layout(t).places
         for release in releases:
             unit = max(units[places[name]].max() for name in release.blocks)
-            scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * unit
+            scale = 3 * release.noise_multiplier * algorithm.clipping.of(release) * unit
             logarithm = math.log(2e9 * words)
             tail = (
                 logarithm
@@ -112,7 +88,7 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(
             expected.append(most * unit + scale * tail)
     assert found == pytest.approx(expected, rel=1e-12)
     found.clear()
-    algorithm.require_capacity()
+    require_capacity(algorithm)
     assert max(found) < max(expected)
 
 
@@ -127,15 +103,3 @@ def test_a_clip_of_exactly_one_step_is_the_least(name):
         ConfigurationError, match=f"release '{name}' of at least 1.53e-05"
     ):
         make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
-
-
-def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
-    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
-    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
-    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
-    centers = np.zeros((2, 16), dtype=np.int64)
-    centers[1] = 1000
-    found = algorithm.answer(Query(2, {"centers": centers}), records).blocks
-    counts, sums = found["counts"] / 2**16, found["sums"]
-    assert 19.9 < counts.max() < 20.0
-    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)

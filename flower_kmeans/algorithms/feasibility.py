@@ -1,0 +1,130 @@
+"""What a run must keep to before anything is sent: sizes, clips, and room in the sums.
+
+A client makes what a run document describes, so no document may ask for hours or
+gigabytes of work. `Algorithm.require_feasible` calls these checks.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.release import Mechanism
+
+if TYPE_CHECKING:
+    from flower_kmeans.algorithms.base import Algorithm
+
+LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
+# of a round: 32 MiB of a message, and a few times that of a client's memory
+MAX_WORDS = 2**22
+MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
+OVERFLOW_PROBABILITY = 1e-9
+# parameters on which numbers of words depend
+_SIZES = "n_clusters", "n_server_points", "n_rounds"
+
+
+def require_sizes(algorithm: "Algorithm") -> None:
+    """Require messages and answers of a run that are not too long."""
+    total = 0
+    for number in range(1, algorithm.n_rounds + 1):
+        # A query may be longer than the answers to it.
+        ranges = algorithm.query_ranges(number).values()
+        asked = sum(math.prod(each.shape) for each in ranges)
+        answered = algorithm.layout(number).n_words
+        words = max(answered, asked)
+        total = total + answered
+        if words > MAX_WORDS or total > MAX_RUN_WORDS:
+            sizes = [
+                f"{name}={getattr(algorithm, name)}"
+                for name in _SIZES
+                if hasattr(algorithm, name)
+            ]
+            raise ConfigurationError(
+                f"Expected at most {MAX_WORDS} words in a message, and {MAX_RUN_WORDS} in all "
+                f"answers of a client. Got {words} in round {number}, and {total} up to it, "
+                f"with {algorithm.domain.n_features} columns, {', '.join(sizes)}."
+            )
+
+
+def require_visible_clips(algorithm: "Algorithm") -> None:
+    """Require that a clipped client can still change every word by a step of the grid."""
+    if algorithm.clip is None:
+        return
+    for number in range(1, algorithm.n_rounds + 1):
+        sensitivities = algorithm.block_sensitivities(number)
+        for release in algorithm.releases(number):
+            least = min(sensitivities[name] for name in release.blocks)
+            clip = algorithm.clipping.of(release)
+            if least > 0 and clip * least < 1:
+                raise ConfigurationError(
+                    f"Expected a clip of the release {release.name!r} of at least "
+                    f"{1 / least:.3g}, one step of the grid. "
+                    f"Got {clip!r} instead."
+                )
+
+
+def require_capacity(
+    algorithm: "Algorithm", noise_factor: float = 1.0, limit: int = LIMIT
+) -> None:
+    """Require that no word of a sum can reach the limit, but with probability 1e-9.
+
+    ``noise_factor`` is by how much the noise may exceed the plan's, where more clients
+    add noise shares than had to (docs/guarantees, Theorems 10 and 41). Below the limit
+    the secure sum is exact.
+    """
+    if algorithm.n_records is None:
+        return
+    # Where clients add means, each adds as much as a record, and there may be more of
+    # them.
+    most = max(algorithm.n_records, algorithm.n_clients or 0)
+    tails = _tails(algorithm)
+    for number, releases in enumerate(algorithm.plan().rounds, start=1):
+        sensitivities = algorithm.block_sensitivities(number)
+        if not releases:
+            # Without noise a word is a sum of records alone.
+            unit = max(sensitivities.values())
+            _require_room(algorithm, "sums", most * unit, 0.0, limit)
+        for release in releases:
+            # No word of a record exceeds its unit, which all words of a release have
+            # together.
+            unit = max(sensitivities[name] for name in release.blocks)
+            noise = release.noise_multiplier * unit * tails[release.mechanism]
+            noise = noise * noise_factor * algorithm.clipping.of(release)
+            _require_room(algorithm, release.name, most * unit + noise, noise, limit)
+
+
+def _tails(algorithm: "Algorithm") -> dict[Mechanism, float]:
+    """Return how large the noise of one word can be, in units of its scale."""
+    # A union bound over both tails of all words of the run.
+    rounds = range(1, algorithm.n_rounds + 1)
+    n_words = sum(algorithm.layout(number).n_words for number in rounds)
+    logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
+    return {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+
+
+def _require_room(
+    algorithm: "Algorithm", name: str, bound: float, noise: float, limit: int
+) -> None:
+    """Require words of a release up to ``bound``, noise included, below the limit."""
+    require_below(
+        bound,
+        limit,
+        f"They come from n_records={algorithm.n_records} and noise of up to {noise:.3g} "
+        f"units in the release {name!r} at fraction_bits={algorithm.fraction_bits}: take "
+        "fewer fraction_bits or a larger epsilon.",
+    )
+
+
+def require_below(bound: float, limit: int = LIMIT, explanation: str = "") -> None:
+    """Require that a sum with words up to ``bound``, noise included, stays below ``limit``.
+
+    The explanation of the bound ends the error's message.
+    """
+    # NaN compares as False, so it is refused with the rest.
+    if 0 <= bound < limit:
+        return
+    shown = f"2^{math.log2(bound):.1f}" if 0 < bound < math.inf else f"{bound}"
+    message = (
+        f"Expected sums below 2^{math.log2(limit):g}, so that they fit into the words of a sum. "
+        f"Got sums up to {shown} instead."
+    )
+    raise ConfigurationError(f"{message} {explanation}".rstrip())

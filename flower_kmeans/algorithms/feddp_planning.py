@@ -1,0 +1,113 @@
+"""What FedDP-KMeans leaves to the library, each choice from a draft that has those before it.
+
+The rules are in docs/guarantees, Theorem 19. The numbers are measured.
+"""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flower_kmeans.algorithms.feddp_seeding import ANY_WEIGHT, MOST_WEIGHT
+from flower_kmeans.algorithms.feddp_stage import LIFT, WEIGHTS
+from flower_kmeans.algorithms.layout import COUNTS, SUMS
+from flower_kmeans.algorithms.numerics.initialization import check_server_data
+from flower_kmeans.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+
+MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add noise
+# of a mean over the domain's radius: beyond it a second Lloyd round does harm
+AUTO_NOISE = 0.1
+# the same for clients, measured with clips from the server's points
+AUTO_NOISE_OF_CLIENTS = 0.05
+# standard deviations of a weight's noise; measured (docs/tables/feddp.md)
+AUTO_WEIGHT = 2.0
+# over the domain's: a wider one saves little noise, and misses records
+AUTO_RADIUS = 0.6
+WIDE_ALPHA = 2.7  # makes the domain's diameter of any radius above `AUTO_RADIUS`
+
+
+Draft = TypeVar("Draft", bound="FedDPAlgorithm")
+
+
+def with_points(
+    draft: Draft, server_data: ArrayLike | None, given: int | None
+) -> Draft:
+    """Return the draft with the server's points on the grid, where there are some."""
+    domain = draft.domain
+    d = domain.n_features
+    if server_data is None:
+        if given is None:
+            raise ConfigurationError(
+                f"server_data is required: points that the server holds, (m, {d}), as many as "
+                "there are clusters or more. Got None."
+            )
+        return draft
+    points = check_server_data(server_data, draft.n_clusters, d)
+    on_grid = domain.quantise(domain.to_unit(points), draft.fraction_bits)
+    grid = on_grid.astype(np.int64)
+    grid.setflags(write=False)
+    m = len(grid)
+    if given not in (None, m):
+        raise ConfigurationError(
+            f"Expected n_server_points={m}, as server_data has. Got {given} instead."
+        )
+    return replace(draft, server_points=grid, n_server_points=m)
+
+
+def with_sums(draft: Draft, clips_offsets: bool) -> Draft:
+    """Return the draft with sums of offsets where these are short, or of records."""
+    is_short = not draft.adds_means and _has_small_radius(draft)
+    is_relative = is_short or clips_offsets
+    return replace(draft, sums="relative" if is_relative else "absolute")
+
+
+def with_alpha(draft: Draft, clips_offsets: bool) -> Draft:
+    """Return the draft with the widest radius where a wide one costs nothing."""
+    # A clip from the server's points is as long as offsets are, not as the radius
+    # allows.
+    is_free = clips_offsets and draft.sums == "relative"
+    if is_free and not _has_small_radius(draft):
+        return replace(draft, alpha=WIDE_ALPHA)
+    return draft
+
+
+def with_narrowing(draft: Draft) -> Draft:
+    """Return the draft with a radius that narrows after a Lloyd round, if it helps."""
+    is_relative = draft.sums == "relative"
+    if is_relative and draft.can_narrow and draft.budget.is_private:
+        return replace(draft, sums="narrowing")
+    return draft
+
+
+def suitable_rounds(draft: "FedDPAlgorithm") -> int:
+    """Return two rounds, or one where the noise of two would be too long.
+
+    Of a draft that has two.
+    """
+    most = MOST_AUTO_LLOYD_ROUNDS
+    if draft.n_records is None:
+        return most
+    noise = draft.noise_of(LIFT + 1)[SUMS] * math.sqrt(draft.domain.n_features)
+    size = draft.n_records / draft.n_clusters
+    if draft.adds_means:
+        size = float(draft.n_clients or size)  # if every client holds every cluster
+    noise /= draft.domain.l2_bound(draft.fraction_bits) * size
+    longest = AUTO_NOISE if draft.clip is None else AUTO_NOISE_OF_CLIENTS
+    return most if noise <= longest else 1
+
+
+def suitable_weight(draft: "FedDPAlgorithm") -> float:
+    """Return two standard deviations of the planned noise of a weight, in records."""
+    noise = draft.noise_of(WEIGHTS)[COUNTS] * 2.0**-draft.fraction_bits
+    return min(max(ANY_WEIGHT, AUTO_WEIGHT * noise), MOST_WEIGHT)
+
+
+def _has_small_radius(draft: "FedDPAlgorithm") -> bool:
+    """Return whether the radius of relative sums is well below the domain's."""
+    longest = AUTO_RADIUS * draft.domain.l2_bound(draft.fraction_bits)
+    return draft.lloyd_sums.packing_radius <= longest

@@ -1,0 +1,80 @@
+"""The first round of FedDP-KMeans: second moments, whose leading directions are the projection."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flower_kmeans.algorithms.feddp_stage import (
+    NO_EIGEN,
+    NO_SIGNAL,
+    Deviations,
+    FedDPSetting,
+    NamedArrays,
+)
+from flower_kmeans.algorithms.layout import Block, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
+from flower_kmeans.algorithms.numerics import projection as projections
+from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.algorithms.state import Range, StateArrays
+from flower_kmeans.arrays import BoolArray
+from flower_kmeans.data.domain import GridRecords
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectionStage:
+    """The round of second moments."""
+
+    setting: FedDPSetting
+
+    def released(self) -> dict[str, Block]:
+        """Return the block of second moments, (d (d + 1) / 2,)."""
+        d = self.setting.n_features
+        exponent = 2 * projections.moment_bits(self.setting.fraction_bits)
+        return {"projection": Block(MOMENTS, (d * (d + 1) // 2,), exponent)}
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return the unit of the diagonal."""
+        q = self.setting.fraction_bits
+        coarser = q - projections.moment_bits(q)
+        bound = projections.squared_bound(self.setting.domain, q, coarser)
+        return {MOMENTS: float(bound)}
+
+    def ranges(self) -> dict[str, Range]:
+        """Return no ranges: the round asks about nothing."""
+        return {}
+
+    def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
+        """Return the second moments of the records."""
+        return Statistic({MOMENTS: projections.second_moments(records)})
+
+    def meaning(self, before: StateArrays) -> Meaning:
+        """Return the limits of second moments."""
+        trace = self.sensitivities()[MOMENTS]
+        return Meaning(counts=None, moments=MOMENTS, trace=trace, are_clusters=False)
+
+    def after(
+        self,
+        before: StateArrays,
+        answer: Statistic,
+        noise: Deviations,
+        flags: BoolArray,
+        rng: np.random.Generator,
+    ) -> NamedArrays:
+        """Return the projection (d, r), and the server's projected points (m, r)."""
+        projection = self.setting.projection
+        d = self.setting.n_features
+        directions, values = projections.leading_directions(
+            answer.blocks[MOMENTS], d, projection.n_directions
+        )
+        # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of
+        # its diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
+        edge = math.sqrt(2 * d) * noise[MOMENTS]
+        flags[NO_EIGEN] = not np.isfinite(values).all()
+        # Without noise the edge is 0, and eigenvalues of rounding size are no signal.
+        flags[NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
+        matrix = projection.matrix(directions)
+        points = projection.project(
+            before["server"].astype(np.float64), matrix.astype(np.float64)
+        )
+        return {"projection": matrix, "points": points.astype(np.int64)}

@@ -1,0 +1,80 @@
+"""The releases of FedDP-KMeans: their names, fractions of the budget, and mechanisms."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flower_kmeans.algorithms import lloyd
+from flower_kmeans.algorithms.numerics.cost import COST_SHARE
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import ParameterKind
+
+RELEASES = (
+    *("projection", "weights", "lift-sums", "lift-counts"),
+    *("lloyd-sums", "lloyd-counts", "spread", "cost"),
+)
+"""Names of all releases; those of the Lloyd rounds stand for all of these rounds together."""
+
+LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "spread", "cost")
+"""Releases that may carry Laplace noise: of a record, they have the same norm in l1 and l2."""
+
+_SHARES = {"projection": 0.30, "weights": 0.10, "spread": 0.02, "cost": COST_SHARE}
+_STAGE_SHARE = 0.30  # of the lift, and of all Lloyd rounds together
+
+
+def default_shares(n_features: int, relative: bool) -> dict[str, float]:
+    """Return the fraction of mu^2 of every release, of the Lloyd rounds for all together."""
+    # The errors of a centroid from sums and from counts add up to d D^2 / mu_S^2 + r^2
+    # / mu_C^2, r the typical norm of what is averaged, which is least for mu_S^2 :
+    # mu_C^2 = sqrt(d) D : r. As elsewhere r is 2 rho D (Su et al.), and half of the
+    # radius where sums are relative (FastLloyd, section 5.5). For Laplace noise the
+    # scale takes the standard deviation's place.
+    root = math.sqrt(n_features)
+    shares = dict(_SHARES)
+    for stage, norm in (
+        ("lift", 2 * lloyd.RHO),
+        ("lloyd", 0.5 if relative else 2 * lloyd.RHO),
+    ):
+        of_sums = root / (root + norm)
+        shares[f"{stage}-sums"] = _STAGE_SHARE * of_sums
+        shares[f"{stage}-counts"] = _STAGE_SHARE * (1 - of_sums)
+    return shares
+
+
+def laplace_releases(value: Any) -> tuple[str, ...]:
+    """Return the releases with Laplace noise, sorted, of the option ``mechanisms``."""
+    given = value
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(LAPLACE_RELEASES, value)
+    for release, mechanism in given.items():
+        if mechanism not in ("gaussian", "laplace"):
+            raise ConfigurationError(
+                f"Expected mechanisms 'gaussian' or 'laplace'. Got {mechanism!r} instead."
+            )
+        known = LAPLACE_RELEASES if mechanism == "laplace" else RELEASES
+        if release not in known:
+            raise ConfigurationError(
+                f"Expected mechanisms of Laplace noise for releases in {list(LAPLACE_RELEASES)}. "
+                f"Got {release!r} instead."
+            )
+    return tuple(sorted(name for name, each in given.items() if each == "laplace"))
+
+
+def _check_laplace(name: str, value: Any) -> tuple[str, ...]:
+    """Return the releases with Laplace noise, which documents name."""
+    are_known = isinstance(value, tuple) and all(
+        each in LAPLACE_RELEASES for each in value
+    )
+    if not are_known:
+        raise ConfigurationError("The releases with Laplace noise are not as expected.")
+    return tuple(value)
+
+
+def _read_laplace(config: Any) -> tuple[str, ...]:
+    return _check_laplace(
+        "laplace", tuple(config) if isinstance(config, list) else None
+    )
+
+
+LAPLACE = ParameterKind(_check_laplace, list, _read_laplace)
+"""The declaration of the parameter ``laplace``."""

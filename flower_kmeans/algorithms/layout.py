@@ -1,0 +1,106 @@
+"""The words of a round: a statistic as named blocks, and as one vector.
+
+Algorithms compute with blocks. Noise, clips and secure sums work on the vector.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.arrays import IntArray
+from flower_kmeans.privacy.release import Release
+
+SUMS = "sums"
+COUNTS = "counts"
+
+_INT64 = np.dtype(np.int64)
+
+
+class Block(NamedTuple):
+    """A named array of a round's statistic; an integer ``i`` means ``i * 2**-exponent``."""
+
+    name: str
+    shape: tuple[int, ...]
+    exponent: int
+
+    @property
+    def size(self) -> int:
+        """Number of words."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """An answer of one client, or the noisy sum of all answers: int64 arrays by block."""
+
+    blocks: Mapping[str, IntArray]
+    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if
+    # known.
+    answered: float = 1.0
+    n_answers: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a round's statistic, in the order of their words in its vector."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the blocks."""
+        return tuple(block.name for block in self.blocks)
+
+    @property
+    def n_words(self) -> int:
+        """Number of words of the vector."""
+        return sum(block.size for block in self.blocks)
+
+    @cached_property
+    def places(self) -> dict[str, NDArray[np.intp]]:
+        """Where the words of each block are in the vector."""
+        places = {}
+        start = 0
+        for block in self.blocks:
+            places[block.name] = np.arange(start, start + block.size)
+            start += block.size
+        return places
+
+    def words_of(self, release: Release) -> NDArray[np.intp]:
+        """Return where the words of a release are in the vector."""
+        return np.concatenate([self.places[name] for name in release.blocks])
+
+    def flatten(self, statistic: Statistic) -> IntArray:
+        """Return a statistic as one vector, (words,) int64."""
+        parts = []
+        for block in self.blocks:
+            array = statistic.blocks[block.name]
+            if array.shape != block.shape or array.dtype != _INT64:
+                raise ValueError(
+                    f"Expected block {block.name!r} as int64 of shape {block.shape}. "
+                    f"Got {array.dtype} of shape {array.shape} instead."
+                )
+            parts.append(array.reshape(-1))
+        return np.concatenate(parts)
+
+    def unflatten(
+        self, vector: IntArray, answered: float = 1.0, n_answers: int | None = None
+    ) -> Statistic:
+        """Return the statistic of a vector (words,) int64, with the `Statistic`'s other fields."""
+        if vector.shape != (self.n_words,) or vector.dtype != np.int64:
+            raise ValueError(
+                f"Expected {self.n_words} words of int64. "
+                f"Got {vector.dtype} of shape {vector.shape} instead."
+            )
+        ends = np.cumsum([block.size for block in self.blocks])
+        parts = np.split(vector, ends[:-1])
+        blocks = {
+            block.name: part.reshape(block.shape)
+            for block, part in zip(self.blocks, parts, strict=True)
+        }
+        return Statistic(blocks, answered, n_answers)

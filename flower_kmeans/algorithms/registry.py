@@ -1,0 +1,40 @@
+"""Algorithms by their names, and their form in run documents."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from flower_kmeans import parameters
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+_REGISTRY: dict[str, type[Algorithm]] = {}
+AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
+
+
+def register(algorithm: AlgorithmType) -> AlgorithmType:
+    """Make an algorithm known to `algorithm_from_config` under its name (a class decorator)."""
+    _REGISTRY[algorithm.name] = algorithm
+    return algorithm
+
+
+def algorithm_to_config(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm's parameters for a run document, without domain and budget."""
+    return {"name": algorithm.name, **parameters.write_parameters(algorithm)}
+
+
+def algorithm_from_config(
+    config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+) -> Algorithm:
+    """Return the algorithm that a run document describes, or raise if it is not acceptable."""
+    name = config.get("name")
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise ConfigurationError(
+            f"Expected the name of an algorithm in {sorted(_REGISTRY)}."
+        )
+    kind = _REGISTRY[name]
+    values = kind.read_config(config, domain)
+    algorithm = kind(domain=domain, budget=budget, **values)
+    algorithm.require_feasible()
+    return algorithm

@@ -1,0 +1,39 @@
+"""By how much one record, or one client, changes each word of a round."""
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.numerics.projection import MOMENTS, moment_units
+from flower_kmeans.arrays import FloatArray
+
+
+def record_sensitivities(algorithm: Algorithm, round_number: int) -> FloatArray:
+    """Return the sensitivity of every word of a round, (words,) float64, for one record.
+
+    In grid units: `Algorithm.block_sensitivities`. Those of second moments differ by
+    word, since a product of two columns is shorter than a square.
+    """
+    units = algorithm.block_sensitivities(round_number)
+    parts = []
+    for block in algorithm.layout(round_number).blocks:
+        if block.name == MOMENTS:
+            parts.append(moment_units(algorithm.domain, algorithm.fraction_bits))
+        else:
+            parts.append(np.full(block.size, units[block.name]))
+    return np.concatenate(parts)
+
+
+def sensitivities(algorithm: Algorithm, round_number: int) -> FloatArray:
+    """Return the noise scale of every word of a round, (words,) float64.
+
+    As `record_sensitivities`, times the clips: for answers, and for data sets that
+    differ in what the budget protects, one record or all records of one client.
+    """
+    found = record_sensitivities(algorithm, round_number)
+    clipping = algorithm.clipping
+    if clipping.clip is None:
+        return found
+    layout = algorithm.layout(round_number)
+    for release in algorithm.releases(round_number):
+        found[layout.words_of(release)] *= clipping.of(release)
+    return found
