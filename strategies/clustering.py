@@ -34,7 +34,6 @@ from flower_kmeans.protocol.exchange import Exchange, Newcomers
 from flower_kmeans.protocol.limits import reply_limit
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, sampler_of
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.resume import Journal, continued
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, Vertical
@@ -42,6 +41,7 @@ from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind, Serve
 from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.report import report as reports
 from flower_kmeans.report.report import Report
+from flower_kmeans.vertical.protocol.relay import Relay
 
 from .ending import end_in_one_sentence
 from .options import OnRound, RosterFile

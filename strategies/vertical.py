@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import COUNTS
-from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import (
@@ -23,15 +22,16 @@ from flower_kmeans.parameters import (
 )
 from flower_kmeans.protocol.messages import Request, VerticalStep
 from flower_kmeans.protocol.noise import check_shares
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
 from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
-from flower_kmeans.report.vertical import VerticalReport
+from flower_kmeans.vertical.algorithm import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.vertical.costs import RunCosts, costs
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol.relay import Relay
+from flower_kmeans.vertical.report import VerticalReport
 
 from .clustering import ClusteringStrategy, checked_nodes
 from .options import KeyDistribution, Nodes, OnRound, Privacy, RosterFile

@@ -431,7 +431,7 @@ print(*{*sys.modules} - before)
 # runs.
 NOT_NEEDED = {
     *("scipy", "jinja2", "sklearn", "openpyxl"),
-    *("flower_kmeans.protocol.vertical", "flower_kmeans.vertical.parties"),
+    *("flower_kmeans.vertical.protocol.party", "flower_kmeans.vertical.parties"),
     "flower_kmeans.report.report",
 }
 

@@ -57,7 +57,7 @@ from flower_kmeans.secagg.key_agreement import KEY_BYTES
 from flower_kmeans.version import stated_software
 
 if TYPE_CHECKING:
-    from flower_kmeans.protocol.vertical import VerticalParty
+    from flower_kmeans.vertical.protocol.party import VerticalParty
 
 # Each time, another process of this node answered another message of the run in the
 # meantime.
@@ -516,7 +516,7 @@ class Conversation:
 
     def _party(self) -> "VerticalParty":
         # Here, because most runs have no such party, and each answer is a new process.
-        from flower_kmeans.protocol.vertical import VerticalParty
+        from flower_kmeans.vertical.protocol.party import VerticalParty
 
         return VerticalParty(
             self.run,

@@ -21,12 +21,12 @@ from flower_kmeans.protocol.messages import (
     Request,
     Turn,
 )
-from flower_kmeans.protocol.parcels import Planned, due, in_parts, planned
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE, MAX_SLOTS
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.key_agreement import KEY_BYTES, SEAL_BYTES
+from flower_kmeans.vertical.protocol.parcels import Planned, due, in_parts, planned
 
 SHORT = 2**10
 """Bytes of a reply without data, and of all that another reply has beside its data."""

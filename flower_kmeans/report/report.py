@@ -11,7 +11,6 @@ from typing import Any, Literal
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import (
     __version__,
@@ -19,6 +18,7 @@ from flower_kmeans.version import (
     installed_version,
     openssl_version,
 )
+from flower_kmeans.vertical.report import NEIGHBOURS, VerticalReport
 
 PARTIES = (
     "passive server",
@@ -343,7 +343,7 @@ class Report(Proceedings):
     @property
     def statements(self) -> tuple[str, ...]:
         """Statements for all parties, in sentences (docs/protocol.md, section 11)."""
-        return lines_of("statements.txt.j2", report=self)
+        return lines_of("report/statements.txt.j2", report=self)
 
     @property
     def guarantee_holds(self) -> bool:
@@ -386,7 +386,7 @@ class Report(Proceedings):
 
         See docs/threat-model.md.
         """
-        words = lines_of("protection.txt.j2", report=self)
+        words = lines_of("report/protection.txt.j2", report=self)
         # Not strict: only runs with shares have a committee, the last of the parties.
         return dict(zip(PARTIES, words, strict=False))
 

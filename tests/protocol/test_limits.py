@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.errors import MessageError, TooFewClientsError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.protocol import exchange, limits, messages, parcels
+from flower_kmeans.protocol import exchange, limits, messages
 from flower_kmeans.protocol.exchange import MALFORMED, Exchange
 from flower_kmeans.protocol.limits import SHORT, reply_limit, request_limit
 from flower_kmeans.protocol.messages import (
@@ -34,12 +34,13 @@ from flower_kmeans.protocol.messages import (
     Keys,
     Refusal,
 )
-from flower_kmeans.protocol.relay import Mailboxes
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import parse_document
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import decode, encode, to_content
 from flower_kmeans.simulation.in_process import task_identity
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.relay import Mailboxes
 from tests.protocol.test_messages import ENTRY, PARCEL, REPLIES, REQUESTS, WRAP
 
 MiB = 2**20

@@ -24,8 +24,8 @@ from flower_kmeans.report.report import (
     Report,
     bounds_of,
 )
-from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.strategies import FastLloyd, Lloyd, SuLloyd
+from flower_kmeans.vertical.report import VerticalReport
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 PARTS = [np.random.default_rng(i).random((25, 2)) for i in range(6)]

@@ -27,7 +27,6 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
-from flower_kmeans.protocol import parcels, relay
 from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.messages import (
     Abort,
@@ -41,7 +40,6 @@ from flower_kmeans.protocol.messages import (
     decode_request,
     write_receivers,
 )
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
 from flower_kmeans.secagg.key_agreement import public_key
@@ -52,6 +50,8 @@ from flower_kmeans.version import __version__
 from flower_kmeans.vertical import engine
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.parties import ComputingParty
+from flower_kmeans.vertical.protocol import parcels, relay
+from flower_kmeans.vertical.protocol.relay import Relay
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

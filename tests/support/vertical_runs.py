@@ -18,11 +18,10 @@ import numpy as np
 from flwr.app import RecordDict
 from soft import straight_signs as straight_signs
 
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol import messages, relay
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
     Delivery,
@@ -33,12 +32,14 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
 from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
+from flower_kmeans.vertical.protocol import relay
+from flower_kmeans.vertical.protocol.parcels import Planned, Seals
 
 N_RECORDS = 400
 POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)

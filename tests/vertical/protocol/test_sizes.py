@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 from vertical_runs import make_algorithm, make_run
 
-from flower_kmeans.protocol import messages, parcels
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.wire import MAX_MESSAGE
+from flower_kmeans.vertical.protocol import parcels
 
 
 @pytest.mark.claim("protocol", "message-holds-at-most")

@@ -10,16 +10,16 @@ from functools import cached_property
 import numpy as np
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.protocol import transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Code
-from flower_kmeans.protocol.party_session import PartySession
 from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from flower_kmeans.vertical.align import ids_digest
+from flower_kmeans.vertical.protocol.party_session import PartySession
 from flower_kmeans.vertical.ring import SLOTS
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 

@@ -13,12 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.algorithms.base import COUNTS, SUMS
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import checks, parcels, transcript
+from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import witness_name
 from flower_kmeans.protocol.messages import Code
@@ -27,7 +26,9 @@ from flower_kmeans.protocol.run import Run, Vertical
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory
 from flower_kmeans.protocol.wire import Struct, decode, encode
 from flower_kmeans.vertical import keys as vertical_keys
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from flower_kmeans.vertical.keys import KeyHolder
+from flower_kmeans.vertical.protocol import parcels
 
 _FRESH_BYTES = 32
 _require = RefuseError.unless

@@ -34,7 +34,7 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import limits, messages, parcels
+from flower_kmeans.protocol import limits, messages
 from flower_kmeans.protocol.leftovers import erase_ended, work_dir
 from flower_kmeans.protocol.messages import (
     Abort,
@@ -48,7 +48,6 @@ from flower_kmeans.protocol.messages import (
     read_head,
     read_receivers,
 )
-from flower_kmeans.protocol.party_session import Progress
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import (
     Horizontal,
@@ -62,6 +61,8 @@ from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.party_session import Progress
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
 

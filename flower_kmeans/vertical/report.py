@@ -61,7 +61,7 @@ class VerticalReport:
     @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
         """Rows of parties, their views, and their knowledge."""
-        lines = lines_of("parties.txt.j2", run=self)
+        lines = lines_of("vertical/parties.txt.j2", run=self)
         return tuple(tuple(line.split("|")) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,17 +20,12 @@ from flwr.app import RecordDict
 from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import checks, parcels, transcript
+from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import forget_witness
 from flower_kmeans.protocol.messages import Code, Joined, Sent, Turn, VerticalStep
 from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, PUBLIC, RELIN
-from flower_kmeans.protocol.party_mail import PartyMail
-from flower_kmeans.protocol.party_rows import PartyRows
-from flower_kmeans.protocol.party_session import PartySession
-from flower_kmeans.protocol.party_zero import PartyZero
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run
@@ -40,6 +35,18 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    HALF,
+    PUBLIC,
+    RELIN,
+)
+from flower_kmeans.vertical.protocol.party_mail import PartyMail
+from flower_kmeans.vertical.protocol.party_rows import PartyRows
+from flower_kmeans.vertical.protocol.party_session import PartySession
+from flower_kmeans.vertical.protocol.party_zero import PartyZero
 from flower_kmeans.vertical.ring import pack, packed_bytes, unpack
 
 _COMPUTING = 0  # slot of the party that computes

@@ -50,8 +50,6 @@ from flower_kmeans.protocol.messages import (
     Refusal,
     Sent,
 )
-from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
-from flower_kmeans.protocol.party_session import PartySession, Progress
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import decode, encode, encode_arrays
@@ -62,6 +60,15 @@ from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
+from flower_kmeans.vertical.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    IDS,
+    PUBLIC,
+    RELIN,
+    planned,
+)
+from flower_kmeans.vertical.protocol.party_session import PartySession, Progress
 from flower_kmeans.vertical.ring import (
     N,
     addmod,

@@ -28,7 +28,13 @@ from flower_kmeans.protocol.messages import (
     Turn,
     VerticalStep,
 )
-from flower_kmeans.protocol.parcels import (
+from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
+from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
+from flower_kmeans.report.report import Dropped, IncidentKind
+from flower_kmeans.vertical.protocol.parcels import (
     DIGESTS,
     PUBLIC,
     Planned,
@@ -36,13 +42,7 @@ from flower_kmeans.protocol.parcels import (
     planned,
     shape_of,
 )
-from flower_kmeans.protocol.parties import Parties, Party
-from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
-from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import Run
-from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
-from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
-from flower_kmeans.report.report import Dropped, IncidentKind
+from flower_kmeans.vertical.protocol.parties import Parties, Party
 
 COMPUTING = 0
 """Slot of the party that computes."""
