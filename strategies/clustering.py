@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from logging import INFO, WARNING
 from os import PathLike
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -31,17 +31,17 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.exchange import Exchange, Newcomers
+from flower_kmeans.protocol.kinds import Body
 from flower_kmeans.protocol.limits import reply_limit
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, sampler_of
 from flower_kmeans.protocol.resume import Journal, continued
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, Vertical
-from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind, Server
+from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument
+from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind, Trip
 from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.report import report as reports
-from flower_kmeans.report.report import Report
-from flower_kmeans.vertical.protocol.relay import Relay
+from flower_kmeans.report.report import Dropped, Report
 
 from .ending import end_in_one_sentence
 from .options import OnRound, RosterFile
@@ -49,7 +49,38 @@ from .progress import RoundInfo, epsilon_after
 from .showing import ShownPlan
 from .starting import NO_STOP, require_empty, require_start
 
-S = TypeVar("S", bound=Server | Relay)
+
+class RunServer(Protocol):
+    """The server of one run, of any kind: what all strategies need of it."""
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+
+    @property
+    def head(self) -> int:
+        """Number of rounds that are complete."""
+
+    @property
+    def incidents(self) -> Sequence[Dropped]:
+        """All that was not an orderly reply."""
+
+    @property
+    def n_claims(self) -> int:
+        """Number of clients that enrolled."""
+
+    @property
+    def all_keep_ledgers(self) -> bool:
+        """Whether every client stated that it keeps a ledger."""
+
+    def set_up(self, nodes: Iterable[int], trip: Trip, /) -> None:
+        """Enrol the clients, and do what they need before the first round."""
+
+    def join(self, node_ids: Iterable[int], /) -> Mapping[int, Request]:
+        """Return enrolments for nodes that connect during the set-up."""
+
+
+S = TypeVar("S", bound=RunServer)
 
 
 def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -523,7 +554,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _described(
         self,
         roster: Roster | None,
-        body: Horizontal | Vertical,
+        body: Body,
         noise_shares: int,
         levels: tuple[int, ...] = (),
     ) -> Run:
@@ -531,8 +562,6 @@ class ClusteringStrategy(Strategy, Generic[S]):
         trust = self.trust_model
         algorithm = self.algorithm
         digest = bytes(32) if roster is None else roster.digest
-        # a word that counts the vectors in a sum
-        checksum = 0 if trust.is_vertical else 1
         document = RunDocument(
             protocol=PROTOCOL,
             # From the system, not the seed: to clients, equal documents are one and the
@@ -545,7 +574,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
             words=tuple(
-                algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1)
+                algorithm.words(t) + trust.checksum_words
+                for t in range(1, algorithm.n_rounds + 1)
             ),
             privacy=self.plan.to_config(),
             share_variance=f"1/{noise_shares}" if trust.shares_noise else NONE,

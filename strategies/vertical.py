@@ -20,16 +20,18 @@ from flower_kmeans.parameters import (
     require_type,
     whole,
 )
-from flower_kmeans.protocol.messages import Request, VerticalStep
+from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
+from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.server import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
 from flower_kmeans.vertical.algorithm import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.vertical.costs import RunCosts, costs
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol.body import MAX_PARTIES, MAX_VALUES, Vertical
+from flower_kmeans.vertical.protocol.messages import VerticalStep
 from flower_kmeans.vertical.protocol.relay import Relay
 from flower_kmeans.vertical.report import VerticalReport
 

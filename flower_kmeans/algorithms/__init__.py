@@ -17,4 +17,3 @@ from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm as HDPEMeansAlgorithm
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm as PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm as SynopsisAlgorithm
-from flower_kmeans.vertical.algorithm import VerticalAlgorithm as VerticalAlgorithm

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -139,8 +140,8 @@ class Algorithm(ABC):
     seed and the round (`initialization.round_words`), and their results are the same
     integers on every processor.
     """
-    vertical: ClassVar[bool] = False
-    """Whether its records are split by columns among parties (trust model "vertical")."""
+    kind: ClassVar[str] = "horizontal"
+    """The kind of its runs (`protocol.kinds`): by default clients hold different records."""
     needs_all_records: ClassVar[bool] = False
     """Whether a client must hold all of its records at once to answer."""
     has_joint_clipping: ClassVar[bool] = False
@@ -729,6 +730,8 @@ def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") ->
 
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
+# by name: modules of algorithms that few clients need
+_ELSEWHERE = {"vertical": "flower_kmeans.vertical.algorithm"}
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
@@ -743,8 +746,9 @@ def algorithm_from_config(
 ) -> Algorithm:
     """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
+    if isinstance(name, str) and name in _ELSEWHERE:
+        import_module(_ELSEWHERE[name])  # registers it
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise ConfigurationError(
-            f"Expected the name of an algorithm in {sorted(_REGISTRY)}."
-        )
+        known = sorted({*_REGISTRY, *_ELSEWHERE})
+        raise ConfigurationError(f"Expected the name of an algorithm in {known}.")
     return _REGISTRY[name].from_config(config, domain, budget)

@@ -41,6 +41,7 @@ from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
 from flower_kmeans.version import __version__, flwr_version
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.vertical.protocol.party_rows import read_rows_key
 from flower_kmeans.vertical.store import require_private
 
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
@@ -402,7 +403,7 @@ def _vertical(policy: ClientPolicy) -> str:
         raise ConfigurationError(
             "Without a roster and without party, this node's slot, every vertical run is refused."
         )
-    policy.read_rows_key()
+    read_rows_key(policy)
     if slot:
         return f"Party {slot}, which needs no further package: it encrypts, and may hold a key."
     require_tenseal()

@@ -168,7 +168,7 @@ class Settings:
                 "Nobody is protected in this run: leave out --unit and --clip, or choose another "
                 "--strategy or --trust."
             )
-        if settings.is_vertical and trust not in (None, settings.strategy.TRUST):
+        if settings.splits_columns and trust not in (None, settings.strategy.TRUST):
             raise ConfigurationError(
                 f"The strategy {name} has its own trust: leave out --trust."
             )
@@ -205,9 +205,11 @@ class Settings:
         return "plain" not in (self.strategy.TRUST, self.trust)
 
     @property
-    def is_vertical(self) -> bool:
-        """Whether the strategy splits columns."""
-        return bool(self.strategy.ALGORITHM.vertical)
+    def splits_columns(self) -> bool:
+        """Whether the strategy's clients hold columns of the same records."""
+        from flower_kmeans.protocol.kinds import held_by
+
+        return held_by(self.strategy.ALGORITHM.kind) == "columns"
 
     def takes(self, parameter: str) -> bool:
         """Return whether the strategy has a parameter."""
@@ -235,7 +237,9 @@ class Settings:
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
         budget = PrivacyBudget(epsilon, self.delta, self.unit)  # type: ignore[arg-type]
         # A vertical strategy has no parameter for its one trust model.
-        trust = {} if self.trust is None or self.is_vertical else {"trust": self.trust}
+        trust = (
+            {} if self.trust is None or self.splits_columns else {"trust": self.trust}
+        )
         strategy: KMeansStrategy | VerticalKMeans = self.strategy(
             domain=box, privacy=budget, **trust, **self.given | parameters
         )

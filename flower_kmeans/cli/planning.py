@@ -103,7 +103,7 @@ def _require_fitting(
     settings.check_server(
         "--server-points", "the number of points of the server", request.server_points
     )
-    if request.parties is not None and not settings.is_vertical:
+    if request.parties is not None and not settings.splits_columns:
         raise ConfigurationError(
             f"Expected --parties with --strategy vertical only. Got it with {name}."
         )
@@ -121,7 +121,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
     parameters: dict[str, Any] = {"n_records": n_records}
     if request.server_points is not None:
         parameters["server_data"] = placeholders(request.server_points, features)
-    if settings.is_vertical:
+    if settings.splits_columns:
         n_parties = request.parties
         if n_parties is None:
             n_parties = _DEFAULT_PARTIES
@@ -131,7 +131,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
     box = Box([-1.0] * features, [1.0] * features)
     if request.chart is not None and not request.simulate:
         raise ConfigurationError("--chart requires --simulate.")
-    if request.simulate and (settings.is_vertical or not settings.is_private):
+    if request.simulate and (settings.splits_columns or not settings.is_private):
         raise ConfigurationError(
             "Expected --simulate with a private strategy whose clients hold records. "
             f"Got {settings.name} without."

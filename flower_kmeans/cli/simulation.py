@@ -132,7 +132,7 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     )
     parameters = _server_points(request, source)
     parties: list[tuple[str, ...]] = []
-    if settings.is_vertical:
+    if settings.splits_columns:
         parties = source.parties(request.split)
         source = source.ordered([name for party in parties for name in party])
 
@@ -202,7 +202,7 @@ def _planned_records(settings: Settings, source: InputRecords) -> int:
     """Return the public number of records, where no option gives it."""
     if source.n_records is not None:  # of the photograph
         return source.n_records
-    if settings.is_private and not settings.is_vertical:
+    if settings.is_private and not settings.splits_columns:
         raise ConfigurationError(
             "A private run needs --n-records, the public planning figure for the number "
             "of records: it is not counted, because the true number is private."

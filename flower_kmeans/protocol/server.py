@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -70,7 +70,7 @@ from flower_kmeans.secagg.base import SumContext, SumError
 from flower_kmeans.secagg.hashing import u64
 from flower_kmeans.secagg.key_agreement import SEAL_BYTES
 
-RequestKind = Literal["enrol", "hold", "ask", "add", "abort"] | messages.VerticalStep
+RequestKind = str  # "enrol", "hold", "ask", "add", "abort", or a kind of run's own
 R = TypeVar("R", bound=Reply)
 Replies = Iterable[tuple[int, Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""

@@ -24,12 +24,12 @@ from flower_kmeans.algorithms import (
     Query,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
-    VerticalAlgorithm,
 )
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from tests.algorithms.test_replay import CASES as REPLAYED
 
 RNG = np.random.default_rng

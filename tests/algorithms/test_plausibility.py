@@ -65,7 +65,7 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
             words = algorithm.flatten(algorithm.answer(query, part), number)
             with np.errstate(over="ignore"):
                 total = total + (lie(words) if lie and i == 0 else words)
-        n_slots = 1 if algorithm.vertical else N_CLIENTS
+        n_slots = 1 if algorithm.kind == "vertical" else N_CLIENTS
         answer = algorithm.unflatten(total, number, len(parts) / n_slots, len(parts))
         found += findings_of(algorithm, state, answer)
         state = algorithm.update(state, answer, rng)
@@ -176,7 +176,7 @@ def test_findings_are_total(name):
                 to_array(found), algorithm.n_rounds, algorithm.words(number)
             )
             assert again == found
-            if algorithm.vertical:
+            if algorithm.kind == "vertical":
                 rows += len(found)
             state = algorithm.update(state, answer, rng)
         # Party 0 must be able to send them all.

@@ -79,7 +79,7 @@ def made(trust, keys="roster", **values):
         "committee": COMMITTEE if model.has_committee else None,
     }
     keys = keys if model.is_protected else "none"
-    if model.is_vertical:
+    if model.is_homomorphic:
         defaults |= {
             "min_clients": 3,
             "max_colluders": 1,

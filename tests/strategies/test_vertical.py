@@ -31,14 +31,9 @@ from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.messages import (
     Abort,
     Enrol,
-    Joined,
-    Parcel,
     Refusal,
-    Sent,
-    Turn,
     decode_reply,
     decode_request,
-    write_receivers,
 )
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
@@ -51,6 +46,13 @@ from flower_kmeans.vertical import engine
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.parties import ComputingParty
 from flower_kmeans.vertical.protocol import parcels, relay
+from flower_kmeans.vertical.protocol.messages import (
+    Joined,
+    Parcel,
+    Sent,
+    Turn,
+    write_receivers,
+)
 from flower_kmeans.vertical.protocol.relay import Relay
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -1,9 +1,11 @@
 """Small run documents, right or with changed fields."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
@@ -44,6 +46,8 @@ KINDS = {
 
 def library_algorithms() -> dict[str, type[Algorithm]]:
     """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
+    for module in base._ELSEWHERE.values():
+        import_module(module)
     found, waiting = dict[str, type[Algorithm]](), list[type[Algorithm]]([Algorithm])
     while waiting:
         kind = waiting.pop()

@@ -23,8 +23,8 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.leftovers import forget_witness
-from flower_kmeans.protocol.messages import Code, Joined, Sent, Turn, VerticalStep
+from flower_kmeans.protocol.leftovers import forget_records
+from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
@@ -36,6 +36,8 @@ from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal
 from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.limits import objection_to_slot
+from flower_kmeans.vertical.protocol.messages import Joined, Sent, Turn, VerticalStep
 from flower_kmeans.vertical.protocol.parcels import (
     COLUMNS,
     DIGESTS,
@@ -441,9 +443,9 @@ class VerticalParty:
     def _ended(self, result: bytes, reply: Sent) -> Sent:
         """End the session if the result has a keeper. Repeats have the same reply."""
         if self.deliver(result):
-            forget_witness(self.state, self._doc_hash)
+            forget_records(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
-            self.session.vertical = encode(reply)
+            self.session.party = encode(reply)
             # Before files are erased, which a repeat needs.
             self.memory.save(self._doc_hash, self.session)
             if self._slot == _COMPUTING:
@@ -463,7 +465,7 @@ def _slot_of(run: Run, policy: ClientPolicy, identity: Identity | None) -> int:
     if slot is None:
         expected = "Expected a policy with party, this client's slot."
         raise RefuseError(Code.POLICY, expected)
-    objection = policy.objection_to_slot(run, slot)
+    objection = objection_to_slot(policy, run, slot)
     if objection is not None:
         raise RefuseError(Code.POLICY, objection)
     return slot

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.messages import Code, Delivery, Sent, Turn, VerticalStep
+from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.messages import Delivery, Sent, Turn, VerticalStep
 from flower_kmeans.vertical.protocol.parcels import Planned, Seals
 
 
