@@ -25,8 +25,9 @@ class TextTable(NamedTuple):
 
 def lines_of(template: str, **values: Any) -> tuple[str, ...]:
     """Return the lines of a text template, which is named by its path in the package."""
-    # Every line of a text template ends with a break, so the last part is empty.
-    return tuple(environment().get_template(template).render(values).split("\n")[:-1])
+    text = environment().get_template(template).render(values)
+    # The last line has a break unless it is also the last of the file.
+    return tuple(text.removesuffix("\n").split("\n"))
 
 
 def html_summary(

@@ -282,7 +282,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
         )
         relay = Relay(run, roster, self.nodes, self._journal)
-        return relay, {"n_slots": self.n_clients, "vertical": report}
+        return relay, {"n_slots": self.n_clients, "part": report}
 
     def _require_names(self) -> None:
         if self._is_open:
@@ -312,11 +312,12 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         report.answers = [len(self.widths)] * relay.head
         report.round_trips = relay.round_trips
         report.resumptions = relay.resumptions
-        if report.vertical is not None:
-            report.vertical.sent_bytes = relay.sent_bytes
-            report.vertical.delivered_bytes = relay.delivered_bytes
+        part = report.part
+        if isinstance(part, VerticalReport):
+            part.sent_bytes = relay.sent_bytes
+            part.delivered_bytes = relay.delivered_bytes
             parties = (relay.parties[slot] for slot in sorted(relay.parties))
-            report.vertical.software = tuple(each.public.software for each in parties)
+            part.software = tuple(each.public.software for each in parties)
 
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:

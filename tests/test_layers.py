@@ -20,7 +20,8 @@ LEVELS = {
     name: level
     for level, names in enumerate(
         (
-            "arrays data extras files kept threads canonical parameters errors templates version",
+            "arrays data extras files imports kept threads canonical parameters errors"
+            " templates version",
             "metrics baselines privacy",
             "algorithms secagg vertical vertical.algorithm",
             "report vertical.report",

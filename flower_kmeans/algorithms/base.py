@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -35,6 +34,7 @@ from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.imports import imported
 from flower_kmeans.parameters import LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
@@ -731,7 +731,7 @@ def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") ->
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
 # by name: modules of algorithms that few clients need
-_ELSEWHERE = {"vertical": "flower_kmeans.vertical.algorithm"}
+_ELSEWHERE = {"vertical": "flower_kmeans.vertical.algorithm:VerticalAlgorithm"}
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
@@ -747,7 +747,7 @@ def algorithm_from_config(
     """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
     if isinstance(name, str) and name in _ELSEWHERE:
-        import_module(_ELSEWHERE[name])  # registers it
+        imported(_ELSEWHERE[name])  # registers it
     if not isinstance(name, str) or name not in _REGISTRY:
         known = sorted({*_REGISTRY, *_ELSEWHERE})
         raise ConfigurationError(f"Expected the name of an algorithm in {known}.")

@@ -6,11 +6,13 @@ import string and loaded on first use: a client loads the code of its own run al
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec.structs import StructConfig
+
+from flower_kmeans.imports import imported
+from flower_kmeans.report.parts import register_part
 
 if TYPE_CHECKING:
     from flower_kmeans.protocol.client import Conversation
@@ -102,20 +104,25 @@ _REGISTERED: dict[str, _Registered] = {}
 
 
 def register_kind(
-    name: str, path: str, holds: str = "records", tags: tuple[str, ...] = ()
+    name: str,
+    path: str,
+    holds: str = "records",
+    tags: tuple[str, ...] = (),
+    part: str | None = None,
 ) -> None:
     """Make a kind of run known, which is imported from ``module:name`` when it is needed.
 
     ``holds`` is the word for what its clients hold, and ``tags`` are those of its own
-    messages.
+    messages. ``part`` is the ``module:name`` of the `ReportPart` that its reports have.
     """
+    if part is not None:
+        register_part(name, part)
     _REGISTERED[name] = _Registered(path, holds, tags)
 
 
 def run_kind(name: str) -> RunKind:
     """Return a registered kind of run."""
-    module, _, attribute = _REGISTERED[name].path.partition(":")
-    found: RunKind = getattr(import_module(module), attribute)
+    found: RunKind = imported(_REGISTERED[name].path)
     return found
 
 
@@ -154,4 +161,5 @@ register_kind(
     "flower_kmeans.vertical.protocol.kind:VERTICAL",
     holds="columns",
     tags=("turn", "joined", "sent"),
+    part="flower_kmeans.vertical.report:VerticalReport",
 )

@@ -83,7 +83,7 @@ def made(trust, keys="roster", **values):
         defaults |= {
             "min_clients": 3,
             "max_colluders": 1,
-            "vertical": vertical_of(keys),
+            "part": vertical_of(keys),
         }
     return Report("FastLloyd", plan, model, keys, **defaults | values)
 
@@ -444,9 +444,7 @@ def test_noise_of_vertical_runs_follows_from_the_parties_that_add_it(
     facts = vertical_of(
         key_holders=key_holders, max_colluders=max_colluders, n_parties=4
     )
-    report = made(
-        "vertical", vertical=facts, max_colluders=max_colluders, answers=[4, 4]
-    )
+    report = made("vertical", part=facts, max_colluders=max_colluders, answers=[4, 4])
     assert (
         report.noise_factor
         == report.added_noise_factor

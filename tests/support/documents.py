@@ -1,6 +1,5 @@
 """Small run documents, right or with changed fields."""
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from flower_kmeans.algorithms.lloyd import (
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.data.domain import Box
+from flower_kmeans.imports import imported
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, RunDocument
@@ -46,8 +46,8 @@ KINDS = {
 
 def library_algorithms() -> dict[str, type[Algorithm]]:
     """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
-    for module in base._ELSEWHERE.values():
-        import_module(module)
+    for path in base._ELSEWHERE.values():
+        imported(path)
     found, waiting = dict[str, type[Algorithm]](), list[type[Algorithm]]([Algorithm])
     while waiting:
         kind = waiting.pop()
