@@ -11,7 +11,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from logging import INFO, WARNING
 from os import PathLike
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -107,6 +107,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     n_clusters: int
     domain: Domain
     privacy: PrivacyBudget
+    n_records: int | None
     n_clients: int | None
     min_clients: int
     max_attempts: int = 1
@@ -135,6 +136,20 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _started = 0.0
 
     # ------------------------------------------------------------- what a subclass does
+
+    @property
+    @abstractmethod
+    def noise_factor(self) -> float:
+        """Standard deviation of the noise over the planned one."""
+
+    @property
+    @abstractmethod
+    def added_noise_factor(self) -> float:
+        """The same before noise beyond the plan is removed."""
+
+    @abstractmethod
+    def expecting(self, n_clients: int) -> AbstractContextManager[None]:
+        """Run with a known number of clients."""
 
     @abstractmethod
     def _begin(self, roster: Roster | None) -> tuple[S, dict[str, Any]]:

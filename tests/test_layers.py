@@ -27,8 +27,8 @@ LEVELS = {
             "report vertical.report",
             "client protocol vertical.protocol",
             "strategies",
-            "progress simulation",
-            "cli sklearn",
+            "progress simulation vertical.simulation",
+            "cli sklearn vertical.check",
         )
     )
     for name in names.split()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flower_kmeans.data.domain import Box
     from flower_kmeans.data.reading import Reading
-    from flower_kmeans.strategies import KMeansStrategy, Option, VerticalKMeans
+    from flower_kmeans.strategies import ClusteringStrategy, Option
 
 EngineOption = StrEnum(
     "EngineOption", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"}
@@ -181,7 +181,7 @@ class Settings:
             options = " and ".join(map(spelled, unknown))
             raise ConfigurationError(
                 f"The strategy {self.name} does not take {options}: leave out {options}, or choose "
-                f"{_takers(*unknown) or 'other options'}."
+                f"{takers(*unknown) or 'other options'}."
             )
         for parameter, text in written.items():
             kind, default, _ = known[parameter]
@@ -227,26 +227,25 @@ class Settings:
         if not takes and value is not None:
             raise ConfigurationError(
                 f"The strategy {self.name} takes no server data: leave out {option}, or choose "
-                f"{_takers('server_data')}."
+                f"{takers('server_data')}."
             )
 
-    def make(self, box: "Box", **parameters: Any) -> "KMeansStrategy | VerticalKMeans":
+    def make(self, box: "Box", **parameters: Any) -> "ClusteringStrategy[Any]":
         """Return the strategy, with further parameters."""
         from flower_kmeans.privacy.budget import PrivacyBudget
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
         budget = PrivacyBudget(epsilon, self.delta, self.unit)  # type: ignore[arg-type]
-        # A vertical strategy has no parameter for its one trust model.
-        trust = (
-            {} if self.trust is None or self.splits_columns else {"trust": self.trust}
-        )
-        strategy: KMeansStrategy | VerticalKMeans = self.strategy(
-            domain=box, privacy=budget, **trust, **self.given | parameters
+        # Some strategies have one trust model, and no parameter for it.
+        if self.trust is not None and self.takes("trust"):
+            parameters["trust"] = self.trust
+        strategy: ClusteringStrategy[Any] = self.strategy(
+            domain=box, privacy=budget, **self.given | parameters
         )
         return strategy
 
 
-def _takers(*parameters: str) -> str:
+def takers(*parameters: str) -> str:
     """Return the strategies that have all of some parameters, in words."""
     from flower_kmeans.strategies import BY_NAME, parameters_of
 

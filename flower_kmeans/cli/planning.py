@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flower_kmeans.cli import outputs
 from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
-from flower_kmeans.cli.options import Settings, even_widths, placeholders
+from flower_kmeans.cli.options import Settings, even_widths, placeholders, takers
 from flower_kmeans.cli.preview import PreviewSizes, show_losses
 from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
 from flower_kmeans.data import datasets
@@ -18,7 +18,7 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.report import clip_text
-from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
+from flower_kmeans.strategies import ClusteringStrategy, KMeansStrategy
 
 _DEFAULT_FEATURES = 3  # those of the photograph
 _DEFAULT_PARTIES = 2
@@ -40,7 +40,7 @@ class PlanRequest:
 class _Plan:
     """A strategy that does not run, and the public numbers that it was made from."""
 
-    strategy: KMeansStrategy | VerticalKMeans
+    strategy: ClusteringStrategy[Any]
     box: Box
     parameters: dict[str, Any]
 
@@ -105,7 +105,7 @@ def _require_fitting(
     )
     if request.parties is not None and not settings.splits_columns:
         raise ConfigurationError(
-            f"Expected --parties with --strategy vertical only. Got it with {name}."
+            f"Expected --parties with --strategy {takers('parties')} only. Got it with {name}."
         )
     if "n_records" not in given and features is not None and settings.is_private:
         raise ConfigurationError(
@@ -158,7 +158,7 @@ def _facts(made: _Plan) -> dict[str, str]:
     return facts
 
 
-def _size_noise(strategy: KMeansStrategy | VerticalKMeans) -> float | None:
+def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     """Return the standard deviation of the last cluster sizes' noise, in records.
 
     ``None`` where it is not known by now.

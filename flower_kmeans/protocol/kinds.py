@@ -77,6 +77,9 @@ class RunKind:
         request and an orderly reply may be, beyond their short fields.
     pads_findings : bool
         Whether a result always has findings, with zeros behind them up to one size.
+    simulation, check : str, optional
+        ``module:name`` of its `SimulationPart`, and of its `CheckPart` for ``flower-kmeans
+        check``: rooms above this one, which only they need.
     """
 
     body: type[Body]
@@ -89,6 +92,8 @@ class RunKind:
     request_bytes: "Callable[[Run, Head], int]"
     reply_bytes: "Callable[[Run, Request], int]"
     pads_findings: bool = False
+    simulation: str | None = None
+    check: str | None = None
 
 
 @dataclass(frozen=True)

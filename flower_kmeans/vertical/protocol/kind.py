@@ -63,4 +63,6 @@ VERTICAL = RunKind(
     request_bytes=limits.request_bytes,
     reply_bytes=limits.reply_bytes,
     pads_findings=True,
+    simulation="flower_kmeans.vertical.simulation:SIMULATION",
+    check="flower_kmeans.vertical.check:CHECK",
 )
