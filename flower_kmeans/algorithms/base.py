@@ -730,8 +730,7 @@ def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") ->
 
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
-# by name: modules of algorithms that few clients need
-_ELSEWHERE = {"vertical": "flower_kmeans.vertical.algorithm:VerticalAlgorithm"}
+_LATER: dict[str, str] = {}  # ``module:class`` of algorithms by name
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
@@ -741,14 +740,19 @@ def register(algorithm: AlgorithmType) -> AlgorithmType:
     return algorithm
 
 
+def register_later(name: str, path: str) -> None:
+    """Make an algorithm known by its ``module:class``, which is imported when it is needed."""
+    _LATER[name] = path
+
+
 def algorithm_from_config(
     config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
 ) -> Algorithm:
     """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
-    if isinstance(name, str) and name in _ELSEWHERE:
-        imported(_ELSEWHERE[name])  # registers it
+    if isinstance(name, str) and name in _LATER:
+        imported(_LATER[name])  # registers it
     if not isinstance(name, str) or name not in _REGISTRY:
-        known = sorted({*_REGISTRY, *_ELSEWHERE})
+        known = sorted({*_REGISTRY, *_LATER})
         raise ConfigurationError(f"Expected the name of an algorithm in {known}.")
     return _REGISTRY[name].from_config(config, domain, budget)

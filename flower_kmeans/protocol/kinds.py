@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec.structs import StructConfig
 
+from flower_kmeans.algorithms.base import register_later
 from flower_kmeans.imports import imported
 from flower_kmeans.report.parts import register_part
 
@@ -114,14 +115,18 @@ def register_kind(
     holds: str = "records",
     tags: tuple[str, ...] = (),
     part: str | None = None,
+    algorithm: str | None = None,
 ) -> None:
     """Make a kind of run known, which is imported from ``module:name`` when it is needed.
 
     ``holds`` is the word for what its clients hold, and ``tags`` are those of its own
-    messages. ``part`` is the ``module:name`` of the `ReportPart` that its reports have.
+    messages. ``part`` is the ``module:name`` of the `ReportPart` that its reports have,
+    and ``algorithm`` that of the algorithm which has the kind's name.
     """
     if part is not None:
         register_part(name, part)
+    if algorithm is not None:
+        register_later(name, algorithm)
     _REGISTERED[name] = _Registered(path, holds, tags)
 
 
@@ -167,4 +172,5 @@ register_kind(
     holds="columns",
     tags=("turn", "joined", "sent"),
     part="flower_kmeans.vertical.report:VerticalReport",
+    algorithm="flower_kmeans.vertical.algorithm:VerticalAlgorithm",
 )

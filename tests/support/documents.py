@@ -46,7 +46,7 @@ KINDS = {
 
 def library_algorithms() -> dict[str, type[Algorithm]]:
     """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
-    for path in base._ELSEWHERE.values():
+    for path in base._LATER.values():
         imported(path)
     found, waiting = dict[str, type[Algorithm]](), list[type[Algorithm]]([Algorithm])
     while waiting:
