@@ -38,7 +38,6 @@ from flower_kmeans.algorithms import (
     PEMeansAlgorithm,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
-    VerticalAlgorithm,
     plausibility,
 )
 from flower_kmeans.algorithms.answers import answer_of
@@ -46,6 +45,7 @@ from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 
 N = 2000
 N_CLIENTS = 10
@@ -205,7 +205,11 @@ def parts_of(
 ) -> list[GridRecords]:
     """Return the records of each client on the grid; all of them together in a vertical run."""
     records = honest_records(algorithm, n, corners)
-    pieces = [records] if algorithm.vertical else np.array_split(records, N_CLIENTS)
+    pieces = (
+        [records]
+        if algorithm.kind == "vertical"
+        else np.array_split(records, N_CLIENTS)
+    )
     return [
         GridRecords(piece, algorithm.domain, algorithm.fraction_bits)
         for piece in pieces
@@ -233,7 +237,7 @@ CASES = (
 def alarms_in(algorithm: Algorithm, case: Case, n_draws: int) -> NDArray[np.bool_]:
     """Return which of the runs of a case have an alarm, (n_draws,)."""
     parts = parts_of(algorithm, corners=case.corners)
-    n_slots = 1 if algorithm.vertical else N_CLIENTS
+    n_slots = 1 if algorithm.kind == "vertical" else N_CLIENTS
     return alarms_of(algorithm, parts[: case.n_answers], n_slots, n_draws)
 
 
@@ -258,7 +262,7 @@ def main() -> None:
         for case in CASES:
             algorithm = ALGORITHMS[name](math.ceil(N * case.factor))
             # A vertical run needs all of its parties, and its rows are n_records.
-            if algorithm.vertical and (
+            if algorithm.kind == "vertical" and (
                 case.factor != 1.0 or case.n_answers != N_CLIENTS
             ):
                 cells.append("-")

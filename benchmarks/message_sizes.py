@@ -57,7 +57,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     else:
         grid, strategy = vertical(task.case)
         planned = strategy.costs.total_bytes
-        report = strategy.report.vertical
+        report = strategy.report.part
         sent = 0 if report is None else report.sent_bytes
     trips = [f"{name}:{max(sizes)}" for name, sizes in grid.asked.items()]
     answers = [f"{name}:{max(sizes)}" for name, sizes in grid.answered.items()]

@@ -35,13 +35,14 @@ from sklearn.datasets import make_blobs
 from bench import script, tables
 from bench.harness import Options, Row, Suite, grid
 from flower_kmeans import Box, PrivacyBudget
-from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
+from flower_kmeans.algorithms import LloydAlgorithm
 from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.report.curves import interval
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 
 MADE = ("synth_10000_8_2", "synth_100000_5_2")
 METHODS = ("plain", "sums", "radius", "described")

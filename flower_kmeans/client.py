@@ -97,8 +97,8 @@ def register_kmeans(
         interrupted.
     load_ids : callable, optional
         ``load_ids(context)`` returns one id for each record, in order. Only runs over
-        parties that hold different columns (`VerticalKMeans`) use them: party 0
-        compares digests with its own.
+        parties that hold different columns use them: party 0 compares digests with its
+        own.
     mods : sequence of Mod
         App-level mods of ``app`` that may see the messages of private runs. Any other
         is refused: it could change or copy them.

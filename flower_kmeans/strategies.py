@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # One by one: with `import *` mypy refuses uses of these names.
     from strategies import BY_NAME as BY_NAME
+    from strategies import ClusteringStrategy as ClusteringStrategy
     from strategies import CommonOptions as CommonOptions
     from strategies import CommonOptionsAndInitial as CommonOptionsAndInitial
     from strategies import ConstrainedLloyd as ConstrainedLloyd

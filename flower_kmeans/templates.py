@@ -24,9 +24,10 @@ class TextTable(NamedTuple):
 
 
 def lines_of(template: str, **values: Any) -> tuple[str, ...]:
-    """Return the lines of a text template."""
-    # Every line of a text template ends with a break, so the last part is empty.
-    return tuple(environment().get_template(template).render(values).split("\n")[:-1])
+    """Return the lines of a text template, which is named by its path in the package."""
+    text = environment().get_template(template).render(values)
+    # The last line has a break unless it is also the last of the file.
+    return tuple(text.removesuffix("\n").split("\n"))
 
 
 def html_summary(
@@ -43,7 +44,7 @@ def html_summary(
     known = {name: value for name, value in facts.items() if value is not None}
     values = {"title": title, "facts": known, "tables": tables, "notes": notes}
     sizes = {"most_rows": _SHOWN_ROWS, "most_columns": _SHOWN_COLUMNS}
-    return environment().get_template("summary.html.j2").render(values | sizes)
+    return environment().get_template("report/summary.html.j2").render(values | sizes)
 
 
 def shown(value: object) -> str:
@@ -89,7 +90,7 @@ def environment() -> "jinja2.Environment":
     import jinja2  # takes a tenth of a second, and a client's process shows nothing
 
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("flower_kmeans", "report"),
+        loader=jinja2.PackageLoader("flower_kmeans", ""),
         # Escaping is the default; templates of plain text alone are exempt.
         autoescape=jinja2.select_autoescape(
             disabled_extensions=["txt.j2"], default=True

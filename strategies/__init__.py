@@ -7,6 +7,7 @@ compare with: it is not private, and runs only where one process holds all parti
 
 from flower_kmeans.baselines import KFed
 
+from .clustering import ClusteringStrategy as ClusteringStrategy
 from .constrained import ConstrainedLloyd
 from .fastlloyd import FastLloyd
 from .feddp import FedDPKMeans

@@ -11,10 +11,10 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from logging import INFO, WARNING
 from os import PathLike
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -31,18 +31,17 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.exchange import Exchange, Newcomers
+from flower_kmeans.protocol.kinds import Body
 from flower_kmeans.protocol.limits import reply_limit
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, sampler_of
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.resume import Journal, continued
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, Vertical
-from flower_kmeans.protocol.server import Server
-from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
+from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument
+from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind, Trip
 from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.report import report as reports
-from flower_kmeans.report.report import Report
+from flower_kmeans.report.report import Dropped, Report
 
 from .ending import end_in_one_sentence
 from .options import OnRound, RosterFile
@@ -50,7 +49,38 @@ from .progress import RoundInfo, epsilon_after
 from .showing import ShownPlan
 from .starting import NO_STOP, require_empty, require_start
 
-S = TypeVar("S", bound=Server | Relay)
+
+class RunServer(Protocol):
+    """The server of one run, of any kind: what all strategies need of it."""
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+
+    @property
+    def head(self) -> int:
+        """Number of rounds that are complete."""
+
+    @property
+    def incidents(self) -> Sequence[Dropped]:
+        """All that was not an orderly reply."""
+
+    @property
+    def n_claims(self) -> int:
+        """Number of clients that enrolled."""
+
+    @property
+    def all_keep_ledgers(self) -> bool:
+        """Whether every client stated that it keeps a ledger."""
+
+    def set_up(self, nodes: Iterable[int], trip: Trip, /) -> None:
+        """Enrol the clients, and do what they need before the first round."""
+
+    def join(self, node_ids: Iterable[int], /) -> Mapping[int, Request]:
+        """Return enrolments for nodes that connect during the set-up."""
+
+
+S = TypeVar("S", bound=RunServer)
 
 
 def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -77,6 +107,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     n_clusters: int
     domain: Domain
     privacy: PrivacyBudget
+    n_records: int | None
     n_clients: int | None
     min_clients: int
     max_attempts: int = 1
@@ -105,6 +136,20 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _started = 0.0
 
     # ------------------------------------------------------------- what a subclass does
+
+    @property
+    @abstractmethod
+    def noise_factor(self) -> float:
+        """Standard deviation of the noise over the planned one."""
+
+    @property
+    @abstractmethod
+    def added_noise_factor(self) -> float:
+        """The same before noise beyond the plan is removed."""
+
+    @abstractmethod
+    def expecting(self, n_clients: int) -> AbstractContextManager[None]:
+        """Run with a known number of clients."""
 
     @abstractmethod
     def _begin(self, roster: Roster | None) -> tuple[S, dict[str, Any]]:
@@ -524,7 +569,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _described(
         self,
         roster: Roster | None,
-        body: Horizontal | Vertical,
+        body: Body,
         noise_shares: int,
         levels: tuple[int, ...] = (),
     ) -> Run:
@@ -532,8 +577,6 @@ class ClusteringStrategy(Strategy, Generic[S]):
         trust = self.trust_model
         algorithm = self.algorithm
         digest = bytes(32) if roster is None else roster.digest
-        # a word that counts the vectors in a sum
-        checksum = 0 if trust.is_vertical else 1
         document = RunDocument(
             protocol=PROTOCOL,
             # From the system, not the seed: to clients, equal documents are one and the
@@ -546,7 +589,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
             words=tuple(
-                algorithm.layout(t).n_words + checksum
+                algorithm.layout(t).n_words + trust.checksum_words
                 for t in range(1, algorithm.n_rounds + 1)
             ),
             privacy=self.plan.to_config(),

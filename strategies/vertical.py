@@ -14,7 +14,6 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.layout import COUNTS
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import (
@@ -24,17 +23,20 @@ from flower_kmeans.parameters import (
     require_type,
     whole,
 )
-from flower_kmeans.protocol.messages import Request, VerticalStep
+from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import check_shares
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
+from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
-from flower_kmeans.report.vertical import VerticalReport
+from flower_kmeans.vertical.algorithm import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.vertical.costs import RunCosts, costs
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol.body import MAX_PARTIES, MAX_VALUES, Vertical
+from flower_kmeans.vertical.protocol.messages import VerticalStep
+from flower_kmeans.vertical.protocol.relay import Relay
+from flower_kmeans.vertical.report import VerticalReport
 
 from .clustering import ClusteringStrategy, checked_nodes
 from .options import KeyDistribution, Nodes, OnRound, Privacy, RosterFile
@@ -286,7 +288,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
         )
         relay = Relay(run, roster, self.nodes, self._journal)
-        return relay, {"n_slots": self.n_clients, "vertical": report}
+        return relay, {"n_slots": self.n_clients, "part": report}
 
     def _require_names(self) -> None:
         if self._is_open:
@@ -316,11 +318,12 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         report.answers = [len(self.widths)] * relay.head
         report.round_trips = relay.round_trips
         report.resumptions = relay.resumptions
-        if report.vertical is not None:
-            report.vertical.sent_bytes = relay.sent_bytes
-            report.vertical.delivered_bytes = relay.delivered_bytes
+        part = report.part
+        if isinstance(part, VerticalReport):
+            part.sent_bytes = relay.sent_bytes
+            part.delivered_bytes = relay.delivered_bytes
             parties = (relay.parties[slot] for slot in sorted(relay.parties))
-            report.vertical.software = tuple(each.public.software for each in parties)
+            part.software = tuple(each.public.software for each in parties)
 
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:

@@ -427,11 +427,9 @@ for policy, state, data, node_id in pickle.loads(Path(sys.argv[1]).read_bytes())
     print(type(decode_reply(client.answer_bytes(data))).__name__)
 print(*{*sys.modules} - before)
 """
-# Packages that take long to load, and parts of the library for other parties of other
-# runs.
+# Packages that take long to load, and a part of the library for other parties.
 NOT_NEEDED = {
     *("scipy", "jinja2", "sklearn", "openpyxl"),
-    *("flower_kmeans.protocol.vertical", "flower_kmeans.vertical.parties"),
     "flower_kmeans.report.report",
 }
 
@@ -476,3 +474,4 @@ def test_a_process_that_answers_loads_no_more_than_it_needs(tmp_path, monkeypatc
     assert "Refusal" not in replies
     assert "flower_kmeans.client" in loaded.split()
     assert not sorted(NOT_NEEDED & {*loaded.split()})
+    assert "flower_kmeans.vertical" not in loaded  # the house of another kind of run

@@ -33,7 +33,7 @@ from flower_kmeans.protocol.committee import corrupt_positions
 from flower_kmeans.protocol.messages import Answer, Code, decode_reply
 from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES
 from flower_kmeans.protocol.roster import write_members
-from flower_kmeans.protocol.run import PROTOCOL, RunDocument, Vertical
+from flower_kmeans.protocol.run import PROTOCOL, RunDocument
 from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
 from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.report.report import PARTIES, CommitteeReport, Report
@@ -50,6 +50,8 @@ from flower_kmeans.strategies import (
 )
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol import messages as of_columns
+from flower_kmeans.vertical.protocol.body import Vertical
 from flower_kmeans.vertical.ring import packed_bytes
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -511,12 +513,12 @@ def test_tables_of_the_protocol():
         for row in table("docs/protocol.md", "field of `Vertical`")
     ]
     assert body == names_of(Vertical)
-    for heading, kinds in STRUCTS.items():
+    for heading, (module, kinds) in STRUCTS.items():
         rows = {
             code_spans(name)[0]: text
             for name, text in table("docs/protocol.md", heading)
         }
-        structs = [getattr(messages, name) for name in kinds.split()]
+        structs = [getattr(module, name) for name in kinds.split()]
         assert set(rows) == {
             kind.__struct_config__.tag or kind.__name__ for kind in structs
         }
@@ -532,9 +534,12 @@ def test_tables_of_the_protocol():
 
 
 STRUCTS = {  # by the heading of their table
-    "struct": "Enrol Keys Hold Ask Add Finish Abort Enrolled Wrapped Held Answer Added Finished "
-    "Refusal Wrap Entry",
-    "struct of vertical runs": "Turn Joined Sent Parcel Delivery",
+    "struct": (
+        messages,
+        "Enrol Keys Hold Ask Add Finish Abort Enrolled Wrapped Held Answer Added Finished "
+        "Refusal Wrap Entry",
+    ),
+    "struct of vertical runs": (of_columns, "Turn Joined Sent Parcel Delivery"),
 }
 
 

@@ -21,4 +21,3 @@ from flower_kmeans.algorithms.state import Query as Query
 from flower_kmeans.algorithms.state import Range as Range
 from flower_kmeans.algorithms.state import State as State
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm as SynopsisAlgorithm
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm as VerticalAlgorithm

@@ -77,8 +77,8 @@ class Algorithm(ABC):
     seed and the round (`initialization.round_words`), and their results are the same
     integers on every processor.
     """
-    vertical: ClassVar[bool] = False
-    """Whether its records are split by columns among parties (trust model "vertical")."""
+    kind: ClassVar[str] = "horizontal"
+    """The kind of its runs (`protocol.kinds`): by default clients hold different records."""
     needs_all_records: ClassVar[bool] = False
     """Whether a client must hold all of its records at once to answer."""
     bounds_clients: ClassVar[bool] = False

@@ -536,7 +536,7 @@ def condensed(rows: FloatArray) -> FloatArray:
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
-    """Return findings of a vertical run as rows, then zeros up to the most of a run."""
+    """Return findings as rows, then zeros up to the most of a run that reports each of them."""
     # In a round one of the total, and signs and lengths; at the end also sizes and
     # means.
     most = 3 * n_rounds + 2

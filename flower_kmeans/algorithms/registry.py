@@ -7,9 +7,11 @@ from flower_kmeans import parameters
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.imports import imported
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
+_LATER: dict[str, str] = {}  # ``module:class`` of algorithms by name
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
@@ -17,6 +19,11 @@ def register(algorithm: AlgorithmType) -> AlgorithmType:
     """Make an algorithm known to `algorithm_from_config` under its name (a class decorator)."""
     _REGISTRY[algorithm.name] = algorithm
     return algorithm
+
+
+def register_later(name: str, path: str) -> None:
+    """Make an algorithm known by its ``module:class``, which is imported when it is needed."""
+    _LATER[name] = path
 
 
 def algorithm_to_config(algorithm: Algorithm) -> dict[str, Any]:
@@ -29,10 +36,11 @@ def algorithm_from_config(
 ) -> Algorithm:
     """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
+    if isinstance(name, str) and name in _LATER:
+        imported(_LATER[name])  # registers it
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise ConfigurationError(
-            f"Expected the name of an algorithm in {sorted(_REGISTRY)}."
-        )
+        known = sorted({*_REGISTRY, *_LATER})
+        raise ConfigurationError(f"Expected the name of an algorithm in {known}.")
     kind = _REGISTRY[name]
     values = kind.read_config(config, domain)
     algorithm = kind(domain=domain, budget=budget, **values)

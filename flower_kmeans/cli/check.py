@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from flower_kmeans.cli.checked import CheckPart
 from flower_kmeans.cli.limits import FILES, LINES, RECORDS, judge
 from flower_kmeans.data.csv_files import names_columns
 from flower_kmeans.data.domain import Ball, Box, Domain, difference
@@ -31,17 +31,16 @@ from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
 from flower_kmeans.data.tables import Table as Records
 from flower_kmeans.data.tables import open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
-from flower_kmeans.files import access_complaint, printable
+from flower_kmeans.files import access_complaint
+from flower_kmeans.imports import imported
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.ledger_file import FULL
 from flower_kmeans.protocol.committee import MAX_POSITIONS
+from flower_kmeans.protocol.kinds import run_kind
 from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES, ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
-from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
+from flower_kmeans.protocol.trust import PLAIN, trust_model
 from flower_kmeans.version import __version__, flwr_version
-from flower_kmeans.vertical.costs import costs
-from flower_kmeans.vertical.engine import require_tenseal
-from flower_kmeans.vertical.store import require_private
 
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
 _FIRST_HTTP = (1, 40)
@@ -55,7 +54,6 @@ _HINTS = {
     "accepts": "Change these settings in the policy file.",
     "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
     "ledger": "state_dir must be this node's own directory, mode 0700, in an existing one.",
-    "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
     "files": "Keys and records are their owner's alone to read.",
     "domain": f"flower-kmeans domain init makes one, which all parties share. {DOMAIN_EXAMPLES}",
     "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
@@ -107,8 +105,7 @@ def check_node(
         findings.append(_find("keys", _keys, policy))
         findings.append(_find("ledger", _ledger, policy))
         findings.append(_find("files", _files, policy, path, data, reading, known))
-        if VERTICAL.name in policy.trusts:
-            findings.append(_find("vertical", _vertical, policy))
+        findings += _of_kinds(policy)
         try:
             named, declared = _declared(policy, policy_file, domain)
         except KMeansError as error:
@@ -122,6 +119,32 @@ def check_node(
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
+
+
+def _of_kinds(policy: ClientPolicy) -> list[CheckedItem]:
+    """Return a finding for each kind of run that needs more of a node."""
+    kinds = dict.fromkeys(trust_model(name).kind for name in policy.trusts)
+    parts = {kind: _check_part(kind) for kind in kinds}
+    return [
+        _find(kind, part.look, policy)
+        for kind, part in parts.items()
+        if part is not None
+    ]
+
+
+def _check_part(kind: str) -> CheckPart | None:
+    """Return what a kind of run needs more of a node than most do, if anything."""
+    path = run_kind(kind).check
+    if path is None:
+        return None
+    part: CheckPart = imported(path)
+    return part
+
+
+def hint_for(name: str) -> str:
+    """Return what to do about a finding that is not well: of the usual ones, or of a kind."""
+    part = None if name in _HINTS else _check_part(name)
+    return _HINTS[name] if part is None else part.hint
 
 
 def _declared(
@@ -165,7 +188,7 @@ def _bad(name: str, error: KMeansError) -> CheckedItem:
     text = str(error)
     if name == "policy file" and text.endswith(DOMAIN_EXAMPLES):
         return CheckedItem(name, False, text)  # which points to an example already
-    return CheckedItem(name, False, f"{text} {_HINTS[name]}")
+    return CheckedItem(name, False, f"{text} {hint_for(name)}")
 
 
 # -------------------------------------------------------------------- what is looked at
@@ -392,55 +415,6 @@ def _table_file(data: str, reading: Reading) -> Path | None:
         return None
     path = Path(str(named).removeprefix("sqlite:///"))
     return path if path.is_file() else None
-
-
-def _vertical(policy: ClientPolicy) -> str:
-    """Compare the needs of party 0 in the smallest run with this machine."""
-    identity = policy.read_identity()
-    slot = policy.party if identity is None else identity.slot
-    if slot is None:
-        raise ConfigurationError(
-            "Without a roster and without party, this node's slot, every vertical run is refused."
-        )
-    policy.read_rows_key()
-    if slot:
-        return f"Party {slot}, which needs no further package: it encrypts, and may hold a key."
-    require_tenseal()
-    least = costs(2, (1, 1), 1, 1, 1)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    if memory < least.memory:
-        raise ConfigurationError(
-            f"Expected at least {least.memory:g} GB of memory. Got {memory:.2g} GB instead."
-        )
-    if policy.work_dir is not None:
-        _require_work_dir(Path(policy.work_dir))
-    place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
-    # The node makes the directory with its first run, on the disk of the next one
-    # above.
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < least.disk:
-        raise ConfigurationError(
-            f"Expected at least {least.disk / 1e6:.0f} MB of free disk in {place}. "
-            f"Got {free / 1e6:.0f} MB instead."
-        )
-    return (
-        f"Party 0, which computes: tenseal works here. {memory:.3g} GB of memory, "
-        f"{free / 1e9:.3g} GB free in {place}; flower-kmeans plan --strategy vertical says what a "
-        "run needs."
-    )
-
-
-def _require_work_dir(work_dir: Path) -> None:
-    """Require a private directory without links under the names of runs."""
-    require_private(work_dir)
-    links = [path.name for path in work_dir.glob("?" * 64) if path.is_symlink()]
-    if links:
-        raise ConfigurationError(
-            f"Expected directories of runs in work_dir {work_dir}. Got symbolic links instead: "
-            f"{', '.join(map(printable, sorted(links)[:3]))}."
-        )
 
 
 def _domain(

@@ -207,7 +207,7 @@ def _own_rows(
     rows = []
     for each in own:
         row = each.get_help_record(ctx)
-        if row is not None and each.name == "split" and chosen.is_vertical:
+        if row is not None and each.name == "split" and chosen.splits_columns:
             row = row[0], _SPLIT_OF_COLUMNS
         if row is not None:
             rows.append(row)
@@ -225,7 +225,7 @@ def _choice_rows(chosen: Settings) -> list[HelpRow]:
         ("--delta NUMBER", "Default: min(1e-6, 1/(100 n)), n the number of units."),
         ("--unit record|client", "What epsilon protects. Default: record."),
     ]  # fmt: skip
-    if not chosen.is_vertical:
+    if not chosen.splits_columns:
         default = chosen.strategy.TRUST
         text = f"Who learns what. Default: {default}."
         rows.append(("--trust MODEL", text))

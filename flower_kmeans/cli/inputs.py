@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.cli.options import even_widths, listed
+from flower_kmeans.cli.options import even_widths, listed, takers
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import Reading
@@ -130,7 +130,8 @@ class InputRecords:
         kind, _, detail = (split or "columns").partition(":")
         if kind != "columns":
             raise ConfigurationError(
-                "Expected --split as columns or columns:NAME,NAME/NAME for the strategy vertical. "
+                "Expected --split as columns or columns:NAME,NAME/NAME for the strategy "
+                f"{takers('parties')}. "
                 f"Got {split!r} instead."
             )
         if not detail:

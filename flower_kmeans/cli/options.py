@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flower_kmeans.data.domain import Box
     from flower_kmeans.data.reading import Reading
-    from flower_kmeans.strategies import KMeansStrategy, Option, VerticalKMeans
+    from flower_kmeans.strategies import ClusteringStrategy, Option
 
 EngineOption = StrEnum(
     "EngineOption", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"}
@@ -168,7 +168,7 @@ class Settings:
                 "Nobody is protected in this run: leave out --unit and --clip, or choose another "
                 "--strategy or --trust."
             )
-        if settings.is_vertical and trust not in (None, settings.strategy.TRUST):
+        if settings.splits_columns and trust not in (None, settings.strategy.TRUST):
             raise ConfigurationError(
                 f"The strategy {name} has its own trust: leave out --trust."
             )
@@ -181,7 +181,7 @@ class Settings:
             options = " and ".join(map(spelled, unknown))
             raise ConfigurationError(
                 f"The strategy {self.name} does not take {options}: leave out {options}, or choose "
-                f"{_takers(*unknown) or 'other options'}."
+                f"{takers(*unknown) or 'other options'}."
             )
         for parameter, text in written.items():
             kind, default, _ = known[parameter]
@@ -205,9 +205,11 @@ class Settings:
         return "plain" not in (self.strategy.TRUST, self.trust)
 
     @property
-    def is_vertical(self) -> bool:
-        """Whether the strategy splits columns."""
-        return bool(self.strategy.ALGORITHM.vertical)
+    def splits_columns(self) -> bool:
+        """Whether the strategy's clients hold columns of the same records."""
+        from flower_kmeans.protocol.kinds import held_by
+
+        return held_by(self.strategy.ALGORITHM.kind) == "columns"
 
     def takes(self, parameter: str) -> bool:
         """Return whether the strategy has a parameter."""
@@ -225,24 +227,25 @@ class Settings:
         if not takes and value is not None:
             raise ConfigurationError(
                 f"The strategy {self.name} takes no server data: leave out {option}, or choose "
-                f"{_takers('server_data')}."
+                f"{takers('server_data')}."
             )
 
-    def make(self, box: "Box", **parameters: Any) -> "KMeansStrategy | VerticalKMeans":
+    def make(self, box: "Box", **parameters: Any) -> "ClusteringStrategy[Any]":
         """Return the strategy, with further parameters."""
         from flower_kmeans.privacy.budget import PrivacyBudget
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
         budget = PrivacyBudget(epsilon, self.delta, self.unit)  # type: ignore[arg-type]
-        # A vertical strategy has no parameter for its one trust model.
-        trust = {} if self.trust is None or self.is_vertical else {"trust": self.trust}
-        strategy: KMeansStrategy | VerticalKMeans = self.strategy(
-            domain=box, privacy=budget, **trust, **self.given | parameters
+        # Some strategies have one trust model, and no parameter for it.
+        if self.trust is not None and self.takes("trust"):
+            parameters["trust"] = self.trust
+        strategy: ClusteringStrategy[Any] = self.strategy(
+            domain=box, privacy=budget, **self.given | parameters
         )
         return strategy
 
 
-def _takers(*parameters: str) -> str:
+def takers(*parameters: str) -> str:
     """Return the strategies that have all of some parameters, in words."""
     from flower_kmeans.strategies import BY_NAME, parameters_of
 

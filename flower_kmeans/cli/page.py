@@ -17,6 +17,7 @@ from flower_kmeans.files import parsed_json, printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.report.html import Outcome, page_of
+from flower_kmeans.report.parts import part_type
 from flower_kmeans.report.report import Report
 
 
@@ -72,11 +73,11 @@ def report_from(values: Mapping[str, Any]) -> Report:
         plan_from_config(values["plan"]), notes=tuple(values.get("notes", ()))
     )
     earlier = values["earlier"] and report_from(values["earlier"])
-    own = {
-        "plan": plan,
-        "trust_model": trust_model(values["trust"]),
-        "earlier": earlier,
-    }
+    model = trust_model(values["trust"])
+    part = values.get(model.kind)
+    if part is not None:
+        part = msgspec.convert(part, part_type(model.kind))
+    own = {"plan": plan, "trust_model": model, "earlier": earlier, "part": part}
     given = {
         field.name: values[field.name]
         for field in fields(Report)

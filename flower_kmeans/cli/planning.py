@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flower_kmeans.cli import outputs
 from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
-from flower_kmeans.cli.options import Settings, even_widths, placeholders
+from flower_kmeans.cli.options import Settings, even_widths, placeholders, takers
 from flower_kmeans.cli.preview import PreviewSizes, show_losses
 from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
 from flower_kmeans.data import datasets
@@ -18,7 +18,7 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.report import clip_text
-from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
+from flower_kmeans.strategies import ClusteringStrategy, KMeansStrategy
 
 _DEFAULT_FEATURES = 3  # those of the photograph
 _DEFAULT_PARTIES = 2
@@ -40,7 +40,7 @@ class PlanRequest:
 class _Plan:
     """A strategy that does not run, and the public numbers that it was made from."""
 
-    strategy: KMeansStrategy | VerticalKMeans
+    strategy: ClusteringStrategy[Any]
     box: Box
     parameters: dict[str, Any]
 
@@ -103,9 +103,9 @@ def _require_fitting(
     settings.check_server(
         "--server-points", "the number of points of the server", request.server_points
     )
-    if request.parties is not None and not settings.is_vertical:
+    if request.parties is not None and not settings.splits_columns:
         raise ConfigurationError(
-            f"Expected --parties with --strategy vertical only. Got it with {name}."
+            f"Expected --parties with --strategy {takers('parties')} only. Got it with {name}."
         )
     if "n_records" not in given and features is not None and settings.is_private:
         raise ConfigurationError(
@@ -121,7 +121,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
     parameters: dict[str, Any] = {"n_records": n_records}
     if request.server_points is not None:
         parameters["server_data"] = placeholders(request.server_points, features)
-    if settings.is_vertical:
+    if settings.splits_columns:
         n_parties = request.parties
         if n_parties is None:
             n_parties = _DEFAULT_PARTIES
@@ -131,7 +131,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
     box = Box([-1.0] * features, [1.0] * features)
     if request.chart is not None and not request.simulate:
         raise ConfigurationError("--chart requires --simulate.")
-    if request.simulate and (settings.is_vertical or not settings.is_private):
+    if request.simulate and (settings.splits_columns or not settings.is_private):
         raise ConfigurationError(
             "Expected --simulate with a private strategy whose clients hold records. "
             f"Got {settings.name} without."
@@ -158,7 +158,7 @@ def _facts(made: _Plan) -> dict[str, str]:
     return facts
 
 
-def _size_noise(strategy: KMeansStrategy | VerticalKMeans) -> float | None:
+def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     """Return the standard deviation of the last cluster sizes' noise, in records.
 
     ``None`` where it is not known by now.

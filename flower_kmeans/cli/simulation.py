@@ -22,11 +22,12 @@ from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.progress import ProgressBar
+from flower_kmeans.protocol.kinds import held_by
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.html import elbow_shown, html_report
 from flower_kmeans.simulation import simulate
 from flower_kmeans.simulation.engines import Place, choose_engine, started
-from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
+from flower_kmeans.strategies import ClusteringStrategy, RoundInfo
 
 # Stands first in the report of such a run, whose epsilon is otherwise that of its
 # noise.
@@ -64,13 +65,14 @@ class RunInputs:
     box: Box
     is_read_off: bool  # the bounds are from the records
     partitions: list[FloatArray]
-    strategy: KMeansStrategy | VerticalKMeans
+    strategy: ClusteringStrategy[Any]
     seed: int
 
     @property
     def holder(self) -> str:
         """The noun for those who hold records: a client, or a party with columns."""
-        return "party" if isinstance(self.strategy, VerticalKMeans) else "client"
+        held = held_by(self.strategy.trust_model.kind)
+        return "party" if held == "columns" else "client"
 
     @property
     def not_private(self) -> str | None:
@@ -132,7 +134,7 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     )
     parameters = _server_points(request, source)
     parties: list[tuple[str, ...]] = []
-    if settings.is_vertical:
+    if settings.splits_columns:
         parties = source.parties(request.split)
         source = source.ordered([name for party in parties for name in party])
 
@@ -202,7 +204,7 @@ def _planned_records(settings: Settings, source: InputRecords) -> int:
     """Return the public number of records, where no option gives it."""
     if source.n_records is not None:  # of the photograph
         return source.n_records
-    if settings.is_private and not settings.is_vertical:
+    if settings.is_private and not settings.splits_columns:
         raise ConfigurationError(
             "A private run needs --n-records, the public planning figure for the number "
             "of records: it is not counted, because the true number is private."
@@ -250,7 +252,7 @@ def _title(run: RunInputs, engine: str) -> str:
     )
 
 
-def _planned_clusters(strategy: KMeansStrategy | VerticalKMeans) -> str:
+def _planned_clusters(strategy: ClusteringStrategy[Any]) -> str:
     """Return the number of clusters, or the range from which the run chooses."""
     most = counted(strategy.n_clusters, "cluster")
     fewest = strategy.algorithm.fewest_clusters

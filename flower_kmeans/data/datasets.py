@@ -170,9 +170,8 @@ def split_by_partitioner(
     """
     name, given = partitioner_of(text)
     package = require("flwr_datasets.partitioner", "A partitioner", "partitioners")
-    # Those that divide columns are for VerticalKMeans, and the base divides nothing.
-    others = ("Vertical", "Partitioner")
-    names = [each for each in package.__all__ if not each.startswith(others)]
+    every = [each for each in package.__all__ if each != "Partitioner"]  # their base
+    names = [each for each in every if _divides_records(getattr(package, each))]
     if name not in names:
         raise ConfigurationError(
             f"Expected a partitioner in {names}. Got {name!r} instead."
@@ -205,6 +204,11 @@ def split_by_partitioner(
             f"Got a {type(error).__name__} of flwr-datasets instead: see its documentation."
         ) from error
     return parts
+
+
+def _divides_records(kind: type) -> bool:
+    """Return whether a partitioner divides records. Others divide columns among parties."""
+    return "active_party_columns" not in inspect.signature(kind).parameters
 
 
 def tiles(height: int, width: int, n_tiles: int) -> list[IntArray]:

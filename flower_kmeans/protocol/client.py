@@ -3,7 +3,8 @@
 A client answers one message at a time from what its session remembers. An error leaves
 as a code and nothing else. No refusal depends on records or, apart from the checksum
 word, on a reconstructed sum. `Conversation` opens the run, takes the slot and follows the
-entries. Messages with further steps have a file each: `ask`, `add` and `finish`.
+entries. Messages with further steps have a file each: `ask`, `add` and `finish`. The kind of
+a run (`kinds.RunKind`) names what answers each message.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -34,15 +35,13 @@ from flower_kmeans.protocol import (
     wire,
 )
 from flower_kmeans.protocol import session as sessions
-from flower_kmeans.protocol.add import add
-from flower_kmeans.protocol.ask import ask
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee
-from flower_kmeans.protocol.finish import deliver, finish
+from flower_kmeans.protocol.kinds import USUAL, RunKind, kind_of_message, run_kind
 from flower_kmeans.protocol.messages import Code, Entry, Head, Request
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.records import ChangedError, Records
-from flower_kmeans.protocol.results import ClientResult, read_result
+from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.protocol.session import ClientSession, Memory, Pairs
@@ -53,9 +52,6 @@ from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, SumError
 from flower_kmeans.secagg.primitives import KEY_BYTES, H
 from flower_kmeans.version import stated_software
-
-if TYPE_CHECKING:
-    from flower_kmeans.protocol.vertical import VerticalParty
 
 # Each time, another process of this node answered another message of the run in the
 # meantime.
@@ -71,7 +67,7 @@ class Client:
 
     ``on_result`` is called once per run; again on a repeated ``finish`` if it failed,
     or if the client was interrupted before it had written down that the run is over.
-    ``load_ids`` returns the ids of the records, in their order; for vertical runs that
+    ``load_ids`` returns the ids of the records, in their order, for kinds of runs that
     compare rows.
     """
 
@@ -215,7 +211,7 @@ class Conversation:
     records: Records
 
     def __init__(self, client: Client, memory: Memory, request: Request) -> None:
-        self._client = client
+        self.client = client
         self._request = request
         self.memory = memory
         self.policy = client.policy
@@ -231,16 +227,14 @@ class Conversation:
         session = self.memory.load(self.doc_hash)
         try:
             if session is not None and session.over == sessions.DELIVERED:
-                # The reply to the last request was lost: there is nothing left to
-                # compute it from.
-                if isinstance(request, messages.Finish):
-                    return messages.Finished(doc_hash=self.doc_hash)
-                if isinstance(request, messages.Turn):
-                    return leftovers.repeated(request, session)
+                # The reply to the last request was lost.
+                reply = _kind_of(request).repeated(request, session)
+                if reply is not None:
+                    return reply
             if isinstance(request, messages.Abort):
                 return self._abort(session)
             self._open(session)
-            handler = _HANDLERS[type(request)]
+            handler = self.run.kind.handlers[type(request)]
             return handler(self, request)
         except RefuseError as refusal:
             if refusal.code is Code.RENEW:
@@ -271,11 +265,11 @@ class Conversation:
     def _accept(self, data: bytes, *, is_new: bool) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         checks.require_hash(data, self.doc_hash)
-        self.run = self._client.shared.once(open_run, data)
-        is_turn = isinstance(self._request, messages.Turn)
-        is_of_kind = is_turn == self.run.trust.is_vertical
-        is_of_all = isinstance(self._request, messages.Enrol | messages.Abort)
-        refuse_unless(is_of_all or is_of_kind, Code.BAD_MESSAGE)
+        self.run = self.client.shared.once(open_run, data)
+        # `Abort` is answered also where no run can be opened.
+        is_abort = isinstance(self._request, messages.Abort)
+        is_of_kind = type(self._request) in self.run.kind.handlers
+        refuse_unless(is_abort or is_of_kind, Code.BAD_MESSAGE)
         checks.require_policy(self.policy, self.run)
         if is_new:  # a calibration takes long, and the session keeps the document
             self.run.kept.once(verify_plan, self.run)
@@ -288,13 +282,13 @@ class Conversation:
         checks.require_roster(self.identity, self.run.document)
         self.memory.require_room(self.run.doc_hash, self.run.price)
         self.records = Records(
-            self.run, self.policy, self.memory, self._client.load_records
+            self.run, self.policy, self.memory, self.client.load_records
         )
 
     @cached_property
     def pairs(self) -> Pairs:
         """The secrets that the session shares with other clients."""
-        return Pairs(self.doc_hash, self.session, self.identity, self._client.shared)
+        return Pairs(self.doc_hash, self.session, self.identity, self.client.shared)
 
     def total(self, query: Query) -> IntArray:
         """Return the statistic of all records, (words,); RENEW if they changed."""
@@ -307,10 +301,8 @@ class Conversation:
 
     # ------------------------------------------------------------------ enrolment, keys
 
-    def enrol(self, _: messages.Enrol) -> messages.Enrolled | messages.Joined:
-        """Return the session's public values, or join a vertical run."""
-        if self.run.trust.is_vertical:
-            return self._party().join()
+    def enrol(self, _: messages.Enrol) -> messages.Enrolled:
+        """Return the session's public values."""
         return messages.Enrolled(
             doc_hash=self.doc_hash,
             **self._public_values(),
@@ -324,7 +316,7 @@ class Conversation:
             "commitment": self.session.commitment,
             "static": self.pairs.static,
             "public_key": self.pairs.public_key,
-            "claim": self.pairs.claim(self._client.node_id),
+            "claim": self.pairs.claim(self.client.node_id),
         }
 
     def keys(self, request: messages.Keys) -> messages.Wrapped:
@@ -508,60 +500,34 @@ class Conversation:
             context,
             session.group_key,
         )
-        return self._client.shared.state(name, follow)
+        return self.client.shared.state(name, follow)
 
-    # ------------------------------------------------------------------ vertical runs
+    # ------------------------------------------------------------------ abort
 
-    def _party(self) -> "VerticalParty":
-        # Here, because most runs have no such party, and each answer is a new process.
-        from flower_kmeans.protocol.vertical import VerticalParty
-
-        return VerticalParty(
-            self.run,
-            self.memory,
-            self.session,
-            self.pairs,
-            self.policy,
-            self.identity,
-            self._client.load_records,
-            self._client.load_ids,
-            lambda data: deliver(self, read_result(self.run, data)),
-            self._client.node_id,
-            self._client.state,
-        )
-
-    def turn(self, request: messages.Turn) -> messages.Sent:
-        """Take a party's turn in a vertical run."""
-        return self._party().take(request)
-
-    def _abort(
-        self, session: ClientSession | None
-    ) -> messages.Sent | messages.Finished:
+    def _abort(self, session: ClientSession | None) -> messages.Reply:
         """Erase all that is secret of a run that goes on no longer."""
-        is_vertical = session is not None and bool(session.vertical)
+        reply = self._kind_at(session).ended(doc_hash=self.doc_hash)
         if session is not None and not session.over:
-            run = self._client.shared.once(open_run, session.document)
-            is_vertical = run.trust.is_vertical
             with suppress(RefuseError):  # of a policy that was tightened
                 self._accept(session.document, is_new=False)
             session.end(sessions.FORGOTTEN)
-            if is_vertical:  # a repeated request has the same reply
-                session.vertical = encode(messages.Sent(doc_hash=self.doc_hash))
+            if not isinstance(reply, messages.Finished):
+                session.party = encode(reply)  # a repeated request has the same reply
             self.session = session
         leftovers.erase(self.policy, self.doc_hash)
-        leftovers.forget_witness(self._client.state, self.doc_hash)
-        if is_vertical:
-            return messages.Sent(doc_hash=self.doc_hash)
-        return messages.Finished(doc_hash=self.doc_hash)
+        leftovers.forget_records(self.client.state, self.doc_hash)
+        return reply
+
+    def _kind_at(self, session: ClientSession | None) -> RunKind:
+        """Return the kind of a session's run; that of most runs where nothing shows it."""
+        if session is not None and not session.over:
+            return self.client.shared.once(open_run, session.document).kind
+        if session is not None and session.party:
+            return _kind_of(messages.decode_reply(session.party))
+        return run_kind(USUAL)
 
 
-# `Abort` is answered also where no run can be opened.
-_HANDLERS: dict[type[Request], Callable[[Conversation, Any], messages.Reply]] = {
-    messages.Enrol: Conversation.enrol,
-    messages.Keys: Conversation.keys,
-    messages.Hold: Conversation.hold,
-    messages.Ask: ask,
-    messages.Add: add,
-    messages.Finish: finish,
-    messages.Turn: Conversation.turn,
-}
+def _kind_of(message: messages.Request | messages.Reply) -> RunKind:
+    """Return the kind that alone has a message; that of most runs for all others."""
+    tag = str(message.__struct_config__.tag)
+    return kind_of_message(tag) or run_kind(USUAL)

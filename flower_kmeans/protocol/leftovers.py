@@ -1,10 +1,12 @@
-"""Leftovers of a vertical run at a node, beside its session, and their removal.
+"""Leftovers of a run at a node, beside its session, and their removal.
 
-This is apart from `vertical`, because a client looks for it at every message of every
-run, and its process starts faster without the modules that compute.
+Some kinds of runs keep files of a run in a directory that has the hash of its document
+as its name, and records in the context's state. A client looks for them at every
+message of every run, without the modules of these kinds.
 """
 
 import logging
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,52 +14,54 @@ from flwr.app import RecordDict
 
 from flower_kmeans import errors
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.messages import Code, Sent, Turn
+from flower_kmeans.protocol.kinds import kind_names
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.session import ClientSession, unpack_session
-from flower_kmeans.protocol.wire import decode
-from flower_kmeans.vertical.store import Store
+from flower_kmeans.protocol.session import unpack_session
 
 log = logging.getLogger("flower_kmeans.client")
 
 
-def witness_name(doc_hash: bytes) -> str:
-    """Return the name of a joint holder's witness of a run."""
-    return f"kmeans.{doc_hash.hex()}.witness"
+# ----------------------------------------------------------------- in the context's state
 
 
-def forget_witness(state: RecordDict, doc_hash: bytes) -> None:
-    """Erase a joint holder's witness of a run from its context's state."""
-    state.pop(witness_name(doc_hash), None)
+def record_name(doc_hash: bytes, name: str) -> str:
+    """Return the name of a record of a run, beside its session."""
+    return f"kmeans.{doc_hash.hex()}.{name}"
 
 
-def repeated(request: Turn, former: ClientSession) -> Sent:
-    """Return the last reply of a session that ended with its result, for a repeat."""
-    reply: Sent = decode(former.vertical, Sent)
-    last_step = "close" if reply.parcels else "finish"
-    if request.step != last_step:
-        raise RefuseError(Code.STALE)
-    return reply
+def forget_records(state: RecordDict, doc_hash: bytes) -> None:
+    """Erase the records of a run beside its session."""
+    first = record_name(doc_hash, "")
+    for name in [name for name in state if name.startswith(first)]:
+        state.pop(name)
 
 
-# ---------------------------------------------------------------------- party 0's files
+# ------------------------------------------------------------------------------- files
 
 
-def work_dir(policy: ClientPolicy) -> Path | None:
-    """Return the directory of the files of vertical runs, or ``None``."""
+def work_dir(policy: ClientPolicy, kind: str) -> Path | None:
+    """Return the directory of the files of a kind's runs, or ``None``."""
     if policy.work_dir is not None:
         return Path(policy.work_dir)
     if policy.state_dir is None:
         return None
-    return Path(policy.state_dir) / "vertical"
+    return Path(policy.state_dir) / kind
+
+
+def _work_dirs(policy: ClientPolicy) -> set[Path]:
+    found = {work_dir(policy, kind) for kind in kind_names()}
+    return {directory for directory in found if directory is not None}
+
+
+def _erase(directory: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory)
 
 
 def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
     """Remove the files of a run."""
-    directory = work_dir(policy)
-    if directory is not None:
-        Store(directory / doc_hash.hex()).erase()
+    for directory in _work_dirs(policy):
+        _erase(directory / doc_hash.hex())
 
 
 def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
@@ -66,20 +70,17 @@ def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
     In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not
     know.
     """
-    directory = work_dir(policy)
-    if directory is None:
-        return
     is_shared = policy.work_dir is not None
-    for path in directory.glob("?" * 64):
-        with suppress(ValueError, errors.LedgerError):
-            doc_hash = bytes.fromhex(path.name)
-            found = ledger.load(doc_hash)
-            is_over = not is_shared
-            if found:
-                _, session = found
-                is_over = bool(unpack_session(session).over)
-            if is_over:
-                try:
-                    erase(policy, doc_hash)
-                except OSError as error:
-                    log.warning("%s cannot be removed: %s.", path, error)
+    for directory in _work_dirs(policy):
+        for path in directory.glob("?" * 64):
+            with suppress(ValueError, errors.LedgerError):
+                found = ledger.load(bytes.fromhex(path.name))
+                is_over = not is_shared
+                if found:
+                    _, session = found
+                    is_over = bool(unpack_session(session).over)
+                if is_over:
+                    try:
+                        _erase(path)
+                    except OSError as error:
+                        log.warning("%s cannot be removed: %s.", path, error)

@@ -19,9 +19,7 @@ from flower_kmeans.protocol.messages import (
     Head,
     Keys,
     Request,
-    Turn,
 )
-from flower_kmeans.protocol.parcels import Planned, due, in_parts, planned
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_DOCUMENT, MAX_MESSAGE, MAX_SLOTS
@@ -32,7 +30,6 @@ SHORT = 2**10
 """Bytes of a reply without data, and of all that another reply has beside its data."""
 FIRST = MAX_DOCUMENT + 2**14
 """Bytes of a request for which a client needs no plan: a run document, and all short fields."""
-_OF_A_PARCEL = 128  # bytes beside its keys, receivers and data, at most
 _OF_AN_ENTRY = 512  # bytes beside its bitmap and its sum, at most
 _OF_A_QUERY = 2**14  # bytes beside its numbers: 64 names, types and shapes at most
 _LONGEST = Sharing(MAX_POSITIONS, n_corrupt=0, privacy=MAX_POSITIONS - 1, packing=1)
@@ -48,20 +45,23 @@ def short(_: Request) -> int:
 
 def reply_limit(run: Run, request: Request) -> int:
     """Return an upper bound on the bytes of an orderly reply to a request."""
+    return SHORT + run.kind.reply_bytes(run, request)
+
+
+def reply_bytes(run: Run, request: Request) -> int:
+    """Return the length of a reply's data in a run over records."""
     match request:
         case Keys():
-            return SHORT + _envelopes(run, request.peers)
+            return _envelopes(run, request.peers)
         case Ask():
             # The requests of a round name one committee.
             answer = run.kept.once(
                 _answer, run, request.t, request.committee, request.n_slots
             )
-            return SHORT + answer + _envelopes(run, request.peers)
+            return answer + _envelopes(run, request.peers)
         case Add():
-            return SHORT + _sum_share(run, request)
-        case Turn():
-            return SHORT + _parcels(run, request)
-    return SHORT
+            return _sum_share(run, request)
+    return 0
 
 
 def _envelopes(run: Run, rows: bytes) -> int:
@@ -99,27 +99,16 @@ def _sharing(run: Run, committee: bytes, n_slots: int) -> Sharing | None:
         return None
 
 
-def _parcels(run: Run, turn: Turn) -> int:
-    """Return the length of an answer's parcels. Its party has no row in the peers."""
-    rows = messages.read_rows(turn.peers, run.document.keys == "roster")
-    others = {peer.slot for peer in rows}
-    slot = next(i for i in range(len(rows) + 1) if i not in others)
-    parts = in_parts(planned(run, slot, turn.step, turn.t))
-    if turn.part > len(parts):
-        return 0
-    return sum(map(_parcel, parts[turn.part - 1]))
-
-
-def _parcel(each: Planned) -> int:
-    receivers = len(each.receivers) * (4 + ENVELOPE_BYTES)
-    return each.n_bytes + SEAL_BYTES + receivers + _OF_A_PARCEL
-
-
 # ----------------------------------------------------------------------------- requests
 
 
 def request_limit(run: Run, head: Head) -> int:
     """Return an upper bound on the bytes of a request of a run."""
+    return min(MAX_MESSAGE, FIRST + run.kind.request_bytes(run, head))
+
+
+def request_bytes(run: Run, head: Head) -> int:
+    """Return the length of a request's data in a run over records."""
     length = 0
     n_slots = min(head.n_slots, MAX_SLOTS)
     row = messages.row_bytes(run.document.keys == "roster")
@@ -138,9 +127,7 @@ def request_limit(run: Run, head: Head) -> int:
             length = _entries(run, run.document.rounds)
         case "finish":
             length = longest_result(run)
-        case "turn" if run.trust.is_vertical:
-            length = _deliveries(run, head)
-    return min(MAX_MESSAGE, FIRST + length)
+    return length
 
 
 def _query(run: Run, t: int) -> int:
@@ -162,12 +149,3 @@ def _entries(run: Run, n_rounds: int) -> int:
     for t in range(1, n_rounds + 1):
         n_bytes += n_parts * _longest_share(run, t)
     return n_bytes
-
-
-def _deliveries(run: Run, head: Head) -> int:
-    """Return the length of a turn's parcels at the party that is sent most of them."""
-    lengths = []
-    for slot in range(run.document.min_clients):
-        parcels = due(run, slot, head.step, head.t, head.part)
-        lengths.append(sum(map(_parcel, parcels)))
-    return max(lengths)

@@ -8,18 +8,20 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.kinds import kind_of_message
 from flower_kmeans.protocol.wire import (
     B16,
     B32,
     B48,
     MAX_DOCUMENT,
     MAX_MESSAGE,
+    NOT_A_MESSAGE,
     U32,
     Count,
     Struct,
@@ -31,7 +33,6 @@ from flower_kmeans.secagg.primitives import (
     KEY_BYTES,
     KEY_ID_BYTES,
     SEAL_BYTES,
-    u32,
 )
 
 ENVELOPE_BYTES = KEY_BYTES + SEAL_BYTES
@@ -44,20 +45,14 @@ MAX_WRAPS = 4  # of different key distributors, in one message
 _MOST_MEMBERS = 64
 _MOST_LEVELS = 17  # of the tree over so many peers
 _MOST_ENTRIES = 4_096  # of rounds
-MAX_PARCELS = 256  # or deliveries, in one message
 # of positions, the first in the lowest bit of the first byte
 _BITMAP_BYTES = _MOST_MEMBERS // 8
-_SLOT_BYTES = 4
-_MOST_RECEIVERS = 64
 
 # \Z, as $ would let a line break pass at the end, and this text stands in logs.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
 Document = Annotated[bytes, msgspec.Meta(max_length=MAX_DOCUMENT)]
-VerticalStep = Literal[
-    "ids", "keys", "join", "encrypt", "load", "step", "open", "close", "finish"
-]
 # empty under relayed keys
 Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]
 PeerRow = Annotated[
@@ -71,8 +66,6 @@ PublicKeys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * _MOST_PEERS)]
 Path = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES * _MOST_LEVELS)]
 Members = Annotated[bytes, msgspec.Meta(max_length=_ROW.size * _MOST_MEMBERS)]
 Positions = Annotated[bytes, msgspec.Meta(max_length=_BITMAP_BYTES)]
-Receivers = Annotated[bytes, msgspec.Meta(max_length=_SLOT_BYTES * _MOST_RECEIVERS)]
-ParcelKeys = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_RECEIVERS)]
 
 
 class Code(IntEnum):
@@ -174,16 +167,6 @@ def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
     return dict(zip(positions, split(entry.shares, size), strict=True))
 
 
-def write_receivers(slots: Iterable[int]) -> bytes:
-    """Return the slots of a parcel's receivers, as they travel."""
-    return b"".join(map(u32, slots))
-
-
-def read_receivers(data: bytes) -> tuple[int, ...]:
-    """Return the slots of receivers that travelled; a `MessageError` if there is a part of one."""
-    return tuple(int.from_bytes(each, "little") for each in split(data, _SLOT_BYTES))
-
-
 class Wrap(Struct, frozen=True, kw_only=True):
     """A group secret, sealed by a key distributor for the client that is sent it."""
 
@@ -212,35 +195,47 @@ class Entry(Struct, frozen=True, kw_only=True):
     shares: Long = b""  # sealed sum-shares of equal length, in order of position
 
 
-class Parcel(Struct, frozen=True, kw_only=True):
-    """Sealed data from one party of a vertical run for others, as it reaches the server."""
-
-    step: VerticalStep
-    t: U32 = 0
-    number: U32 = 0
-    receivers: Receivers
-    keys: ParcelKeys  # the parcel's own secret, sealed for each of the receivers
-    data: Long
-
-
-class Delivery(Struct, frozen=True, kw_only=True):
-    """A parcel as it reaches one of its receivers."""
-
-    sender: U32
-    step: VerticalStep
-    t: U32 = 0
-    number: U32 = 0
-    key: B48
-    data: Long
-
-
 Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=_MOST_ENTRIES)]
-Parcels = Annotated[tuple[Parcel, ...], msgspec.Meta(max_length=MAX_PARCELS)]
-Deliveries = Annotated[tuple[Delivery, ...], msgspec.Meta(max_length=MAX_PARCELS)]
-Commitments = Annotated[tuple[B32, ...], msgspec.Meta(max_length=_MOST_MEMBERS)]
 
 
-class Enrol(Struct, tag="enrol", frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The first fields of a long request, which are decoded before the others."""
+
+    kind: str = msgspec.field(name="type")
+    doc_hash: B32
+    doc: Document = b""
+    t: U32 = 0
+    n_slots: U32 = msgspec.field(name="m", default=0)
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """Base of the messages to a client. `RunKind` has those of single kinds of runs."""
+
+    HEAD: ClassVar[type[Head]] = Head
+
+    if TYPE_CHECKING:
+
+        @property
+        def doc_hash(self) -> bytes:
+            """SHA-256 of the run document."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a client has nothing more to do in the run."""
+        return False
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """Base of a client's replies."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def doc_hash(self) -> bytes | None:
+            """SHA-256 of the run document, where the request named one."""
+
+
+class Enrol(Request, tag="enrol", frozen=True, kw_only=True):
     """Asks a client to take part."""
 
     doc: Document
@@ -251,14 +246,14 @@ class Enrol(Struct, tag="enrol", frozen=True, kw_only=True):
         return hashlib.sha256(self.doc).digest()
 
 
-class Keys(Struct, tag="keys", frozen=True, kw_only=True):
+class Keys(Request, tag="keys", frozen=True, kw_only=True):
     """Asks a key distributor to seal a group secret for these peers (oblivious-server)."""
 
     doc_hash: B32
     peers: Rows
 
 
-class Hold(Struct, tag="hold", frozen=True, kw_only=True):
+class Hold(Request, tag="hold", frozen=True, kw_only=True):
     """Asks a client to take a group key, and nothing else."""
 
     doc_hash: B32
@@ -266,7 +261,7 @@ class Hold(Struct, tag="hold", frozen=True, kw_only=True):
     wraps: Wraps
 
 
-class Located(Struct, frozen=True, kw_only=True):
+class Located(Request, frozen=True, kw_only=True):
     """Common fields of `Ask` and `Add`: the attempt, its cohort, and the reader's slot."""
 
     doc_hash: B32
@@ -300,7 +295,7 @@ class Add(Located, tag="add", frozen=True, kw_only=True):
     sealed: Long  # the survivors' shares, of equal length
 
 
-class Finish(Struct, tag="finish", frozen=True, kw_only=True):
+class Finish(Request, tag="finish", frozen=True, kw_only=True):
     """Delivers the last entries, or the result."""
 
     doc_hash: B32
@@ -308,26 +303,19 @@ class Finish(Struct, tag="finish", frozen=True, kw_only=True):
     wraps: Wraps = ()
     result: Long | None = None
 
-
-class Turn(Struct, tag="turn", frozen=True, kw_only=True):
-    """Asks a party of a vertical run for its next step, and brings it the others' parcels."""
-
-    doc_hash: B32
-    step: VerticalStep
-    t: U32 = 0
-    part: Count = 1
-    peers: Rows = b""
-    commitments: Commitments = ()
-    deliveries: Deliveries = ()
+    @property
+    def is_last(self) -> bool:
+        """Whether a client has nothing more to do in the run."""
+        return True
 
 
-class Abort(Struct, tag="abort", frozen=True, kw_only=True):
+class Abort(Request, tag="abort", frozen=True, kw_only=True):
     """Ends a run without a result: clients erase their secrets, and their answers stay charged."""
 
     doc_hash: B32
 
 
-class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
+class Enrolled(Reply, tag="enrolled", frozen=True, kw_only=True):
     """Takes part: a client session's public values."""
 
     doc_hash: B32
@@ -339,29 +327,7 @@ class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
     software: Software = ""
 
 
-class Joined(Struct, tag="joined", frozen=True, kw_only=True):
-    """Takes part in a vertical run: a party's slot and its session's public values."""
-
-    doc_hash: B32
-    slot: U32
-    static: Public = b""
-    public_key: B32
-    claim: Claim = b""
-    commitment: Public = b""
-    has_ids: bool = False
-    ledger: bool = False
-    software: Software = ""
-
-
-class Sent(Struct, tag="sent", frozen=True, kw_only=True):
-    """A party's step is done; ``part`` of ``parts`` messages of sealed data for others."""
-
-    doc_hash: B32
-    parts: Count = 1
-    parcels: Parcels = ()
-
-
-class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
+class Wrapped(Reply, tag="wrapped", frozen=True, kw_only=True):
     """A key distributor's envelopes, in the order of the peers, and the id of its group key."""
 
     doc_hash: B32
@@ -369,14 +335,14 @@ class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
     envelopes: Envelopes
 
 
-class Held(Struct, tag="held", frozen=True, kw_only=True):
+class Held(Reply, tag="held", frozen=True, kw_only=True):
     """The client has the group key."""
 
     doc_hash: B32
     key_id: B16
 
 
-class Answer(Struct, tag="answer", frozen=True, kw_only=True):
+class Answer(Reply, tag="answer", frozen=True, kw_only=True):
     """A client's protected vector: words, or a share for each present position in order."""
 
     doc_hash: B32
@@ -387,7 +353,7 @@ class Answer(Struct, tag="answer", frozen=True, kw_only=True):
     envelopes: Envelopes = b""
 
 
-class Added(Struct, tag="added", frozen=True, kw_only=True):
+class Added(Reply, tag="added", frozen=True, kw_only=True):
     """A committee member's sum-share."""
 
     doc_hash: B32
@@ -395,13 +361,13 @@ class Added(Struct, tag="added", frozen=True, kw_only=True):
     key_id: KeyId = b""
 
 
-class Finished(Struct, tag="finished", frozen=True, kw_only=True):
+class Finished(Reply, tag="finished", frozen=True, kw_only=True):
     """The client has the result, or was told that there is none, and has erased its secrets."""
 
     doc_hash: B32
 
 
-class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
+class Refusal(Reply, tag="refusal", frozen=True, kw_only=True):
     """The client refuses the request."""
 
     code: Annotated[int, msgspec.Meta(ge=1, le=12)]
@@ -413,36 +379,60 @@ class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
     slot: U32 | None = msgspec.field(name="place", default=None)
 
 
-Request = Enrol | Keys | Hold | Ask | Add | Finish | Turn | Abort
-Reply = Enrolled | Wrapped | Held | Answer | Added | Finished | Refusal | Joined | Sent
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The first fields of a long request, which are decoded before the others."""
-
-    kind: Literal["keys", "hold", "ask", "add", "finish", "turn", "abort"] = (
-        msgspec.field(name="type")
+_CORE: dict[str, type[Request | Reply]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        *(Enrol, Keys, Hold, Ask, Add, Finish, Abort),
+        *(Enrolled, Wrapped, Held, Answer, Added, Finished, Refusal),
     )
-    doc_hash: B32
-    doc: Document = b""
-    t: U32 = 0
-    n_slots: U32 = msgspec.field(name="m", default=0)
-    step: VerticalStep = "finish"
-    part: U32 = 1
+}
+"""Structs by tag, but for those that kinds of runs have alone."""
 
 
-_read_head = msgspec.msgpack.Decoder(Head).decode
+class _Tagged(msgspec.Struct, frozen=True, kw_only=True):
+    tag: str = msgspec.field(name="type")
+
+
+_read_tag = msgspec.msgpack.Decoder(_Tagged).decode
+_Message = TypeVar("_Message", Request, Reply)
+
+
+def _type_of(data: bytes, base: type[_Message]) -> type[_Message]:
+    """Return the struct of a message by its tag; a `MessageError` if there is none of a base."""
+    try:
+        tag = _read_tag(data).tag
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        raise MessageError(NOT_A_MESSAGE) from None
+    found = _CORE.get(tag)
+    if found is None:
+        kind = kind_of_message(tag)
+        of_kind = () if kind is None else kind.messages
+        found = next((e for e in of_kind if e.__struct_config__.tag == tag), None)
+    if found is None or not issubclass(found, base):
+        raise MessageError(NOT_A_MESSAGE)
+    return found
+
+
+def decode_request(data: bytes) -> Request:
+    """Return the request that bytes encode; a `MessageError` if they encode none."""
+    request: Request = decode(data, _type_of(data, Request))
+    return request
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Return the reply that bytes encode; a `MessageError` if they encode none."""
+    reply: Reply = decode(data, _type_of(data, Reply))
+    return reply
+
+
+@cache
+def _head_reader(head: type[Head]) -> Callable[[bytes], Head]:
+    return msgspec.msgpack.Decoder(head).decode
 
 
 def read_head(data: bytes) -> Head:
     """Return the head of an encoded request; a `MessageError` if it has none."""
     try:
-        return _read_head(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return _head_reader(_type_of(data, Request).HEAD)(data)
+    except (MessageError, msgspec.MsgspecError, RecursionError, UnicodeError):
         raise MessageError("A long message is malformed.") from None
-
-
-decode_request: Callable[[bytes], Request] = partial(decode, kind=Request)
-"""Return the request that bytes encode; a `MessageError` if they encode none."""
-decode_reply: Callable[[bytes], Reply] = partial(decode, kind=Reply)
-"""Return the reply that bytes encode; a `MessageError` if they encode none."""

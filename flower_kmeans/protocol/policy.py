@@ -16,8 +16,7 @@ from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol import trust
 from flower_kmeans.protocol.roster import Identity, read_identity
-from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run, Vertical
-from flower_kmeans.vertical.align import require_long
+from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run
 
 UNITS: tuple[str, ...] = get_args(Unit)
 _STRICT = (trust.OBLIVIOUS_SERVER, trust.DISTRIBUTED_NOISE, trust.CLIENTS_ONLY)
@@ -218,28 +217,7 @@ class ClientPolicy:
         compares the roster's digest, and refuses private work without a ledger by
         another code.
         """
-        return _first(self._limits(run))
-
-    def objection_to_slot(self, run: Run, slot: int) -> str | None:
-        """Return the first limit that a slot of a vertical run exceeds, or ``None``."""
-        return _first(self._limits_of_slot(run, slot))
-
-    def _limits_of_slot(self, run: Run, slot: int) -> Limits:
-        body = run.document.body
-        is_there = isinstance(body, Vertical) and slot < len(body.widths)
-        yield is_there, "a slot among the run's parties", slot
-        if not isinstance(body, Vertical) or not is_there:
-            return
-        is_met = not self.must_hold_key or slot < body.n_noisy
-        yield is_met, f"must_hold_key: a slot below {body.n_noisy}", slot
-        domain = run.algorithm.domain
-        own = body.places(slot)
-        if isinstance(domain, Box):
-            names = None
-            if domain.columns is not None:
-                names = domain.columns[own]
-            domain = Box(domain.lower[own], domain.upper[own], domain.scale, names)
-        yield from self._limits_of_domain(domain)
+        return first_exceeded(self._limits(run))
 
     def _limits(self, run: Run) -> Limits:
         """Yield (holds, limit, actual) for each limit of the policy."""
@@ -251,9 +229,7 @@ class ClientPolicy:
             name = document.body.algorithm.get("name")
             yield name in self.algorithms, f"algorithm in algorithms={algorithms}", name
         yield from self._limits_of_size(run)
-        # Columns of a vertical run are compared when the slot is known.
-        if not run.trust.is_vertical:
-            yield from self._limits_of_domain(run.algorithm.domain)
+        yield from run.kind.limits(self, run)
         if run.trust.is_protected:
             least = self.max_colluders
             colluders = document.max_colluders
@@ -272,10 +248,6 @@ class ClientPolicy:
         attempts = document.max_attempts
         limit = f"max_attempts <= {self.max_attempts}"
         yield attempts <= self.max_attempts, limit, attempts
-        if run.trust.is_vertical:
-            values = sum(document.words)
-            limit = f"values <= max_opened={self.max_opened}"
-            yield values <= self.max_opened, limit, values
 
     def _limits_of_guarantee(self, run: Run) -> Limits:
         epsilon, delta = run.guarantee
@@ -290,7 +262,8 @@ class ClientPolicy:
         unit = run.plan.budget.unit
         yield unit in self.units, f"unit in units={list(self.units)}", unit
 
-    def _limits_of_domain(self, domain: Domain) -> Limits:
+    def limits_of_domain(self, domain: Domain) -> Limits:
+        """Yield (holds, limit, actual) for the pinned bounds and columns."""
         found = None
         if self.domain:
             found = difference(self.domain, domain)
@@ -319,14 +292,6 @@ class ClientPolicy:
             return None
         return read_identity(self.roster_file, self.member_key_file)
 
-    def read_rows_key(self) -> bytes:
-        """Return the key under which row ids are compared; empty without a file."""
-        if self.rows_key_file is None:
-            return b""
-        key = read_file(self.rows_key_file, "rows_key_file", is_secret=True)
-        require_long(key, "rows_key_file")
-        return key
-
 
 def _shown_epsilon(epsilon: float) -> float:
     """Return an epsilon for a message, rounded upward to six decimals."""
@@ -335,7 +300,7 @@ def _shown_epsilon(epsilon: float) -> float:
     return math.ceil(epsilon * 1e6) / 1e6
 
 
-def _first(limits: Limits) -> str | None:
+def first_exceeded(limits: Limits) -> str | None:
     """Return the first limit that is not met, in a sentence, or ``None``."""
     for is_met, limit, got in limits:
         if not is_met:

@@ -308,28 +308,29 @@ def _read_synopsis(run: Run, arrays: dict[str, FloatArray]) -> Synopsis | None:
 def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:
     """Return the findings of a result.
 
-    They are there exactly if there are some; in a vertical run always, with zeros after
-    them.
+    They are there exactly if there are some; where a kind of run pads them always, with
+    zeros after them.
     """
+    is_padded = run.kind.pads_findings
     wrong = "The findings of a result are not those of a run."
-    if array is None and not run.trust.is_vertical:
+    if array is None and not is_padded:
         return ()
     try:
         if array is None:
-            raise ValueError("Expected findings in the result of a vertical run.")
-        if run.trust.is_vertical:
+            raise ValueError("Expected findings in the result of such a run.")
+        if is_padded:
             array = _without_padding(run, array)
         n_words = max(run.document.words)
         found = plausibility.from_array(array, run.document.rounds, n_words)
     except (ValueError, IndexError):
         raise MessageError(wrong) from None
-    if not found and not run.trust.is_vertical:
+    if not found and not is_padded:
         raise MessageError(wrong)
     return found
 
 
 def _without_padding(run: Run, array: FloatArray) -> FloatArray:
-    """Return the rows of findings of a vertical run before the rows of zeros.
+    """Return the rows of findings before the rows of zeros.
 
     They are padded, so that the server cannot see from its size what a result holds.
     """

@@ -21,9 +21,10 @@ from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.privacy.ledger_file import PrivateFile, make_private_file
-from flower_kmeans.protocol.messages import Enrolled, Entry, Joined, Wrap
-from flower_kmeans.protocol.run import RunDocument
-from flower_kmeans.protocol.wire import decode, encode
+from flower_kmeans.protocol.kinds import USUAL, kind_names
+from flower_kmeans.protocol.messages import Enrolled, Entry, Wrap
+from flower_kmeans.protocol.run import RunDocument, read_document
+from flower_kmeans.protocol.wire import NOT_A_MESSAGE, decode, encode
 from flower_kmeans.report.report import Dropped, Proceedings
 
 _FILE = PrivateFile("run.sqlite3", "the kept run", "resume", ConfigurationError)
@@ -49,11 +50,11 @@ CREATE TABLE finished (document_hash BLOB PRIMARY KEY);
 """
 
 
-class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Journaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of the structs in a journal."""
 
 
-class KeptClient(_Kept, frozen=True, kw_only=True):
+class KeptClient(Journaled, frozen=True, kw_only=True):
     """A claim of a slot, and the server's knowledge of the client that made it."""
 
     slot: int
@@ -68,7 +69,7 @@ class KeptClient(_Kept, frozen=True, kw_only=True):
     is_banned: bool
 
 
-class KeptOffer(_Kept, frozen=True, kw_only=True):
+class KeptOffer(Journaled, frozen=True, kw_only=True):
     """An offer of a group key: its distributor, and its envelopes by slot and node."""
 
     leader: tuple[int, int]
@@ -76,7 +77,7 @@ class KeptOffer(_Kept, frozen=True, kw_only=True):
     wraps: tuple[tuple[int, int, Wrap], ...]
 
 
-class KeptCohort(_Kept, frozen=True, kw_only=True):
+class KeptCohort(Journaled, frozen=True, kw_only=True):
     """The clients of a run, and the holders of the group key."""
 
     clients: tuple[KeptClient, ...]  # of each slot in the order of their turns
@@ -87,7 +88,7 @@ class KeptCohort(_Kept, frozen=True, kw_only=True):
     is_settled: bool
 
 
-class KeptAttempt(_Kept, frozen=True, kw_only=True):
+class KeptAttempt(Journaled, frozen=True, kw_only=True):
     """The attempt that is open."""
 
     t: int
@@ -100,8 +101,8 @@ class KeptAttempt(_Kept, frozen=True, kw_only=True):
     dealers: tuple[int, ...] = ()  # S, by slot; empty until it is chosen
 
 
-class KeptRun(_Kept, tag="horizontal", frozen=True, kw_only=True):
-    """A horizontal run that is not over, but for its entries and shares."""
+class KeptRun(Journaled, tag=USUAL, frozen=True, kw_only=True):
+    """A run over records that is not over, but for its entries and shares."""
 
     document: bytes
     nodes: tuple[int, ...] | None
@@ -123,30 +124,16 @@ class KeptRun(_Kept, tag="horizontal", frozen=True, kw_only=True):
     attempt: KeptAttempt | None = None
 
 
-class KeptParty(_Kept, frozen=True, kw_only=True):
-    """A party of a vertical run: its node, and its statement when it joined."""
+class _KeptHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that the runs of all kinds have."""
 
-    node_id: int
-    public: Joined
-
-
-class KeptRelay(_Kept, tag="vertical", frozen=True, kw_only=True):
-    """A vertical run that is not over, without the contents of the mailboxes."""
-
+    tag: str = msgspec.field(name="type")
     document: bytes
-    nodes: tuple[int, ...]  # that were asked to take part
-    # the parties have the keys, and their columns are encrypted
-    is_set_up: bool = False
-    parties: tuple[KeptParty, ...] = ()  # by slot
-    head: int = 0
-    round_trips: int = 0
-    sent_bytes: int = 0
-    delivered_bytes: int = 0
-    incidents: tuple[Dropped, ...] = ()
-    resumptions: int = 0
+    is_set_up: bool = True
 
 
-_Kind = TypeVar("_Kind", KeptRun, KeptRelay)
+_read_head = msgspec.msgpack.Decoder(_KeptHead).decode
+_Run = TypeVar("_Run", bound=Journaled)
 
 
 class Journal:
@@ -257,38 +244,49 @@ class Journal:
                 f"that cannot be read: {error} Name another directory."
             ) from None
 
-    def load(self, kind: type[_Kind]) -> _Kind | None:
+    def load(self, kind: type[_Run]) -> _Run | None:
         """Return the run that is kept, or ``None`` if none has begun here.
 
-        A `ConfigurationError` if it is a vertical run and a horizontal one is wanted,
-        or the other way.
+        A `ConfigurationError` if it is a run of another kind.
         """
-        kept = self._load()
-        if kept is None or isinstance(kept, kind):
-            return kept
-        raise ConfigurationError(
-            f"Expected resume {self.directory} to hold a run of this strategy. Got one of another: "
-            "name another directory."
-        )
+        content = self._content()
+        if content is None:
+            return None
+        if self._head(content).tag != kind.__struct_config__.tag:
+            raise ConfigurationError(
+                f"Expected resume {self.directory} to hold a run of this strategy. Got one of "
+                "another: name another directory."
+            )
+        with self._read():
+            kept: _Run = decode(content, kind)
+        return kept
 
-    def _load(self) -> KeptRun | KeptRelay | None:
-        kept: KeptRun | KeptRelay | None
+    def _content(self) -> bytes | None:
         with self._read():
             found = self._db.execute("SELECT content FROM run").fetchone()
-            kept = None
-            if found is not None:
-                kept = decode(found[0], KeptRun | KeptRelay)
-        return kept
+        return None if found is None else found[0]
+
+    def _head(self, content: bytes) -> _KeptHead:
+        """Return the first fields of a kept run."""
+        with self._read():
+            try:
+                head = _read_head(content)
+            except (msgspec.MsgspecError, RecursionError, UnicodeError):
+                raise MessageError(NOT_A_MESSAGE) from None
+            if head.tag not in kind_names():
+                raise MessageError(NOT_A_MESSAGE)
+        return head
 
     def document(self) -> bytes | None:
         """Return the document of the run that goes on; ``None`` if a new one begins.
 
-        A vertical run whose set-up was not complete begins anew, with another name.
+        A run that lacks something of its set-up begins anew, with another name.
         """
-        kept = self._load()
-        if kept is None or (isinstance(kept, KeptRelay) and not kept.is_set_up):
+        content = self._content()
+        if content is None:
             return None
-        return kept.document
+        head = self._head(content)
+        return head.document if head.is_set_up else None
 
     def entries(self) -> list[Entry]:
         """Return the sums that were announced, in the order of their rounds."""
@@ -302,14 +300,12 @@ class Journal:
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, kept: KeptRun | KeptRelay) -> None:
+    def write(self, kept: Journaled) -> None:
         """Keep a run as it is now, in place of its former content."""
         with self._written():
             self._put(kept)
 
-    def write_parts(
-        self, kept: KeptRun | KeptRelay, parts: Iterable[tuple[int, bytes]]
-    ) -> None:
+    def write_parts(self, kept: Journaled, parts: Iterable[tuple[int, bytes]]) -> None:
         """Keep a run and the sealed parts that it needs next, not the former ones."""
         with self._written():
             self._put(kept)
@@ -332,7 +328,7 @@ class Journal:
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (our own names)
             self._db.execute("INSERT INTO finished VALUES (?)", (doc_hash,))
 
-    def _put(self, kept: KeptRun | KeptRelay) -> None:
+    def _put(self, kept: Journaled) -> None:
         self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?)", (encode(kept),))
 
 
@@ -371,7 +367,7 @@ def continued(document: RunDocument, kept: bytes) -> RunDocument:
     A `ConfigurationError` if they are others. Only the run's name and its epoch are not
     options.
     """
-    before: RunDocument = decode(kept, RunDocument)
+    before = read_document(kept)
     now = msgspec.structs.replace(document, run=before.run, epoch=before.epoch)
     names = [each.name for each in msgspec.structs.fields(RunDocument)]
     others = [name for name in names if getattr(now, name) != getattr(before, name)]

@@ -19,6 +19,8 @@ from flower_kmeans.files import is_deep
 from flower_kmeans.kept import Kept
 from flower_kmeans.privacy.filter import Price, price_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
+from flower_kmeans.protocol import kinds
+from flower_kmeans.protocol.kinds import Body, RunKind
 from flower_kmeans.protocol.noise import MAX_LEVELS, NONE, check_shares, sampler_of
 from flower_kmeans.protocol.trust import TrustModel, trust_model
 from flower_kmeans.protocol.wire import (
@@ -38,9 +40,6 @@ KEYS = ("roster", "relayed")
 EPOCHS = 16
 """How many committees a roster beyond 64 slots offers; the server chooses one of them."""
 MAX_ATTEMPTS = 3
-MAX_PARTIES = 64
-MAX_VALUES = 1_000
-"""Most values that a round of a vertical run opens: 197 MB, one parcel."""
 MAX_ROUNDS = 4_096
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
@@ -53,33 +52,11 @@ class UnacceptableRunError(KMeansError):
     """A run document contradicts itself, or this side's own computation from it."""
 
 
-class Horizontal(Struct, tag="horizontal", frozen=True, kw_only=True):
+class Horizontal(Struct, Body, tag=kinds.USUAL, frozen=True, kw_only=True):
     """A run over clients that hold different records of the same columns."""
 
     algorithm: Config
     domain: Config
-
-
-class Vertical(Struct, tag="vertical", frozen=True, kw_only=True):
-    """A run over parties that hold different columns of the same records."""
-
-    algorithm: Config
-    domain: Config
-    # How many columns of the domain each party holds, in order of slot.
-    widths: Annotated[
-        tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_PARTIES)
-    ]
-    check_ids: bool = False  # whether party 0 compares the others' row ids with its own
-
-    @property
-    def n_noisy(self) -> int:
-        """How many parties add noise: party 0 and the key holders."""
-        return 1 + int(self.algorithm["key_holders"])
-
-    def places(self, slot: int) -> slice:
-        """Return which columns of the domain a slot holds."""
-        start = sum(self.widths[:slot])
-        return slice(start, start + self.widths[slot])
 
 
 class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
@@ -101,7 +78,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     share_variance: Text = NONE
     levels: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_LEVELS)] = ()
     sampler: Text = NONE
-    body: Horizontal | Vertical
+    body: Body
 
     @property
     def rounds(self) -> int:
@@ -111,8 +88,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     @property
     def noise_shares(self) -> int:
         """M': the fewest honest noise shares, which make the planned noise together."""
-        body = self.body
-        n_noisy = body.n_noisy if isinstance(body, Vertical) else self.min_clients
+        n_noisy = self.body.fewest_noisy(self.min_clients)
         return n_noisy - self.max_colluders
 
 
@@ -126,6 +102,11 @@ class Run:
     trust: TrustModel
     # results that follow from the run; a changed run has none
     kept: Kept = field(default_factory=Kept, init=False, repr=False)
+
+    @property
+    def kind(self) -> RunKind:
+        """The kind of run that the document's body is for."""
+        return kinds.run_kind(self.document.body.kind)
 
     @cached_property
     def data(self) -> bytes:
@@ -156,11 +137,17 @@ class Run:
         return price_of(plan.budget.unit, plan.rounds, moves)
 
 
+def read_document(data: bytes) -> RunDocument:
+    """Return the run document that bytes encode; a `MessageError` if they encode none."""
+    document: RunDocument = decode(data, RunDocument, kinds.read_body)
+    return document
+
+
 def parse_document(data: bytes) -> RunDocument:
     """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
     if len(data) > MAX_DOCUMENT:
         raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
-    document: RunDocument = decode(data, RunDocument)
+    document = read_document(data)
     if document.protocol != PROTOCOL:
         raise VersionError(
             "The run document is written for another version of the protocol."
@@ -199,33 +186,14 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     """Yield whether each requirement on a document's fields holds, and its text."""
     document, trust, algorithm = run.document, run.trust, run.algorithm
     body, colluders = document.body, document.max_colluders
-    is_vertical = isinstance(body, Vertical)
-    yield (
-        is_vertical == trust.is_vertical,
-        "A vertical body belongs to trust='vertical'.",
-    )
-    if isinstance(body, Vertical):
-        n, d = len(body.widths), algorithm.domain.n_features
-        yield sum(body.widths) == d, f"Expected widths that add up to {d} columns."
-        fits = n == document.min_clients == body.algorithm["n_parties"]
-        yield fits, f"Expected {n} parties in widths, min_clients and the algorithm."
-        noisy = (
-            f"Expected max_colluders below {body.n_noisy}, the parties that add noise."
-        )
-        yield colluders < body.n_noisy, noisy
-        fits = (document.max_attempts, document.epoch) == (1, 0)
-        yield (
-            fits,
-            "Expected one attempt, for no party of a vertical run can be missing.",
-        )
-        yield (
-            document.words[0] <= MAX_VALUES,
-            f"Expected at most {MAX_VALUES} values in a round.",
-        )
-    # A checksum word counts the vectors in a sum; in vertical runs no vectors are
-    # added.
+    # Only the usual kind has several trust models; those of the others have their names.
+    named = trust.kind if body.kind == kinds.USUAL else body.kind
+    is_of_trust = body.kind == trust.kind
+    yield is_of_trust, f"A {named} body belongs to trust={named!r}."
+    if run.kind.requirements is not None:
+        yield from run.kind.requirements(run)
     words = tuple(
-        algorithm.layout(t).n_words + (not is_vertical)
+        algorithm.layout(t).n_words + trust.checksum_words
         for t in range(1, algorithm.n_rounds + 1)
     )
     yield document.words == words, f"Expected words={words}."

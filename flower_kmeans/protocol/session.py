@@ -95,8 +95,9 @@ class ClientSession(
     state: bytes = b""
     # context and vector of the last answer, for requests that repeat it
     answered: bytes = b""
-    # what a party of a vertical run keeps beside this (`party_session.Progress`)
-    vertical: bytes = b""
+    # What other kinds of runs keep beside this, and after the end the last reply. The
+    # first of them gave its name to the memories of nodes.
+    party: bytes = msgspec.field(name="vertical", default=b"")
     over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
 
     @classmethod

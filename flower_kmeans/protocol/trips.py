@@ -5,11 +5,10 @@ replies.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
 
 from flower_kmeans.protocol import messages
 
-RequestKind = Literal["enrol", "hold", "ask", "add", "abort"] | messages.VerticalStep
+RequestKind = str  # "enrol", "hold", "ask", "add", "abort", or a kind of run's own
 Replies = Iterable[tuple[int, messages.Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""
 HasEnough = Callable[[], bool]

@@ -10,6 +10,7 @@ from typing import Literal
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.protocol.kinds import USUAL, held_by
 from flower_kmeans.secagg.base import SecureSum, secure_sum
 
 
@@ -26,6 +27,7 @@ class TrustModel:
     secure_sum: str  # name of the `SecureSum` of the clients' vectors, or "homomorphic"
     opened_by: Literal["server", "clients"]  # who learns the sum
     learns: str = ""  # who learns what, for a user who chooses
+    kind: str = USUAL  # of its runs
 
     @cached_property
     def sum(self) -> SecureSum:
@@ -33,8 +35,8 @@ class TrustModel:
         return secure_sum(self.secure_sum)
 
     @cached_property
-    def is_vertical(self) -> bool:
-        """Whether clients are parties with different columns of the same records."""
+    def is_homomorphic(self) -> bool:
+        """Whether one party computes on what others encrypt, so that no vectors are added."""
         return self.secure_sum == HOMOMORPHIC
 
     @cached_property
@@ -45,12 +47,17 @@ class TrustModel:
     @cached_property
     def is_protected(self) -> bool:
         """Whether vectors leave clients protected, which needs keys and fixed slots."""
-        return self.is_vertical or self.sum.is_protected
+        return self.is_homomorphic or self.sum.is_protected
 
     @cached_property
     def has_committee(self) -> bool:
         """Whether a committee of clients adds the shares, in a second round trip."""
-        return not self.is_vertical and self.sum.by_committee
+        return not self.is_homomorphic and self.sum.by_committee
+
+    @cached_property
+    def checksum_words(self) -> int:
+        """Number of words in a vector that count the vectors of a sum."""
+        return 0 if self.is_homomorphic else 1
 
     @cached_property
     def shares_noise(self) -> bool:
@@ -76,13 +83,13 @@ class TrustModel:
 
         Its mask must not cover two vectors.
         """
-        return self.is_protected and not self.has_committee and not self.is_vertical
+        is_masked = self.is_protected and not self.has_committee
+        return is_masked and not self.is_homomorphic
 
     def objection(self, algorithm: Algorithm, plan: PrivacyPlan) -> str | None:
         """Return the objection to an algorithm under this trust model, or ``None``."""
-        if self.is_vertical != algorithm.vertical:
-            held = "columns" if algorithm.vertical else "records"
-            return f"Its parties hold {held}."
+        if self.kind != algorithm.kind:
+            return f"Its parties hold {held_by(algorithm.kind)}."
         if plan.is_private != self.is_private:
             return "It adds noise." if self.is_private else "It adds no noise."
         if self.is_blind and not algorithm.replayable:
@@ -157,6 +164,7 @@ VERTICAL = register_trust_model(
         "clients",
         "parties hold columns: party 0 sees the noisy sums, every party the result, the server "
         "none; party 0 and all key holders together read every encrypted column",
+        kind="vertical",
     )
 )
 

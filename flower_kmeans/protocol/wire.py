@@ -6,6 +6,7 @@ the same message.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -42,7 +43,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 # Making one takes ten times as long as decoding a short message with it.
 _decoder = lru_cache(maxsize=32)(msgspec.msgpack.Decoder)
-_MALFORMED = "A message is malformed."
+NOT_A_MESSAGE = "A message is malformed."
 
 
 class VersionError(MessageError):
@@ -64,21 +65,22 @@ def encode(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
-def decode(data: bytes, kind: Any) -> Any:
+def decode(data: bytes, kind: Any, read: Callable[..., Any] | None = None) -> Any:
     """Return the value of a kind that bytes encode.
 
-    A `MessageError` if they are not its one encoding.
+    ``read(type, value)`` makes the values of types that msgspec does not know. A
+    `MessageError` if the bytes are not the value's one encoding.
     """
     if len(data) > MAX_MESSAGE:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
     try:
-        value = _decoder(kind).decode(data)
+        value = _decoder(kind, dec_hook=read).decode(data)
         is_the_one = encode(value) == data
     # A TypeError: a mapping in a configuration has other keys than text.
     except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
         is_the_one = False
     if not is_the_one:
-        raise MessageError(_MALFORMED)
+        raise MessageError(NOT_A_MESSAGE)
     return value
 
 
@@ -105,7 +107,7 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
     if isinstance(header, ConfigRecord):
         fields = dict(header.items())
     if "v" not in fields:
-        raise MessageError(_MALFORMED)
+        raise MessageError(NOT_A_MESSAGE)
     version = fields.pop("v")
     # Not isinstance, which would take True for 1.
     if type(version) is not int or version != VERSION:
@@ -116,7 +118,7 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
         case [("n", int(length))], [(name, ArrayRecord() as record)] if name == _DATA:
             if type(length) is int and length <= limit and list(record) == ["m"]:
                 return _from_array(record["m"], length)
-    raise MessageError(_MALFORMED)
+    raise MessageError(NOT_A_MESSAGE)
 
 
 def _from_array(array: Array, length: int) -> bytes:
@@ -129,7 +131,7 @@ def _from_array(array: Array, length: int) -> bytes:
             values = array.numpy()
             if values.dtype == np.uint8 and values.shape == (length,):
                 return values.tobytes()
-    raise MessageError(_MALFORMED)
+    raise MessageError(NOT_A_MESSAGE)
 
 
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -166,14 +168,14 @@ def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
     arrays = {}
     for name, value in decode(data, Arrays).items():
         if len(value.data) != 8 * math.prod(value.shape):
-            raise MessageError(_MALFORMED)
+            raise MessageError(NOT_A_MESSAGE)
         flat = np.frombuffer(value.data, dtype=value.dtype)
         try:
             native = flat.astype(flat.dtype.newbyteorder("="))
             arrays[name] = native.reshape(value.shape)
         except ValueError:
             # no memory has so many addresses, although the array is empty
-            raise MessageError(_MALFORMED) from None
+            raise MessageError(NOT_A_MESSAGE) from None
         if not np.isfinite(flat).all():
-            raise MessageError(_MALFORMED)
+            raise MessageError(NOT_A_MESSAGE)
     return arrays

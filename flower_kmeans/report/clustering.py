@@ -125,7 +125,7 @@ class Clustering:
             the names decide which column is which.
         columns : sequence of str or of int, optional
             The columns that ``X`` has, by the domain's names or by number: the nearest
-            centroid in these alone, as a party of `VerticalKMeans` can compute it.
+            centroid in these alone, as a party that holds these alone can compute it.
         nearest : bool, default: False
             Ignore the weights.
 

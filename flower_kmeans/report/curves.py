@@ -65,7 +65,7 @@ def draw_lines(
         Labels of dotted lines.
     xlabel, ylabel : str
     xlog : bool
-        Whether the horizontal axis is logarithmic; the vertical one is.
+        Whether the axis of x is logarithmic; that of y is.
     bands : bool
         Whether to draw 95% intervals. Those of two or three runs hide all else.
     columns : int
@@ -138,7 +138,7 @@ def _draw_curve(
 
 
 def _set_scales(panel: "Axes", grid: Sequence[float], *, xlog: bool) -> None:
-    """Make the vertical axis logarithmic, and name the places of the grid."""
+    """Make the axis of y logarithmic, and name the places of the grid."""
     from matplotlib.ticker import LogFormatter, NullLocator
 
     if xlog:

@@ -106,7 +106,7 @@ def page_of(
     missing = []
     for t in range(1, len(report.answers) + 1):
         missing.append(sum(t == each for each, _ in dropped))
-    template = TEMPLATES.get_template("page.html.j2")
+    template = TEMPLATES.get_template("report/page.html.j2")
     page = template.render(
         run=run,
         report=report,

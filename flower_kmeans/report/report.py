@@ -11,7 +11,7 @@ from typing import Any, Literal
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
+from flower_kmeans.report.parts import ReportPart, part_names
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import (
     __version__,
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
         found[name] = installed_version(name)
     library, _, number = openssl_version().partition(" ")
     found[library] = number or "unknown"
-    # Of vertical runs, with the only SEAL that it has; most servers do not need it.
+    # It has the only SEAL that runs on encrypted columns use; most servers lack it.
     tenseal = installed_version("tenseal")
     if tenseal == "unknown":
         return found
@@ -200,7 +200,7 @@ class Report(Proceedings):
     sizes: SizeReport | None = None  # against their bounds, if the server knows them
     # of the run whose result were the initial centroids
     earlier: "Report | None" = None
-    vertical: VerticalReport | None = None
+    part: ReportPart | None = None  # of some kinds of runs
     # What one must know to sign it.
     run: str = ""  # identity of the run, 32 hexadecimal digits
     date: str = ""  # of its start, in UTC
@@ -253,9 +253,9 @@ class Report(Proceedings):
     @property
     def neighbours(self) -> str:
         """The neighbours of the guarantee, in words."""
-        if self.vertical is None:
+        if self.part is None:
             return _NEIGHBOURS[self.unit]
-        return NEIGHBOURS
+        return self.part.neighbours
 
     @property
     def together(self) -> PrivacyPlan | None:
@@ -279,8 +279,8 @@ class Report(Proceedings):
     @property
     def noise_shares(self) -> int:
         """M': the fewest honest noise shares, which make the planned noise together."""
-        if self.vertical is not None:
-            return self.vertical.noise_shares
+        if self.part is not None:
+            return self.part.noise_shares
         return self.min_clients - self.max_colluders
 
     @property
@@ -302,8 +302,8 @@ class Report(Proceedings):
         """Return sqrt(|S| / M') for each round if clients share the noise, else 1."""
         if not self.trust_model.shares_noise:
             return [1.0 for _ in self.answers]
-        if self.vertical is not None:
-            return [self.vertical.noise_factor for _ in self.answers]
+        if self.part is not None:
+            return [self.part.noise_factor for _ in self.answers]
         return [math.sqrt(answers / self.noise_shares) for answers in self.answers]
 
     @property
@@ -343,7 +343,7 @@ class Report(Proceedings):
     @property
     def statements(self) -> tuple[str, ...]:
         """Statements for all parties, in sentences (docs/protocol.md, section 11)."""
-        return lines_of("statements.txt.j2", report=self)
+        return lines_of("report/statements.txt.j2", report=self)
 
     @property
     def guarantee_holds(self) -> bool:
@@ -386,7 +386,10 @@ class Report(Proceedings):
 
         See docs/threat-model.md.
         """
-        words = lines_of("protection.txt.j2", report=self)
+        if self.part is None:
+            words = lines_of("report/protection.txt.j2", report=self)
+        else:
+            words = self.part.protection(self)
         # Not strict: only runs with shares have a committee, the last of the parties.
         return dict(zip(PARTIES, words, strict=False))
 
@@ -437,6 +440,9 @@ class Report(Proceedings):
                 "delta": together.budget.delta,
                 "mu": together.mu,
             }
+        parts: dict[str, Any] = dict.fromkeys(part_names())
+        if self.part is not None:
+            parts[self.trust_model.kind] = self.part.to_dict()
         values = {name: getattr(self, name) for name in _PLAIN}
         values |= {
             "private": self.is_private,
@@ -449,7 +455,7 @@ class Report(Proceedings):
             "sizes": self.sizes and self.sizes.to_dict(),
             "earlier": earlier and earlier._origin(),
             "together": joint,
-            "vertical": self.vertical and self.vertical.to_dict(),
+            **parts,
             "releases": self._releases(),
             "plan": self.plan.to_config(),
             "notes": self.plan.notes,

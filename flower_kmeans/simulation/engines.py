@@ -5,8 +5,6 @@ messages. Where the server must not see the result, it is taken from a client th
 its ``on_result``, as in a deployment, and never passes the grid.
 """
 
-import shutil
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,10 +25,8 @@ from flower_kmeans.client import (
     OnResult,
     simulated_client_app,
 )
-from flower_kmeans.data.domain import check_records
-from flower_kmeans.data.sources import RecordsLike, as_source, checked_source, is_stream
+from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
-from flower_kmeans.files import reason_and_cure
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
@@ -46,21 +41,22 @@ from flower_kmeans.simulation.clients import (
     is_reference,
     partition_of,
 )
+from flower_kmeans.simulation.directories import private_directory
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import App, InProcessGrid, task_identity
+from flower_kmeans.simulation.parts import SimulationPart, simulation_part
 from flower_kmeans.simulation.ray import (
     RayGrid,
     connected,
     require_one_node,
     require_usable_on_ray,
 )
-from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
-from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.strategies import ClusteringStrategy, RoundInfo
 
 Engine = Literal["in-process", "ray", "auto"]
 Place = Literal["in-process", "ray"]
 ClientRecords = list[Any]  # each a value that `as_source` takes
-AnyStrategy = KMeansStrategy | VerticalKMeans
+AnyStrategy = ClusteringStrategy[Any]
 Partitions = Sequence[Any] | Callable[[int], RecordsLike]
 StartRun = Callable[[Grid], None]
 
@@ -143,7 +139,9 @@ def simulate(
     TooFewClientsError, RunError
         If the run could not be completed.
     """
-    require_type("strategy", strategy, AnyStrategy, "one of flower_kmeans.strategies")
+    require_type(
+        "strategy", strategy, ClusteringStrategy, "one of flower_kmeans.strategies"
+    )
     require_type(
         "ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster"
     )
@@ -173,7 +171,7 @@ def simulate(
         _alone(strategy),
         _told(strategy, on_round),
         started(chosen, ray_address, or_here=engine == "auto") as (place, note),
-        _with_work_dir(accepted, strategy, place) as placed,
+        _placed(accepted, strategy, place) as placed,
         _with_keys(strategy, len(records)) as (roster, keys),
         strategy.expecting(len(records)),
     ):
@@ -222,10 +220,12 @@ def _first_stream(records: ClientRecords) -> Any | None:
 
 
 def _default_timeout(strategy: AnyStrategy) -> float:
-    if isinstance(strategy, VerticalKMeans):
-        # Steps on encrypted columns take long.
-        return strategy.default_timeout
-    return _TIMEOUT
+    part = _part_of(strategy)
+    return _TIMEOUT if part is None else part.timeout(strategy)
+
+
+def _part_of(strategy: AnyStrategy) -> SimulationPart | None:
+    return simulation_part(strategy.trust_model.kind)
 
 
 def choose_engine(
@@ -244,7 +244,7 @@ def choose_engine(
         return engine
     if ray_address is not None:
         return "ray"
-    if isinstance(strategy, VerticalKMeans):
+    if _part_of(strategy) is not None:
         return "in-process"
     n_values = (strategy.n_records or 0) * strategy.domain.n_features
     work = strategy.n_rounds * n_values * strategy.n_clusters
@@ -342,8 +342,9 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Client
         list | tuple | Callable,
         "a list of arrays or a callable",
     )
+    part = _part_of(strategy)
     if callable(partitions):
-        if strategy.n_clients is None or isinstance(strategy, VerticalKMeans):
+        if strategy.n_clients is None or part is not None:
             raise ConfigurationError(
                 "Expected a strategy with n_clients, and clients with records, where partitions is "
                 "a callable: it says nothing about their number. Got one without instead."
@@ -361,12 +362,12 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Client
         )
     with strategy.expecting(len(partitions)):
         pass  # fails now if fewer clients than the strategy needs
-    if isinstance(strategy, VerticalKMeans):
-        return _checked_columns(strategy, partitions)
+    if part is not None:
+        return part.checked(strategy, partitions)
     return _checked_rows(strategy, partitions)
 
 
-def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> ClientRecords:
+def _checked_rows(strategy: AnyStrategy, partitions: Sequence[Any]) -> ClientRecords:
     """Return the records of clients that hold rows."""
     domain = strategy.domain
     records = []
@@ -376,32 +377,6 @@ def _checked_rows(strategy: KMeansStrategy, partitions: Sequence[Any]) -> Client
             part = checked_source(part, domain.n_features, domain.columns, name)
         records.append(part)
     strategy.algorithm.require_packages()
-    return records
-
-
-def _checked_columns(
-    strategy: VerticalKMeans, partitions: Sequence[Any]
-) -> ClientRecords:
-    """Return the columns of each party, (n_records, width), in one order of rows."""
-    columns = strategy.domain.columns
-    records = []
-    first = 0
-    for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
-        name = f"partitions[{i}]"
-        own = None
-        if columns is not None:
-            own = columns[first : first + width]
-        checked = checked_source(part, width, own, name)
-        source = as_source(checked, width, own)
-        records.append(check_records(source.loaded(), width, name=name))
-        first += width
-    lengths = [len(part) for part in records]
-    if set(lengths) != {strategy.n_records}:
-        raise ConfigurationError(
-            f"Expected partitions of n_records={strategy.n_records} rows each, the same "
-            f"records at every party. Got {lengths} rows instead."
-        )
-    require_tenseal()
     return records
 
 
@@ -454,42 +429,18 @@ def _check_faults(
 
 
 @contextmanager
-def _private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="flower-kmeans-")
-    except OSError as error:
-        raise ConfigurationError(
-            "Expected a temporary directory for the files of this run. "
-            f"Got none: {reason_and_cure(error)}."
-        ) from None
-    with made as name:
-        yield Path(name)
-
-
-@contextmanager
-def _with_work_dir(
+def _placed(
     policy: ClientPolicy, strategy: AnyStrategy, engine: Place
 ) -> Iterator[ClientPolicy]:
-    """Yield a policy with a directory for the files of a vertical run's party 0."""
+    """Yield the clients' policy, with the files that their kind of run needs."""
     if engine == "ray" and policy.state_dir is not None:
         require_one_node("the policy names a state_dir")
-    if not isinstance(strategy, VerticalKMeans):
+    part = _part_of(strategy)
+    if part is None:
         yield policy
         return
-    if engine == "ray":
-        require_one_node("party 0 of VerticalKMeans keeps files")
-    with _private_directory() as directory:
-        free = shutil.disk_usage(directory).free
-        needed = strategy.costs.disk
-        if free < needed:
-            raise ConfigurationError(
-                f"Expected {needed / 1e6:.0f} MB of free disk for the files of party 0. "
-                f"Got {free / 1e6:.0f} MB in {directory.parent}."
-            )
-        # More processes start scripts that are not guarded again, so only where they
-        # are wanted.
-        yield replace(policy, work_dir=str(directory), workers=policy.workers or 1)
+    with part.placed(policy, strategy, engine) as placed:
+        yield placed
 
 
 @contextmanager
@@ -500,7 +451,7 @@ def _with_keys(
     if strategy.keys != "roster":
         yield None, [b""] * n_clients
         return
-    with _private_directory() as directory:
+    with private_directory() as directory:
         beacon = None
         if n_clients > MAX_POSITIONS:
             beacon = token(32).hex()

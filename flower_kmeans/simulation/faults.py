@@ -15,14 +15,13 @@ from flwr.serverapp import Grid
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol.messages import (
+    Abort,
     Add,
     Added,
     Answer,
-    Ask,
-    Enrol,
-    Finish,
+    Hold,
+    Keys,
     Reply,
-    Turn,
     decode_reply,
     decode_request,
 )
@@ -97,18 +96,13 @@ def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
         request = decode_request(from_content(message.content))
     except MessageError:
         return None
-    match request:
-        case Ask():
-            return request.t, "ask"
-        case Add():
-            return request.t, "add"
-        case Enrol():
-            return 0, "ask"
-        case Finish() | Turn(step="close" | "finish"):
-            return -1, "ask"
-        case Turn():  # of a vertical run; its set-up has t = 0
-            return request.t, "ask"
-    return None
+    if isinstance(request, Keys | Hold | Abort):
+        return None
+    if request.is_last:
+        return -1, "ask"
+    trip: FaultTrip = "add" if isinstance(request, Add) else "ask"
+    # Requests of a set-up have no round.
+    return getattr(request, "t", 0), trip
 
 
 class FaultyClientApp:

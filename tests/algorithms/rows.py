@@ -24,7 +24,6 @@ from flower_kmeans.algorithms import (
     Query,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
-    VerticalAlgorithm,
 )
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
@@ -33,6 +32,7 @@ from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from tests.algorithms.test_replay import CASES as REPLAYED
 
 RNG = np.random.default_rng

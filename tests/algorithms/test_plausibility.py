@@ -68,7 +68,7 @@ def run(algorithm, lie=None, seed=0, answering=N_CLIENTS):
             words = algorithm.layout(number).flatten(answer_of(algorithm, query, part))
             with np.errstate(over="ignore"):
                 total = total + (lie(words) if lie and i == 0 else words)
-        n_slots = 1 if algorithm.vertical else N_CLIENTS
+        n_slots = 1 if algorithm.kind == "vertical" else N_CLIENTS
         answer = algorithm.layout(number).unflatten(
             total, len(parts) / n_slots, len(parts)
         )
@@ -181,7 +181,7 @@ def test_findings_are_total(name):
                 to_array(found), algorithm.n_rounds, algorithm.layout(number).n_words
             )
             assert again == found
-            if algorithm.vertical:
+            if algorithm.kind == "vertical":
                 rows += len(found)
             state = algorithm.update(state, answer, rng)
         # Party 0 must be able to send them all.

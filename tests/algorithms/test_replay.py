@@ -21,6 +21,7 @@ from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from tests.support.documents import library_algorithms
 from tests.support.processors import environments, outputs, printed
 
@@ -65,7 +66,7 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "fastlloyd": noisy("FastLloyd", 5, BOX, BUDGET),
     "pe-means": noisy("PEMeans", 5, BOX, BUDGET),
     "hdpe-means": noisy("HDPEMeans", 3, BALLS[20], BUDGET),
-    "vertical": noisy("Vertical", 5, BOX, BUDGET),
+    "vertical": partial(VerticalAlgorithm.planned, 5, BOX, BUDGET, n_records=N),
     "synopsis": partial(synopsis, 5, BOX, BUDGET, n_records=N),
     "synopsis-wide": partial(synopsis, 3, BALLS[70], PrivacyBudget(4.0), n_records=N),
     "synopsis-blind": partial(synopsis, 3, BALLS[130], BUDGET, n_records=N),

@@ -327,7 +327,7 @@ def three_columns(node):
 def test_what_is_wrong_is_named_with_what_to_do(name, expected, spoil, node):
     spoil(node)
     text = refused(node, name, expected, "--data", node / "records.csv")
-    assert check._HINTS[name] in text
+    assert check.hint_for(name) in text
     assert "kkkk" not in text  # of a key
 
 

@@ -37,8 +37,9 @@ from test_vertical import (
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.messages import Joined, decode_reply
+from flower_kmeans.protocol.messages import decode_reply
 from flower_kmeans.protocol.wire import encode
+from flower_kmeans.vertical.protocol.messages import Joined
 
 HOOKS = Path(__file__).resolve().parent / "vertical_fault_app"
 WIDTHS = (2, 1)

@@ -48,6 +48,7 @@ from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import primitives, shares
 from flower_kmeans.secagg.base import SumContext
+from flower_kmeans.vertical.protocol.messages import Turn
 
 S, B, O = "distributed-noise", "clients-only", "oblivious-server"  # noqa: E741
 SECAGG, PROTOCOL = "flower_kmeans.secagg", "flower_kmeans.protocol"
@@ -1058,7 +1059,9 @@ def test_28_a_run_that_is_over(start, trust):
 @pytest.mark.claim("threat-model", "29")
 @stopped_by(
     f"{PROTOCOL}.messages.decode_request",
-    to=lambda data: msgspec.msgpack.decode(data, type=messages.Request),
+    to=lambda data: msgspec.msgpack.decode(
+        data, type=messages._type_of(data, messages.Request)
+    ),
     of=[(S,)],
 )
 @shared
@@ -1499,7 +1502,7 @@ def test_49_limit_more_than_tau_members_read_single_answers(start):
 @protected
 def test_a_turn_of_a_vertical_run_is_none_of_another_kind(start, trust):
     s = start(trust)
-    turn = messages.Turn(doc_hash=s.doc_hash, step="open", t=1)
+    turn = Turn(doc_hash=s.doc_hash, step="open", t=1)
     defended(s.nodes[0].send(turn), Code.BAD_MESSAGE)
     assert isinstance(enrol(s), Enrolled)
 

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
 from unittest import mock
 
 import habits
@@ -37,9 +36,17 @@ from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError, spent_epsilon
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, client, messages, noise, transcript
+from flower_kmeans.protocol import (
+    checks,
+    client,
+    kinds,
+    messages,
+    noise,
+    transcript,
+)
 from flower_kmeans.protocol import records as own_records
 from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol.kinds import USUAL, kind_names, run_kind
 from flower_kmeans.protocol.messages import (
     Added,
     Answer,
@@ -48,6 +55,7 @@ from flower_kmeans.protocol.messages import (
     Enrolled,
     Finished,
     Refusal,
+    Request,
     decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -156,10 +164,23 @@ def test_any_content_gets_a_code(tmp_path):
     assert from_content(node.client.handle(to_content(request))) == node.answer(request)
 
 
-def test_every_request_has_one_handler():
-    answered_without_a_run = {messages.Abort}
-    requests = set(get_args(messages.Request))
-    assert set(client._HANDLERS) == requests - answered_without_a_run
+def test_every_request_has_a_handler():
+    core = {each for each in messages._CORE.values() if issubclass(each, Request)}
+    handled = set(run_kind(USUAL).handlers)
+    assert handled == core - {messages.Abort}  # which is answered without a run
+    others = [run_kind(name) for name in kind_names() if name != USUAL]
+    for kind in others:
+        own = {each for each in kind.messages if issubclass(each, Request)}
+        assert set(kind.handlers) == {Enrol, *own}
+
+
+def test_each_kind_has_the_tags_that_it_was_registered_with():
+    for name in kind_names():
+        kind = run_kind(name)
+        assert kind.body.__struct_config__.tag == name
+        tags = [each.__struct_config__.tag for each in kind.messages]
+        assert tags == list(kinds._REGISTERED[name].tags)
+        assert not {*tags} & set(messages._CORE)
 
 
 def test_a_long_document_is_refused_and_not_kept():

@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.errors import MessageError, TooFewClientsError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.protocol import exchange, limits, messages, parcels
+from flower_kmeans.protocol import exchange, limits, messages
 from flower_kmeans.protocol.exchange import MALFORMED, Exchange
 from flower_kmeans.protocol.limits import SHORT, reply_limit, request_limit
 from flower_kmeans.protocol.messages import (
@@ -34,12 +34,14 @@ from flower_kmeans.protocol.messages import (
     Keys,
     Refusal,
 )
-from flower_kmeans.protocol.relay import Mailboxes
 from flower_kmeans.protocol.results import longest_result
 from flower_kmeans.protocol.run import parse_document
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import decode, encode, to_content
 from flower_kmeans.simulation.in_process import task_identity
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.messages import Delivery, Parcel, Sent, Turn
+from flower_kmeans.vertical.protocol.relay import Mailboxes
 from tests.protocol.test_messages import ENTRY, PARCEL, REPLIES, REQUESTS, WRAP
 
 MiB = 2**20
@@ -96,7 +98,7 @@ def places():
                     decoder,
                     lambda value, m=message, name=name: within(m, name, value),
                 )
-    sent = messages.Sent
+    sent = Sent
     inner = {
         "entries": (Finish, ENTRY),
         "wraps": (Finish, WRAP),
@@ -138,7 +140,7 @@ def test_55_the_messages_that_took_twenty_times_their_size():
     size = 32 * MiB
     answer, sent = (
         Answer(doc_hash=DOC_HASH, tag=DOC_HASH),
-        messages.Sent(doc_hash=DOC_HASH),
+        Sent(doc_hash=DOC_HASH),
     )
     parcel = within(PARCEL, "receivers", b"\xc4\0")
     many = array_of(parcel, size)
@@ -173,15 +175,15 @@ def test_55_the_messages_that_took_twenty_times_their_size():
 
 def test_arrays_have_as_many_elements_as_they_may_have():
     entries = [msgspec.structs.replace(ENTRY, t=t + 1) for t in range(4_097)]
-    delivery = messages.Delivery(sender=1, step="open", key=bytes(48), data=b"")
-    turn = messages.Turn(doc_hash=DOC_HASH, step="load")
+    delivery = Delivery(sender=1, step="open", key=bytes(48), data=b"")
+    turn = Turn(doc_hash=DOC_HASH, step="load")
     for message, field, elements, most in (
         (FINISH, "entries", entries, 4_096),
-        (messages.Sent(doc_hash=DOC_HASH), "parcels", [PARCEL] * 257, 256),
+        (Sent(doc_hash=DOC_HASH), "parcels", [PARCEL] * 257, 256),
         (turn, "deliveries", [delivery] * 257, 256),
         (turn, "commitments", [DOC_HASH] * 65, 64),
     ):
-        is_reply = isinstance(message, messages.Sent)
+        is_reply = isinstance(message, Sent)
         read = messages.decode_reply if is_reply else messages.decode_request
         right = msgspec.structs.replace(message, **{field: tuple(elements[:most])})
         assert read(encode(right)) == right
@@ -214,7 +216,7 @@ def test_a_parcel_has_at_most_64_receivers():
             PARCEL, receivers=bytes(receivers), keys=bytes(keys)
         )
         with pytest.raises(MessageError):
-            decode(encode(parcel), messages.Parcel)
+            decode(encode(parcel), Parcel)
 
 
 @pytest.mark.claim("threat-model", "55")
@@ -517,9 +519,7 @@ def test_55_a_longer_request_than_the_run_has_is_not_decoded(
         Finish(doc_hash=cohort.doc_hash, result=bytes(MiB)),
         messages.Hold(doc_hash=cohort.doc_hash, doc=bytes(6_000), wraps=()),
         Add(**cohort.at(0, 1), **AN_ADD, sealed=bytes(MiB)),
-        messages.Turn(
-            doc_hash=cohort.doc_hash, step="load", deliveries=(delivery(MiB),)
-        ),
+        Turn(doc_hash=cohort.doc_hash, step="load", deliveries=(delivery(MiB),)),
     ):
         if len(encode(request)) <= request_limit(
             run, messages.read_head(encode(request))
@@ -538,7 +538,7 @@ def test_55_a_longer_request_than_the_run_has_is_not_decoded(
 
 
 def delivery(n_bytes):
-    return messages.Delivery(sender=1, step="open", key=bytes(48), data=bytes(n_bytes))
+    return Delivery(sender=1, step="open", key=bytes(48), data=bytes(n_bytes))
 
 
 @pytest.mark.parametrize("trust", BLIND)
@@ -664,9 +664,7 @@ def test_a_message_holds_at_most_256_parcels():
     for n in range(300):
         mail.add(
             0,
-            messages.Delivery(
-                sender=1, step="keys", number=n, key=bytes(48), data=b"1"
-            ),
+            Delivery(sender=1, step="keys", number=n, key=bytes(48), data=b"1"),
         )
     assert not mail.fits(0)
     collected = [list(mail.collect(0)), list(mail.collect(0)), list(mail.collect(0))]

@@ -36,6 +36,15 @@ from flower_kmeans.protocol.wire import (
     encode_arrays,
     from_content,
 )
+from flower_kmeans.vertical.protocol.messages import (
+    Delivery,
+    Joined,
+    Parcel,
+    Sent,
+    Turn,
+    read_receivers,
+    write_receivers,
+)
 
 pytestmark = pytest.mark.claim("protocol", "receiver-decodes-encodes-requires")
 
@@ -47,12 +56,8 @@ decode_entry, decode_any = partial(decode, kind=Entry), partial(decode, kind=Any
 D, E = bytes(32), b"\1" * 32
 PEER = Peer(slot=1, public_key=E, node_id=2**63, claim=b"c" * 64)
 WRAP = messages.Wrap(distributor=PEER.row, key_id=b"k" * 16, envelope=bytes(48))
-PARCEL = messages.Parcel(
-    step="open", t=1, receivers=bytes(8), keys=bytes(96), data=b"sealed"
-)
-DELIVERY = messages.Delivery(
-    sender=1, step="open", number=2, key=bytes(48), data=b"sealed"
-)
+PARCEL = Parcel(step="open", t=1, receivers=bytes(8), keys=bytes(96), data=b"sealed")
+DELIVERY = Delivery(sender=1, step="open", number=2, key=bytes(48), data=b"sealed")
 ENTRY = Entry(t=1, attempt=1, n_slots=5, root=E, committee=D, tag=E, survivors=b"\x1f")
 AT = {"doc_hash": D, "t": 3, "attempt": 2, "n_slots": 5, "root": E, "slot": 4}
 ALL_AT = {
@@ -86,8 +91,8 @@ REQUESTS = [
     messages.Hold(doc_hash=D, wraps=(WRAP,)),
     messages.Hold(doc_hash=D, doc=b"document", wraps=()),
     messages.Abort(doc_hash=D),
-    messages.Turn(doc_hash=D, step="keys", peers=PEER.row, commitments=(E, D)),
-    messages.Turn(doc_hash=D, step="load", part=2, deliveries=(DELIVERY, DELIVERY)),
+    Turn(doc_hash=D, step="keys", peers=PEER.row, commitments=(E, D)),
+    Turn(doc_hash=D, step="load", part=2, deliveries=(DELIVERY, DELIVERY)),
 ]
 REPLIES = [
     messages.Enrolled(doc_hash=D, commitment=E, static=b"", public_key=E),
@@ -119,8 +124,8 @@ REPLIES = [
     ),
     Refusal(code=Code.KEY, doc_hash=D, slot=0),
     messages.Held(doc_hash=D, key_id=b"k" * 16),
-    messages.Joined(doc_hash=D, slot=1, public_key=E),
-    messages.Joined(
+    Joined(doc_hash=D, slot=1, public_key=E),
+    Joined(
         doc_hash=D,
         slot=63,
         static=E,
@@ -131,8 +136,8 @@ REPLIES = [
         ledger=True,
         software="0.1",
     ),
-    messages.Sent(doc_hash=D),
-    messages.Sent(doc_hash=D, parts=3, parcels=(PARCEL, PARCEL)),
+    Sent(doc_hash=D),
+    Sent(doc_hash=D, parts=3, parcels=(PARCEL, PARCEL)),
 ]
 EVERY = [(messages.decode_request, m) for m in REQUESTS] + [
     (messages.decode_reply, m) for m in REPLIES
@@ -256,10 +261,10 @@ def test_sum_shares_travel_in_order_of_position_and_have_one_length():
 
 
 def test_receivers_of_a_parcel_are_four_bytes_each():
-    assert messages.write_receivers([1, 258]) == b"\1\0\0\0\2\1\0\0"
-    assert messages.read_receivers(b"\1\0\0\0\2\1\0\0") == (1, 258)
+    assert write_receivers([1, 258]) == b"\1\0\0\0\2\1\0\0"
+    assert read_receivers(b"\1\0\0\0\2\1\0\0") == (1, 258)
     with pytest.raises(MessageError, match="whole pieces of 4 bytes"):
-        messages.read_receivers(bytes(5))
+        read_receivers(bytes(5))
 
 
 @pytest.mark.claim("threat-model", "29")

@@ -42,8 +42,8 @@ def test_what_follows_from_a_trust_model(name):
         model.commits_to_records,
     )
     assert model.is_blind == (model.opened_by == "clients")
-    assert model.is_vertical == (name == "vertical")
-    if model.is_vertical:
+    assert model.is_homomorphic == (model.kind == "vertical") == (name == "vertical")
+    if model.is_homomorphic:
         with pytest.raises(ConfigurationError, match="secure_sum"):
             _ = model.sum  # no vectors of single clients are added
     else:

@@ -40,6 +40,7 @@ from flower_kmeans.secagg import primitives as keys
 from flower_kmeans.secagg.base import SumContext, secure_sum
 from flower_kmeans.secagg.primitives import H, u32, u64
 from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
+from flower_kmeans.vertical.protocol.messages import Delivery, Parcel, Sent, Turn
 from tests.support.ring import pack, unpack
 
 pytestmark = pytest.mark.claim("protocol", "each-block-has-each")
@@ -313,11 +314,11 @@ def expected_messages():
     claims = messages.write_claims(zip(NODES, CLAIMS, strict=True))
     rows, key_id = [peer_of(i).row for i in range(M)], octets(GROUP["key_id"])
     wrap = messages.Wrap(distributor=rows[0], key_id=key_id, envelope=envelope)
-    parcel = messages.Parcel(
+    parcel = Parcel(
         step="join", number=3, receivers=u32(0) + u32(3) + u32(4), keys=envelope * 3,
         data=sealed[0][0],
     )  # fmt: skip
-    delivery = messages.Delivery(
+    delivery = Delivery(
         sender=1, step="join", number=3, key=envelope, data=sealed[0][0]
     )
     return {
@@ -353,8 +354,8 @@ def expected_messages():
             sealed=b"".join(sealed[i][2] for i in ROUND["survivors"]), **located(2),
         ),
         "parcel": parcel,
-        "sent": messages.Sent(doc_hash=DOC_HASH, parts=2, parcels=(parcel,)),
-        "turn": messages.Turn(
+        "sent": Sent(doc_hash=DOC_HASH, parts=2, parcels=(parcel,)),
+        "turn": Turn(
             doc_hash=DOC_HASH, step="load", peers=rows[1] + rows[2], deliveries=(delivery,)
         ),
     }  # fmt: skip
@@ -364,7 +365,7 @@ def expected_messages():
 def test_messages(name):
     expected, data = expected_messages()[name], octets(MESSAGES[name])
     assert encode(expected) == data
-    if isinstance(expected, Entry | messages.Parcel):
+    if isinstance(expected, Entry | Parcel):
         assert decode(data, type(expected)) == expected
         return
     is_request = isinstance(expected, messages.Request)

@@ -24,8 +24,8 @@ from flower_kmeans.report.report import (
     Report,
     bounds_of,
 )
-from flower_kmeans.report.vertical import VerticalReport
 from flower_kmeans.strategies import FastLloyd, Lloyd, SuLloyd
+from flower_kmeans.vertical.report import VerticalReport
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 PARTS = [np.random.default_rng(i).random((25, 2)) for i in range(6)]
@@ -79,11 +79,11 @@ def made(trust, keys="roster", **values):
         "committee": COMMITTEE if model.has_committee else None,
     }
     keys = keys if model.is_protected else "none"
-    if model.is_vertical:
+    if model.is_homomorphic:
         defaults |= {
             "min_clients": 3,
             "max_colluders": 1,
-            "vertical": vertical_of(keys),
+            "part": vertical_of(keys),
         }
     return Report("FastLloyd", plan, model, keys, **defaults | values)
 
@@ -444,9 +444,7 @@ def test_noise_of_vertical_runs_follows_from_the_parties_that_add_it(
     facts = vertical_of(
         key_holders=key_holders, max_colluders=max_colluders, n_parties=4
     )
-    report = made(
-        "vertical", vertical=facts, max_colluders=max_colluders, answers=[4, 4]
-    )
+    report = made("vertical", part=facts, max_colluders=max_colluders, answers=[4, 4])
     assert (
         report.noise_factor
         == report.added_noise_factor

@@ -70,7 +70,7 @@ def test_a_simulation_returns_a_clustering_of_all_columns(here):
     labels = here.predict(RECORDS)
     assert (labels[::2] == labels[0]).all()
     assert (labels[1::2] == 1 - labels[0]).all()
-    assert here.report.vertical.check_ids
+    assert here.report.part.check_ids
 
 
 @pytest.mark.claim("vertical", "party-can-compute-nearest")
@@ -156,4 +156,4 @@ def test_ray_gives_the_same_result(here, monkeypatch):
     there = seamed("ray", monkeypatch, check_ids=True)
     np.testing.assert_array_equal(here.centroids, there.centroids)
     np.testing.assert_array_equal(here.counts, there.counts)
-    assert here.report.vertical == there.report.vertical
+    assert here.report.part == there.report.part

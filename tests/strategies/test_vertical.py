@@ -27,21 +27,14 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
-from flower_kmeans.protocol import parcels, relay
 from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.messages import (
     Abort,
     Enrol,
-    Joined,
-    Parcel,
     Refusal,
-    Sent,
-    Turn,
     decode_reply,
     decode_request,
-    write_receivers,
 )
-from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
 from flower_kmeans.secagg.primitives import public_key
@@ -52,6 +45,15 @@ from flower_kmeans.version import __version__
 from flower_kmeans.vertical import engine
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.parties import ComputingParty
+from flower_kmeans.vertical.protocol import parcels, relay
+from flower_kmeans.vertical.protocol.messages import (
+    Joined,
+    Parcel,
+    Sent,
+    Turn,
+    write_receivers,
+)
+from flower_kmeans.vertical.protocol.relay import Relay
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -202,9 +204,9 @@ def test_round_trips_and_bytes_are_as_planned(pair):
     total = sum(
         len(x.data) for each in replies if isinstance(each, Sent) for x in each.parcels
     )
-    assert report.vertical.sent_bytes == total == app.planned_bytes
+    assert report.part.sent_bytes == total == app.planned_bytes
     assert 0 <= total - strategy.costs.total_bytes < 1000
-    assert report.vertical.delivered_bytes == total  # each has one receiver here
+    assert report.part.delivered_bytes == total  # each has one receiver here
     assert [request.step for _, request, _, _ in app.seen if isinstance(request, Turn)] == [
         "keys", "step", "open", "step", "open", "close", "finish",
     ]  # fmt: skip
@@ -259,7 +261,7 @@ def test_the_page_shows_the_trust_table_and_the_parties_columns(pair):
     strategy, app = pair
     page = html_report(strategy)
     assert tables(read(page))["Who learns what"][1:] == [
-        list(row) for row in strategy.report.vertical.trust_table
+        list(row) for row in strategy.report.part.trust_table
     ]
     assert "columns of party 0" in page
     assert "2 parties hold columns of the records" in page
@@ -272,7 +274,7 @@ def test_the_page_shows_the_trust_table_and_the_parties_columns(pair):
 def test_one_word_reveals_at_most_what_the_report_says(pair):
     """docs/threat-model.md, V8: 16 bits with a holder's noise of 20 records."""
     strategy, _ = pair
-    vertical = strategy.report.vertical
+    vertical = strategy.report.part
     assert vertical.n_values == 2 * 2 * 3
     sigma = strategy._share
     assert vertical.bits == pytest.approx(15.6 - math.log2(sigma / 20), abs=0.1)
@@ -302,7 +304,7 @@ def test_sums_of_no_records_are_flagged_at_every_party_and_not_at_the_server(
     assert any("further below 0" in words for words in second.warnings)
     assert strategy.report.warnings == ()
     # Of the same size as without findings, which is all that the server sees of it.
-    assert strategy.report.vertical.sent_bytes == planned
+    assert strategy.report.part.sent_bytes == planned
 
 
 # ------------------------------------------------------------------------- more parties
@@ -350,8 +352,8 @@ def test_more_parties_learn_the_means(
         )
     report = clustering.report
     assert report.round_trips == strategy.costs.round_trips == 2 * 1 + trips
-    assert report.vertical.sent_bytes == planned_bytes(strategy._running.run)
-    assert 0 <= report.vertical.sent_bytes - strategy.costs.total_bytes < 1000
+    assert report.part.sent_bytes == planned_bytes(strategy._running.run)
+    assert 0 <= report.part.sent_bytes - strategy.costs.total_bytes < 1000
     assert report.noise_factor == pytest.approx(math.sqrt(factor))
     text = " ".join(report.statements)
     assert not [each for each in words if each not in text]

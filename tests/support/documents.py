@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_kmeans.algorithms import registry
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
@@ -16,6 +17,7 @@ from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorit
 from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.data.domain import Box
+from flower_kmeans.imports import imported
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, RunDocument
@@ -45,6 +47,8 @@ KINDS = {
 
 def library_algorithms() -> dict[str, type[Algorithm]]:
     """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
+    for path in registry._LATER.values():
+        imported(path)
     found, waiting = dict[str, type[Algorithm]](), list[type[Algorithm]]([Algorithm])
     while waiting:
         kind = waiting.pop()

@@ -19,26 +19,23 @@ from flwr.app import RecordDict
 from soft import straight_signs as straight_signs
 
 from flower_kmeans.algorithms.registry import algorithm_to_config
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol import messages, relay
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.messages import (
-    Delivery,
-    Joined,
-    Reply,
-    Request,
-    VerticalStep,
-)
+from flower_kmeans.protocol.messages import Reply, Request
 from flower_kmeans.protocol.noise import sampler_of
-from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
+from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, open_run
 from flower_kmeans.protocol.session import ClientSession, Pairs, unpack_session
 from flower_kmeans.protocol.trips import Replies
 from flower_kmeans.protocol.wire import encode
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
+from flower_kmeans.vertical.protocol import relay
+from flower_kmeans.vertical.protocol.body import Vertical
+from flower_kmeans.vertical.protocol.messages import Delivery, Joined, VerticalStep
+from flower_kmeans.vertical.protocol.parcels import Planned, Seals
 
 N_RECORDS = 400
 POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)

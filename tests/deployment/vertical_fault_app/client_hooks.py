@@ -13,8 +13,9 @@ import client_app
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_kmeans.protocol.messages import Joined, decode_reply
+from flower_kmeans.protocol.messages import decode_reply
 from flower_kmeans.protocol.wire import from_content, to_content
+from flower_kmeans.vertical.protocol.messages import Joined
 
 _POLL = 0.1
 _LONGEST = 600.0

@@ -207,7 +207,7 @@ def test_the_released_cost_has_its_error():
 
 # --------------------------------------------------------------------------- charts
 
-FIGURES = TEMPLATES.get_template("figures.svg.j2").module
+FIGURES = TEMPLATES.get_template("report/figures.svg.j2").module
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e3))

@@ -14,19 +14,20 @@ import numpy as np
 
 from flower_kmeans.algorithms.plausibility import padded
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.messages import (
-    MAX_PARCELS,
-    Delivery,
-    Parcel,
-    Peer,
-    VerticalStep,
-    write_receivers,
-)
-from flower_kmeans.protocol.run import Run, Vertical
+from flower_kmeans.protocol.messages import Peer
+from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.session import Pairs
 from flower_kmeans.protocol.wire import encode_arrays
 from flower_kmeans.secagg.primitives import DIGEST_BYTES, kdf, seal, u32, unseal
 from flower_kmeans.vertical.moduli import Moduli, moduli
+from flower_kmeans.vertical.protocol.body import body_of
+from flower_kmeans.vertical.protocol.messages import (
+    MAX_PARCELS,
+    Delivery,
+    Parcel,
+    VerticalStep,
+    write_receivers,
+)
 from flower_kmeans.vertical.ring import SLOTS, packed_bytes
 
 PUBLIC, RELIN, HALF, DIGESTS, IDS, COLUMNS = range(6)
@@ -81,10 +82,8 @@ def shape_of(run: Run) -> Shape:
 
 
 def _shape_of(run: Run) -> Shape:
-    body = run.document.body
+    body = body_of(run)
     algorithm = run.algorithm
-    if not isinstance(body, Vertical):
-        raise MessageError("Expected the document of a vertical run.")
     k = algorithm.n_clusters
     d = algorithm.domain.n_features
     radius = body.algorithm["radius"]

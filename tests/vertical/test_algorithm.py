@@ -8,16 +8,16 @@ from soft import ETA, evaluate, soft_members
 
 from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.algorithms.vertical import (
+from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.filter import charge_of
+from flower_kmeans.vertical.algorithm import (
     MAX_RECORDS,
     SLOTS,
     SOFT,
     VerticalAlgorithm,
 )
-from flower_kmeans.data.domain import Ball, Box, GridRecords
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import N
 

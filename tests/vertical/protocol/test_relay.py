@@ -19,9 +19,10 @@ from vertical_runs import (
 from flower_kmeans.errors import RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol.exchange import CRASHED
-from flower_kmeans.protocol.messages import Abort, Enrol, Turn, decode_request
-from flower_kmeans.protocol.parcels import COLUMNS
+from flower_kmeans.protocol.messages import Abort, Enrol, decode_request
 from flower_kmeans.protocol.roster import Roster, write_members
+from flower_kmeans.vertical.protocol.messages import Turn
+from flower_kmeans.vertical.protocol.parcels import COLUMNS
 
 IDS = [f"customer {i}" for i in range(N_RECORDS)]
 

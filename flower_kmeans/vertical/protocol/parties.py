@@ -10,12 +10,13 @@ from itertools import chain
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.incidents import MALFORMED, UNCLAIMED
-from flower_kmeans.protocol.messages import Joined, Peer
-from flower_kmeans.protocol.parcels import shape_of
-from flower_kmeans.protocol.resume import KeptParty
+from flower_kmeans.protocol.messages import Peer
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.secagg.primitives import is_acceptable
+from flower_kmeans.vertical.protocol.kept import KeptParty
+from flower_kmeans.vertical.protocol.messages import Joined
+from flower_kmeans.vertical.protocol.parcels import shape_of
 
 _MOST_NODES = 4  # with one party's key that the server remembers
 _TAKEN = "Another node has the party's slot."

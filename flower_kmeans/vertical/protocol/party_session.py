@@ -13,23 +13,26 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import checks, parcels, transcript
+from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.leftovers import witness_name
+from flower_kmeans.protocol.leftovers import record_name
 from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.noise import releases_of
-from flower_kmeans.protocol.run import Run, Vertical
+from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory
 from flower_kmeans.protocol.wire import Struct, decode, encode
 from flower_kmeans.vertical import keys as vertical_keys
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from flower_kmeans.vertical.keys import KeyHolder
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.body import body_of
 
 _FRESH_BYTES = 32
+_WITNESS = "witness"  # name of its record
 _require = RefuseError.unless
 
 Digests = dict[str, bytes]
@@ -87,11 +90,11 @@ class PartySession:
         self.session = session
         self.doc_hash = run.doc_hash
         self.shape = parcels.shape_of(run)
-        self.body = cast(Vertical, run.document.body)
+        self.body = body_of(run)
         self.algorithm = cast(VerticalAlgorithm, run.algorithm)
         self.progress = Progress()
-        if session.vertical:
-            self.progress = decode(session.vertical, Progress)
+        if session.party:
+            self.progress = decode(session.party, Progress)
         self._context = context
 
     @property
@@ -107,7 +110,7 @@ class PartySession:
     def put(self, **changes: Any) -> None:
         """Change the party's progress in its session."""
         self.progress = msgspec.structs.replace(self.progress, **changes)
-        self.session.vertical = encode(self.progress)
+        self.session.party = encode(self.progress)
 
     # ------------------------------------------------------------------ answers
 
@@ -184,7 +187,7 @@ class PartySession:
     @property
     def witness(self) -> Witness | None:
         """A joint holder's record in the context's state."""
-        record = self._context.get(witness_name(self.doc_hash))
+        record = self._context.get(record_name(self.doc_hash, _WITNESS))
         if not isinstance(record, ConfigRecord):
             return None
         data = record.get("witness")
@@ -195,7 +198,7 @@ class PartySession:
 
     def _keep_witness(self, witness: Witness) -> None:
         record = ConfigRecord({"witness": encode(witness)})
-        self._context[witness_name(self.doc_hash)] = record
+        self._context[record_name(self.doc_hash, _WITNESS)] = record
 
     def commitment(self) -> bytes:
         """Return a joint holder's commitment to its first message.

@@ -42,17 +42,7 @@ from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.incidents import UNCLAIMED
-from flower_kmeans.protocol.messages import (
-    Abort,
-    Code,
-    Enrol,
-    Joined,
-    Peer,
-    Refusal,
-    Sent,
-)
-from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
-from flower_kmeans.protocol.party_session import PartySession, Progress
+from flower_kmeans.protocol.messages import Abort, Code, Enrol, Peer, Refusal
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import decode, encode, encode_arrays
@@ -63,6 +53,22 @@ from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
+from flower_kmeans.vertical.protocol.messages import (
+    Delivery,
+    Joined,
+    Sent,
+    Turn,
+    read_receivers,
+)
+from flower_kmeans.vertical.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    IDS,
+    PUBLIC,
+    RELIN,
+    planned,
+)
+from flower_kmeans.vertical.protocol.party_session import PartySession, Progress
 from flower_kmeans.vertical.ring import (
     N,
     addmod,
@@ -100,7 +106,7 @@ class Scene:
             Peer(each.slot, each.pairs.public_key).row for each in self.others
         )
         fields = {"peers": peers, "deliveries": tuple(deliveries), **changes}
-        return messages.Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
+        return Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
 
     def deliver(self, data, step, t=0, number=0, sender=0):
         """Return what a forged party seals for the honest one."""
@@ -117,12 +123,10 @@ class Scene:
         """Return the plaintext of a parcel that the honest party sent."""
         parcel = sent.parcels[index]
         (forged,) = [each for each in self.others if each.slot == receiver]
-        place = messages.read_receivers(parcel.receivers).index(receiver)
+        place = read_receivers(parcel.receivers).index(receiver)
         key = messages.split(parcel.keys, 48)[place]
         labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
-        delivery = messages.Delivery(
-            sender=self.slot, **labels, key=key, data=parcel.data
-        )
+        delivery = Delivery(sender=self.slot, **labels, key=key, data=parcel.data)
         return forged.open(self.joined, delivery, len(parcel.data) - 16)
 
     def code(self, request):
@@ -862,7 +866,7 @@ class JointHolderAttack:
         x, p = intt(words[0, 0], Q.key[0]).astype(np.int64), Q.key[0]
         found = np.rint(np.where(x > p // 2, x - p, x) / 2**20)
         session = self.scene.party.session(self.scene.run)
-        fresh = decode(session.vertical, Progress).fresh
+        fresh = decode(session.party, Progress).fresh
         z = keys.set_up_secret(session.secret, fresh, self.scene.run.doc_hash)
         return (found == KeyHolder(Q, z, self.scene.run.doc_hash)._s).mean()
 
@@ -963,7 +967,7 @@ def test_v5_an_answer_to_join_keeps_what_its_keys_follow_from(attack, monkeypatc
     attack.first_message()
 
     def kept():
-        return decode(party.session(scene.run).vertical, Progress).fresh
+        return decode(party.session(scene.run).party, Progress).fresh
 
     relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))
     records, party.records = party.records, None

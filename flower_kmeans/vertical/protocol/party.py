@@ -20,16 +20,11 @@ from flwr.app import RecordDict
 from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import checks, parcels, transcript
+from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.leftovers import forget_witness
-from flower_kmeans.protocol.messages import Code, Joined, Sent, Turn, VerticalStep
-from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, PUBLIC, RELIN
-from flower_kmeans.protocol.party_mail import PartyMail
-from flower_kmeans.protocol.party_rows import PartyRows
-from flower_kmeans.protocol.party_session import PartySession
-from flower_kmeans.protocol.party_zero import PartyZero
+from flower_kmeans.protocol.leftovers import forget_records
+from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run
@@ -39,6 +34,20 @@ from flower_kmeans.secagg.primitives import DIGEST_BYTES, H
 from flower_kmeans.version import installed_version, stated_software
 from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.limits import objection_to_slot
+from flower_kmeans.vertical.protocol.messages import Joined, Sent, Turn, VerticalStep
+from flower_kmeans.vertical.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    HALF,
+    PUBLIC,
+    RELIN,
+)
+from flower_kmeans.vertical.protocol.party_mail import PartyMail
+from flower_kmeans.vertical.protocol.party_rows import PartyRows
+from flower_kmeans.vertical.protocol.party_session import PartySession
+from flower_kmeans.vertical.protocol.party_zero import PartyZero
 from flower_kmeans.vertical.ring import pack, packed_bytes, unpack
 
 _COMPUTING = 0  # slot of the party that computes
@@ -433,9 +442,9 @@ class VerticalParty:
     def _ended(self, result: bytes, reply: Sent) -> Sent:
         """End the session if the result has a keeper. Repeats have the same reply."""
         if self.deliver(result):
-            forget_witness(self.state, self._doc_hash)
+            forget_records(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
-            self.session.vertical = encode(reply)
+            self.session.party = encode(reply)
             # Before files are erased, which a repeat needs.
             self.memory.save(self._doc_hash, self.session)
             if self._slot == _COMPUTING:
@@ -455,7 +464,7 @@ def _slot_of(run: Run, policy: ClientPolicy, identity: Identity | None) -> int:
     if slot is None:
         expected = "Expected a policy with party, this client's slot."
         raise RefuseError(Code.POLICY, expected)
-    objection = policy.objection_to_slot(run, slot)
+    objection = objection_to_slot(policy, run, slot)
     if objection is not None:
         raise RefuseError(Code.POLICY, objection)
     return slot

@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 from vertical_runs import make_algorithm, make_run
 
-from flower_kmeans.protocol import messages, parcels
 from flower_kmeans.protocol.wire import MAX_MESSAGE
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.messages import VerticalStep
 
 
 @pytest.mark.claim("protocol", "message-holds-at-most")
@@ -26,7 +27,7 @@ def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius)
     run = make_run(
         widths, make_algorithm(widths, key_holders=holders, radius=radius, **options)
     )
-    for slot, step in itertools.product(range(4), get_args(messages.VerticalStep)):
+    for slot, step in itertools.product(range(4), get_args(VerticalStep)):
         t = 1 if step in ("step", "open") else 0
         planned = parcels.planned(run, slot, step, t)
         if not planned:  # another slot's step

@@ -82,7 +82,7 @@ class VerticalAlgorithm(LloydFamily):
     """
 
     name: ClassVar[str] = "vertical"
-    vertical: ClassVar[bool] = True
+    kind: ClassVar[str] = "vertical"
 
     n_parties: Annotated[int, whole()] = 2
     key_holders: Annotated[int, whole()] = 1  # of n_parties - 1 at most

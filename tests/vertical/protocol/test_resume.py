@@ -11,9 +11,11 @@ from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.resume import Journal, KeptRelay
+from flower_kmeans.protocol.resume import Journal
 from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.strategies import FastLloyd, VerticalKMeans
+from flower_kmeans.vertical.protocol.kept import KeptRelay
+from flower_kmeans.vertical.protocol.messages import Sent
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -132,7 +134,7 @@ def test_57_parties_open_what_they_opened_before(begin):
     opened = [
         item.message
         for item in federation.grid.received
-        if isinstance(item.message, messages.Sent)
+        if isinstance(item.message, Sent)
     ]
     shares = {
         bytes(each.parcels[0].data)
@@ -193,7 +195,7 @@ def test_what_lies_in_the_mailboxes_is_sealed(begin):
     sealed = [
         parcel.data
         for item in federation.grid.received
-        if isinstance(item.message, messages.Sent)
+        if isinstance(item.message, Sent)
         for parcel in item.message.parcels
     ]
     assert parts

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import parcels
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.messages import Code, Delivery, Sent, Turn, VerticalStep
-from flower_kmeans.protocol.parcels import Planned, Seals
+from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.run import Run
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.messages import Delivery, Sent, Turn, VerticalStep
+from flower_kmeans.vertical.protocol.parcels import Planned, Seals
 
 
 def named(delivery: Delivery) -> tuple[int, VerticalStep, int, int]:

@@ -10,16 +10,17 @@ from functools import cached_property
 import numpy as np
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
+from flower_kmeans.files import read_file
 from flower_kmeans.protocol import transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Code
-from flower_kmeans.protocol.party_session import PartySession
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.vertical.align import ids_digest
+from flower_kmeans.vertical.algorithm import VerticalAlgorithm
+from flower_kmeans.vertical.align import ids_digest, require_long
+from flower_kmeans.vertical.protocol.party_session import PartySession
 from flower_kmeans.vertical.ring import SLOTS
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
 
@@ -35,6 +36,15 @@ def half_widths_of(algorithm: VerticalAlgorithm) -> FloatArray:
     bits = algorithm.fraction_bits
     on_grid = algorithm.domain.grid_half_widths(bits)
     return np.ldexp(on_grid.astype(np.float64), -bits)
+
+
+def read_rows_key(policy: ClientPolicy) -> bytes:
+    """Return the key under which row ids are compared; empty without a file."""
+    if policy.rows_key_file is None:
+        return b""
+    key = read_file(policy.rows_key_file, "rows_key_file", is_secret=True)
+    require_long(key, "rows_key_file")
+    return key
 
 
 class PartyRows:
@@ -156,7 +166,7 @@ class PartyRows:
     def require_rows_key(self) -> None:
         """Require a readable key of row ids if the policy names one."""
         with RefuseError.of_user():
-            self._policy.read_rows_key()
+            read_rows_key(self._policy)
 
     def require_same_ids(self) -> bytes:
         """Return the digest of this party's row ids, the same in the whole run."""
@@ -174,7 +184,7 @@ class PartyRows:
     def _ids_digest(self) -> bytes:
         load = self.require_ids()
         with RefuseError.of_user():
-            key = self._policy.read_rows_key()
+            key = read_rows_key(self._policy)
             ids = list(load())
         if len(ids) != self._algorithm.n_records:
             expected = f"Expected n_records={self._algorithm.n_records} ids."

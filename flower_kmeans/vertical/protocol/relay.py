@@ -17,18 +17,26 @@ import msgspec
 from flower_kmeans.errors import RunError
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.incidents import MALFORMED, NO_ANSWER, STRAY
-from flower_kmeans.protocol.messages import (
-    Code,
+from flower_kmeans.protocol.messages import Code, Reply, Request
+from flower_kmeans.protocol.resume import Journal
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.trips import Replies, Trip
+from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
+from flower_kmeans.report.report import Dropped, IncidentKind
+from flower_kmeans.vertical.protocol.kept import KeptParty, KeptRelay
+from flower_kmeans.vertical.protocol.messages import (
+    MAX_PARCELS,
     Delivery,
     Joined,
     Parcel,
-    Reply,
-    Request,
     Sent,
     Turn,
     VerticalStep,
+    read_receivers,
+    write_receivers,
 )
-from flower_kmeans.protocol.parcels import (
+from flower_kmeans.vertical.protocol.parcels import (
     DIGESTS,
     PUBLIC,
     Planned,
@@ -36,13 +44,7 @@ from flower_kmeans.protocol.parcels import (
     planned,
     shape_of,
 )
-from flower_kmeans.protocol.parties import Parties, Party
-from flower_kmeans.protocol.resume import Journal, KeptParty, KeptRelay
-from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import Run
-from flower_kmeans.protocol.trips import Replies, Trip
-from flower_kmeans.protocol.wire import MAX_MESSAGE, decode, encode
-from flower_kmeans.report.report import Dropped, IncidentKind
+from flower_kmeans.vertical.protocol.parties import Parties, Party
 
 COMPUTING = 0
 """Slot of the party that computes."""
@@ -84,7 +86,7 @@ class Mailboxes:
         for parcel in sent.parcels:
             self.sent_bytes += len(parcel.data)
             keys = messages.split(parcel.keys, messages.ENVELOPE_BYTES)
-            receivers = messages.read_receivers(parcel.receivers)
+            receivers = read_receivers(parcel.receivers)
             for receiver, key in zip(receivers, keys, strict=True):
                 delivery = Delivery(
                     sender=sender,
@@ -103,7 +105,7 @@ class Mailboxes:
         n_taken = 0
         for delivery in mail:
             size += len(delivery.data) + _DELIVERY
-            if size > _room() or n_taken == messages.MAX_PARCELS:
+            if size > _room() or n_taken == MAX_PARCELS:
                 break
             n_taken += 1
             self.delivered_bytes += len(delivery.data)
@@ -114,7 +116,7 @@ class Mailboxes:
         """Return whether a slot's mail fits into one message."""
         mail = self._boxes[slot]
         size = sum(len(each.data) + _DELIVERY for each in mail)
-        return size <= _room() and len(mail) <= messages.MAX_PARCELS
+        return size <= _room() and len(mail) <= MAX_PARCELS
 
 
 class _TakenOverError(Exception):
@@ -526,7 +528,7 @@ def _room() -> int:
 
 def _is_planned(parcel: Parcel, planned: Planned) -> bool:
     """Return whether a parcel is a planned one, for its receivers and of its length."""
-    receivers = messages.write_receivers(planned.receivers)
+    receivers = write_receivers(planned.receivers)
     name = (planned.step, planned.t, planned.number, receivers)
     found = (parcel.step, parcel.t, parcel.number, parcel.receivers)
     keys_bytes = messages.ENVELOPE_BYTES * len(planned.receivers)

@@ -8,9 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from flower_kmeans.report.report import Report
 from flower_kmeans.templates import lines_of
-
-NEIGHBOURS = "one record replaced by another; n_records is public"
 
 
 @dataclass
@@ -59,9 +58,27 @@ class VerticalReport:
         return _parties(self.key_holders + 1, self.n_parties - 1)
 
     @property
+    def neighbours(self) -> str:
+        """The neighbours of the guarantee, in words."""
+        return "one record replaced by another; n_records is public"
+
+    @property
+    def page(self) -> str:
+        """Template with the words of a page that depend on the kind of run."""
+        return "vertical/page.html.j2"
+
+    def statements(self, report: Report) -> tuple[str, ...]:
+        """Return statements for all parties, in sentences."""
+        return lines_of("vertical/statements.txt.j2", report=report, run=self)
+
+    def protection(self, report: Report) -> tuple[str, ...]:
+        """Return a sentence on the protection against each of `report.PARTIES`, in order."""
+        return lines_of("vertical/protection.txt.j2", run=self)
+
+    @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
         """Rows of parties, their views, and their knowledge."""
-        lines = lines_of("parties.txt.j2", run=self)
+        lines = lines_of("vertical/parties.txt.j2", run=self)
         return tuple(tuple(line.split("|")) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,26 +35,20 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import limits, messages, parcels
+from flower_kmeans.protocol import limits, messages
 from flower_kmeans.protocol.leftovers import erase_ended, work_dir
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,
     Enrol,
-    Joined,
-    Sent,
-    Turn,
     decode_reply,
     decode_request,
     read_head,
-    read_receivers,
 )
-from flower_kmeans.protocol.party_session import Progress
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import (
     Horizontal,
     UnacceptableRunError,
-    Vertical,
     open_run,
     verify_plan,
 )
@@ -63,6 +57,16 @@ from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg.primitives import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret
 from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.body import Vertical
+from flower_kmeans.vertical.protocol.messages import (
+    Delivery,
+    Joined,
+    Sent,
+    Turn,
+    read_receivers,
+)
+from flower_kmeans.vertical.protocol.party_session import Progress
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
 
@@ -122,7 +126,7 @@ class Story:
     def secret(self, slot):
         """Return what a slot's keys, masks and noise follow from."""
         session = self.sessions[slot]
-        fresh = decode(session.vertical, Progress).fresh
+        fresh = decode(session.party, Progress).fresh
         if not fresh:
             return session.secret
         return set_up_secret(session.secret, fresh, self.run.doc_hash)
@@ -186,9 +190,7 @@ def test_a_turn_that_brings_more_than_planned_is_not_decoded(story, monkeypatch)
         story.parties[0].copied(story.parties[0].directory.with_name("limits")),
         story.run,
     )
-    deliveries = (
-        messages.Delivery(sender=1, step="open", key=bytes(48), data=bytes(2**21)),
-    )
+    deliveries = (Delivery(sender=1, step="open", key=bytes(48), data=bytes(2**21)),)
     turn = Turn(doc_hash=run.doc_hash, step="step", t=2, deliveries=deliveries)
     monkeypatch.setattr(messages, "decode_request", lambda data: pytest.fail("decoded"))
     assert code_of(party.ask(turn)) == Code.STALE  # of this run, which is over
@@ -423,7 +425,7 @@ def test_files_of_a_run_that_the_ledger_dropped_are_removed(tmp_path, is_shared)
     run = make_run()
     work = {"work_dir": tmp_path / "work"} if is_shared else {}
     party = make_parties(tmp_path, blobs(), **work)[0]
-    unknown = work_dir(party.policy) / ("0" * 64)
+    unknown = work_dir(party.policy, "vertical") / ("0" * 64)
     Store(unknown).write("column-1-0-0", [b"1"])
     assert isinstance(party.ask(Enrol(doc=run.data)), Joined)
     assert unknown.exists() == is_shared
@@ -452,7 +454,7 @@ def test_the_directory_in_state_dir_that_an_earlier_release_left_open_is_closed(
 ):
     party = make_parties(tmp_path, blobs())[0]
     assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)  # makes state_dir
-    place = work_dir(party.policy)
+    place = work_dir(party.policy, "vertical")
     place.mkdir(mode=0o700, exist_ok=True)
     place.chmod(0o755)
     assert isinstance(party.ask(Enrol(doc=make_run().data)), Joined)
@@ -463,8 +465,8 @@ def test_files_that_cannot_be_removed_stop_no_other_run(tmp_path, caplog):
     run, elsewhere = make_run(), tmp_path / "elsewhere"
     party = make_parties(tmp_path, blobs())[0]
     Store(elsewhere).write("kept", [b"1"])
-    work_dir(party.policy).mkdir()
-    (work_dir(party.policy) / ("0" * 64)).symlink_to(elsewhere)
+    work_dir(party.policy, "vertical").mkdir()
+    (work_dir(party.policy, "vertical") / ("0" * 64)).symlink_to(elsewhere)
     assert isinstance(party.ask(Enrol(doc=run.data)), Joined)
     assert (elsewhere / "kept").exists()
     assert "cannot be removed" in caplog.text

@@ -18,11 +18,17 @@ from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import FloatArray, WordArray
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import parcels
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.leftovers import work_dir
-from flower_kmeans.protocol.messages import Code, Turn
-from flower_kmeans.protocol.parcels import (
+from flower_kmeans.protocol.messages import Code
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
+from flower_kmeans.vertical import keys as vertical_keys
+from flower_kmeans.vertical.costs import disk_bytes
+from flower_kmeans.vertical.parties import ComputingParty
+from flower_kmeans.vertical.protocol import parcels
+from flower_kmeans.vertical.protocol.messages import Turn
+from flower_kmeans.vertical.protocol.parcels import (
     COLUMNS,
     DIGESTS,
     HALF,
@@ -31,14 +37,9 @@ from flower_kmeans.protocol.parcels import (
     RELIN,
     Planned,
 )
-from flower_kmeans.protocol.party_mail import PartyMail, named
-from flower_kmeans.protocol.party_rows import half_widths_of
-from flower_kmeans.protocol.party_session import PartySession
-from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
-from flower_kmeans.vertical import keys as vertical_keys
-from flower_kmeans.vertical.costs import disk_bytes
-from flower_kmeans.vertical.parties import ComputingParty
+from flower_kmeans.vertical.protocol.party_mail import PartyMail, named
+from flower_kmeans.vertical.protocol.party_rows import half_widths_of
+from flower_kmeans.vertical.protocol.party_session import PartySession
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
 
@@ -72,7 +73,7 @@ class PartyZero:
     @cached_property
     def store(self) -> Store:
         """Files of the run: keys and encrypted columns."""
-        directory = work_dir(self._policy)
+        directory = work_dir(self._policy, "vertical")
         if directory is None:
             expected = "Expected a policy with work_dir or state_dir."
             raise RefuseError(Code.POLICY, expected)

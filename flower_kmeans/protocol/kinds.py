@@ -1,0 +1,176 @@
+"""Kinds of runs: what the clients of a run hold, and the code that only such runs need.
+
+A run document names its kind by the tag of its body. Each kind is registered by an
+import string and loaded on first use: a client loads the code of its own run alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from msgspec.structs import StructConfig
+
+from flower_kmeans.algorithms.registry import register_later
+from flower_kmeans.imports import imported
+from flower_kmeans.report.parts import register_part
+
+if TYPE_CHECKING:
+    from flower_kmeans.protocol.client import Conversation
+    from flower_kmeans.protocol.messages import Head, Reply, Request
+    from flower_kmeans.protocol.policy import ClientPolicy, Limits
+    from flower_kmeans.protocol.run import Run
+    from flower_kmeans.protocol.session import ClientSession
+
+USUAL = "horizontal"
+"""The kind whose clients hold records; all trust models but those of other kinds are for it."""
+
+
+class Body:
+    """Base of the bodies of run documents: the part that depends on the kind of run.
+
+    A body is a tagged struct that has these two fields, and others of its own.
+    """
+
+    __slots__ = ()
+    __struct_config__: ClassVar[StructConfig]
+
+    algorithm: dict[str, Any]
+    domain: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of run."""
+        return str(self.__struct_config__.tag)
+
+    def fewest_noisy(self, min_clients: int) -> int:
+        """Return the fewest clients that add noise, of a run of so many clients at least."""
+        return min_clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKind:
+    """A kind of run.
+
+    Parameters
+    ----------
+    body : type of Body
+        The struct in the run document.
+    messages : tuple of types
+        Requests and replies that are of this kind alone. `register_kind` has their tags.
+    handlers : mapping
+        A client's function for each request of a run, which returns the reply. `Abort`
+        needs none.
+    ended : type of Reply
+        The reply to `Abort`: a struct whose one required field is ``doc_hash``. Unless it
+        is `Finished`, an ended session keeps it for a repeated request.
+    repeated : callable
+        ``repeated(request, session)`` returns the reply to a request that comes again
+        after the run's end, or ``None`` if the run is over for it.
+    limits : callable
+        ``limits(policy, run)`` yields limits of a client's policy, as
+        ``ClientPolicy.objection`` states them.
+    requirements : callable, optional
+        ``requirements(run)`` yields whether requirements on a document hold, with their
+        texts.
+    request_bytes, reply_bytes : callable
+        ``request_bytes(run, head)`` and ``reply_bytes(run, request)`` return how long a
+        request and an orderly reply may be, beyond their short fields.
+    pads_findings : bool
+        Whether a result always has findings, with zeros behind them up to one size.
+    simulation, check : str, optional
+        ``module:name`` of its `SimulationPart`, and of its `CheckPart` for ``flower-kmeans
+        check``: rooms above this one, which only they need.
+    """
+
+    body: type[Body]
+    messages: "tuple[type[Request | Reply], ...]" = ()
+    handlers: "Mapping[type[Request], Callable[[Conversation, Any], Reply]]"
+    ended: "Callable[..., Reply]"
+    repeated: "Callable[[Request, ClientSession], Reply | None]"
+    limits: "Callable[[ClientPolicy, Run], Limits]"
+    requirements: "Callable[[Run], Iterator[tuple[bool, str]]] | None" = None
+    request_bytes: "Callable[[Run, Head], int]"
+    reply_bytes: "Callable[[Run, Request], int]"
+    pads_findings: bool = False
+    simulation: str | None = None
+    check: str | None = None
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """A kind that may not be loaded yet."""
+
+    path: str  # "module:name" of its `RunKind`
+    holds: str  # what its clients hold, in a word
+    tags: tuple[str, ...]  # of its messages
+
+
+_REGISTERED: dict[str, _Registered] = {}
+
+
+def register_kind(
+    name: str,
+    path: str,
+    holds: str = "records",
+    tags: tuple[str, ...] = (),
+    part: str | None = None,
+    algorithm: str | None = None,
+) -> None:
+    """Make a kind of run known, which is imported from ``module:name`` when it is needed.
+
+    ``holds`` is the word for what its clients hold, and ``tags`` are those of its own
+    messages. ``part`` is the ``module:name`` of the `ReportPart` that its reports have,
+    and ``algorithm`` that of the algorithm which has the kind's name.
+    """
+    if part is not None:
+        register_part(name, part)
+    if algorithm is not None:
+        register_later(name, algorithm)
+    _REGISTERED[name] = _Registered(path, holds, tags)
+
+
+def run_kind(name: str) -> RunKind:
+    """Return a registered kind of run."""
+    found: RunKind = imported(_REGISTERED[name].path)
+    return found
+
+
+def kind_names() -> tuple[str, ...]:
+    """Return the names of all kinds."""
+    return tuple(_REGISTERED)
+
+
+def held_by(name: str) -> str:
+    """Return the word for what the clients of a kind of run hold."""
+    return _REGISTERED[name].holds
+
+
+def kind_of_message(tag: str) -> RunKind | None:
+    """Return the kind that alone has messages with a tag; ``None`` if no kind does."""
+    for name, registered in _REGISTERED.items():
+        if tag in registered.tags:
+            return run_kind(name)
+    return None
+
+
+def read_body(_: type, value: Any) -> Body:
+    """Return the body of a run document from plain values, for a decoder of msgspec.
+
+    A `ValueError` if it is of no known kind, or not as that kind's.
+    """
+    name = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in _REGISTERED:
+        raise ValueError("Expected the body of a known kind of run.")
+    return msgspec.convert(value, run_kind(name).body)
+
+
+register_kind(USUAL, "flower_kmeans.protocol.horizontal:HORIZONTAL")
+register_kind(
+    "vertical",
+    "flower_kmeans.vertical.protocol.kind:VERTICAL",
+    holds="columns",
+    tags=("turn", "joined", "sent"),
+    part="flower_kmeans.vertical.report:VerticalReport",
+    algorithm="flower_kmeans.vertical.algorithm:VerticalAlgorithm",
+)

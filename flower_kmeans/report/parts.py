@@ -1,0 +1,61 @@
+"""Parts of reports for single kinds of runs, which are imported when they are needed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from flower_kmeans.imports import imported
+
+if TYPE_CHECKING:
+    from flower_kmeans.report.report import Report
+
+
+@runtime_checkable
+class ReportPart(Protocol):
+    """What the report of a run has of its kind, in place of what most runs have."""
+
+    @property
+    def neighbours(self) -> str:
+        """The neighbours of the guarantee, in words."""
+
+    @property
+    def noise_shares(self) -> int:
+        """M': the fewest honest noise shares, which make the planned noise together."""
+
+    @property
+    def noise_factor(self) -> float:
+        """The noise's deviation over the planned one."""
+
+    @property
+    def page(self) -> str:
+        """Template with the words of a page that depend on the kind of run."""
+
+    @property
+    def trust_table(self) -> Sequence[tuple[str, ...]]:
+        """Rows of those who take part, their views, and their knowledge."""
+
+    def statements(self, report: "Report") -> tuple[str, ...]:
+        """Return statements for all who take part, in sentences."""
+
+    def protection(self, report: "Report") -> tuple[str, ...]:
+        """Return a sentence on the protection against each of `report.PARTIES`, in order."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain values."""
+
+
+_PATHS: dict[str, str] = {}  # by the name of the kind of run
+
+
+def register_part(name: str, path: str) -> None:
+    """Make the class of a kind's part known by its ``module:name``."""
+    _PATHS[name] = path
+
+
+def part_names() -> tuple[str, ...]:
+    """Return the names of all kinds whose reports have a part."""
+    return tuple(_PATHS)
+
+
+def part_type(name: str) -> Any:
+    """Return the class of a kind's part: a dataclass that is a `ReportPart`."""
+    return imported(_PATHS[name])

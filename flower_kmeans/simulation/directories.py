@@ -1,0 +1,23 @@
+"""Directories of one simulation."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import reason_and_cure
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """Make a directory that only this user can read."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="flower-kmeans-")
+    except OSError as error:
+        raise ConfigurationError(
+            "Expected a temporary directory for the files of this run. "
+            f"Got none: {reason_and_cure(error)}."
+        ) from None
+    with made as name:
+        yield Path(name)

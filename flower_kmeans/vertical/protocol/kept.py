@@ -1,0 +1,28 @@
+"""A run over columns as its server keeps it on its disk (docs/protocol.md, section 9)."""
+
+from flower_kmeans.protocol.resume import Journaled
+from flower_kmeans.report.report import Dropped
+from flower_kmeans.vertical.protocol.messages import Joined
+
+
+class KeptParty(Journaled, frozen=True, kw_only=True):
+    """A party of a vertical run: its node, and its statement when it joined."""
+
+    node_id: int
+    public: Joined
+
+
+class KeptRelay(Journaled, tag="vertical", frozen=True, kw_only=True):
+    """A vertical run that is not over, without the contents of the mailboxes."""
+
+    document: bytes
+    nodes: tuple[int, ...]  # that were asked to take part
+    # the parties have the keys, and their columns are encrypted
+    is_set_up: bool = False
+    parties: tuple[KeptParty, ...] = ()  # by slot
+    head: int = 0
+    round_trips: int = 0
+    sent_bytes: int = 0
+    delivered_bytes: int = 0
+    incidents: tuple[Dropped, ...] = ()
+    resumptions: int = 0
