@@ -1,9 +1,10 @@
 """Base of all algorithms: additive queries to clients, and updates from noisy sums.
 
 A frozen set of public parameters: it holds no records, adds no noise and sends nothing.
-A client computes ``answer``, in integers, whose sums are exact in any order, and
-``update`` the next state from the noisy sum of all answers (docs/guarantees,
-Theorem 8).
+A client answers with its ``statistic``, in integers, whose sums are exact in any order,
+and ``update`` computes the next state from the noisy sum of all answers
+(docs/guarantees, Theorem 8). What follows from an algorithm has modules of its own, as
+`sensitivity`, `client_clipping`, `queries` and `registry`.
 """
 
 import math
@@ -52,7 +53,7 @@ class Algorithm(ABC):
 
     Implementations are frozen, hashable dataclasses of public parameters, which a run
     document holds. A server makes one by ``planned`` from what a user gave: it chooses
-    what is left to the library. A client makes one by ``from_config`` from a document.
+    what is left to the library. A client makes one by `algorithm_from_config` from a document.
     Both check every parameter, and that the run is feasible, before anything is sent or
     spent; the constructor checks the parameters alone.
 
@@ -216,7 +217,7 @@ class Algorithm(ABC):
         """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow.
 
         A client makes what a run document describes. It takes seconds where the noise
-        has to be calibrated, so `planned` and `from_config` call it once.
+        has to be calibrated, so `planned` and `algorithm_from_config` call it once.
         """
         feasibility.require_sizes(self)
         feasibility.require_visible_clips(self)

@@ -244,7 +244,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
-        """Return the parameters that ``to_config`` wrote."""
+        """Return the parameters of a run document."""
         # A field that the assignment does not have would be a second encoding of the
         # same algorithm.
         if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):

@@ -56,8 +56,6 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import Mechanism
 
-DEFAULT_ALPHA = 0.8
-
 Contribution = Literal["sums", "means"]
 
 
@@ -120,7 +118,7 @@ class FedDPAlgorithm(base.Algorithm):
         options["clips"] = clips
         options["shares"] = shares
         options["sums"] = drafted(sums, "absolute")
-        options["alpha"] = drafted(alpha, DEFAULT_ALPHA)
+        options["alpha"] = drafted(alpha, planning.DEFAULT_ALPHA)
         options["n_lloyd_rounds"] = drafted(
             n_lloyd_rounds, planning.MOST_AUTO_LLOYD_ROUNDS
         )

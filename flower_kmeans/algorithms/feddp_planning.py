@@ -28,6 +28,7 @@ AUTO_NOISE_OF_CLIENTS = 0.05
 AUTO_WEIGHT = 2.0
 # over the domain's: a wider one saves little noise, and misses records
 AUTO_RADIUS = 0.6
+DEFAULT_ALPHA = 0.8
 WIDE_ALPHA = 2.7  # makes the domain's diameter of any radius above `AUTO_RADIUS`
 
 

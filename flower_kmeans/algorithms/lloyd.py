@@ -291,7 +291,7 @@ class LloydFamily(base.Algorithm):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
-        """Return the parameters that ``to_config`` wrote."""
+        """Return the parameters of a run document."""
         values = super().read_config(config, domain)
         if "initial" in values:
             k = integer("n_clusters", values["n_clusters"], 1, base.MAX_CLUSTERS)

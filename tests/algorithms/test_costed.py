@@ -145,7 +145,8 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     distances = ((points[:, None] - start) ** 2).sum(axis=2)
     reach = algorithm.radius_of(number) if kind in (FastLloydAlgorithm, PAPER) else None
     if kind in ("relative", "narrowing"):
-        reach = algorithm.radius if kind == "relative" else 4 * algorithm.radius // 9
+        radius = algorithm.lloyd_sums.radius
+        reach = radius if kind == "relative" else 4 * radius // 9
     kept = (
         slice(None) if reach is None else distances.min(axis=1) <= (reach * step) ** 2
     )

@@ -161,7 +161,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
     least = min(release.noise_multiplier for release in RUN.plan.rounds[0])
     units = np.full(N_WORDS - 1, math.sqrt(variance) / least)
     forget_variances()
-    with mock.patch.object(FastLloydAlgorithm, "sensitivities", return_value=units):
+    with mock.patch.object(noise, "sensitivities", return_value=units):
         numbers = noise.usable(RUN, 1)
         assert numbers == expected
         assert variance / numbers[-1] >= 4

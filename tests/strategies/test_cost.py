@@ -8,6 +8,7 @@ from harness import run_recorded, stock_start, without_noise
 from rows import CENTERS, SERVER
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget
+from flower_kmeans.algorithms import FedDPAlgorithm
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.cost import user_scale
 from flower_kmeans.data.domain import GridRecords
@@ -61,11 +62,9 @@ def exact_cost(outcome):
         reach = int(query.arrays["radius"][0])
         factors = reach / np.maximum(np.sqrt(d2), reach)
         points = before[labels] + (points - before[labels]) * factors[:, None]
-    elif getattr(algorithm, "radius", None) is not None:  # they do not count
-        labels, points = (
-            labels[d2 <= algorithm.radius**2],
-            points[d2 <= algorithm.radius**2],
-        )
+    elif isinstance(algorithm, FedDPAlgorithm) and algorithm.lloyd_sums.radius:
+        near = d2 <= algorithm.lloyd_sums.radius**2  # others do not count
+        labels, points = labels[near], points[near]
     near = algorithm.domain.from_unit(points * 2.0**-q)
     exact = float(((near - outcome.strategy.centroids[labels]) ** 2).sum())
     return exact, len(near) * 2.0 ** -(q + 1) * user_scale(algorithm.domain)[0] ** 2

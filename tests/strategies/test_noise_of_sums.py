@@ -105,7 +105,7 @@ def the_radius_narrowed(outcome):
         algorithm.layout(algorithm.n_rounds).places,
         sensitivities(algorithm, algorithm.n_rounds),
     )
-    assert set(units[places["sums"]]) == {4.0 * algorithm.radius}
+    assert set(units[places["sums"]]) == {4.0 * algorithm.lloyd_sums.radius}
 
 
 def sizes_state_their_noise(outcome):
