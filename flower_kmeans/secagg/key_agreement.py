@@ -1,8 +1,8 @@
 """Keys between clients, claims, and the group key (docs/protocol.md, section 5).
 
-All functions are deterministic: the caller passes secrets in, 32 random bytes each. An
-X25519 secret key is any 32 random bytes, and so is the seed of a lasting Ed25519 key.
-There is one key for each purpose and direction.
+All functions are deterministic: the caller passes secrets of 32 random bytes. Any 32
+random bytes can be an X25519 secret key, or the seed of a lasting Ed25519 key. Each
+purpose and direction has its own derived key.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf, u32, u64
 
 KEY_BYTES = 32
 CLAIM_BYTES = 64
-SEAL_BYTES = 16  # how much longer sealed data is
+SEAL_BYTES = 16  # sealed data is longer by this
 KEY_ID_BYTES = 16
 _SEAL_KEY_BYTES = 64
 
@@ -38,11 +38,11 @@ _SMALL_ORDER = (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)  # y of 8 point
 _PROBE = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 
 SecretKey = bytes | X25519PrivateKey
-"""32 bytes, or what they load to: loading costs as much as an exchange."""
+"""A secret key as 32 bytes, or loaded. Loading takes as long as an exchange."""
 
 
 def load(secret: bytes) -> X25519PrivateKey:
-    """Return a secret key that is loaded, for many exchanges."""
+    """Return a loaded secret key, for many exchanges."""
     return X25519PrivateKey.from_private_bytes(secret)
 
 
@@ -51,16 +51,16 @@ def public_key(secret: bytes) -> bytes:
     return load(secret).public_key().public_bytes_raw()
 
 
-@lru_cache(maxsize=1024)  # clients of one process have the same peers
+@lru_cache(maxsize=1024)  # the clients of one process have the same peers
 def _load_public(public: bytes) -> X25519PublicKey:
-    # X25519 would take 2^255 - 19 + u for u: one key would have two spellings.
+    # X25519 treats 2^255 - 19 + u as u, so a key would have two encodings.
     if int.from_bytes(public, "little") >= _P:
         raise ValueError
     return X25519PublicKey.from_public_bytes(public)
 
 
 def is_acceptable(public: bytes) -> bool:
-    """Return whether an ephemeral public key has its one spelling and gives secrets."""
+    """Return whether `agree` accepts an ephemeral public key."""
     try:
         agree(_PROBE, public)
     except MessageError:
@@ -71,8 +71,11 @@ def is_acceptable(public: bytes) -> bool:
 def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, of a secret key and another's public key.
 
-    A `MessageError` if the public key is none, is spelt in another way than the one
-    below 2^255 - 19, or is a point that gives zeros with every secret key.
+    Raises
+    ------
+    MessageError
+        If the public key does not have 32 bytes, is not below 2^255 - 19, or is a point
+        that gives zeros with every secret key.
     """
     try:
         own = load(secret) if isinstance(secret, bytes) else secret
@@ -87,12 +90,12 @@ def pair_secret(
     static: SecretKey = b"",
     their_static: bytes = b"",
 ) -> bytes:
-    """Return the common secret of two client sessions.
+    """Return the common secret of two client sessions, 32 bytes.
 
-    With a roster it is of lasting keys, too.
+    With lasting keys, which a roster has, it is 64 bytes from both kinds of keys.
     """
-    # The ephemeral half protects against a later theft, the lasting half against a
-    # swapped key.
+    # The ephemeral half protects against a later theft of lasting keys, the lasting
+    # half against a swapped ephemeral key.
     shared = agree(ephemeral, their_ephemeral)
     if static or their_static:
         return shared + agree(static, their_static)
@@ -110,8 +113,11 @@ def lasting_key(seed: bytes) -> bytes:
 def y_of(lasting: bytes) -> int:
     """Return the y coordinate of a lasting public key.
 
-    A `MessageError` if it is not below the prime, or is that of a point of small order:
-    such a key would verify signatures that nobody made.
+    Raises
+    ------
+    MessageError
+        If the key does not have 32 bytes, or y is not below the prime, or the point has
+        a small order. A key of small order would verify signatures that nobody made.
     """
     y = int.from_bytes(lasting, "little") % _SIGN
     if len(lasting) != KEY_BYTES or y >= _P or y in _SMALL_ORDER:
@@ -120,20 +126,23 @@ def y_of(lasting: bytes) -> int:
 
 
 def is_on_curve(lasting: bytes) -> bool:
-    """Return whether a lasting public key is a point; others verify no signature."""
+    """Return whether a lasting public key is a point on the curve.
+
+    A key that is not verifies no signature. Errors are those of `y_of`.
+    """
     square = y_of(lasting) ** 2 % _P
-    # x^2 is the quotient of these two: the product is a square exactly if the quotient
-    # is. Euler's criterion says whether it is.
+    # x^2 is the quotient of these two factors. Their product is a square exactly if the
+    # quotient is, which Euler's criterion decides.
     product = (square - 1) * (_D * square + 1)
     return pow(product, (_P - 1) // 2, _P) == 1
 
 
 def exchange_secret(seed: bytes) -> bytes:
-    """Return the X25519 secret key of a seed, by the usual conversion."""
+    """Return the X25519 secret key, 32 bytes, of a lasting key's seed."""
     return hashlib.sha512(seed).digest()[:KEY_BYTES]
 
 
-@lru_cache(maxsize=2**14)  # each takes as long as half an exchange
+@lru_cache(maxsize=2**14)  # a conversion takes half as long as an exchange
 def exchange_key(lasting: bytes) -> bytes:
     """Return the X25519 public key, 32 bytes, of a lasting public key."""
     y = y_of(lasting)
@@ -161,7 +170,7 @@ def is_claim(
     node_id: int,
     ephemeral: bytes,
 ) -> bool:
-    """Return whether a claim is the slot owner's, for this run, node and key."""
+    """Return whether the slot's owner signed a claim for this run, node and key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
     try:
         Ed25519PublicKey.from_public_bytes(lasting).verify(signature, content)
@@ -181,15 +190,15 @@ def share_key(
     dealer_public: bytes,
     member_public: bytes,
 ) -> bytes:
-    """Return the key, 64 bytes, that seals a dealer's share for a committee member."""
+    """Return the key, 64 bytes, that seals a client's share for a committee member."""
     label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
     return kdf(ikm, context, label, _SEAL_KEY_BYTES)
 
 
 def noise_key(session_secret: bytes, context: bytes) -> bytes:
-    """Return the key of a client's noise share.
+    """Return the key of a client's noise share, 32 bytes.
 
-    A repeated request repeats the key, another one has another key.
+    A repeated request has the same key, and any other request has another key.
     """
     return kdf(session_secret, context, b"noise")
 
@@ -208,12 +217,15 @@ def group_key(secret: bytes, doc_hash: bytes) -> bytes:
 
 
 def query_key(group_key: bytes) -> bytes:
-    """Return the key of the tags of queries that clients compute."""
+    """Return the key, 32 bytes, for the tags of queries that clients compute."""
     return kdf(group_key, bytes(DIGEST_BYTES), b"query")
 
 
 def key_id(group_key: bytes, doc_hash: bytes) -> bytes:
-    """Return 16 bytes by which a server sees which clients have the same group key."""
+    """Return the identifier of a group key, 16 bytes.
+
+    The server compares identifiers to see which clients have the same group key.
+    """
     return kdf(group_key, doc_hash, b"key id", KEY_ID_BYTES)
 
 
@@ -228,17 +240,20 @@ def sum_share_key(
 def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
     """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
 
-    There is no nonce that could repeat: equal data under one key of 64 bytes gives
-    equal bytes, no more. The associated bytes are authenticated, and do not travel.
-    Empty data cannot be sealed.
+    The key has 64 bytes. There is no nonce that could repeat: sealing equal data twice
+    under a key reveals that they are equal, and nothing else. ``associated`` is
+    authenticated but not contained. Empty data cannot be sealed.
     """
     return AESSIV(key).encrypt(data, [associated])
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Return the data that `seal` encrypted, or raise a `MessageError`.
+    """Return the data that `seal` encrypted.
 
-    Key and associated bytes must be the same.
+    Raises
+    ------
+    MessageError
+        If the key, the sealed data or ``associated`` differ from those of `seal`.
     """
     try:
         return AESSIV(key).decrypt(sealed, [associated])
