@@ -417,8 +417,8 @@ class Ledger:
             place = answer.round, answer.attempt
             _require_order(last, place, answer.context, answer.digest, answer.query)
             _require_one_query(last, answer)
-            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and
-            # restart").
+            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger,
+            # restart and resuming").
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit)
             written = asdict(answer)
