@@ -44,7 +44,7 @@ _WORDS = {
     "aggregation": "Sums and counts, or means, as the paper names them.",
     "alpha": "Factor of the radius within which offsets count.",
     "assignment": "Number of clusters that a record may be in.",
-    "clip": "Most records that count of a client (--unit client).",
+    "clip": "Records that count of a client (--unit client).",
     "clips": "Clips of single releases, in place of clip.",
     "fraction_bits": "Records are rounded to 2**-N.",
     "keys": "Origin of the clients' keys.",
@@ -58,7 +58,7 @@ _WORDS = {
     "n_records": "Public, planned number of records.",
     "n_rounds": "Number of rounds. Default: from public numbers.",
     "relocation": "Move useless centroids.",
-    "seed": "Seed for public randomness. Noise never uses it.",
+    "seed": "Seed of public randomness only.",
 }
 """Help of parameters in a line. Other parameters have their documentation's first clause."""
 
@@ -228,7 +228,7 @@ def _choice_rows(chosen: Settings) -> list[HelpRow]:
     ]  # fmt: skip
     if not chosen.is_vertical:
         default = chosen.strategy.TRUST
-        text = f"Who learns which values. Default: {default}."
+        text = f"Who learns what. Default: {default}."
         rows.append(("--trust MODEL", text))
     return rows
 
