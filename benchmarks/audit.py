@@ -2,11 +2,12 @@
 
     python benchmarks/audit.py --runs 5000 --jobs 2 --output build/audit
 
-Every line is a membership attack on a cell of ``audit_cells.py``: of every run its
-adversary sees the whole transcript, and guesses whether the target was there. Counted
-guesses give a lower bound on epsilon (``audit_bounds.py``), which must stay below the
-claim. The planted bugs of ``audit_bugs.py`` must exceed it; the code as it is, attacked
-in the same way, must not. docs/audit.md says what this can show.
+Every line is a membership attack on a cell of ``audit_cells.py``. The adversary sees
+the whole transcript of every run, and guesses whether the target was in the data.
+Counted guesses give a lower bound on epsilon (``audit_bounds.py``), which must stay
+below the claim. With a planted bug of ``audit_bugs.py`` the bound must exceed the
+claim. Without the bug the same attack must not exceed it. docs/audit.md describes the
+limits of this method.
 
 ``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both.
 The command ends with status 1 if a line is not as it must be.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WANTED, WANTED_EPSILON = 0.85, 4.0
-"""What Gaussian cells must reach of their claim at this epsilon, with 5,000 repetitions."""
+"""Least fraction of the claim that Gaussian cells must reach at this epsilon, with 5,000 runs."""
 RUNS = Effort().repetitions
 RECORDED, CONFIDENCE = Effort().recorded, Effort().confidence
 
@@ -53,7 +54,7 @@ class Task:
 
     @property
     def cell(self) -> Cell:
-        """What is attacked."""
+        """The attacked cell."""
         return Cell(self.strategy, self.trust, self.unit, self.epsilon, self.variant)
 
 
@@ -77,13 +78,13 @@ def measure(
     recorded: int = RECORDED,
     confidence: float = CONFIDENCE,
 ) -> Mapping[str, Any]:
-    """Return what an attack gave."""
+    """Return the results of an attack."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     return asdict(line_of(task, Effort(task.repetitions, recorded, confidence)))
 
 
 def line_of(task: Task, effort: Effort) -> Line:
-    """Attack as a task says."""
+    """Return the line of a task, after its attack."""
     if not task.bug:
         return attack(task.cell, effort)
     bug = BUGS[task.bug]
@@ -169,7 +170,7 @@ def cell_table(rows: Sequence[Row]) -> str:
 
 
 def bug_table(rows: Sequence[Row]) -> str:
-    """Return the table of planted bugs in markdown; what was not attacked is left empty."""
+    """Return the table of planted bugs in markdown. Cells without an attack are empty."""
     head = ("bug", "what it does", "planted in", "guess", "claimed ε", "ε ≥, planted")
     head = (*head, "whole runs guessed", "verdict", "ε ≥, code as it is", "verdict")
     lines: dict[tuple[str, int], list[str]] = {}
@@ -214,7 +215,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
-    """Return the tables of cells and of bugs, and what is not as it must be."""
+    """Return the tables of cells and of bugs, and the lines that are not as they must be."""
     of_cells = [row for row in rows if not row["bug"]]
     of_bugs = [row for row in rows if row["bug"]]
     parts = [cell_table(of_cells), summary(of_cells)] if of_cells else []

@@ -1,17 +1,17 @@
-"""Lower bounds on what a mechanism reveals, from attacks that were counted.
+"""Lower bounds on mu and epsilon of a mechanism, from counted guesses of attacks.
 
-An attacker who guesses from a run's releases whether a record was in the data has a true
-positive rate TPR (runs with the record, guessed so) and a false positive rate FPR (runs
-without it, guessed the same). A mu-GDP run allows no guess with Phi^-1(TPR) -
-Phi^-1(FPR) above mu (Dong, Roth & Su 2022, definition 2.6), and an (epsilon,
-delta)-private one none with TPR above e^epsilon FPR + delta (Kairouz, Oh & Viswanath
-2015, theorem 2.1). With confidence limits in the place of the rates, both say how much
-a run reveals at least. The best guess compares the likelihoods of the releases under
-both data sets (Neyman & Pearson), for which the distributions of all noise are here.
+An attacker guesses from a run's releases whether a record was in the data. The true
+positive rate TPR is the fraction of runs with the record for which the guess is yes.
+The false positive rate FPR is the same fraction of runs without it. A mu-GDP run allows
+no guess with Phi^-1(TPR) - Phi^-1(FPR) above mu (Dong, Roth & Su 2022, definition 2.6).
+An (epsilon, delta)-private run allows none with TPR above e^epsilon FPR + delta
+(Kairouz, Oh & Viswanath 2015, theorem 2.1). With confidence limits in place of the
+rates, both give lower bounds. The best guess compares the likelihoods of the releases
+under both data sets (Neyman & Pearson). This module has the distributions of all noise
+for it.
 
-Bounds hold whatever the guess is, if its rule, threshold included, is fixed before the
-runs that are counted. They need no independence of the runs with the record from those
-without.
+Bounds hold for any guess whose rule and threshold are fixed before the counted runs.
+Runs with the record and runs without it need not be independent of each other.
 """
 
 import math

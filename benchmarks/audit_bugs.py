@@ -1,11 +1,10 @@
-"""Planted bugs: how each is planted into the code that runs, and the guess that finds it.
+"""Planted bugs: how each is planted into running code, and the guess that finds it.
 
-A bug replaces one function of the library where it is called, in recorded runs and
-repetitions alike, and never in the package itself. The best guess under the claimed
-noise, the likelihood ratio, finds noise that is too small. Noise of another kind is
-found by what it cannot do: a score that is positive where only one of the neighbours
-can have given the sums. The same score is taken of the code as it is, where it must
-stay below the claim.
+A bug replaces one function of the library while the code runs, in recorded runs and in
+repetitions. It never changes the package itself. The likelihood ratio, the best guess
+under the claimed noise, finds noise that is too small. Noise of another kind is found
+by sums that it cannot produce: the score is positive if only one of the neighbours can
+have given the sums. The same score on the unchanged code must stay below the claim.
 """
 
 import itertools
@@ -51,7 +50,7 @@ _ONE = 2**16
 """One record's count on the default grid."""
 _CLIP = 2.5
 _PUBLIC_KEY = bytes(32)
-"""What anybody can make of a public seed."""
+"""A key that anybody can compute from a public seed."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ class Bug:
     what: str
     cell: Cell
     patch: Patch  # makes the context that plants it
-    guess: str = "likelihood ratio"  # what the score is, for the reader
+    guess: str = "likelihood ratio"  # the score in words
     score: Score = log_likelihood
-    threshold: float = 0.0  # fixed here, before any run
+    threshold: float = 0.0  # fixed before any run
     # whether one call for each release can draw the noise of all repetitions
     at_once: bool = True
 
@@ -75,7 +74,7 @@ BUGS: dict[str, Bug] = {}
 def planted(
     name: str, cell: Cell, what: str = "", **guess: Any
 ) -> Callable[[Patch], Patch]:
-    """Return a decorator that lists what plants a bug, with what its docstring says it does."""
+    """Return a decorator that lists a bug by its patch, with the patch's docstring."""
 
     def listed(patch: Patch) -> Patch:
         BUGS[name] = Bug(name, what or str(patch.__doc__)[:-1], cell, patch, **guess)
@@ -85,7 +84,7 @@ def planted(
 
 
 def drawing(name: str, cell: Cell, **guess: Any) -> Callable[[Drawer], None]:
-    """Return such a decorator of what is put in the place of the server's draw of one release."""
+    """Return a decorator that lists a bug by a replacement of the server's noise."""
 
     def listed(drawer: Drawer) -> None:
         plant = planted(name, cell, str(drawer.__doc__)[:-1], **guess)
@@ -113,7 +112,7 @@ def _beyond_the_clip(answers: Answers, views: Views) -> FloatArray:
 
 
 def _wholeness(answers: Answers, views: Views) -> FloatArray:
-    """Return how many words have whole noise if the target is there, less those if it is absent."""
+    """Return the words with whole noise if the target is there, minus those if it is absent."""
     absent, present = ((noise % _ONE == 0).sum(axis=1) for noise in _neighbours(views))
     return (present - absent).astype(np.float64)
 
@@ -142,7 +141,7 @@ def _log_cut(noise: IntArray, scale: FloatArray) -> FloatArray:
 
 
 def _disagreement(answers: Answers, views: Views) -> FloatArray:
-    """Return by how much less counts and sums disagree on one noise if the target is there."""
+    """Return how much better counts and sums agree on one noise if the target is there."""
     found = []
     for noise in _neighbours(views):
         total = np.zeros(len(noise))
@@ -210,7 +209,7 @@ def _too_many_shares() -> Context:
 @planted(
     "own noise missing",
     replace(_IN_SHARES, variant=BEYOND),
-    "The first client adds no noise, and its answers are opened",
+    "The first client adds no noise, and its answers are reconstructed",
     at_once=False,
 )
 @planted("a share of the noise missing", _SHARED, at_once=False)

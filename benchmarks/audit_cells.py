@@ -1,13 +1,13 @@
-"""What the privacy audit looks at: strategies, trust models, units, data, and who attacks.
+"""The cells of the privacy audit: strategies, trust models, units, data and adversaries.
 
 A cell is a strategy with a trust model and a unit of privacy. Its two neighbours differ
-in one record, or in all records of one client, that changes every release by as much as
-the plan allows, in every round or nearly: a record in a corner or on the sphere for
-sums and second moments; a record at the radius of the round from a centroid that many
-others hold in place (FastLloyd), or far from the cells that these hold
-(SynopsisKMeans); a client with so many equal records that it is clipped in every
-release. Relative sums, and a cost beside them, add most where the centroids are held a
-radius away.
+in a target: one record, or all records of one client. The target changes every release
+by as much as the plan allows, in nearly every round. For sums and second moments it is
+a record in a corner or on the sphere. For FastLloyd it is a record at the radius of the
+round from a centroid that many other records hold in place. For SynopsisKMeans it is a
+record far from the cells that other records hold in place. A protected client has so
+many equal records that it is clipped in every release. Relative sums, and a cost beside
+them, change most if the centroids are held a radius away.
 """
 
 from dataclasses import dataclass, replace
@@ -24,22 +24,22 @@ from flower_kmeans.strategies import KMeansStrategy
 DELTA = 1e-5
 N_CLIENTS, COLLUDERS = 3, 1
 CLIENT_RECORDS = 10
-"""Planned records of a client, which is what one counts at most where clients are protected."""
+"""Planned records of a client. A protected client counts as at most so many."""
 MANY = 60
-"""Records of the client that is attacked."""
+"""Records of the attacked client."""
 
 # Variants, beside "" for the usual setting of a strategy:
-# the server and as many members as may look at one client's shares
+# The server and tau members pool one client's shares, which reveal nothing.
 BELOW = "below the threshold"
-# so many pool their shares that one client's answers open
+# So many members pool shares that they reconstruct one client's answers.
 BEYOND = "beyond the threshold"
 COALITION = "2 of 4 collude"
 # cost, offsets in a radius, clients' means
 COST, RELATIVE, MEANS = "cost", "relative", "means"
-# so many that one bound of a record's sums would need far more noise
+# so many columns that one joint bound on a record's sums would need far more noise
 COLUMNS = "columns"
-PAPER = "paper, two rounds"  # no relocation: each round's radius is the noise's unit
-# FastLloyd with so few records that near ones weigh more in the sums
+PAPER = "paper, two rounds"  # no relocation: each round's radius is the sensitivity
+# FastLloyd with so few records that its sums are weighted by nearness
 WEIGHTED = "weighted"
 
 SEES = {
@@ -72,7 +72,7 @@ TRUSTS = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Cell:
-    """What is attacked."""
+    """An attacked combination of strategy, trust model, unit and variant."""
 
     strategy: str
     trust: str
@@ -90,8 +90,9 @@ class Cell:
 class Setting:
     """A cell's run and its two neighbours.
 
-    The sums are seen, or the first client's own answers in shares, of so few committee
-    members that these say nothing ("below"), or of so many that they open.
+    The adversary sees the sums, or shares of the first client's own answers. The shares
+    are from so few committee members that they reveal nothing ("below"), or from so
+    many that they reconstruct the answers ("beyond").
     """
 
     strategy: KMeansStrategy
@@ -117,12 +118,12 @@ class Setting:
 
     @property
     def n_clients(self) -> int:
-        """How many clients there are; the last ones collude."""
+        """Number of clients. The last ones collude."""
         return len(self.background)
 
     @property
     def shares(self) -> int:
-        """How many clients' shares make up the planned noise: M'."""
+        """M', the number of clients whose shares have the planned noise together."""
         return self.n_clients - int(self.strategy.max_colluders)
 
 
@@ -190,7 +191,7 @@ def _setting(
 
 
 def _held(places: ArrayLike, each: int) -> FloatArray:
-    """Return so many equal records at each of the places, which hold centroids there."""
+    """Return ``each`` equal records at each of the places, to hold centroids there."""
     held = np.repeat(np.asarray(places, dtype=np.float64), each, axis=0)
     return held[np.random.default_rng(3).permutation(len(held))]
 

@@ -1,4 +1,4 @@
-"""From a cell to what its attack gave: runs, guesses, bounds and the verdict."""
+"""The attack on a cell: runs, guesses, bounds and the verdict."""
 
 import math
 import time
@@ -23,11 +23,11 @@ LEAST_ATTAINED = 0.8
 
 @dataclass(frozen=True)
 class Line:
-    """What an attack gave: the columns of runs.csv beside those that say which attack it is.
+    """The results of an attack: the columns of runs.csv that do not identify the attack.
 
-    What is claimed is so against this adversary. A NaN stands for what cannot be said:
-    mu where not all noise is Gaussian, and sigmas where scores are infinite, always the
-    same, or no ratios.
+    Claims are claims against this adversary. NaN means that a number does not exist: mu
+    unless all noise is Gaussian, and sigmas if scores are infinite, constant, or not
+    likelihood ratios.
     """
 
     delta: float
@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is run, and how sure a bound is to be."""
+    """The numbers of runs of an attack, and the confidence of its bounds."""
 
     # of answers and noise, each scored with the target and without
     repetitions: int = 5_000
@@ -69,7 +69,7 @@ def attack(
     patch: Callable[[], AbstractContextManager[object]] = nullcontext,
     at_once: bool = True,
 ) -> Line:
-    """Run a cell's attack in the context of a patch, and return what it gave.
+    """Run a cell's attack in the context of a patch, and return its results.
 
     Where not all noise is Gaussian the threshold is the best one of as many other
     repetitions, which are not counted. ``at_once`` draws the noise of all repetitions
@@ -150,10 +150,10 @@ def _chosen(
 def _sigmas(
     marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray
 ) -> float:
-    """Return by how many standard deviations the scores of recorded runs differ, taken together.
+    """Return the joint deviation of recorded runs' scores, in standard deviations.
 
-    The larger of two: where both neighbours' scores lie further out, and where both are
-    shifted.
+    It is the larger of two tests: both neighbours' scores are farther out than those of
+    the repetitions, or both are shifted.
     """
     if not marks or not np.isfinite([*low, *high, *(mark for _, mark in marks)]).all():
         return math.nan

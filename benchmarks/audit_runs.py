@@ -1,14 +1,14 @@
 """Runs of the privacy audit: recorded whole runs, repetitions of noise alone, and their scores.
 
-A recorded run is one through ``simulate``, strategy and client code, of which the
-adversary's view is kept: the opened sums of all rounds, less the noise shares of the
-clients that collude with it; or the first client's answers, as far as the shares that
-it holds open them.
+A recorded run goes through ``simulate``, strategy and client code, and keeps the
+adversary's view. That is the reconstructed sums of all rounds, minus the noise shares
+of the clients that collude with the adversary. Or it is the first client's answers, as
+far as the adversary can reconstruct them from the shares that it holds.
 
-A repetition calls answers and noise themselves, and deals answers in shares where these
-are seen. Where updates are cheap, every repetition follows its own queries; otherwise
-it asks those of a recorded run again, which a server may. It has one noise, for both
-neighbours.
+A repetition calls only the functions for answers and noise, and splits answers into
+shares if the adversary sees these. If updates are cheap, every repetition has its own
+queries. Otherwise it repeats the queries of a recorded run, which a server may do. Both
+neighbours have the same noise.
 """
 
 import math
@@ -46,11 +46,11 @@ from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
 @dataclass(frozen=True)
 class Views:
-    """What adversaries saw in some runs, of all rounds one after the other.
+    """The adversary's views of several runs, with all rounds in one row.
 
-    ``residual`` (runs, words) is every noisy sum that was seen, less the exact one
-    without the target; ``change`` (runs, words) or (words,) is by how much the target
-    changes the exact sums, at the queries of these runs.
+    ``residual``, (runs, words), is every noisy sum that it saw, minus the exact sum
+    without the target. ``change``, (runs, words) or (words,), is the target's change of
+    the exact sums, for the queries of these runs.
     """
 
     residual: IntArray
@@ -62,7 +62,7 @@ Score = Callable[["Answers", Views], FloatArray]
 
 
 class Answers:
-    """Exact sums of a cell, by query, and what noise they are given."""
+    """Exact sums of a cell by query, and their noise."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -104,7 +104,7 @@ class Answers:
         return total
 
     def change(self, query: Query) -> IntArray:
-        """Return by how much the target changes the sum."""
+        """Return the target's change of the sum."""
         return self._answer(query, self._target)
 
     def start(self) -> State:
@@ -121,7 +121,7 @@ class Answers:
         return None if self.algorithm.replayable else public_generator(seed, number)
 
     def noise(self, query: Query) -> tuple[IntArray, IntArray]:
-        """Draw a round's noise: what the adversary does not know of it, and what it knows."""
+        """Draw a round's noise: the part unknown to the adversary, and the known part."""
         of_round = self.algorithm, self.plan, query.round
         if not self.setting.shared:
             drawn = round_noise.server_noise(*of_round, round_sums.Stream.fresh())
@@ -139,7 +139,7 @@ class Answers:
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
 
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
-        """Draw a round's noise so many times at once: (many, words) of either kind."""
+        """Draw a round's noise ``many`` times at once: (many, words) of each part."""
         units, words = (
             sensitivities(self.algorithm, query.round),
             self.algorithm.layout(query.round).n_words,
@@ -247,10 +247,10 @@ def held_by(setting: Setting) -> tuple[int, ...]:
 def guessed(
     sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, bytes]
 ) -> IntArray:
-    """Return what an adversary makes of shares that it holds, and of others that are sealed.
+    """Return the adversary's guess from shares that it holds and from sealed shares.
 
-    It tries the key that everybody knows. With fewer shares than open a sum it takes
-    the polynomials for shorter than they are.
+    It tries the key that everybody knows. With too few shares to reconstruct a sum, it
+    assumes polynomials of a lower degree.
     """
     shares = dict(held)
     for position, data in sealed.items():
@@ -274,7 +274,7 @@ def guessed(
 
 
 def dealt(setting: Setting, words: IntArray) -> IntArray:
-    """Return what the adversary makes of one vector that the first client deals, (words,)."""
+    """Return the adversary's guess of one vector of the first client, (words,)."""
     m, f = setting.n_clients, int(setting.strategy.max_colluders)
     kind, held = setting.strategy.trust_model.sum, held_by(setting)
     sums = SumContext(token(32), len(words) + 1, m, sharing=kind.set_up(m, f, m))
@@ -307,7 +307,7 @@ def in_shares(answers: Answers, views: Views) -> Views:
 
 @dataclass
 class _Record:
-    """What is kept of a whole run, by round."""
+    """The recorded data of a whole run, by round."""
 
     setting: Setting
     sums: dict[int, IntArray] = field(default_factory=dict)
@@ -318,7 +318,7 @@ class _Record:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep what passes the functions of clients and server."""
+        """Record the arguments and results of functions of clients and server."""
         kind = type(self.setting.strategy.algorithm)
         update = kind.update
         protected = ask._protected

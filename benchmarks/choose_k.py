@@ -1,10 +1,10 @@
-"""How often a synopsis suggests the number of clusters that a generated set has.
+"""Compares the number of clusters that a synopsis suggests with that of generated sets.
 
     python benchmarks/choose_k.py --output build/choose-k
 
-Beside each run that chooses between 2 and 20 clusters is one that is given the true
-number, and spends a part of its budget on Lloyd rounds: where the choice is right, the
-ratio of their losses is what choosing costs.
+For each run that chooses between 2 and 20 clusters there is a run with the true number,
+which spends a part of its budget on Lloyd rounds. If the choice is right, the ratio of
+their losses is the cost of choosing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +41,9 @@ DATASETS = tuple(
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the number of clusters that a run found, and its loss.
+    """Return the number of clusters that a run found, its loss, and the elbow's cost.
 
-    With the elbow's cost for it, and half the width of its interval, over the mean
+    The elbow's cost, and half the width of its interval, are relative to the mean
     squared distance of the records to the same centroids.
     """
     data = in_ball(task.data, options)
@@ -70,12 +70,12 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 
 def share(is_so: Callable[[Row], bool]) -> Callable[[list[Row]], str]:
-    """Return a column of a table: how many of the rows are so."""
+    """Return a column of a table: the fraction of rows for which a condition holds."""
     return lambda rows: f"{100 * np.mean([is_so(row) for row in rows]):.0f}%"
 
 
 def off(row: Row) -> int:
-    """Return by how much a run's number of clusters exceeds the true one."""
+    """Return a run's number of clusters minus the true number."""
     _, (true, *_) = family_of(row["data"]) or ("", (0,))
     return int(row["clusters"] - true)
 
@@ -83,7 +83,7 @@ def off(row: Row) -> int:
 def loss_ratio(
     given: Mapping[tuple[Any, ...], list[float]],
 ) -> Callable[[list[Row]], str]:
-    """Return a column: losses over those of runs with the true number, where that was found."""
+    """Return a column: losses over those of runs with the true number, if it was found."""
 
     def show(rows: list[Row]) -> str:
         pairs = [
@@ -98,7 +98,7 @@ def loss_ratio(
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
-    """Return how often the suggested number is right, by epsilon, by family and by cluster."""
+    """Return the fractions of right numbers, by epsilon, by family and by cluster."""
     given = [row for row in rows if row["method"] == GIVEN]
     losses = tables.grouped(given, ("data", "epsilon", "run"), "loss")
     shown = [

@@ -57,7 +57,7 @@ KINDS = {
     "only spaces": b"v,   ,x,y",
     "NA and null": b"v,NA,null,None",
 }
-"""What the one record is replaced by."""
+"""The records that replace one record."""
 
 
 # -------------------------------------------------------------------------- the readers
@@ -220,7 +220,7 @@ def file_of(record: bytes, place: int, line_end: bytes) -> bytes:
 
 
 def judged(reader: Reader, kind: bytes, place: int, line_end: bytes, path: Path) -> str:
-    """Return what a record does: "refuses", "changes" others, is lost ("loses"), or "keeps"."""
+    """Return the effect of a record: "refuses", "changes" others, "loses" itself, or "keeps"."""
     path.write_bytes(file_of(b"v,1,x,y", place, line_end))
     before = reader(path, COLUMNS)
     others = before[:place] + before[place + 1 :]
@@ -240,7 +240,7 @@ def judged(reader: Reader, kind: bytes, place: int, line_end: bytes, path: Path)
 
 
 def outcomes(reader: Reader, folder: Path) -> dict[str, set[str]]:
-    """Return the kinds of records by what they do, at any place and with any line end."""
+    """Return the kinds of records by their effect, at any place and with any line end."""
     found: dict[str, set[str]] = {"changes": set(), "refuses": set(), "loses": set()}
     for name, kind in KINDS.items():
         for place in PLACES.values():
@@ -287,7 +287,7 @@ def seconds(readers: Sequence[Reader], path: Path, names: Sequence[str]) -> list
 
 
 def write_large(path: Path, lines: int) -> list[str]:
-    """Write the file that times are of; return its columns' names."""
+    """Write the file for the time measurements, and return its columns' names."""
     names = [f"x{column}" for column in range(10)]
     values = np.random.default_rng(0).normal(size=(lines, len(names)))
     np.savetxt(path, values, "%.6f", ",", header=",".join(names), comments="")

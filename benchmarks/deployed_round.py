@@ -64,7 +64,7 @@ STAGES = (  # (from, to, what passes, whose)
 
 
 class Logs:
-    """Stamps what SuperNodes log, as it appears."""
+    """Stamps the lines of SuperNodes' logs as they appear."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.stamps: dict[str, dict[str, float]] = defaultdict(dict)  # by message
@@ -147,7 +147,7 @@ def trips(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Stamps
 
 
 def seconds(message: Stamps) -> list[float]:
-    """Return how long a message took for each stage."""
+    """Return the seconds of each stage of a message."""
     return [message[until] - message[since] for since, until, *_ in STAGES]
 
 
@@ -158,7 +158,7 @@ def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> list
 
 
 def round_of(trip: str) -> int:
-    """Return the round of a trip, and 0 of one that belongs to none."""
+    """Return the round of a trip, or 0 if it belongs to none."""
     _, _, number = trip.partition(" ")
     return int(number or 0)
 
@@ -171,7 +171,7 @@ def row(name: str, whose: str, values: Sequence[float], per_round: float) -> lis
 def show_trips(
     all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]
 ) -> None:
-    """Print how long each round trip took, and what the server did before it."""
+    """Print the time of each round trip, and of the server's work before it."""
     rows = []
     for (name, messages), gap in zip(all_trips, gaps, strict=True):
         took = max(each["pulled"] for each in messages) - messages[0]["push"]
@@ -183,7 +183,7 @@ def show_trips(
 def show_stages(
     all_trips: Sequence[tuple[str, list[Stamps]]], gaps: Sequence[float]
 ) -> None:
-    """Print where the seconds of rounds after the first went, which are alike."""
+    """Print the seconds of each stage in the rounds after the first, which are alike."""
     later = [i for i, (name, _) in enumerate(all_trips) if round_of(name) > 1]
     n_rounds = len({round_of(all_trips[i][0]) for i in later})
     messages = [each for i in later for each in all_trips[i][1]]
@@ -220,7 +220,7 @@ def show_stages(
 
 
 def show_answers(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Print what a client does while it answers."""
+    """Print the seconds of a client's steps in an answer."""
     parts = defaultdict[str, list[float]](list)
     names = dict.fromkeys(name for each in messages for name in each["parts"])
     for each in messages:
@@ -235,7 +235,7 @@ def show_answers(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print where the seconds went."""
+    """Print the times of round trips, stages and answers."""
     all_trips = trips(found)
     gaps = [0.0]
     for (_, before), (_, after) in pairwise(all_trips):

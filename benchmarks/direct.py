@@ -1,8 +1,8 @@
-"""A private algorithm over records that lie in one place: its queries and noise, no messages.
+"""A private algorithm over records in one place: its queries and noise, without messages.
 
-The result is that of ``trust="trusted-server"`` with everyone answering, without the
-time that clients, masks and messages take. For tables of utility, which need hundreds
-of runs.
+The result is the same as with ``trust="trusted-server"`` if all clients answer, but
+without the time for clients, masks and messages. It is for tables of utility, which
+need hundreds of runs.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ def final_state(
     seed: int = 0,
     noise: Callable[[int], NDArray[np.int64]] | None = None,
 ) -> State:
-    """Return the state after all rounds over records (n, d).
+    """Return the state after all rounds over records, (n, d).
 
-    ``seed`` is that of the server's public randomness. ``noise`` makes the noise
-    (words,) of a round; the plan's own if left out.
+    ``seed`` is the seed of the server's public randomness. ``noise`` makes the noise of
+    a round, (words,). By default it is the plan's noise.
     """
     plan, stream = algorithm.plan(), Stream.fresh()
     grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)

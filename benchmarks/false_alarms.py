@@ -6,10 +6,10 @@
 Every strategy's algorithm answers for 2,000 honest records around as many points as
 there are clusters, in ten clients. One run with noise gives the queries. Then every
 round gets ``--draws`` independent noises of the planned law, and draw i of all rounds
-together is one run. A run counts if any round has an alarm; notes do not count. The
-columns of the table are cases at the limit of what is no alarm: half of the clients
-answer; ``n_records`` is a third of the true number, and three times it; all records lie
-in corners of the domain.
+together is one run. A run counts if any round has an alarm. Notes do not count. The
+columns of the table are cases just without an alarm: half of the clients answer;
+``n_records`` is a third of the true number, or three times it; all records lie in
+corners of the domain.
 
 The noise is numpy's, not the library's exact sampler: only its law matters here. Errors
 of the encryption of vertical runs are not simulated. ``--chance`` takes the place of
@@ -178,7 +178,7 @@ def alarms_of(
     n_draws: int,
     seed: int = 0,
 ) -> NDArray[np.bool_]:
-    """Return which of the runs have an alarm, (n_draws,)."""
+    """Return whether each run has an alarm, (n_draws,)."""
     rng = np.random.default_rng(seed)
     state = algorithm.initial_state(rng)
     raised = np.zeros(n_draws, dtype=bool)
@@ -217,7 +217,7 @@ def parts_of(
 
 
 class Case(NamedTuple):
-    """What is special in some runs."""
+    """The special numbers of some runs."""
 
     name: str
     factor: float = 1.0  # n_records over the number of records
@@ -235,7 +235,7 @@ CASES = (
 
 
 def alarms_in(algorithm: Algorithm, case: Case, n_draws: int) -> NDArray[np.bool_]:
-    """Return which of the runs of a case have an alarm, (n_draws,)."""
+    """Return whether each run of a case has an alarm, (n_draws,)."""
     parts = parts_of(algorithm, corners=case.corners)
     n_slots = 1 if algorithm.kind == "vertical" else N_CLIENTS
     return alarms_of(algorithm, parts[: case.n_answers], n_slots, n_draws)

@@ -1,4 +1,4 @@
-"""How heavy a server point of FedDP-KMeans must be, and what the choice costs.
+"""Compares rules for the least weight of a server point of FedDP-KMeans.
 
     python benchmarks/feddp_weights.py --data-dir DIR --output build/feddp-weights
 
@@ -57,7 +57,7 @@ OTHERS = (
     "synth_16_8_2",
 )
 FIRST_SEED = 1000
-"""Of the runs on `OTHERS`."""
+"""First seed of the runs on `OTHERS`."""
 SPECIAL = {"adult": (0.93,)}
 """Further budgets of single data sets, with the bounds of the records and with wide ones."""
 SMALLEST = 1e-6
@@ -68,10 +68,10 @@ N_CLIENTS = 200
 
 
 class Setting(NamedTuple):
-    """What is protected and how, and what the server owns.
+    """The protection of a run, and the points that the server owns.
 
-    ``n_each`` records of each cluster, and uniform points of a domain that is ``width``
-    times as wide as the range of the records.
+    These are ``n_each`` records of each cluster, and uniform points of a domain that is
+    ``width`` times as wide as the range of the records.
     """
 
     epsilons: tuple[float | None, ...]
@@ -134,7 +134,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the cost of one run over k-means', and how many server points the rule kept."""
+    """Return the cost of one run over k-means', and the number of kept server points."""
     setting = SETTINGS[task.setting]
     case = case_of(task.data, options, setting.n_each)
     voted = voted_of(task.data, task.setting, task.epsilon, task.run, options)
@@ -156,7 +156,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 def voted_of(
     name: str, setting: str, epsilon: float | None, run: int, options: Options
 ) -> Voted:
-    """Return what the rules of a run share."""
+    """Return the part of a run that is the same for all rules."""
     _, unit, mechanisms, n_each, width = SETTINGS[setting]
     case = widened(case_of(name, options, n_each), width)
     given = options_of(case, width, unit, mechanisms, epsilon, run)
@@ -179,7 +179,7 @@ def voted_of(
 
 
 def widened(case: Case, width: float) -> Case:
-    """Return a case whose uniform points lie in a domain so many times as wide."""
+    """Return a case whose uniform points lie in a domain ``width`` times as wide."""
     points = case.server_data.copy()
     points[-SERVER_UNIFORM:] *= width
     return case._replace(server_data=points)
@@ -193,7 +193,7 @@ def options_of(
     epsilon: float | None,
     run: int,
 ) -> dict[str, Any]:
-    """Return what makes the algorithm of a run; the rule is left to the library."""
+    """Return the options of a run's algorithm, with the library's rule."""
     n, d = case.records.shape
     return {
         "n_clusters": case.n_clusters,
@@ -210,10 +210,10 @@ def options_of(
 def steps_until_still(
     data: Any, centers: IntArray, n_steps: int
 ) -> tuple[int, IntArray]:
-    """Return what Lloyd's steps find, without those that would change nothing.
+    """Return the result of Lloyd's steps, without steps that would change nothing.
 
-    The library takes every step, so its time reveals nothing. Here they would take most
-    of it.
+    The library takes every step, so its time reveals nothing. Here such steps would
+    take most of the time.
     """
     cost = 0
     for done in range(n_steps):

@@ -104,7 +104,7 @@ Evolution* (Humphries, Lin & Yekhanin). Its G2 sets are others than the g2mg one
 
 
 def applies(method: str, n_features: int, every: bool) -> bool:
-    """Return whether a method runs on data of so many columns."""
+    """Return whether a method runs on data with ``n_features`` columns."""
     if method == "HDPEMeans":
         return n_features > PROJECTED
     if method == "PEMeans":
@@ -125,7 +125,7 @@ def tasks_of(options: Options, every: bool = False) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Run one method; return the loss of what it found, and whether its population was capped."""
+    """Run one method, and return its loss and whether its population was capped."""
     data = in_ball(task.data, options)
     started = time.perf_counter()
     centroids, capped = cluster(data, task)
@@ -170,7 +170,7 @@ Curves = Mapping[tuple[Any, ...], Curve]
 
 
 def digits(value: float) -> str:
-    """Return four decimals, as the paper prints, or two digits of what is smaller than these."""
+    """Return a number with four decimals, as in the paper, or a smaller one with two digits."""
     return f"{value:.4f}" if value >= 0.01 else f"{value:.2g}"
 
 
@@ -245,10 +245,9 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
 
 
 def lift_noise(name: str, epsilon: float) -> float:
-    """Return what noise alone adds to the loss in HDPE-means' last round, for equal clusters.
+    """Return the loss by noise alone in HDPE-means' last round, for equal clusters.
 
-    A centroid is there the quotient of a noisy sum, with noise of sigma in d columns,
-    and N / k.
+    A centroid is a noisy sum, with noise sigma in d columns, divided by N / k.
     """
     n, (k, d) = 20_000, map(int, name.split("_")[1:])
     budget = PrivacyBudget(epsilon, n**-1.1)

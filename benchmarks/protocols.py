@@ -38,7 +38,7 @@ one party.
 _VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"paper": {"relocation": False}, "oblivious": {"trust": "oblivious-server"}}
 )
-"""What is changed behind the colon of a method's name."""
+"""Changed parameters by the word after the colon in a method's name."""
 
 
 @lru_cache(maxsize=4)
@@ -62,7 +62,7 @@ def box_of(data: Data, bound: float = 1.0) -> Box:
 
 
 def ball_of(data: Data) -> Ball:
-    """Return the unit ball of as many columns."""
+    """Return the unit ball with as many columns as the data."""
     return Ball(1.0, np.zeros(data.records.shape[1]))
 
 

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 @lru_cache(maxsize=4)
 def case_of(name: str, options: Options, n_each: int = SERVER_EACH) -> Case:
-    """Return what all runs on a data set share; the server owns so many records of each cluster."""
+    """Return the case of a data set. The server owns ``n_each`` records of each cluster."""
     data = options.load(name)
     records, k, labels = to_unit_box(data.records), data.n_clusters, data.labels
     if labels is None:

@@ -1,4 +1,4 @@
-"""What a client costs in a simulation on Ray, for each round, and where it goes.
+"""The cost of a client in each round of a simulation on Ray, and its parts.
 
     python benchmarks/ray_clients.py [--clients 1000 10000] [--shapes 15x2] [--rounds 2]
 

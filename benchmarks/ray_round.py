@@ -63,7 +63,7 @@ class Runs:
         self._private = size.fastlloyd(lambda _: self._tick(), trust)
 
     def run(self, grid: Grid, name: str) -> None:
-        """Run a strategy, and keep what it took."""
+        """Run a strategy, and keep its times."""
         self._ends.clear()
         computed, started = time.process_time(), time.perf_counter()
         if name == PRIVATE:

@@ -108,7 +108,7 @@ def own_memory() -> int:
 
 
 class Watch:
-    """The most memory of this process beyond what it had, while it is entered."""
+    """The peak memory of this process within ``with``, minus its memory before."""
 
     def __enter__(self) -> "Watch":
         self.most, self._ended, self._before = 0, threading.Event(), own_memory()
@@ -126,9 +126,10 @@ class Watch:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the seconds and bytes of a pass, and the seconds with a checked float64 copy of all.
+    """Return the seconds and bytes of a pass.
 
-    Of arrays only; the best of three turns there.
+    For arrays also return the seconds with a checked float64 copy of all records. The
+    times of arrays are the best of three turns.
     """
     algorithm = algorithm_of(task.algorithm)
     query = algorithm.query(algorithm.initial_state())

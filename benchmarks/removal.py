@@ -2,8 +2,8 @@
 
 The first round of a strategy whose server reconstructs the sums, under distributed
 noise, with the default `min_clients` and all clients in the sum. A client draws its
-noise in parts, and whole. The server opens the sum without removal, and with the keys
-of all clients, whose parts it draws again.
+noise in parts, and whole. The server reconstructs the sum without removal, and with the
+keys of all clients, whose parts it draws again.
 """
 
 import time
@@ -85,7 +85,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 
 def seconds_of_server(run: Run, context: SumContext) -> float:
-    """Return the time in which the server opens a sum of equal clients."""
+    """Return the server's time for reconstructing a sum of equal clients."""
     n_clients = context.n_slots
     vector = np.append(client_noise(run, 1, SECRET, CONTEXT), 1)
     parts = protect(run, vector, context, 0, SECRET)
@@ -98,7 +98,7 @@ def seconds_of_server(run: Run, context: SumContext) -> float:
 
 
 def seconds(call: Callable[[], object], times: int = 50) -> float:
-    """Return the least of some processor times of a call."""
+    """Return the least of ``times`` processor times of a call."""
     taken = []
     for _ in range(times):
         start = time.process_time()

@@ -2,9 +2,9 @@
 
 A SuperLink and one SuperNode are set up on this machine, and N round trips of a small
 message are timed in turn by Flower's ``send_and_receive`` and by the strategies' own
-polling. The installed Flower decides which protocol the node speaks. How many round
-trips a run has: ``load.py``. A node starts a process for each message: what it takes of
-the processor is measured as well (on Linux), and what its imports take alone.
+polling. The installed Flower decides which protocol the node uses. ``load.py`` counts
+the round trips of a run. A node starts a process for each message. The processor time
+of that process is measured as well (on Linux), and the time of its imports alone.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def client_processes(ended: threading.Event) -> list[float]:
 
 
 def deployed(n: int) -> tuple[dict[str, list[float]], list[float]]:
-    """Return the seconds of round trips of one node by the way of waiting, and of its processes."""
+    """Return the seconds of a node's round trips by method, and of its processes."""
     sys.path.insert(0, str(HERE.parent / "tests" / "deployment"))
     from loopback import deployment
 
@@ -74,7 +74,7 @@ def deployed(n: int) -> tuple[dict[str, list[float]], list[float]]:
 
 
 def importing(turns: int = 10) -> dict[str, float]:
-    """Return the least seconds of the processor that a process takes to import, by what."""
+    """Return the least processor seconds of imports by module."""
     least = dict.fromkeys(IMPORTS, float("inf"))
     for _ in range(turns):
         for what, code in IMPORTS.items():

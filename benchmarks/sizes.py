@@ -14,13 +14,13 @@ exact                     not private: constrained k-means by minimum-cost flow 
 k-means-constrained       not private: that package, one start by k-means++; left out where it is
                           not installed (``pip install k-means-constrained``)
 
-Private runs but the second are the algorithm with its plan's noise, without clients and
-messages. ``--quick`` has two runs at epsilon 1. Measured are the cost of the released
-clusters and that of the same centroids when a flow assigns the records within the
-bounds; the violation, which is the largest number of records by which a cluster misses
-its bounds; s, the standard deviation of a released size; what the size report says of
-the bounds; and whether all true sizes lie in its intervals. Rows of `TUNED` data are no
-evidence of how the algorithm does on other data: its constants were chosen there, with
+All private runs except the second are the algorithm with its plan's noise, without
+clients and messages. ``--quick`` has two runs at epsilon 1. The measures are: the cost
+of the released clusters; the cost of the same centroids if a flow assigns the records
+within the bounds; the violation, the largest number of records by which a cluster
+misses its bounds; s, the standard deviation of a released size; the size report's
+statements on the bounds; whether all true sizes lie in its intervals. Rows of `TUNED`
+data are no evidence for other data, because the constants were chosen on them, with
 seeds 0 to 9.
 """
 
@@ -57,18 +57,18 @@ BOUNDS = ("balanced", "min", "max")
 EPSILONS = (0.25, 0.5, 1.0, 4.0)
 FIRST_SEED = 1000
 STARTS = {EXACT: 5, PEER: 2}
-"""Runs of the methods that are not private: the least cost of them is what counts."""
+"""Runs of the methods that are not private. The least cost counts."""
 MOST_STEPS = 50
 WORDS = ("kept", "open", "missed")
 TUNED = ("s1", "blobs_16_16", "uneven_16_16")
 OTHERS = ("uneven_8_2", "uneven_32_8", "synth_10_4_1", "g2mg_16_30")
 OTHERS += ("iris", "wine", "lsun", "birch2")
 WITHOUT_MAX = ("s1", "uneven_32_8", "g2mg_16_30", "iris", "wine", "lsun", "birch2")
-"""Data on which an upper bound alone is not run, as time is short: it binds little or runs long."""
+"""Data without runs with an upper bound alone, which has little effect or takes long."""
 FEW = {"uneven_32_8": 3, "birch2": 1}
-"""Data of which a run takes long, and how many private runs they have at most."""
+"""Data whose runs take long, and their largest number of private runs."""
 REPLAYED = (("uneven_16_16", "balanced"),)
-"""What is run under an oblivious server, too: the arithmetic is the same under all trust models."""
+"""Runs under an oblivious server, too. The arithmetic is the same under all trust models."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Task:
 
 
 class Clusters(NamedTuple):
-    """What a method found: centroids (k, d), weights (k,) or none, and its sizes or none."""
+    """A method's result: centroids, (k, d), and weights, (k,), and sizes if it has them."""
 
     centroids: FloatArray
     weights: FloatArray | None = None
@@ -192,7 +192,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Run one method; return what it found against the bounds."""
+    """Run one method, and return its measures against the bounds."""
     data = in_ball(task.data, options)
     low, high = sizes_within(task.bounds, len(data.records), data.n_clusters)
     started = time.perf_counter()
@@ -205,7 +205,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 
 def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
-    """Return what a method finds."""
+    """Return the clusters of a method."""
     records, k, seed = data.records, data.n_clusters, FIRST_SEED + task.run
     if task.method == EXACT:
         start, _ = kmeans_plusplus(records, k, random_state=seed)
@@ -263,10 +263,9 @@ def _peer(data: Data, low: int, high: int, seed: int) -> FloatArray:
 def measures_of(
     records: FloatArray, found: Clusters, low: int, high: int, method: str
 ) -> dict[str, Any]:
-    """Return costs, sizes against their bounds, and what the size report says of them.
+    """Return costs, sizes against their bounds, and the size report's statements.
 
-    Clusters of methods that are not private are those that a flow assigns to their
-    centroids.
+    For methods that are not private, a flow assigns the records to their centroids.
     """
     k = len(found.centroids)
     distances = squared(records, found.centroids)
@@ -385,7 +384,7 @@ def _cell(runs: Sequence[Row], least: float, per: float) -> str:
 
 
 def size_table(rows: Sequence[Row], options: Options) -> str:
-    """Return s, clusters by what their intervals say of the bounds, and coverage of intervals."""
+    """Return a table of s, of clusters by the place of their intervals, and of coverage."""
 
     def at(epsilon: float) -> Callable[[list[Row]], str]:
         def show(of: list[Row]) -> str:
@@ -412,7 +411,7 @@ def size_table(rows: Sequence[Row], options: Options) -> str:
 
 
 def coverage(rows: Sequence[Row]) -> str:
-    """Return how many runs had all true sizes in their intervals."""
+    """Return the number of runs with all true sizes in their intervals."""
     covered = [row["covered"] for row in rows if row["covered"] is not None]
     if not covered:
         return ""

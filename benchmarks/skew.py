@@ -1,4 +1,4 @@
-"""The k-means loss when clients differ, drop out, or are what is protected.
+"""The k-means loss if clients differ, drop out, or are the unit of privacy.
 
     python benchmarks/skew.py --runs 5 --output build/skew
 

@@ -1,6 +1,6 @@
-"""What a client of an oblivious server computes between rounds: ``python benchmarks/update.py``.
+"""Time of a client's updates under an oblivious server: ``python benchmarks/update.py``.
 
-Where the server must not see the sums, every client makes the next query itself. One
+If the server must not see the sums, every client computes the next query itself. One
 line per algorithm and size: the longest update of a run and all of them together, on
 one thread, the best of several runs. Records are
 ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, epsilon 1.

@@ -72,7 +72,10 @@ REFERENCE = {
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second: of what has no epsilon, one for five."""
+    """Yield every run, all first runs before any second.
+
+    Methods without epsilon have one run for five of the others.
+    """
     wide = {
         name for name in options.data if options.load(name).records.shape[1] > PROJECTED
     }
@@ -83,7 +86,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Run one strategy over two clients and return the cost of what it found."""
+    """Run one strategy over two clients, and return the cost of its result."""
     data = in_box(task.data, options)
     if task.method == KMEANS:
         fitted = best_of_ten(data, task.run)
@@ -157,7 +160,7 @@ def wide_table(curves: Curves) -> str:
 
 
 def data_table(names: Sequence[str], options: Options) -> str:
-    """Return what the data sets are, as far as they are there, as a markdown table."""
+    """Return a markdown table of the data sets that exist."""
     found = [(name, options.load(name)) for name in names if name in options.data]
     lines = [
         [name, *map(str, (*each.records.shape, each.n_clusters)), each.note]

@@ -1,4 +1,4 @@
-"""What vertical k-means takes: CPU time, memory and bytes: ``python benchmarks/vertical.py``.
+"""CPU time, memory and bytes of vertical k-means: ``python benchmarks/vertical.py``.
 
 Each task is a step on chunks of 16,384 made-up records, with the computing party in one
 process and the key holder in another. A step on several workers is also measured on the
@@ -79,7 +79,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return what a step took, and what it needs before."""
+    """Return the measurements of a step, and of the steps before it."""
     q = moduli(task.clusters, task.radius)
     rng = np.random.default_rng(1)
     table = rng.uniform(-1, 1, (task.chunks * SLOTS, 2))
@@ -175,7 +175,7 @@ def no_noise(n: int) -> NDArray[np.int64]:
 
 
 def cpu(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a function gives, and its CPU seconds in this process."""
+    """Return a function's result, and its CPU seconds in this process."""
     start = time.process_time()
     result = work()
     return result, time.process_time() - start

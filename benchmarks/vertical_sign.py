@@ -13,7 +13,7 @@ from flower_kmeans.vertical.signs import SignStage
 DEGREES = (15, 15, 15)
 TAU = 0.0035
 SLACK = 2.0**-16
-"""What the noise of CKKS may add to a stage's value, with room."""
+"""Largest noise of CKKS in a stage's value, with a margin."""
 
 
 def remez(degree: int, a: float, b: float) -> tuple[FloatArray, float]:

@@ -94,7 +94,7 @@ class WeighingGrid(InProcessGrid):
         self.answered: dict[str, list[int]] = defaultdict(list)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Weigh what the server sends."""
+        """Weigh the messages that the server sends."""
         listed = list(messages)
         for message in listed:
             self.asked[message.metadata.group_id].append(payload_of(message))
@@ -114,7 +114,7 @@ def resident() -> int:
 
 def peak() -> int:
     """Return the most resident memory that this process had since it began, in bytes."""
-    # Not ru_maxrss, which a new process takes over from the one that started it.
+    # A new process inherits ru_maxrss from its parent, so it is not used.
     return _from_linux("VmHWM")
 
 

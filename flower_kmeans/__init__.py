@@ -1,7 +1,7 @@
 """Private, federated k-means for the Flower framework.
 
-The names below are loaded when they are first used, so importing the package costs
-nothing and a client process that only needs one of them does not pay for the others.
+The names below are loaded when they are first used. So importing the package is fast,
+and a client process that needs one name does not load the others.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The types of arrays, each with one name."""
+"""The array types of the library, each with one name."""
 
 from typing import Any
 
@@ -15,4 +15,4 @@ WordArray = NDArray[np.uint64]
 BoolArray = NDArray[np.bool_]
 
 CellArray = NDArray[Any]
-"""Cells of a column as its holder wrote them: text, numbers, dates or objects."""
+"""Cells of a column, (n,), as its holder wrote them: text, numbers, dates or objects."""

@@ -1,4 +1,4 @@
-"""Methods to compare with, which need all partitions in one place: NOT PRIVATE."""
+"""Methods to compare with. They need all partitions in one place: NOT PRIVATE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +17,26 @@ from flower_kmeans.parameters import integer, require_positive
 class KFed:
     """k-FED, one-shot federated clustering. NOT PRIVATE.
 
-    Every client clusters its own records and sends its exact local centres, which are
-    means of as little as one record: nothing about it is masked or noisy, so it has no
-    strategy here and runs only where one process holds all partitions.
+    Every client clusters its own records and sends its exact local centres. A local
+    centre may be the mean of a single record, and is neither masked nor noisy. So k-FED
+    runs only where one process holds all partitions.
 
-    Dennis, Li & Smith (2021), "Heterogeneity for the Win: One-Shot Federated
-    Clustering", Algorithm 2. Local clustering is scikit-learn's k-means instead of
-    Awasthi & Sheffet's method.
+    The method is Algorithm 2 of Dennis, Li & Smith (2021), "Heterogeneity for the Win:
+    One-Shot Federated Clustering". The local clustering is scikit-learn's k-means
+    instead of Awasthi & Sheffet's method.
 
     Parameters
     ----------
     n_clusters : int
-        k.
+        Number of clusters, k.
     n_local : int, optional
-        Centres that each client finds, at most k (the default). The method's theory
-        wants few clusters in each client's records.
+        Number of centres that each client finds, at most k. Default: k. The method's
+        theory requires few clusters in each client's records.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a number is out of range, or not an integer.
     """
 
     n_clusters: int
@@ -45,10 +50,20 @@ class KFed:
     def fit(
         self, partitions: Sequence[ArrayLike], rng: np.random.Generator
     ) -> FloatArray:
-        """Return the centroids, (k, d), of all clients' records, (n_i, d) each.
+        """Return the centroids, (k, d), of all clients' records.
 
-        A client may have no records. ``DataError`` is raised if records are malformed
-        or differ in width, or all clients together have fewer than k local centres.
+        Parameters
+        ----------
+        partitions : sequence of array-like of shape (n_i, d)
+            The records of each client. A client may have no records.
+        rng : Generator
+            Draws the starts of local clusterings, and the first client.
+
+        Raises
+        ------
+        DataError
+            If records are malformed or differ in width, or all clients together have
+            fewer than k local centres.
         """
         parts: list[FloatArray] = []
         for part in partitions:
@@ -68,16 +83,19 @@ class KFed:
 def local_centers(
     records: FloatArray, n_local: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Return one client's centres, at most as many as it has different records."""
+    """Return one client's centres, (m, d), with m <= n_local.
+
+    There are at most as many as the client has different records.
+    """
     require("sklearn.cluster", "k-FED", "sklearn")
-    # a second of import time that others need not pay
+    # The import takes a second, and other code does not need it.
     from sklearn.cluster import KMeans
 
     # scikit-learn cannot find more centres than there are different records.
     different = np.unique(records, axis=0)
     if len(different) <= n_local:
         return different
-    # An int, since scikit-learn takes no `Generator`.
+    # scikit-learn takes an int and no `Generator`.
     seed = int(rng.integers(2**31))
     model = KMeans(n_local, n_init=1, random_state=seed).fit(records)
     return np.asarray(model.cluster_centers_)
@@ -86,12 +104,12 @@ def local_centers(
 def merged_centers(
     found: Sequence[FloatArray], n_clusters: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the means of groups of local centres, around some that lie far apart.
+    """Return the means, (k, d), of groups of local centres around seeds that lie apart.
 
-    The first of these are the centres of one client, chosen at random, which its
-    clustering keeps apart; then comes the one that is farthest from all taken before.
+    The first seeds are the centres of a random client, which its clustering keeps
+    apart. Each further seed is the centre that is farthest from all seeds before.
     """
-    from scipy.spatial.distance import cdist  # loads half a second's worth of SciPy
+    from scipy.spatial.distance import cdist  # takes half a second
 
     pool = np.concatenate(list(found))
     first_client = int(rng.integers(len(found)))

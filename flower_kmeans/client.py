@@ -67,51 +67,52 @@ def register_kmeans(
     app : ClientApp
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
-        ``load_data(context)`` returns the client's records, an array of shape (n, d) in
-        the user's units, with NaN for what is missing, or a table of another type
-        (docs/own-data.md, "What load_data may return"). Other types are refused. It
-        must not raise because of a record, whose presence a refusal would show: read
-        files with `load_records(path)`. It is called once per answer, so it must be
-        cheap. Where clients commit to their records (``oblivious-server``) it is called
-        once per run; if the policy forbids a copy, for every message, and must then
-        return the same records in the same order throughout a run.
+        ``load_data(context)`` returns the client's records: an array of shape (n, d) in
+        the user's units, with NaN for missing values, or a table of another type
+        (docs/own-data.md, "What load_data may return"). Any other type is refused. It
+        must not raise an error because of a record, because a refusal would reveal that
+        record: read files with ``load_records(path)``. It is called once per answer, so
+        it must be cheap. If clients commit to their records (``oblivious-server``), it
+        is called once per run. If the policy also forbids a copy, it is called for
+        every message, and must return the same records in the same order throughout a
+        run.
 
-        More records than memory holds may be a memory map, a
+        Records that do not fit into memory may be a memory map, a
         ``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a
-        ``ray.data.Dataset``, or a function without arguments that returns an iterable
-        of such tables, anew at each call. They are read in blocks, once per answer, and
-        not copied into memory; with a ``state_dir``, a run that commits to records
-        copies them to a file there, unless the policy forbids it. Of files the columns
-        that the domain names are read, or all where it names none. A
-        `flower_kmeans.data.sql.Query` of a database is made once in a run, which goes
-        on with such a copy.
+        ``ray.data.Dataset``, or a function without arguments that returns a new
+        iterable of such tables at each call. They are read in blocks, once per answer,
+        and not copied into memory. With a ``state_dir``, a run that commits to records
+        copies them to a file there, unless the policy forbids it. Of a file the columns
+        that the domain names are read, or all columns if it names none. A
+        `flower_kmeans.data.sql.SqlQuery` of a database is executed once in a run, which
+        then uses such a copy.
     policy : ClientPolicy, optional
-        What this client accepts. The default accepts no private run, because it names
-        no ledger. Where the node's operator names a policy file
-        (``--node-config 'policy-file="/..."'``), it can only tighten that (`tightest`).
-        Any other key that begins with ``policy`` is taken for a misspelling, and every
-        run is refused.
+        The requests that this client accepts. The default accepts no private run,
+        because it names no ledger. If the node's operator names a policy file
+        (``--node-config 'policy-file="/..."'``), this policy can only tighten that one
+        (`tightest`). Any other key of the node's configuration that begins with
+        ``policy`` counts as a misspelling, and every run is refused.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a
-        `ClientResult`, and again on a repeated ``finish`` if it failed or was
-        interrupted.
+        `ClientResult`. If it failed or was interrupted, a repeated ``finish`` calls it
+        again.
     load_ids : callable, optional
         ``load_ids(context)`` returns one id for each record, in order. Only runs over
-        parties that hold different columns use them: party 0 compares digests with its
+        parties that hold different columns use ids: party 0 compares digests with its
         own.
     mods : sequence of Mod
         App-level mods of ``app`` that may see the messages of private runs. Any other
-        is refused: it could change or copy them.
+        mod is refused, because it could change or copy them.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
         If the app was made from ``client_fn``, has other mods that would see our
-        messages, or has actions of this name already; if an argument has the wrong
+        messages, or has actions of this name already. Also if an argument has the wrong
         type.
     """
     require_type("app", app, ClientApp, "a ClientApp")
-    # Flower has no public list of an app's mods. They also wrap actions that are
+    # Flower has no public list of an app's mods, which also wrap actions that are
     # registered later.
     unlisted = [mod for mod in getattr(app, "_mods", None) or () if mod not in mods]
     if unlisted:
@@ -140,11 +141,10 @@ def with_kmeans(
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
 ) -> ClientApp:
-    """Return a ClientApp that clusters privately and routes everything else to another app.
+    """Return a ClientApp that clusters privately and passes all other messages to ``app``.
 
-    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient
-    is. ``app`` keeps answering all other messages; see `register_kmeans` for the other
-    parameters.
+    It is for apps that refuse decorators: apps made from ``client_fn``, as with every
+    NumPyClient. See `register_kmeans` for the other parameters.
     """
     require_type("app", app, ClientApp, "a ClientApp")
     return _RoutingClientApp(
@@ -159,25 +159,25 @@ def simulated_client_app(
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
 ) -> Callable[[Message, Context], Message]:
-    """Return a function that answers for all clients of a simulation, which share work.
+    """Return a function that answers messages for all clients of a simulation.
 
-    See `register_kmeans` for the other parameters.
+    The clients share the work in ``shared``. See `register_kmeans` for the other
+    parameters.
     """
     return _handler(load_data, policy, on_result, load_ids, shared)
 
 
 class _RoutingClientApp(ClientApp):
-    """Two apps behind one: our message types go to the second, all others to the first."""
+    """One app in front of two: the second answers our types of messages, the first all others."""
 
     def __init__(self, app: ClientApp, kmeans_app: ClientApp) -> None:
-        # Flower loads nothing but instances of ClientApp.
+        # Flower loads only instances of ClientApp.
         super().__init__()
         self._app, self._kmeans_app = app, kmeans_app
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Route one message by its type."""
-        # Routed before the other app's mods, which therefore see no message of a
-        # private run.
+        """Return the answer of the app that the message's type belongs to."""
+        # The other app's mods run later, so they see no message of a private run.
         ours = message.metadata.message_type in _TYPES
         return (self._kmeans_app if ours else self._app)(message, context)
 
@@ -204,7 +204,7 @@ def _handler(
             context.node_id,
             shared,
         )
-        # A message without content is refused like any other that is malformed.
+        # A message without content is refused like any malformed message.
         content = message.content if message.has_content() else RecordDict()
         return Message(client.handle(content), reply_to=message)
 
@@ -212,9 +212,12 @@ def _handler(
 
 
 def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
-    """Return the node's policy: its operator's file, tightened by the app; nothing on errors."""
+    """Return the node's policy: its operator's file, tightened by the app.
+
+    After any error the policy accepts no run.
+    """
     name = context.node_config.get(POLICY_FILE)
-    # A misspelt key must not leave the node with no policy but the app's.
+    # With a misspelt key the app's policy alone would decide.
     begun = sorted(
         k for k in context.node_config if k.strip().lower().startswith("policy")
     )
@@ -231,10 +234,10 @@ def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
                 f"Expected {POLICY_FILE} as an absolute path in text."
             )
         operators = ClientPolicy.from_file(name)
-        # The app came over the network, the file is the operator's: the app may ask for
-        # less only.
+        # The app came over the network, and the file is the operator's. So the app may
+        # only tighten it.
         return operators if own is None else tightest(operators, own)
-    # Any error: a policy that cannot be read must not become the default one.
+    # After any error: an unreadable policy must not become the default policy.
     except Exception as error:
         log.error(
             "Every run is refused, for the policy file cannot be followed: %s", error

@@ -1,7 +1,7 @@
 """The errors that this library raises on purpose.
 
-Every message names the parameter, what was expected and what came. None is built from
-records.
+A message names the parameter, the expected value and the given value. No message is
+built from records.
 """
 
 
@@ -26,13 +26,14 @@ class BudgetError(ConfigurationError):
 
 
 class ObliviousServerError(ConfigurationError):
-    """Something was requested from the server that it must never learn."""
+    """A caller asked a blind server for something that it must never see."""
 
 
 class RunError(KMeansError, RuntimeError):
     """A federated run could not be completed."""
 
-    ended_run = False  # whether a run that was under way ended by it
+    # Whether the error ended a run that was under way.
+    ended_run = False
 
 
 class TooFewClientsError(RunError):
@@ -40,8 +41,8 @@ class TooFewClientsError(RunError):
 
 
 class MessageError(KMeansError, ValueError):
-    """A received message is malformed. The error's text holds nothing of the message."""
+    """A received message is malformed. The error's text quotes nothing of the message."""
 
 
 class LedgerError(KMeansError, RuntimeError):
-    """A ledger cannot be read or written, or others could read it."""
+    """A ledger cannot be read or written, or others can access it."""

@@ -5,20 +5,35 @@ from types import ModuleType
 
 from flower_kmeans.errors import ConfigurationError
 
-_MOST_TEXT = 300  # of the reason why a package cannot be imported
+_MOST_TEXT = 300  # most characters of the reason why a package cannot be imported
 
 
 def require(
     module: str, purpose: str, extra: str = "simulation", instead: str = ""
 ) -> ModuleType:
-    """Import an optional package, or raise an error that says how to get it.
+    """Return a module of an optional package, or raise an error with the remedy.
 
-    The error names the extra that brings a package which is not installed, and quotes
-    the reason why one that is installed cannot be imported. ``instead`` has other words
-    of advice.
+    If the package is not installed, the error names the extra that installs it. If it
+    cannot be imported, the error quotes the reason.
+
+    Parameters
+    ----------
+    module : str
+        The module to import.
+    purpose : str
+        The feature that needs it, as the subject of the error's sentence.
+    extra : str
+        The extra of flower-kmeans that installs the package.
+    instead : str
+        Further advice at the end of the sentence.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module cannot be imported.
     """
     name = module.split(".")[0]
-    # The modules that have another name than their package.
+    # These modules do not have the name of their package.
     package = {"PIL": "Pillow", "sklearn": "scikit-learn"}.get(name, name)
     try:
         return import_module(module)
@@ -32,14 +47,14 @@ def require(
 
 
 def is_missing(error: Exception, module: str) -> bool:
-    """Return whether an import failed because the module is not installed, or its package."""
+    """Return whether an import failed because the module or its package is not installed."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
     return f"{module}.".startswith(f"{error.name}.")
 
 
 def broken(package: str, error: Exception) -> str:
-    """Return why an installed package cannot be imported, and the remedy."""
+    """Return the reason why an installed package cannot be imported, and the remedy."""
     reason = " ".join(str(error).split())[:_MOST_TEXT].rstrip(".")
     return (
         f"It is installed but cannot be imported ({type(error).__name__}: {reason}): "

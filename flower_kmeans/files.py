@@ -1,4 +1,4 @@
-"""The library's files: written whole or not at all, their readers, and names."""
+"""Files of the library: writing them whole or not at all, reading them, and safe names."""
 
 import errno
 import io
@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, cast
 from flower_kmeans.errors import ConfigurationError
 
 _FORMULA = ("=", "+", "-", "@")
-# Characters that show nothing, although they count as letters or symbols.
+# Invisible characters that count as letters or symbols.
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 _MINUS = "\u2212"
-_DEEPEST = 32  # lists and tables in each other; files of the library have four
+_DEEPEST = 32  # most nested lists and tables; files of the library have four
 _ELSEWHERE = "or name another place"
 _CURES = {
     errno.ENOSPC: f"make room there, {_ELSEWHERE}",
@@ -39,14 +39,13 @@ _CURES = {
     errno.EMFILE: "let this user open more files (ulimit -n)",
     errno.ENFILE: "close other programs: the machine has too many open files",
 }
-"""Cures of the machine's errors, by number."""
+"""Cures of the operating system's errors, by error number."""
 
 
 def reason_and_cure(error: OSError) -> str:
-    """Return the reason of the machine's refusal and its cure, as ``REASON: CURE``."""
+    """Return the reason of an operating system's error and its cure, as ``REASON: CURE``."""
     reason = error.strerror or str(error) or type(error).__name__
-    # Of Python's own error where no temporary directory can be used: its text is the
-    # reason.
+    # Without a usable temporary directory, Python's own text lists the places.
     if error.errno == errno.ENOENT and "temporary directory" in reason:
         return f"{reason}: make room in one of these, or name another one in TMPDIR"
     cure = _CURES.get(error.errno or 0)
@@ -54,7 +53,7 @@ def reason_and_cure(error: OSError) -> str:
 
 
 class _Recorded(io.FileIO):
-    """A file that remembers the error of a write, which writers above it may hide."""
+    """A file that remembers the error of a write, which a library above it may hide."""
 
     failed: OSError | None = None
 
@@ -67,16 +66,16 @@ class _Recorded(io.FileIO):
 
 
 class _PrivateFile:
-    """A new file beside its place, to which it is renamed at the end of ``with``.
+    """A new file beside its place, which is renamed to its place at the end of ``with``.
 
-    An error leaves what was there before, and no new file.
+    After an error the place is unchanged, and there is no new file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             _require_replaceable(path)
-            # Mode 0600 from the first moment, and a name that nobody has.
+            # The file has mode 0600 from the first moment, and a new name.
             number, name = tempfile.mkstemp(".part", f".{path.name[:64]}.", path.parent)
         except OSError as error:
             raise self._error(error) from None
@@ -99,26 +98,26 @@ class _PrivateFile:
         except OSError as failed:
             raise self._error(self._raw.failed or failed) from None
         finally:
-            # After an error; there is none left otherwise.
+            # After an error the file is removed. Otherwise it is gone already.
             with suppress(OSError, ValueError):
                 self._file.close()
             with suppress(OSError):
                 self._raw.close()
             with suppress(OSError):
                 self._part.unlink(missing_ok=True)
-        # Whatever a library made of it. An interrupt stays one.
+        # The disk's error replaces a library's error, but not an interrupt.
         if self._raw.failed is not None and isinstance(error, Exception):
             raise self._error(self._raw.failed) from None
 
     def _finish(self) -> None:
-        """Give the file its name, once all of it is on the disk."""
-        if self._raw.failed is not None:  # and a library went on
+        """Rename the file to its place, after all of it is on the disk."""
+        if self._raw.failed is not None:  # a library ignored the error
             raise self._raw.failed
         if not self._file.closed:  # a library may have closed it
             self._file.flush()
             _sync(self._raw.fileno())
             self._file.close()
-        # A link is replaced, and not followed.
+        # A link at the place is replaced and not followed.
         os.replace(self._part, self._path)
 
     def _error(self, error: OSError) -> ConfigurationError:
@@ -128,7 +127,7 @@ class _PrivateFile:
 
 
 def _require_replaceable(path: Path) -> None:
-    """Refuse an existing thing that is neither file nor link, such as a directory."""
+    """Refuse a path that exists and is neither a file nor a link, such as a directory."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -140,11 +139,11 @@ def _require_replaceable(path: Path) -> None:
 
 
 def _sync(number: int) -> None:
-    """Wait until a file is on its disk: some systems report a full disk only here."""
+    """Wait until a file is on its disk. Some systems report a full disk only here."""
     try:
         os.fsync(number)
     except OSError as error:
-        # it cannot wait
+        # These errors mean that the file system cannot wait.
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
 
@@ -152,9 +151,17 @@ def _sync(number: int) -> None:
 def read_file(
     path: str | os.PathLike[str], name: str, *, is_secret: bool = False
 ) -> bytes:
-    """Return the content of a file that others may not write, nor read if secret."""
+    """Return the content of a file that others cannot write, nor read if it is secret.
+
+    ``name`` is the word for the file in errors.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, or others can write it, or read a secret one.
+    """
     try:
-        # mode and content are those of one and the same file
+        # Mode and content are read from the same open file.
         with open(path, "rb") as file:
             facts = os.fstat(file.fileno())
             content = file.read()
@@ -171,7 +178,10 @@ def read_file(
 def access_complaint(
     path: str | os.PathLike[str], name: str, facts: os.stat_result, *, is_secret: bool
 ) -> str | None:
-    """Return why others can change a file, or read a secret one, and the cure."""
+    """Return a complaint with its cure if others can write a file, or read a secret one.
+
+    Return ``None`` if nobody else can.
+    """
     quoted = shlex.quote(os.fspath(path))
     if not is_own(facts):
         return (
@@ -193,17 +203,20 @@ def access_complaint(
 
 
 def is_own(facts: os.stat_result) -> bool:
-    """Return whether a file is this user's or root's."""
-    # not on every system
+    """Return whether a file belongs to this user or to root."""
+    # Some systems have no user ids.
     user = os.geteuid() if hasattr(os, "geteuid") else 0
-    # Root reads everything anyway, and mounted volumes often are root's.
+    # Root can read everything anyway, and mounted volumes often belong to root.
     return facts.st_uid in (0, user)
 
 
 def read_toml(content: bytes, what: str) -> dict[str, Any]:
     """Return the values of a TOML file.
 
-    A `ConfigurationError` names it as ``what``.
+    Raises
+    ------
+    ConfigurationError
+        If the content is not TOML. The error calls the file ``what``.
     """
     try:
         return parsed_toml(content.decode("utf-8"))
@@ -214,7 +227,10 @@ def read_toml(content: bytes, what: str) -> dict[str, Any]:
 def parsed_toml(text: str) -> dict[str, Any]:
     """Return the values of a TOML text.
 
-    A ValueError if it is none, or nested too deeply.
+    Raises
+    ------
+    ValueError
+        If the text is not TOML, or is nested too deeply.
     """
     return cast(dict[str, Any], _parsed(tomllib.loads, text))
 
@@ -222,13 +238,16 @@ def parsed_toml(text: str) -> dict[str, Any]:
 def parsed_json(text: str) -> Any:
     """Return the value of a JSON text.
 
-    A ValueError if it is none, or nested too deeply.
+    Raises
+    ------
+    ValueError
+        If the text is not JSON, or is nested too deeply.
     """
     return _parsed(json.loads, text)
 
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Return a parser's value of a text that others may have written."""
+    """Return the value of a text that others may have written, unless nested too deeply."""
     with suppress(RecursionError):
         value = parse(text)
         if not is_deep(value):
@@ -237,15 +256,13 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether lists and mappings are nested deeper than in the library's files.
+    """Return whether lists and mappings are nested more than 32 levels deep.
 
-    Code that walks through such values later, to compare or to print them, could fail
-    half way.
+    Code that compares or prints such values later could fail half way.
     """
     level = [value]
     for _ in range(_DEEPEST):
-        # One level after the other: a function that calls itself would fail here
-        # already.
+        # The loop goes level by level: recursion would fail on such values.
         inner: list[Any] = []
         for each in level:
             if isinstance(each, Mapping):
@@ -259,21 +276,32 @@ def is_deep(value: Any) -> bool:
 
 
 def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
-    """Open a new binary file, its owner's alone, in place of an existing one.
+    """Open a new binary file, mode 0600, for ``with``. It replaces an existing file.
 
-    It has its name from the end of ``with`` on, when all of it is written. After an
-    error, what was there before is still there. A `ConfigurationError` if that cannot
-    be, as where a directory has the name or the disk is full.
+    The file gets its name at the end of ``with``, after all of it is written. After an
+    error the existing file is unchanged.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be written, for example because the disk is full or a
+        directory has this name.
     """
     return _PrivateFile(Path(path))
 
 
 @contextmanager
 def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """Yield a directory for one run's files, which move to ``output`` at the end.
+    """Yield a directory for one run's files, which are moved to ``output`` at the end.
 
-    Of these names, those that the run did not write are removed there: they are of a
-    run before. After an error nothing in ``output`` is changed.
+    Files in ``output`` with one of ``names`` that this run did not write are removed,
+    because they are from an earlier run. After an error nothing in ``output`` is
+    changed.
+
+    Raises
+    ------
+    ConfigurationError
+        If a file cannot be written.
     """
     try:
         place = Path(tempfile.mkdtemp(".part", ".run.", output))
@@ -290,8 +318,7 @@ def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
             else:
                 (output / name).unlink(missing_ok=True)
     except ConfigurationError as error:
-        # The user knows the place where the file would be, and not the one where it was
-        # written.
+        # The user knows the final place of the file, and not the place before.
         raise type(error)(str(error).replace(str(place), str(output))) from None
     except OSError as error:
         raise ConfigurationError(
@@ -303,10 +330,10 @@ def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def printable(text: str) -> str:
-    r"""Return text in which all that cannot be seen is escaped, as ``\x1b``.
+    r"""Return text with invisible characters escaped, such as ``\x1b``.
 
     Names of columns come from data files. A terminal would obey control characters in
-    them, and others change the order of what is read.
+    them, and other characters change the order of the text.
     """
     shown = []
     for character in text:
@@ -317,23 +344,23 @@ def printable(text: str) -> str:
 
 
 def csv_name(text: str) -> str:
-    """Return a name for a csv file: `printable`, after ``'`` if it could be a formula.
+    """Return a name for a csv file: printable, with ``'`` before any possible formula.
 
-    Some spreadsheets begin a new cell at each semicolon.
+    Some spreadsheets begin a new cell at each semicolon, so each part is treated.
     """
     return ";".join(map(inert, printable(text).split(";")))
 
 
 def inert(text: str) -> str:
-    """Return a text for a cell, after ``'`` if it could be a formula."""
+    """Return a text for a cell, with ``'`` before it if it could be a formula."""
     return f"'{text}" if _is_formula(text) else text
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether a text begins with =, +, - or @, or a look-alike.
+    """Return whether a text begins with =, +, - or @, or with a similar character.
 
-    Spreadsheets drop what shows nothing, and some of them take full-width and other
-    forms of a character for the character.
+    Spreadsheets drop invisible characters at the beginning. Some also treat a
+    full-width form of a character as the character.
     """
     for character in text:
         for plain in unicodedata.normalize("NFKD", character):
@@ -345,7 +372,7 @@ def _is_formula(text: str) -> bool:
 
 
 def prepare_directory(output: Path) -> None:
-    """Create the directory for results, and require that it can be written to."""
+    """Create the directory for results, and require that it is writable."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         probe = output / ".writable"

@@ -1,7 +1,7 @@
 """Results that live as long as the object that they belong to.
 
-The library has no caches of the process for what a run computes. The holder of a `Kept`
-decides who shares its results. They are forgotten with the object.
+The library does not cache a run's results for the whole process. The holder of a `Kept`
+decides who shares its results. The results are deleted with the object.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,9 +13,7 @@ Result = TypeVar("Result")
 
 
 class Results(Generic[Result]):
-    """Results under names, a bounded number of them.
-
-    What raises an error is not kept.
+    """A bounded number of results, each under a name. Errors are not kept.
 
     Parameters
     ----------
@@ -30,7 +28,7 @@ class Results(Generic[Result]):
         self._lock = RLock()  # making a result may need another one
 
     def first(self, name: Hashable, make: Callable[[], Result]) -> Result:
-        """Return the first result under a name, which is made if there is none."""
+        """Return the result under a name, and make it if there is none."""
         if self._most == 0:
             return make()
         # Most calls end here: a lock would cost more than the lookup.
@@ -49,10 +47,10 @@ class Results(Generic[Result]):
 
 
 class Kept:
-    """Results of pure functions, each by the function and its inputs.
+    """Results of pure functions, by function and inputs.
 
-    A copy that is pickled, for a worker of a cluster, starts empty: results stay in
-    their process.
+    Results stay in their process: a pickled copy, for example for a worker of a
+    cluster, is empty.
 
     Parameters
     ----------
@@ -65,14 +63,14 @@ class Kept:
         self._results: dict[Hashable, Results[Any]] = {}
 
     def once(self, make: Callable[[*Inputs], Result], *inputs: *Inputs) -> Result:
-        """Return ``make(*inputs)`` of a pure function, computed on the first use.
+        """Return ``make(*inputs)`` of a pure function, computed at the first use.
 
-        The inputs must be hashable. A lambda or a partial object never equals another
-        one, so ``make`` must be a function of a module or a class.
+        The inputs must be hashable. ``make`` must be a function of a module or of a
+        class, because a lambda or a partial object never equals another.
         """
         results: Results[Result] | None = self._results.get(make)
         if results is None:
-            # Where two threads are here at once, both get the same.
+            # Two threads that are here at once get the same object.
             results = self._results.setdefault(make, Results(self._most))
         return results.first(inputs, lambda: make(*inputs))
 

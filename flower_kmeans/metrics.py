@@ -1,7 +1,7 @@
 """Exact numbers about a clustering, for the holder of the data.
 
-None of these is private: they belong to benchmarks and to a user's own records. What
-may leave a federation is in docs/guarantees, Theorem 16.
+None of these numbers is private. They are for benchmarks and for a user's own records.
+The private cost of a federation is in docs/guarantees, Theorem 16.
 """
 
 import math
@@ -21,24 +21,33 @@ _BLOCK_NUMBERS = 2**18
 def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
     """Return the sum of squared distances of records to their nearest centroids.
 
-    Their shapes are (n, d) and (k, d). The sum is in squared units of the records,
-    computed in blocks of a few megabytes. ``DataError`` is raised if there is no
-    centroid, a shape is wrong or a value is not finite.
+    The sum is in squared units of the records. It is computed in blocks of a few
+    megabytes.
+
+    Parameters
+    ----------
+    records : array-like of shape (n, d)
+    centroids : array-like of shape (k, d)
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If there is no centroid, a shape is wrong, or a value is not a finite number.
     """
     centers = check_records(centroids, name="centroids")
     points = check_records(records, centers.shape[1])
     if not len(centers):
         raise DataError("centroids must hold at least one centroid, got none.")
-    shift = centers.mean(axis=0)  # distances far from the origin keep their digits
+    shift = centers.mean(axis=0)  # far from the origin products would lose digits
     centers = centers - shift
     norms = squared_norms(centers)
-    # Both the block, d wide, and its products, k wide, stay within the limit.
+    # The block has d columns and its products have k: both stay within the limit.
     step = max(1, _BLOCK_NUMBERS // max(centers.shape))
     parts = []
     for start in range(0, len(points), step):
         block = points[start : start + step] - shift
-        # The product only chooses the centroid; the distance itself is taken from the
-        # difference.
+        # The product only chooses the centroid. The difference gives the exact
+        # distance.
         nearest = np.argmin(norms - 2 * (block @ centers.T), axis=1)
         block -= centers[nearest]
         parts.append(float(np.einsum("ij,ij->", block, block)))
@@ -46,9 +55,10 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
 
 
 def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
-    """Return the normalised intra-cluster variance: the `inertia` per record, n >= 1.
+    """Return the normalised intra-cluster variance: the `inertia` per record.
 
-    FastLloyd, section 6.2.1.
+    The definition is in FastLloyd, section 6.2.1. Parameters and errors are those of
+    `inertia`. There must be at least one record.
     """
     n_records = len(check_records(records))
     if not n_records:
@@ -59,7 +69,12 @@ def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
 def matched_centroid_error(centroids: ArrayLike, truth: ArrayLike) -> float:
     """Return the mean squared distance between two matched sets of centroids, (k, d).
 
-    Of all matchings the cheapest counts (Hungarian algorithm).
+    The matching is the cheapest of all (Hungarian algorithm).
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If the shapes differ, there is no centroid, or a value is not a finite number.
     """
     found = check_records(centroids, name="centroids")
     known = check_records(truth, found.shape[1], name="truth")

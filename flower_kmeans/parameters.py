@@ -1,9 +1,9 @@
-"""Parameters of algorithms, each declared once: as an annotated field of the algorithm's dataclass.
+"""Parameters of algorithms. Each is declared once, as an annotated field of a dataclass.
 
-``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The
-check with its message, both directions of the run document and the command line's
-option follow. Documents leave out a parameter that is ``None``, where its type allows
-that, and a `left_out` one that has its default.
+``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. From
+it follow the check with its message, the text in run documents, its reader, and the
+option on the command line. Documents leave out a parameter that may be ``None`` and is,
+and a `left_out` parameter that has its default.
 """
 
 import inspect
@@ -25,26 +25,34 @@ LARGEST = 2**53 - 1
 
 @dataclass(frozen=True)
 class ParameterKind:
-    """The values of a parameter, and their form in a document."""
+    """The values that a parameter may have, and their form in run documents."""
 
     check: Callable[[str, Any], Any]
-    """Returns the plain value of a parameter's name and argument, or raises."""
+    """Takes a parameter's name and a caller's value, and returns the plain value or raises."""
     write: Callable[[Any], Any] = lambda value: value
-    """Returns a document's value of an attribute."""
+    """Takes a plain value, and returns its form in a run document."""
     read: Callable[[Any], Any] = lambda value: value
-    """Returns an attribute of a document's value."""
+    """Takes a form of `write`, and returns the plain value."""
     values: str = ""
-    """What a user can write for it, in words; empty where it has no option."""
+    """The values on the command line in words. Empty if it has no option there."""
     parse: Callable[[str], Any] = str
-    """Returns an argument of what a user wrote; a LookupError or ValueError if it is none."""
+    """Takes a text of the command line, and returns the value, or a LookupError or ValueError."""
     is_left_out: bool = False
-    """Whether documents leave it out where it has its default."""
+    """Whether run documents leave out the parameter if it has its default."""
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
-    """Return a parameter as an int, and require that it is one of the range."""
+    """Return a parameter as an int, or raise an error unless it is in [low, high].
+
+    Raises
+    ------
+    ConfigurationTypeError
+        If it is not an integer of Python or NumPy.
+    ConfigurationError
+        If it is out of range.
+    """
     try:
-        # index() takes NumPy's integers too, and nothing that would have to be rounded.
+        # index() accepts NumPy's integers, and nothing that would need rounding.
         number = operator.index(value)
     except TypeError:
         number = None
@@ -60,7 +68,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def require_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Require the type of a parameter."""
+    """Require the type of a parameter. ``expected`` is the type in words."""
     if not isinstance(value, kind):
         raise ConfigurationTypeError(
             f"Expected {name} as {expected}. Got {type(value).__name__} instead."
@@ -77,7 +85,7 @@ def _require_number(name: str, value: Any) -> None:
 
 
 def require_positive(name: str, value: Any) -> None:
-    """Require a positive integer."""
+    """Require a positive int."""
     if type(value) is not int or value < 1:
         raise ConfigurationError(
             f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
@@ -87,7 +95,7 @@ def require_positive(name: str, value: Any) -> None:
 def whole(
     low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False
 ) -> ParameterKind:
-    """Declare an integer, of any range where it depends on others; ``auto`` is one to choose."""
+    """Declare an integer in [low, high]. With ``auto`` a caller may leave it to the library."""
 
     def check(name: str, value: Any) -> int:
         if auto and isinstance(value, str):
@@ -104,7 +112,7 @@ def whole(
 
 
 def real(low: float, high: float, *, auto: bool = False) -> ParameterKind:
-    """Declare a real of a range; ``auto`` is one to choose."""
+    """Declare a real in [low, high]. With ``auto`` a caller may leave it to the library."""
 
     def check(name: str, value: Any) -> float:
         if auto and isinstance(value, str):
@@ -123,7 +131,7 @@ def real(low: float, high: float, *, auto: bool = False) -> ParameterKind:
 
 
 def instance(kind: Any, expected: str) -> ParameterKind:
-    """Declare an object of a type, which no document holds."""
+    """Declare an object of a type, which run documents cannot contain."""
 
     def check(name: str, value: Any) -> Any:
         require_type(name, value, kind, expected)
@@ -133,7 +141,7 @@ def instance(kind: Any, expected: str) -> ParameterKind:
 
 
 def choice(*options: str, auto: bool = False) -> ParameterKind:
-    """Declare one of some strings; ``auto`` is one to choose."""
+    """Declare one of some strings. With ``auto`` a caller may leave it to the library."""
     shown = ["auto", *options] if auto else list(options)
 
     def check(name: str, value: Any) -> str:
@@ -147,7 +155,10 @@ def choice(*options: str, auto: bool = False) -> ParameterKind:
 
 
 def reals(*names: str) -> ParameterKind:
-    """Declare a mapping from some names to positive numbers; its attribute is sorted pairs."""
+    """Declare a mapping from some of ``names`` to numbers in [1e-12, 1e12].
+
+    Its plain value is a tuple of pairs, sorted by name.
+    """
     number = real(1e-12, 1e12)
 
     def check(name: str, value: Any) -> tuple[tuple[str, float], ...]:
@@ -187,7 +198,7 @@ def reals(*names: str) -> ParameterKind:
 
 
 def _are_pairs(value: Any) -> bool:
-    """Return whether a value has the form of an attribute of `reals`."""
+    """Return whether a value has the form of a plain value of `reals`."""
     return isinstance(value, tuple) and all(
         isinstance(each, tuple) and len(each) == 2 for each in value
     )
@@ -221,24 +232,25 @@ FLAG = ParameterKind(
 
 
 def left_out(kind: ParameterKind) -> ParameterKind:
-    """Declare a parameter that documents leave out where it has its default."""
+    """Return a kind of parameter that run documents leave out if it has its default."""
     return replace(kind, is_left_out=True)
 
 
 def is_auto(value: Any) -> bool:
-    """Return whether a parameter is left to the library."""
+    """Return whether a parameter is "auto", which leaves it to the library."""
     return isinstance(value, str) and value == "auto"
 
 
 def drafted(value: Any, start: Any) -> Any:
-    """Return a parameter, or where it is left to the library the value to start from."""
+    """Return a parameter, or ``start`` if it is "auto"."""
     return start if is_auto(value) else value
 
 
 def checked(holder: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for a dataclass: those that it declares are checked plain values.
+    """Return arguments for a dataclass, with plain values for the declared parameters.
 
-    ``None`` passes where the type of the parameter allows it.
+    ``None`` is accepted if the type of the parameter allows it. Other arguments are
+    returned unchanged. Errors are those of the parameters' checks.
     """
     values = dict(given)
     for name, each in declared(holder).items():
@@ -253,8 +265,8 @@ def require_parameters(holder: Any) -> None:
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If one is out of range, or would be another value after its check, such as an
-        integer of NumPy: `checked` gives plain ones.
+        If a parameter is out of range, or is not a plain value, such as an integer of
+        NumPy. `checked` returns plain values.
     """
     for name, each in declared(type(holder)).items():
         value = getattr(holder, name)
@@ -271,7 +283,10 @@ def require_parameters(holder: Any) -> None:
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the checked arguments of the parameters that a signature declares; defaults pass."""
+    """Return the checked arguments of the parameters that a signature declares.
+
+    Defaults are not checked.
+    """
     checked = {}
     for name, each in inspect.signature(function).parameters.items():
         for kind in getattr(each.annotation, "__metadata__", ()):
@@ -281,7 +296,7 @@ def check_arguments(
 
 
 def write_parameters(holder: Any) -> dict[str, Any]:
-    """Return the declared parameters for a run document."""
+    """Return the declared parameters of a dataclass for a run document."""
     config = {}
     for name, each in declared(type(holder)).items():
         value = getattr(holder, name)
@@ -291,12 +306,13 @@ def write_parameters(holder: Any) -> dict[str, Any]:
 
 
 def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `write_parameters` wrote.
+    """Return the plain values of a configuration that `write_parameters` wrote.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError, MessageError
-        If one is missing or unknown, no canonical text, or has a second encoding.
+        If a parameter is missing or unknown, or `write_parameters` would write it in
+        another way.
     """
     known = declared(holder)
     given = set(config) - {"name"}
@@ -310,7 +326,8 @@ def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(given):
         each = known[name]
         values[name] = each.kind.read(config[name])
-        # A default is left out, and a choice is made: one encoding for each algorithm.
+        # Each algorithm has one encoding: defaults are left out, and no parameter is
+        # "auto".
         is_default = each.may_lack and values[name] == each.default
         if is_default or is_auto(values[name]):
             raise ConfigurationTypeError(f"{name} must be resolved in a run document.")
@@ -318,7 +335,7 @@ def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Declared(NamedTuple):
-    """A field that declares a parameter."""
+    """The declaration of a parameter: its kind, its default, and whether it may be None."""
 
     kind: ParameterKind
     default: Any
@@ -326,16 +343,16 @@ class Declared(NamedTuple):
 
     @property
     def may_lack(self) -> bool:
-        """Whether documents leave it out where it has its default."""
+        """Whether run documents leave it out if it has its default."""
         return self.allows_none or self.kind.is_left_out
 
 
 def declared(holder: type[Any]) -> dict[str, Declared]:
-    """Return the parameters that a dataclass declares."""
+    """Return the declared parameters of a dataclass by name."""
     found = {}
     for each in fields(holder):
-        # Types must be objects here: a module that declares parameters cannot import
-        # annotations from __future__, which turns them into strings.
+        # Types must be objects here. So a module that declares parameters must not
+        # import annotations from __future__, which turns types into strings.
         hint: Any = each.type
         for kind in getattr(hint, "__metadata__", ()):
             if isinstance(kind, ParameterKind) and each.init:

@@ -19,14 +19,16 @@ from flower_kmeans.strategies import RoundInfo
 class ProgressBar:
     """A bar of a run's rounds with the time left, for ``on_round`` of `simulate` or a strategy.
 
-    It is drawn in a terminal, below Flower's log, and in a notebook with ipywidgets,
-    above it. It disappears at the end of ``with``, also after an error, and may then be
-    used again.
+    It is drawn in a terminal below Flower's log, and in a notebook with ipywidgets
+    above the log. It disappears at the end of ``with``, even after an error, and may
+    then be used again.
 
     Parameters
     ----------
     console : rich.console.Console, optional
-        Where to draw. Default: the standard output.
+        The console that shows the bar. Default: the standard output.
+    clock : callable, optional
+        Returns the time in seconds.
 
     Examples
     --------
@@ -44,26 +46,26 @@ class ProgressBar:
     ) -> None:
         require_type("console", console, Console | None, "a rich.console.Console")
         columns = (TextColumn("{task.description}"), BarColumn(), _TimeLeft())
-        # Transient, since a bar that is full says nothing beside the result.
+        # It is transient, because a full bar adds nothing to the result.
         self._progress = Progress(
             *columns, console=console, transient=True, get_time=clock
         )
-        # for rounds outside of ``with``: not drawn
+        # Rounds outside ``with`` are counted here, and not drawn.
         self._task = self._progress.add_task("")
         self._handlers: list[logging.StreamHandler[Any]] = []
 
     def __enter__(self) -> Self:
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        # Without a total the bar pulses: how long clients take to appear is not known.
+        # Without a total the bar pulses: the time until clients appear is unknown.
         self._task = self._progress.add_task("starting the clients", total=None)
         before = sys.stderr
-        # Where neither is true, rich would print an empty line at the end.
+        # Elsewhere rich would print an empty line at the end.
         shown = self._progress.console
         if shown.is_interactive or shown.is_jupyter:
             self._progress.start()
-        # In a terminal rich moves what is printed to above the bar. The log's handlers
-        # still hold the old stream; a notebook shows it below.
+        # In a terminal rich prints the log above the bar, if the log's handlers use
+        # rich's stream. A notebook needs no change.
         for handler in () if shown.is_jupyter else logging.getLogger("flwr").handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(sys.stderr)
@@ -77,7 +79,7 @@ class ProgressBar:
             self._handlers.pop().setStream(sys.stderr)
 
     def __call__(self, info: RoundInfo) -> None:
-        """Show that a round is over."""
+        """Show the end of a round."""
         is_last = info.round == info.n_rounds
         self._progress.update(
             self._task,
@@ -92,9 +94,9 @@ class ProgressBar:
 
 
 class _TimeLeft(ProgressColumn):
-    """The time until the estimated end, which comes nearer between rounds."""
+    """The time until the estimated end. It also falls between rounds."""
 
-    # rich's own column knows no speed where a round takes longer than half a minute.
+    # rich's own column loses the speed if a round takes longer than half a minute.
 
     def render(self, task: Task) -> Text:
         """Return the time left, or a dash before the first round is over."""

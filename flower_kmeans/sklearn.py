@@ -1,6 +1,6 @@
 """Private k-means as a scikit-learn estimator, for one holder of all records.
 
-This is the central model.
+This is the central model of differential privacy.
 """
 
 import warnings
@@ -59,8 +59,8 @@ _FORMS = (
     "bounds as (lower, upper), numbers or one for each column, or as one (low, high) for each "
     "column in a list, or in a dict by the columns' names, or as a Box or Ball, which are public"
 )
-# Squares of distances beyond these leave float64's range, or lose digits at its lower
-# end.
+# The squares of larger distances leave float64's range, and those of smaller distances
+# lose digits.
 _SMALLEST_DISTANCE = 1e-140
 _LARGEST_DISTANCE = 1e150
 
@@ -73,33 +73,33 @@ class PrivateKMeans(
 ):
     """k-means under differential privacy, for one holder of all records.
 
-    It runs a strategy of this library, with the same noise and the same accounting,
-    over a single client that trusts itself. Its centroids and noisy counts may be
-    published. Labels and distances are computed from the records, and are as
-    confidential as these. So a fitted estimator has no ``labels_``, which a pickle
-    would disclose.
+    The estimator runs a strategy of this library, with the same noise and the same
+    accounting, over a single client that trusts itself. Its centroids and noisy counts
+    may be published. Labels and distances are computed from the records, and are as
+    confidential as the records. So a fitted estimator has no ``labels_``, which a
+    pickle would disclose.
 
-    **Every call of** ``fit`` **spends its budget again**, and with it every clone that
-    a grid search or a cross-validation fits: their budgets add up. With ``state_dir``
+    **Every call of** ``fit`` **spends its budget again.** So does every clone that a
+    grid search or a cross-validation fits, and these budgets add up. With ``state_dir``
     all fits are charged to one ledger, and a fit that would exceed
-    ``max_total_epsilon`` is refused before it reads a record. Without it nothing is
-    refused: `total_privacy_spent_` says what the fits of an estimator and its clones
-    cost together, and a warning says it at the 2nd, 10th, 100th, ... fit.
+    ``max_total_epsilon`` is refused before the ledger is charged. Without it nothing is
+    refused: `total_privacy_spent_` is the joint cost of the fits of an estimator and
+    its clones, and a warning states it at the 2nd, 10th, 100th, ... fit.
 
-    A search without ``scoring`` takes `score`, which is exact. So its choice among
-    fits, and the scores that it keeps, are not private. For a choice of the number of
-    clusters within one budget see ``n_clusters``.
+    A search without ``scoring`` uses `score`, which is exact. So its choice among fits,
+    and the scores that it keeps, are not private. ``n_clusters`` says how to choose the
+    number of clusters within one budget.
 
     Parameters
     ----------
     n_clusters : int
-        Number of clusters. With ``strategy="synopsis"`` also a pair (low, high) or
-        ``None``: the fit chooses it.
+        Number of clusters. With ``strategy="synopsis"`` it may also be a pair (low,
+        high) or ``None``; the fit then chooses the number.
     epsilon : float or None, default: 1.0
-        Of each fit; ``None`` fits without privacy, and is refused beside a ledger
-        (``state_dir``).
+        Epsilon of each fit. ``None`` fits without privacy, and is refused with a
+        ledger (``state_dir``).
     delta : float, optional
-        Default: ``min(1e-6, 1 / (100 n_records))``.
+        Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``.
     bounds : (lower, upper) or list of (low, high) or dict or Box or Ball
         Public bounds in the units of ``X``. Records outside are clipped. Bounds that
         were read from the records are not private. The forms are:
@@ -109,42 +109,44 @@ class PrivateKMeans(
         - ``[(low, high), ...]``, one pair for each column,
         - a dict from each column of ``X``, by name or by number, to its
           ``(low, high)``,
-        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` is
-          what its ``encode`` returns.
+        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` must
+          be the result of its ``encode``.
 
-        Two rows for two columns are read as ``(lower, upper)`` or as two pairs,
-        whichever gives bounds. If both do, and they differ, they are refused.
+        Two rows for two columns may be ``(lower, upper)`` or two pairs. The reading
+        that gives bounds is taken. If both give bounds, and these differ, they are
+        refused.
     n_records : int, optional
-        Approximate public number of records. Required where the fit is private: a count
-        of the records would differ between neighbours, and what is released depends on
-        it. The number need not be that of ``X``; a fold of a cross-validation has
-        fewer. Default, without privacy: ``len(X)``.
+        Approximate public number of records. A private fit requires it, because the
+        exact number of records is itself private. It need not equal ``len(X)``: a fold
+        of a cross-validation has fewer records. Default, without privacy: ``len(X)``.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
-        Further parameters of the strategy, for example ``{"max_size": 500}``. Those
-        that the estimator sets cannot be among them.
+        Further parameters of the strategy, for example ``{"max_size": 500}``. They
+        cannot be parameters that the estimator sets.
     random_state : int, RandomState instance or None
         Seed for public randomness only, such as initial centroids. Noise never uses it,
         so two fits differ.
     state_dir : path, optional
         Private directory of the ledger to which every fit is charged.
     max_total_epsilon, max_total_delta : float, optional
-        Most that all fits in a ledger may cost together, composed. Only with
-        ``state_dir``. Default: 10.0 and 1e-6.
+        Limit on the joint cost of all fits in the ledger. Only with ``state_dir``.
+        Default: 10.0 and 1e-6.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of shape (n_clusters, n_features_in_)
+        Centroids in the units of ``X``.
     cluster_counts_ : ndarray of shape (n_clusters,)
-        Noisy records of each cluster.
+        Noisy number of records of each cluster.
     clustering_ : Clustering
         Centroids, counts and the report of the fit.
     privacy_spent_ : tuple of (float, float)
-        Epsilon and delta of the last fit; ``(inf, 1.0)`` if it is not private.
+        Epsilon and delta of the last fit, or ``(inf, 1.0)`` if it is not private.
     n_features_in_ : int
+        Number of columns of ``X``.
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Where ``X`` names its columns.
+        Names of the columns, only if ``X`` names them.
     """
 
     def __init__(
@@ -161,8 +163,7 @@ class PrivateKMeans(
         max_total_epsilon: float | None = None,
         max_total_delta: float | None = None,
     ) -> None:
-        # As given, and checked by `fit`: `clone` requires that attributes are the
-        # arguments.
+        # `clone` requires that attributes are the arguments. So `fit` checks them.
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
@@ -183,28 +184,33 @@ class PrivateKMeans(
         X : array-like of shape (n, n_features)
             Finite numbers.
         y : None
-            Ignored. Weights of records are not taken: a record with a weight would
-            count as several, and the budget protects one.
+            Ignored. There are no weights of records: a record with a weight would count
+            as several, but the budget protects one.
+
+        Returns
+        -------
+        PrivateKMeans
+            This estimator.
 
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If a parameter cannot be used, if ``n_records`` is missing for a private
-            fit, or if ``epsilon`` is ``None`` beside a ledger; nothing is spent then.
+            If a parameter cannot be used, ``n_records`` is missing for a private fit,
+            or ``epsilon`` is ``None`` with a ledger. Nothing is spent then.
         DataError
-            If ``X`` has other columns than ``bounds``, in number or names; nothing is
+            If ``X`` has other columns than ``bounds``, in number or names. Nothing is
             spent then.
         LedgerError
-            If the ledger in ``state_dir`` cannot be used; nothing is spent then.
+            If the ledger in ``state_dir`` cannot be used. Nothing is spent then.
         RunError
-            If ``max_total_epsilon`` would be exceeded; nothing is spent then. Or if the
-            fit could not be finished; what was charged before stays charged.
+            If ``max_total_epsilon`` would be exceeded; nothing is spent then. Also if
+            the fit could not be finished; its charges remain.
         """
         self._require_public_parameters()
         _require_readable(X)
         records = validate_data(self, X, dtype=np.float64, order="C")
         seed = int(check_random_state(self.random_state).randint(2**31))
-        # Counted only where nothing is private (`_require_public_parameters`).
+        # Without `n_records` the fit is not private (`_require_public_parameters`).
         n_records = len(records) if self.n_records is None else self.n_records
         kind = BY_NAME.get(self.strategy)
         if kind is None or not issubclass(kind, KMeansStrategy):
@@ -250,32 +256,32 @@ class PrivateKMeans(
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
-        """Return the cluster of each record, (n,): `Clustering.predict`.
+        """Return the cluster of each record, (n,), int64, by `Clustering.predict`.
 
         Distances are computed after scaling by ``bounds``. If the columns' widths
-        differ, this need not be the cluster with the least distance in `transform`.
+        differ, the cluster may differ from the one with the least distance in
+        `transform`.
         """
-        records = self._checked(X)  # first: before `fit` there is no clustering
+        records = self._checked(X)  # an error before `fit`
         return self.clustering_.predict(records)
 
     def fit_predict(self, X: ArrayLike, y: None = None) -> NDArray[np.int64]:
-        """Fit, and return the cluster of each record, (n,), which is not private."""
-        # ClusterMixin's own would read labels_, which does not exist here (see the
-        # class).
+        """Fit, and return the cluster of each record, (n,), int64. It is not private."""
+        # ClusterMixin's own method would read labels_, which does not exist here.
         return self.fit(X).predict(X)
 
     def transform(self, X: ArrayLike) -> FloatArray:
-        """Return the distances of records to centroids, (n, k), in X's units."""
+        """Return the distances of records to centroids, (n, k), in the units of X."""
         return _distances(self._checked(X), self.cluster_centers_)
 
     def score(self, X: ArrayLike, y: None = None) -> float:
-        """Return minus the cost of records, which is exact and **not private**.
+        """Return minus the cost of records. It is exact and **not private**.
 
-        The cost is the sum of squared distances of all records to the centroid that
-        `predict` gives them, in squared units of ``X``: minus `Clustering.inertia`, as
-        ``KMeans.score``. It reveals something about ``X`` beyond the budget, and so
-        does a choice that was made by it. The cost falls with further clusters, so it
-        compares fits with one number of clusters.
+        The cost is `Clustering.inertia`: the sum of squared distances of all records to
+        the centroids of `predict`, in squared units of ``X``. The score reveals
+        something about ``X`` beyond the budget, and so does a choice by scores. The
+        cost falls with the number of clusters, so scores compare only fits with the
+        same number.
 
         Parameters
         ----------
@@ -284,19 +290,19 @@ class PrivateKMeans(
         y : None
             Ignored.
         """
-        records = self._checked(X)  # first: before `fit` there is no clustering
+        records = self._checked(X)  # an error before `fit`
         return -self.clustering_.inertia(records)
 
     @property
     def total_privacy_spent_(self) -> tuple[float, float]:
         """Epsilon and delta of all fits together, by the filter that ledgers use.
 
-        With ``state_dir`` these are all charges of the ledger, at ``max_total_delta``.
-        Without it they are the fits of this estimator and of its clones in this
-        process, at the largest delta of them, also those that failed on their way; fits
-        of other estimators are not counted. It is ``(inf, 1.0)`` if a fit was not
-        private, or if one of them was pickled before it was fitted, as a search with
-        several processes does: those fits are counted by a ledger alone.
+        With ``state_dir`` this is the joint cost of all charges of the ledger at
+        ``max_total_delta``. Without it, it is the joint cost of the fits of this
+        estimator and its clones in this process, at their largest delta. Failed fits
+        count, and fits of other estimators do not. It is ``(inf, 1.0)`` if a fit was
+        not private, or if an estimator was pickled before it was fitted, as by a search
+        with several processes: only a ledger counts such fits.
         """
         if self.state_dir is None:
             return self._own_account().sums.total
@@ -304,19 +310,19 @@ class PrivateKMeans(
         return spent_epsilon(self.state_dir, delta) or 0.0, delta
 
     def __sklearn_clone__(self) -> Self:
-        """Return a clone whose fits are counted with those of this estimator."""
+        """Return a clone whose fits count together with this estimator's fits."""
         twin: Self = super().__sklearn_clone__()
         twin._account = _Account(self._own_account().sums)
         return twin
 
     def _own_account(self) -> "_Account":
-        # Not made by __init__, which may set nothing but its arguments.
+        # __init__ may set only its arguments, so the account is made here.
         if not hasattr(self, "_account"):
             self._account = _Account(_Sums())
         return self._account
 
     def _require_public_parameters(self) -> None:
-        """Require public parameters for a private fit; none is counted or free."""
+        """Require a public ``n_records`` for a private fit, and a ledger for its limits."""
         if self.epsilon is not None and self.n_records is None:
             raise ConfigurationError(
                 "Expected n_records, the approximate public number of records, with a private "
@@ -371,7 +377,7 @@ class PrivateKMeans(
 
     @property
     def _n_features_out(self) -> int:
-        """Number of columns of `transform`, after which scikit-learn names them."""
+        """Number of columns of `transform`, for scikit-learn's names of them."""
         return len(self.cluster_centers_)
 
     def _checked(self, X: ArrayLike) -> FloatArray:
@@ -394,7 +400,7 @@ class PrivateKMeans(
 
 def _require_readable(X: object) -> None:
     """Refuse types that scikit-learn would misread, or whose cells it would quote."""
-    if is_sparse(X):  # which it refuses itself
+    if is_sparse(X):  # scikit-learn refuses it
         return
     require_table_type(X)
     is_masked = isinstance(X, np.ma.MaskedArray)
@@ -403,7 +409,7 @@ def _require_readable(X: object) -> None:
     is_list = False
     if isinstance(X, list | tuple):
         is_list = any(isinstance(row, Mapping) for row in X)
-    # As scikit-learn takes objects that have rows by numbers.
+    # scikit-learn would index such an object by rows.
     is_rows = hasattr(X, "__getitem__") and hasattr(X, "column_names")
     is_rows = is_rows and not hasattr(X, "__array__")
     if is_masked or is_named or is_list or is_rows:
@@ -425,20 +431,19 @@ class _Sums:
         self._delta = 0.0
         self._n_fits = 0
         self._is_private = True
-        self._is_complete = True  # no fit takes place where it is not counted
-        # in another process than where it began, or read from a file
-        self._is_copy = False
-        self._must_tell = False  # that it has become incomplete
+        self._is_complete = True  # whether all fits are counted here
+        self._is_copy = False  # whether it was unpickled
+        self._must_tell = False  # whether to warn that fits may not be counted
 
     @property
     def total(self) -> tuple[float, float]:
-        """Epsilon and delta of all fits, ``(inf, 1.0)`` without a known bound."""
+        """Epsilon and delta of all fits, or ``(inf, 1.0)`` without a known bound."""
         if not (self._is_private and self._is_complete):
             return np.inf, 1.0
         return self._charge.epsilon(self._delta), self._delta
 
     def add(self, plan: PrivacyPlan, is_private: bool) -> None:
-        """Count a fit before it begins, and warn of the sum at some numbers of fits."""
+        """Count a fit before it begins, and warn of the joint cost at some numbers."""
         with self._lock:
             number = self._n_fits + 1
             if not is_private:
@@ -448,7 +453,8 @@ class _Sums:
             own = _charge_of(plan)
             charge = self._charge + own
             delta = max(self._delta, plan.budget.delta or 0.0)
-            # Before it counts: where warnings are errors, the fit does not take place.
+            # The warning comes before counting: if warnings are errors, there is no
+            # fit.
             if not self._is_complete:
                 self._tell_of_copies()
             elif self._is_private and _is_told(number):
@@ -469,13 +475,12 @@ class _Sums:
             self._n_fits = number
 
     def lose_count(self) -> None:
-        """Know that fits may take place elsewhere, which are not counted."""
+        """Note that other processes may fit copies, which are not counted."""
         self._is_complete = False
         self._must_tell = True
 
     def _tell_of_copies(self) -> None:
-        # Each task of a search has a copy of its own in a worker, which warns once for
-        # all.
+        # Each task of a search has its own copy in a worker. A worker warns once.
         if self._must_tell and not (self._is_copy and _Sums._is_told_here):
             warnings.warn(
                 "This estimator was pickled before it was fitted, as for other processes, and the "
@@ -493,7 +498,7 @@ class _Sums:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the content of a pickle."""
+        """Restore the content of a pickle, with a new lock."""
         vars(self).update(state)
         self._lock = Lock()
         self._is_copy = True
@@ -507,20 +512,20 @@ class _Account:
         self.is_fitted = is_fitted
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Account":
-        """Return an account with the same sums, for a copy with the same records."""
+        """Return an account with the same sums, for a copy in the same process."""
         return _Account(self.sums, self.is_fitted)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the content for a pickle."""
-        # A fitted estimator is pickled to be kept or used, any other to be fitted
-        # elsewhere.
+        # A fitted estimator is pickled for storage or use. Any other is pickled to be
+        # fitted elsewhere.
         if not self.is_fitted:
             self.sums.lose_count()
         return dict(vars(self))
 
 
 def _is_told(number: int) -> bool:
-    """Return whether this number of fits warns of their cost: 2, 10, 100 and so on."""
+    """Return whether to warn at this number of fits: 2, 10, 100 and so on."""
     digits = str(number)
     is_power_of_ten = digits == "1".ljust(len(digits), "0")
     return number == 2 or (number > 1 and is_power_of_ten)
@@ -536,8 +541,9 @@ def _charge_of(plan: PrivacyPlan) -> Charge:
 
 
 def _names_of(X: Any, n_features: int) -> list[Any]:
-    """Return the names of a table's columns, of any type, or else their numbers."""
-    names = getattr(X, "column_names", None)  # of pyarrow, whose `columns` are no names
+    """Return the names of a table's columns, of any type, or else their numbers from 0."""
+    # The `columns` of a pyarrow table are not names, but its `column_names` are.
+    names = getattr(X, "column_names", None)
     if names is None:
         names = getattr(X, "columns", None)
     if names is None or callable(names) or len(names) != n_features:
@@ -553,13 +559,13 @@ def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
         columns = _as_text(names)
         readings = [_as_pairs(_in_order(bounds, names), n_features)]
     elif isinstance(bounds, Bounds):
-        # These hold a single number as an array of one.
+        # SciPy stores a single number as an array with one element.
         sides = []
         for side in (bounds.lb, bounds.ub):
             sides.append(np.squeeze(side) if np.size(side) == 1 else side)
         readings = [_as_sides(sides, n_features)]
     elif _has_rows(bounds):
-        # A side may have names too, as a row of a table has.
+        # A side may have names too, for example if it is a row of a table.
         are_named = [hasattr(row, "keys") for row in bounds]
         rows = []
         for row, is_named in zip(bounds, are_named, strict=True):
@@ -586,7 +592,7 @@ def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
             "bounds as (lower, upper) than as two (low, high)."
         )
     if errors:
-        # With two readings it is not known which one was meant.
+        # With two readings it is unclear which one the caller meant.
         detail = f": {errors[0]}" if len(errors) == 1 else "."
         raise ConfigurationError(
             "Expected bounds that are finite, with low below high in each column. Got "
@@ -604,11 +610,14 @@ def _has_rows(bounds: Any) -> bool:
 
 
 def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
-    """Return the values of a mapping or a table's row, in the order of the columns."""
+    """Return the values of a mapping, or of a table's row, in the order of the columns.
+
+    Its keys are the names of the columns, or their numbers from 0.
+    """
     given = dict(bounds.items())
     numbers = range(len(names))
     for keys in (names, numbers):
-        # Names that come twice do not say which column is which.
+        # Names that occur twice do not identify a column.
         is_clear = len(given) == len(bounds.keys()) == len(names)
         if is_clear and given.keys() == set(keys):
             return [given[key] for key in keys]
@@ -619,7 +628,7 @@ def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
 
 
 def _as_text(names: Sequence[Any]) -> list[str] | None:
-    """Return the names if a `Box` can have them."""
+    """Return the names if a `Box` can have them, or ``None``."""
     strings = [name for name in names if isinstance(name, str)]
     texts = [name for name in strings if name and name.isprintable()]
     if len(texts) == len(names):
@@ -630,7 +639,7 @@ def _as_text(names: Sequence[Any]) -> list[str] | None:
 def _as_sides(
     rows: Sequence[Any], n_features: int
 ) -> tuple[FloatArray, FloatArray] | None:
-    """Return (lower, upper) if the rows have this form."""
+    """Return (lower, upper), each (d,), or ``None`` if the rows have another form."""
     if len(rows) != 2:
         return None
     sides = []
@@ -645,7 +654,7 @@ def _as_sides(
 def _as_pairs(
     rows: Sequence[Any], n_features: int
 ) -> tuple[FloatArray, FloatArray] | None:
-    """Return (lower, upper) if the rows are one (low, high) for each column."""
+    """Return (lower, upper), each (d,), from pairs (low, high), or ``None``."""
     pairs = [_real_numbers(row) for row in rows]
     if len(pairs) != n_features:
         return None
@@ -656,7 +665,7 @@ def _as_pairs(
 
 
 def _real_numbers(values: Any) -> FloatArray | None:
-    """Return an array of numbers, or ``None``; text that spells numbers is none."""
+    """Return an array of real numbers, or ``None``. Text that spells numbers is not one."""
     if isinstance(values, np.ma.MaskedArray):
         return None
     try:
@@ -674,7 +683,7 @@ def _real_numbers(values: Any) -> FloatArray | None:
 def _distances(records: FloatArray, centroids: FloatArray) -> FloatArray:
     """Return the distances of records to centroids, (n, k), from differences.
 
-    The quicker expansion of squares loses the digits of records that are far from 0.
+    The faster expansion of squares loses digits for records far from the origin.
     """
     distances: FloatArray = cdist(records, centroids)
     is_safe = (distances > _SMALLEST_DISTANCE) & (distances < _LARGEST_DISTANCE)
@@ -692,7 +701,7 @@ def _distances(records: FloatArray, centroids: FloatArray) -> FloatArray:
 
 
 def _starts_privately(options: Mapping[str, Any] | None) -> bool:
-    """Return whether no fit that was not private gives the initial centroids."""
+    """Return whether the initial centroids do not come from a run without privacy."""
     report = getattr((options or {}).get("initial"), "report", None)
     return not isinstance(report, Report) or report.guarantee_holds
 
@@ -700,7 +709,7 @@ def _starts_privately(options: Mapping[str, Any] | None) -> bool:
 def _require_room(
     state_dir: str | PathLike[str], plan: PrivacyPlan, limit: LifetimeLimit
 ) -> None:
-    """Require room in the ledger, whose own refusal does not name the parameter."""
+    """Require room for a fit in the ledger, or raise an error that names the parameter."""
     if plan.is_private:
         price = price_of(plan.budget.unit, plan.rounds)
     else:

@@ -1,14 +1,14 @@
 """The strategies of a checkout, which are in the folder ``strategies/`` beside this package.
 
-An installed package has that folder inside. Python takes the folder before this file,
-and so do type checkers. In a checkout this module becomes the package
+An installed package contains that folder. Python and type checkers then use the folder
+instead of this file. In a checkout this module becomes the package
 ``flower_kmeans.strategies``, with the names and the modules of the folder.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # One by one: with `import *` mypy refuses uses of these names.
+    # The imports are single, because mypy refuses names that come from `import *`.
     from strategies import BY_NAME as BY_NAME
     from strategies import ClusteringStrategy as ClusteringStrategy
     from strategies import CommonOptions as CommonOptions
@@ -41,6 +41,6 @@ else:
     __path__ = [str(_folder)]
     __file__ = str(_folder / "__init__.py")
     __spec__.submodule_search_locations = __path__
-    # The folder's code runs in this module. With a second module in its place, a thread
-    # that imports it meanwhile would not wait, and would find half of the names.
+    # The folder's code runs in this module. If a second module took its place, another
+    # thread's import would not wait, and would find only some of the names.
     SourceFileLoader(__name__, __file__).exec_module(sys.modules[__name__])

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 50, 20
 _DIGITS = r"[-+]?([\d.,]+(e[-+]?\d+)?|inf|nan)"
-_NUMBER = re.compile(f"{_DIGITS}( to {_DIGITS})?%?|-")  # or nothing
+_NUMBER = re.compile(f"{_DIGITS}( to {_DIGITS})?%?|-")  # "-" stands for no value
 
 
 class TextTable(NamedTuple):
-    """A table of text with a header for each column."""
+    """A table of text: its caption, the headers of its columns, and the cells by row."""
 
     caption: str
     head: Sequence[str]
@@ -38,8 +38,8 @@ def html_summary(
 ) -> str:
     """Return the HTML of an object for notebooks, with every value escaped.
 
-    Facts that are ``None`` are left out. Of a large table only the first rows and
-    columns are shown, with a line that says so.
+    Facts that are ``None`` are left out. A large table shows only its first rows and
+    columns, and a line below says so.
     """
     known = {name: value for name, value in facts.items() if value is not None}
     values = {"title": title, "facts": known, "tables": tables, "notes": notes}
@@ -48,12 +48,12 @@ def html_summary(
 
 
 def shown(value: object) -> str:
-    """Return a value in few characters: numbers with six digits, text in quotes."""
+    """Return a value as short text: a float with six digits, text in quotes."""
     return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def listed(clips: Mapping[str, float]) -> str:
-    """Return releases with their clips."""
+    """Return the names of releases with their clips as one text."""
     return ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
 
 
@@ -62,8 +62,11 @@ def _clients(count: int) -> str:
 
 
 def _printable(value: object) -> object:
-    """Replace characters that do not print, such as line breaks and those that turn the text."""
-    if hasattr(value, "__html__"):  # markup, whose values were replaced before
+    """Return a value as text, with U+FFFD for characters that do not print.
+
+    Line breaks do not print, nor do characters that reverse the text.
+    """
+    if hasattr(value, "__html__"):  # in markup the values were replaced before
         return value
     return "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
@@ -71,9 +74,9 @@ def _printable(value: object) -> object:
 
 
 def _inert(value: object) -> object:
-    """Return a cell of a table, with text that a spreadsheet would not take for a formula.
+    """Return a cell of a table whose text no spreadsheet takes for a formula.
 
-    People copy tables from pages into spreadsheets. Numbers stay as they are.
+    People copy tables from pages into spreadsheets. Numbers do not change.
     """
     if (
         hasattr(value, "__html__")
@@ -86,18 +89,18 @@ def _inert(value: object) -> object:
 
 @cache
 def environment() -> "jinja2.Environment":
-    """Return the templates."""
-    import jinja2  # takes a tenth of a second, and a client's process shows nothing
+    """Return the environment that loads all templates."""
+    import jinja2  # takes a tenth of a second, and clients show no pages
 
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("flower_kmeans", ""),
-        # Escaping is the default; templates of plain text alone are exempt.
+        # Only templates of plain text are not escaped.
         autoescape=jinja2.select_autoescape(
             disabled_extensions=["txt.j2"], default=True
         ),
-        # A misspelt name must not become an empty place in a statement about privacy.
+        # A misspelt name must not leave a gap in a statement about privacy.
         undefined=jinja2.StrictUndefined,
-        # Names of columns, clients and software come from others, and people see them.
+        # Names of columns, clients and software come from others.
         finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""Ranges of rows on several threads, with BLAS kept to one thread in each."""
+"""Sums over ranges of rows on several threads, in each of which BLAS uses one thread."""
 
 import os
 import threading
@@ -19,16 +19,17 @@ IntArrays = tuple[NDArray[np.int64], ...]
 _Found = TypeVar("_Found")
 
 _MAX_WORKERS = 8
-# so little BLAS (OpenBLAS: 2^18 products) shares out among no threads
+# products that BLAS does not divide among threads (OpenBLAS: below 2^18)
 _WORK_OF_NO_THREAD = 2**17
-_WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
+# About a millisecond. Less work is not worth a second thread.
+_WORK_PER_THREAD = 2**25
 
 # Callers may be threads themselves, so calls may overlap (tests/test_threads.py).
 _lock = threading.Lock()
 _calls = 0
 _limit: Any = None
-# From threadpoolctl 3.8 on, OpenBLAS ignores all threads but the first one that sets a
-# limit.
+# From threadpoolctl 3.8 on, OpenBLAS accepts limits only from the first thread that
+# sets one.
 _let_any_thread_set: Any = getattr(
     OpenBLASController, "clear_controlling_thread", lambda force: 0
 )
@@ -37,14 +38,20 @@ _let_any_thread_set: Any = getattr(
 def sum_in_parts(
     n_rows: int, work: int, part: Callable[[int, int], IntArrays]
 ) -> IntArrays:
-    """Return the sum of a function's results for ranges of rows, on threads.
+    """Return the sums of arrays over all rows, computed on several threads.
 
-    There are as many threads as BLAS uses. ``part`` returns sums over the rows from a
-    start to a stop, in new arrays. They are of integers, so the result does not depend
-    on how many ranges there are. ``work`` is that of all rows, in products: little is
-    not worth a second thread.
+    There are at most as many threads as BLAS uses. Sums are integers, so the result
+    does not depend on the number of ranges.
+
+    Parameters
+    ----------
+    n_rows : int
+    work : int
+        Number of products for all rows. Little work is done on one thread.
+    part : callable
+        Returns the sums over the rows from a start to a stop, in new arrays.
     """
-    # limiting BLAS would take longer than the sums of few records
+    # For few records, limiting BLAS would take longer than the sums.
     if work < _WORK_OF_NO_THREAD:
         return part(0, n_rows)
     n_threads = min(blas_threads(), 1 + work // _WORK_PER_THREAD)
@@ -58,10 +65,10 @@ def sum_in_parts(
 def in_parts(
     n_rows: int, parts: int, part: Callable[[int, int], _Found]
 ) -> list[_Found]:
-    """Return a function's results for ranges of rows, at most one range for each row.
+    """Return a function's results for at most ``parts`` ranges of rows, in order.
 
-    NumPy, BLAS and the compiled kernel release the GIL. The first range is the caller's
-    thread's.
+    Each range has at least one row. The ranges run on threads, the first of them on the
+    caller's thread. NumPy, BLAS and the compiled kernel release the GIL.
     """
     parts = max(1, min(parts, n_rows))
     edges = [n_rows * i // parts for i in range(parts + 1)]
@@ -74,7 +81,7 @@ def in_parts(
 
 
 def blas_threads() -> int:
-    """Return the number of threads that BLAS may use now: its limit is ours, too."""
+    """Return the number of threads that BLAS may use now, at most 8. We use as many."""
     libraries = _controller().lib_controllers
     found = [int(library.num_threads) for library in libraries]
     return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
@@ -82,10 +89,10 @@ def blas_threads() -> int:
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """Keep BLAS to one thread per caller while our own threads share the blocks.
+    """Limit BLAS to one thread per caller while our own threads share the blocks.
 
-    The limit belongs to the process: of calls that overlap, the first sets it, and the
-    last restores the one before.
+    The limit is the process's. If calls overlap, the first sets it, and the last
+    restores the limit before.
     """
     global _calls, _limit
     with _lock:
@@ -104,7 +111,7 @@ def single_threaded_blas() -> Iterator[None]:
 
 
 def find_blas_again() -> None:
-    """Find libraries that were loaded since the first call, to limit them, too."""
+    """Look for BLAS libraries again, to limit those that were loaded meanwhile."""
     _controller.cache_clear()
 
 

@@ -1,5 +1,6 @@
-"""Suites of benchmarks: they declare what is measured; this package runs and shows them.
+"""Runs suites of benchmarks, and shows their results.
 
-`bench.harness.Suite` declares. Scripts of this repository's ``benchmarks/`` find the
-package beside them. docs/benchmarks.md says how to declare a suite of your own.
+A suite declares its measurements with `bench.harness.Suite`. Scripts of this
+repository's ``benchmarks/`` find this package beside them. docs/benchmarks.md describes
+how to declare a suite.
 """

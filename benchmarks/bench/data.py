@@ -11,7 +11,7 @@
 | ``timesynth_N_K_D`` | `families.time_synth` |
 | ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
 | a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
-| ``FILE.npz:K`` | a file of one's own, to be cut into K clusters |
+| ``FILE.npz:K`` | any other file, to be divided into K clusters |
 """
 
 import hashlib
@@ -34,9 +34,9 @@ from flower_kmeans.extras import require
 FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100}
 FILES |= {"adult": 3, "unbalance": 8}
 FILES |= {f"g2mg_{d}_30": 2 for d in (2, 4, 16, 128)}
-"""Files that a directory may hold, and their number of clusters."""
+"""Names of files in the directory, and their numbers of clusters."""
 SUBSETS = {"birch2": 25_000}
-"""Files of which the papers take a random part, and its size: drawn once."""
+"""Files from which the papers use a random sample, and its size. It is always the same."""
 BUNDLED = {
     "sklearn-iris": ("load_iris", "two records differ from Fisher's"),
     "sklearn-wine": ("load_wine", "the same wines"),
@@ -49,9 +49,9 @@ BUNDLED = {
 
 @dataclass(frozen=True)
 class Data:
-    """Records (n, d) in their own units, read-only, and the number of clusters to find.
+    """Records, (n, d), in their own units, read-only, and the number of clusters to find.
 
-    ``labels`` (n,) are their known clusters, -1 for none.
+    ``labels``, (n,), are their known clusters, or -1 for records in none.
     """
 
     name: str
@@ -98,11 +98,11 @@ _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "synth": (3, families.synth),
     "timesynth": (3, lambda n, k, d: families.time_synth(n, k, d, 0)),
 }
-"""How many numbers stand in the names of a family, and what makes one of its sets."""
+"""By family: the number of numbers in its names, and the function that makes a set."""
 
 
 def family_of(name: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return family and numbers in the name of a generated set; ``None`` for other names."""
+    """Return the family and the numbers of a generated set's name, or ``None``."""
     match = re.fullmatch(r"([a-z]+2?)((?:_\d+)+)", name)
     if match is None or match[1] not in _FAMILIES:
         return None
@@ -111,16 +111,16 @@ def family_of(name: str) -> tuple[str, tuple[int, ...]] | None:
 
 
 def name_of(given: str) -> str:
-    """Return the name under which a data set stands in tables."""
+    """Return the name of a data set in tables."""
     path, _, clusters = given.rpartition(":")
     return Path(path).stem if path and clusters.isdigit() else given
 
 
 def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
-    """Return what distinguishes a data set from others of its name; ``None`` for a missing file.
+    """Return the properties that identify a data set, or ``None`` for a missing file.
 
-    For a file that is the number of clusters, its SHA-256, and how many records are
-    drawn from it where that is not all of them. An unknown name is an error.
+    For a file these are the number of clusters, its SHA-256, and the number of sampled
+    records unless that is all. An unknown name is an error.
     """
     if family_of(given) is not None:
         return {"generated": True}
@@ -130,8 +130,7 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
     if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
-        # The contents and not the path: the same data may lie elsewhere on the next
-        # machine.
+        # The content identifies the data. The path may differ between machines.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     drawn = {"drawn": SUBSETS[given]} if given in SUBSETS else {}
     return {"clusters": n_clusters, "sha256": digest, **drawn}
@@ -176,7 +175,7 @@ def load(given: str, directory: Path | None = None) -> Data:
     size, note = SUBSETS.get(given, len(records)), ""
     if size < len(records):
         note = f"{size:,} of {len(records):,} records, drawn once"
-        # A fixed seed: every run and every command must see the same part.
+        # The seed is fixed, because every run and command must see the same sample.
         keep = np.sort(
             np.random.default_rng(0).choice(len(records), size, replace=False)
         )
@@ -211,8 +210,7 @@ def _opened(path: Path) -> Any:
 
 def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:
     table = np.array(records, dtype=np.float64)
-    # `load` keeps data sets, so a task that changed one would change it for all later
-    # ones.
+    # `load` keeps data sets, so a task that changed one would change it for later tasks.
     table.setflags(write=False)
     if labels is not None:  # classes as numbers from 0, and what belongs to none as -1
         classes, labels = np.unique(labels, return_inverse=True)
@@ -222,18 +220,19 @@ def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> D
 
 
 def to_unit_ball(records: FloatArray) -> FloatArray:
-    """Centre records and scale them to a largest l2 norm of 1 (PE-means, section IV).
+    """Return records, centred and scaled to a largest l2 norm of 1 (PE-means, section IV).
 
-    Centre and norm are read off the records: for comparing with papers, not for use.
+    Centre and norm are read off the records. This is only for comparison with papers.
     """
     centred = records - records.mean(axis=0)
     return np.asarray(centred / np.linalg.norm(centred, axis=1).max())
 
 
 def to_unit_box(records: FloatArray) -> FloatArray:
-    """Scale every column to [-1, 1]; a constant column becomes 0 (FastLloyd, section 6).
+    """Return records with every column scaled to [-1, 1] (FastLloyd, section 6).
 
-    Bounds are read off the records: for comparing with papers, not for use.
+    A constant column becomes 0. Bounds are read off the records. This is only for
+    comparison with papers.
     """
     low, high = records.min(axis=0), records.max(axis=0)
     width = np.where(high > low, high - low, 1.0)

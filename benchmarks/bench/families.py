@@ -20,10 +20,11 @@ G2_RECORDS = 2048
 def synth(
     n_clusters: int, n_features: int, rng: np.random.Generator | int
 ) -> Generated:
-    """Return a set of FastLloyd's Synth family; of Synth-K with two columns and k to 128.
+    """Return a set of FastLloyd's Synth family.
 
-    Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in
-    `SYNTH_DEGREES`, and up to `SYNTH_OUTLIERS` outliers beside 10,000 records.
+    With two columns and k up to 128 it is one of Synth-K. Sizes have the ratio
+    1 : 2 : ... : k, and the degree of separation is uniform in `SYNTH_DEGREES`. Up to
+    `SYNTH_OUTLIERS` outliers are added to 10,000 records.
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
@@ -37,7 +38,7 @@ def time_synth(
 ) -> Generated:
     """Return a set of FastLloyd's TimeSynth family: balanced clusters and no outliers.
 
-    The paper names no degree of separation here: it is drawn as for `synth`.
+    The paper names no degree of separation for them, so it is drawn as for `synth`.
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
@@ -47,10 +48,10 @@ def time_synth(
 
 
 def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Generated:
-    """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
+    """Return two Gaussians of equal size, with means 500 and 600 in every column.
 
-    Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread``
-    of 10 to 100), and not equal to them.
+    They are drawn like the public G2 sets, but are not equal to them. Those have 1 to
+    1,024 columns and a standard deviation (``spread``) of 10 to 100.
     """
     rng = np.random.default_rng(rng)
     if n_features < 1 or not spread > 0:

@@ -1,6 +1,6 @@
-"""Declares benchmarks: a suite names its data sets, its tasks, a measurement, and its tables.
+"""Declarations of benchmarks: a suite names data sets, tasks, a measurement and tables.
 
-`bench.runner` does every task once, and writes rows, tables and plots.
+`bench.runner` runs every task once, and writes rows, tables and plots.
 """
 
 import hashlib
@@ -37,15 +37,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Options:
-    """What a command adds to a suite.
+    """The options of a command for a suite.
 
     Attributes
     ----------
     runs : int
         Number of repetitions.
     data : tuple of str
-        Names of data sets; empty for the suite's own choice. A suite's functions see
-        here only those whose files exist.
+        Names of data sets. If it is empty, the suite's own choice counts. Functions of
+        a suite see only the names whose files exist.
     files : tuple of (str, str)
         Names of data sets from other files, and their ``FILE.npz:K``.
     data_dir : Path or None
@@ -63,12 +63,12 @@ class Options:
     def chosen(
         self, column: str, default: Sequence[Value], kind: type[Value]
     ) -> tuple[Value, ...]:
-        """Return the command's values of a column, without None, or else those of the suite.
+        """Return the command's values of a column, without None, or the suite's values.
 
         Raises
         ------
         ConfigurationError
-            If a text is not of that kind.
+            If a text is not a value of this column.
         """
         given = dict(self.only).get(column)
         if given is None:
@@ -91,38 +91,39 @@ class Suite:
     name : str
         Letters, digits and hyphens.
     protocol : str
-        One paragraph above the tables: what is measured, how, on what.
+        One paragraph above the tables that describes measurement, method and data.
     task : type
         A frozen dataclass whose fields (str, int, float, bool, or one of them or None)
         identify one run. They are the first columns of runs.csv.
     measures : mapping of str to type
         The other columns.
     tasks : callable
-        From options to all tasks, in the order in which they should be done (`grid`).
+        Takes options and returns all tasks in the order of execution (`grid`).
     measure : callable
-        From a task and options to a mapping with the keys of ``measures``. It is
-        pickled, so it stands at the top of a module. Everything random in it follows
-        from the task (`seed_of`), privacy noise excepted, which no seed reaches.
+        Takes a task and options, and returns a mapping with the keys of ``measures``.
+        It is pickled, so it must be at the top of a module. All randomness must follow
+        from the task (`seed_of`), except privacy noise, which has no seed.
     tables : callable
-        From rows and options to markdown.
+        Takes rows and options, and returns markdown.
     plots : mapping of str to callable
-        Names of files, and functions from rows and options to a figure.
+        Functions that take rows and options and return a figure, by the name of its
+        file.
     datasets : tuple of str
-        Data sets in `bench.data` unless the command names others.
+        Names of data sets in `bench.data`, unless the command names others.
     choices : mapping of str to tuple
-        Values of a column that a command may name although none of its tasks has them,
-        as where a method does not apply to a data set.
+        Values of a column that a command may name even if no task has them, for example
+        because a method does not apply to a data set.
     runs : int
-        Repetitions by default.
+        Default number of repetitions.
     settings : mapping of str to str
-        What else a row depends on. Rows of other settings are refused.
+        Further settings on which rows depend. Rows with other settings are refused.
     sources : mapping of str to (mapping of str to str)
         The same for data sets that the suite makes itself, by their names.
     alone : bool
         Whether tasks measure time, and run one at a time by default.
     fresh : bool
-        Whether each task has its own new process, as where memory is measured, or Ray
-        is started.
+        Whether each task has its own new process, for example to measure memory or to
+        start Ray.
     """
 
     name: str
@@ -178,7 +179,7 @@ class Suite:
         }
 
     def known(self, options: Options) -> dict[str, dict[str, Any]]:
-        """Return what distinguishes data sets of one name; nothing for missing files."""
+        """Return the properties that identify each data set, without missing files."""
         found = {name: dict(each) for name, each in self.sources.items()}
         for given in options.data or self.datasets:
             known = (
@@ -190,7 +191,7 @@ class Suite:
 
 
 process_suite = partial(Suite, runs=1, alone=True, fresh=True)
-"""Makes a suite of what whole processes take: each task once, alone, in a new one."""
+"""Makes a suite that measures whole processes: each task runs once, alone, in a new one."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +221,8 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     }
     there = {given: name for given, name in names.items() if name in known}
     missing = tuple(given for given in names if given not in there)
-    # Some files missing is no error: the others are measured, and the tables say which
-    # were skipped.
+    # If only some files are missing, the others are measured, and the tables list the
+    # missing ones.
     if missing and not there and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
@@ -261,12 +262,15 @@ def grid(
     Parameters
     ----------
     task : type
-        Of the tasks. If it has a column ``run``, there are as many as the command says.
+        Type of the tasks. If it has a column ``run``, the command gives the number of
+        runs.
     options : Options
-        Numbers, and the columns in ``free``, may be others than the suite's; words may
-        not.
+        The options of the command. They may give other numbers than the suite's, but
+        other words only in the columns ``free``.
+    *free : str
+        Columns for which the command may give other words than the suite's.
     **columns : iterable
-        Values of the other columns; those of the last one change fastest.
+        Values of the other columns. Those of the last column change fastest.
     """
     kinds = {name: inner_kind(kind) for name, kind in get_type_hints(task).items()}
     values = [
@@ -281,8 +285,8 @@ def grid(
 
 
 def seed_of(task: Any, *words: int | str) -> int:
-    """Return a seed in [0, 2^32) of a task, another for other words."""
-    # SHA-256 and not hash(), which differs between processes.
+    """Return a seed in [0, 2^32) that follows from a task and further words."""
+    # hash() differs between processes, SHA-256 does not.
     text = repr((type(task).__name__, astuple(task), words))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -307,7 +311,7 @@ def parse(kind: Any, text: str, column: str) -> Any:
 
 
 def shown(kind: Any, value: Any) -> str:
-    """Return the text of a value in runs.csv, from which `parse` reads the very same value."""
+    """Return the text of a value in runs.csv, from which `parse` gets the same value."""
     if value is None:
         return ""
     inner = inner_kind(kind)

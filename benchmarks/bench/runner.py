@@ -1,8 +1,8 @@
-"""Runs a suite: each task once, in several processes, and on from where it was stopped.
+"""Runs a suite: each task once, in several processes. A stopped suite can be continued.
 
-A row is in runs.csv as soon as its task is done. tables.md, plots and meta.json are
-written beside it; meta.json states which commands made the rows, when, and with which
-versions.
+The row of a task is written to runs.csv as soon as the task is done. tables.md, plots
+and meta.json are written beside it. meta.json states the commands that made the rows,
+their times and their versions.
 """
 
 import importlib
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Meta(msgspec.Struct):
-    """What meta.json holds."""
+    """The content of meta.json."""
 
     suite: str
     settings: dict[str, str]
@@ -62,22 +62,22 @@ class Meta(msgspec.Struct):
     protocol: str = ""
 
     def write(self, directory: Path) -> None:
-        """Write the file; a process that is killed leaves the old one or the new one."""
+        """Write the file. A killed process leaves either the old or the new one."""
         partial_file = directory / f"{META}.partial"
         partial_file.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         os.replace(partial_file, directory / META)
 
 
 def load_suite(file: str | Path) -> Suite:
-    """Return the ``SUITE`` of a Python file, which is run.
+    """Return the ``SUITE`` of a Python file, after running the file.
 
-    The file's folder is put in front of the search path, where other processes find its
+    The file's folder is put in front of the search path, so other processes find its
     modules.
 
     Raises
     ------
     ConfigurationError
-        If there is none.
+        If the file has no suite.
     """
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file() or "." in path.stem:
@@ -118,17 +118,18 @@ def execute(
     suite : Suite
     options : Options
     output : Path
-        Directory; runs that it holds already are not done again.
+        The directory for results. Runs that it already has are not repeated.
     arguments : sequence of str
-        The command, as ``sys.argv``; tables.md and meta.json show it.
+        The command, as ``sys.argv``. tables.md and meta.json show it.
     jobs : int, optional
-        Processes; one per core by default, or one for a suite that measures time.
+        Number of processes. By default it is the number of cores, or one for a suite
+        that measures time.
     minutes : float
-        No task is begun after so many.
+        No task begins after so many minutes.
     redraw : bool
-        Whether only to show what there is.
+        Whether to show the existing rows without running tasks.
     console : rich.console.Console, optional
-        For progress and tables.
+        The console for progress and tables.
 
     Raises
     ------
@@ -199,10 +200,10 @@ def execute(
 
 
 def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
-    """Return the rows that the options admit, those of the plan's tasks first and in its order.
+    """Return the rows that the options accept, with the plan's tasks first and in order.
 
-    Rows of more repetitions, and of data sets whose files are missing, belong to them,
-    unless the command names others: a finished file can be shown without its data.
+    Rows of further repetitions, and of data sets whose files are missing, are accepted
+    unless the command names others. So a finished file can be shown without its data.
     """
     wanted = suite.wanted(plan.options) | ({"data": plan.named} if plan.named else {})
     order = {task: number for number, task in enumerate(plan.tasks)}
@@ -215,7 +216,7 @@ def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -305,11 +306,11 @@ def _send_tried(pipe: Connection, given: tuple[Any, ...]) -> None:
 
 
 def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
-    """Return the rows of a file by their tasks, in its order; none if there is no file.
+    """Return the rows of a file by their tasks, in its order, or none without a file.
 
-    A line that was cut off, as by a full disk, can only be the last; it is taken out of
-    the file, and its task is done again. Of rows of one task the first counts, so files
-    may be joined.
+    Only the last line can be cut off, for example by a full disk. It is removed from
+    the file, and its task is repeated. If a task has several rows, the first counts, so
+    files may be joined.
 
     Raises
     ------
@@ -322,7 +323,7 @@ def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
     held = path.read_bytes() if path.exists() else b""
     n_whole = held.rfind(b"\n") + 1
     if n_whole < len(held):
-        # Before rows are added: the next one would be appended to half a line.
+        # Otherwise the next row would be appended to half a line.
         os.truncate(path, n_whole)
     if not n_whole:
         return {}
@@ -373,7 +374,7 @@ def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
     pd.DataFrame([texts]).to_csv(
         path, mode="a", header=is_new, index=False, lineterminator="\n"
     )
-    # Parsed again, so that a row is the same now and after a restart.
+    # The row is parsed again, so it is the same now and after a restart.
     return {name: parse(kinds[name], text, name) for name, text in texts.items()}
 
 
@@ -423,7 +424,7 @@ def _made_by(entry: Mapping[str, Any]) -> str:
 def read_meta(
     suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]
 ) -> Meta:
-    """Return what stands in meta.json; a beginning if there is none.
+    """Return the content of meta.json, or a new one if there is no file.
 
     Raises
     ------
@@ -472,7 +473,7 @@ def _words(suite: str, settings: Mapping[str, str]) -> str:
 
 
 def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:
-    """Return what is kept of a command that begins; its end and its number of rows come later."""
+    """Return the entry of a command that begins. Its end and number of rows come later."""
     versions = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "flower-kmeans": __version__,
@@ -490,7 +491,7 @@ def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:
 
 
 def _command_of(arguments: Sequence[str]) -> str:
-    """Return a command line with absolute paths cut to their names, which show no machine."""
+    """Return a command line with absolute paths cut to their names, for any machine."""
     program, *given = (_shortened(each) for each in arguments)
     return shlex.join(
         [*(["python"] if program.endswith(".py") else []), program, *given]
@@ -505,7 +506,7 @@ def _shortened(argument: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of this file's checkout, "+" if files differ from it.
+    """Return the commit of this file's checkout, with "+" if files differ from it.
 
     ``None`` in a source distribution, or without git.
     """
@@ -514,8 +515,8 @@ def _commit() -> str | None:
         subprocess.run, capture_output=True, text=True, check=True, timeout=20
     )
     try:
-        # A source distribution may lie in a checkout of something else, whose commit
-        # says nothing.
+        # A source distribution may be inside a checkout of another project, whose commit
+        # does not matter.
         run([*git, "ls-files", "--error-unmatch", Path(__file__).name])
         found = run(
             [*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]

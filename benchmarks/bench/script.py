@@ -1,8 +1,7 @@
-"""The command line of a suite in a file of its own: ``python FILE.py --runs 20 --output DIR``.
+"""The command line of a file with a suite: ``python FILE.py --runs 20 --output DIR``.
 
-Beside the common options there is one for each column of the suite's tasks, in the
-plural, such as ``--methods`` and ``--epsilons``, which restricts it to the values that
-are named.
+Each column of the suite's tasks has an option in the plural, such as ``--methods`` and
+``--epsilons``. It restricts the column to the given values.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def parser_of(suite: Suite) -> argparse.ArgumentParser:
 
 
 def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:
-    """Return what was asked for."""
+    """Return the options of a parsed command line."""
     given = vars(parsed)
     only = ((column, given.get(f"only_{column}")) for column in suite.task_columns)
     return Options(

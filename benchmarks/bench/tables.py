@@ -1,4 +1,4 @@
-"""Figures of repeated runs, and markdown of them."""
+"""Means and intervals of repeated runs, and their tables in markdown."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from flower_kmeans.report.curves import Curve, interval, points_of
 
 
 def shown_half(half: float, mean: float) -> str:
-    """Return half an interval as text; differences between roundings are 0."""
+    """Return half an interval as text. Differences by rounding are shown as 0."""
     # Written with "not", so that NaN is shown.
     return f"± {half:.2g}" if not half < 1e-6 * mean else "± 0"
 
 
 def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> str:
-    """Return mean, interval and, unless not wanted, number of runs as text; nothing for none."""
+    """Return mean, interval and optionally number of runs as text. It is empty without runs."""
     if not values:
         return ""
     mean, half = interval(values)
@@ -28,7 +28,7 @@ def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> s
 def grouped(
     rows: Iterable[Row], by: Sequence[str], value: str
 ) -> dict[tuple[Any, ...], list[Any]]:
-    """Return the values of a column by those of others, in the order of the rows."""
+    """Return the values of a column by the values of other columns, in the rows' order."""
     groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for row in rows:
         groups[tuple(row[name] for name in by)].append(row[value])
@@ -38,7 +38,7 @@ def grouped(
 def curves_of(
     rows: Iterable[Row], value: str, by: Sequence[str] = ("data", "method")
 ) -> dict[tuple[Any, ...], Curve]:
-    """Return the values of a column over epsilon, and by ``run``, for each of some others."""
+    """Return a column's values by epsilon and ``run``, for each value of other columns."""
     curves: dict[tuple[Any, ...], Curve] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         curves[tuple(row[name] for name in by)][row["epsilon"]][row["run"]] = row[value]
@@ -46,7 +46,7 @@ def curves_of(
 
 
 def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
-    """Return the area under each run that is whole, by the trapezoidal rule."""
+    """Return the area under each complete run, by the trapezoidal rule."""
     points = [curve.get(None if None in curve else place, {}) for place in grid]
     # A run that lacks a point would have the area of a shorter curve.
     whole = sorted(set.intersection(*map(set, points)))
@@ -114,10 +114,10 @@ def markdown(
     lines: Iterable[Sequence[str]],
     words: int | Collection[int] = 1,
 ) -> str:
-    """Return a markdown table; what would end a cell or its line is escaped.
+    """Return a markdown table, with characters escaped that would end a cell or line.
 
-    ``words`` are the columns that hold words and not numbers: how many of the first, or
-    places.
+    ``words`` are the columns with words instead of numbers: the number of first columns,
+    or their indices.
     """
     places = range(words) if isinstance(words, int) else words
     marks = ["---" if place in places else "--:" for place in range(len(head))]

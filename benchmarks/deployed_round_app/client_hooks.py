@@ -29,14 +29,14 @@ LOADED = time.time()
 
 
 def process_start() -> float:
-    """Return when this process began, by the system's clock in steps of 0.01 s (Linux only)."""
+    """Return the time at which this process began, in steps of 0.01 s (Linux only)."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     since_boot = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Parts:
-    """Seconds that parts of an answer take. A part within another one counts for the inner one."""
+    """Seconds of the parts of an answer. Time in an inner part does not count in the outer."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -21,7 +21,7 @@ app = ServerApp()
 
 
 class _StampingGrid:
-    """A grid that keeps when it sent what, and when it had the reply."""
+    """A grid that records the times at which messages were sent and replies arrived."""
 
     def __init__(self, grid: Grid, path: Path) -> None:
         self._grid, self._path = grid, path

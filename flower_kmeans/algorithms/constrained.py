@@ -1,9 +1,9 @@
-"""Lloyd's algorithm with bounds on the sizes of every client's clusters, and the noise it needs.
+"""Lloyd's algorithm with bounds on the sizes of every client's clusters.
 
-Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4 to 8. One
-record in place of another moves others along a path, through every cluster once at
-most. The noise covers all of them, the thesis's one record of one cluster
-(docs/guarantees, Theorem 17).
+The source is Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4
+to 8. If one record replaces another, further records move along a path through the
+clusters, through each at most once. The noise here covers the whole path. The thesis's
+noise covers one record of one cluster (docs/guarantees, Theorem 17).
 """
 
 import hashlib
@@ -40,12 +40,12 @@ Aggregation = Literal["mna", "amn"]
 ASSIGNMENTS = ("exclusive", "non-exclusive", "e-exclusive")
 AGGREGATIONS = ("mna", "amn")
 MECHANISMS = ("gaussian", "laplace")
-MEANS = "means"  # block of the clients' means, of "amn"
-# pairs of a slot and a cluster: some minutes and gigabytes of the solver
+MEANS = "means"  # block of the clients' means, with aggregation="amn"
+# Most pairs of a slot and a cluster. They take the solver minutes and gigabytes.
 MAX_ARCS = 2**22
 
-_TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less than 2^62
-# More than any path costs, and twice it still fits int64.
+_TIE_BITS, _TIE_LEVELS = 48, 3  # 10,002 numbers of 48 bits add up to less than 2^62
+# It exceeds the cost of any path, and twice it still fits int64.
 _FAR = 2**62
 
 
@@ -54,22 +54,22 @@ _FAR = 2**62
 class ConstrainedLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with constrained assignment at every client.
 
-    Every client works on ``n_slots`` points, whatever its records are. It fills empty
-    slots with the box's centre, and leaves out the records that exceed them, those of
-    the largest public hashes. The size of a client's clusters is bounded from
-    ``ceil(min_size / n_clients)`` to ``floor(max_size / n_clients)``, from public
-    figures alone.
+    Every client has ``n_slots`` points, independent of its records. It fills empty
+    slots with the box's centre. If it has too many records, it leaves out those with
+    the largest public hashes. The size of a client's clusters is from
+    ``ceil(min_size / n_clients)`` to ``floor(max_size / n_clients)``, which follow from
+    public numbers alone.
 
-    Formal guarantee: one record that comes or goes replaces what stands in one slot,
-    and changes a round's releases by their units at most (docs/guarantees,
+    Formal guarantee: one record more or less changes the content of one slot, and
+    changes a round's releases by at most their sensitivities (docs/guarantees,
     Theorem 17).
 
-    `strategies.ConstrainedLloyd` documents the parameters. ``max_size`` is ``None`` for
-    ``assignment="non-exclusive"`` alone.
+    `strategies.ConstrainedLloyd` documents the parameters. Only with
+    ``assignment="non-exclusive"`` is ``max_size`` ``None``.
     """
 
     name: ClassVar[str] = "constrained-lloyd"
-    needs_all_records: ClassVar[bool] = True  # one assignment decides about all of them
+    needs_all_records: ClassVar[bool] = True  # one assignment covers all of them
     bounds_clients: ClassVar[bool] = True
 
     n_records: Annotated[int, whole(1, LARGEST)]
@@ -97,7 +97,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         max_size: int | None = None,
         **options: Any,
     ) -> Self:
-        """Return the algorithm of a user's options, with the bounds that are not given."""
+        """Return the algorithm for a user's options. Bounds that are not given are chosen."""
         _require_records(budget)
         for name, figure in (("n_records", n_records), ("n_clients", n_clients)):
             if figure is None:
@@ -135,7 +135,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
     @property
     def n_slots(self) -> int:
-        """Points that every client works on: ``ceil(n_records / n_clients)``."""
+        """Number of points of every client: ``ceil(n_records / n_clients)``."""
         return -(-self.n_records // self.n_clients)
 
     @property
@@ -147,16 +147,17 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return low, min(self.max_size // self.n_clients, self.n_slots)
 
     def require_packages(self) -> None:
-        """Require the solver, which every client needs for all but ``"non-exclusive"``."""
+        """Require the solver. Only ``"non-exclusive"`` does not need it."""
         if self.assignment != "non-exclusive":
             _solver()
 
     # ------------------------------------------------------------------ the contract
 
     def layout(self, round_number: int) -> Layout:
-        """Return sums (k, d) and counts (k,), or the clients' means (k, d), on one grid.
+        """Return the layout: sums (k, d) and counts (k,), or the clients' means (k, d).
 
-        Without counts where the sizes of all clusters are public.
+        All are on one grid. There are no counts if the sizes of all clusters are
+        public.
         """
         k = self.n_clusters
         d = self.domain.n_features
@@ -171,24 +172,24 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the sums and counts, or the means, of one client's slots.
 
-        Of a client without records too, whose slots all hold the box's centre.
+        In a client without records all slots hold the box's centre.
         """
         centroids = query.arrays["centroids"]
         points, sizes = self._slots(records)
         held = self._assigned(points, sizes, centroids)
-        # exact
+        # All are integers below 2^53, so the product is exact.
         sums = (held.T.astype(np.float64) @ points.astype(np.float64)).astype(np.int64)
         counts = held.sum(axis=0)
         if self.aggregation == "amn":
-            # Rounded down, by less than a step in each coordinate, which the
-            # sensitivity includes.
+            # Rounding down changes a coordinate by less than a step. The sensitivity
+            # includes it.
             return Statistic({MEANS: sums // counts[:, None]})
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         names = self.layout(query.round).names
         return Statistic({name: blocks[name] for name in names})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the bounds of sums and counts of slots, or of the clients' means."""
+        """Return the limits on sums and counts of slots, or on the clients' means."""
         found = replace(
             super().meaning(state, answer), times=float(self.max_contribution)
         )
@@ -204,7 +205,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         )
 
     def _answers_of(self, answer: Statistic) -> int:
-        """Return how many clients answered."""
+        """Return the number of clients that answered."""
         if answer.n_answers is not None:
             return answer.n_answers
         return round(answer.answered * self.n_clients)
@@ -212,22 +213,25 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the means: of sums and counts, or of the clients that answered."""
+        """Return the state with the noisy means.
+
+        They are sums over counts, or the mean of the clients that answered.
+        """
         if self.aggregation == "mna" and self._has_counts:
             return super().update(state, answer, rng)
         old = state.arrays["centroids"]
         n_answers = self._answers_of(answer)
         q = self.fraction_bits
         low, _ = self.client_bounds
-        # the clients' means, or sums of as many records each
+        # Either clients' means are summed, or every cluster has a public size.
         by_client = self.aggregation == "amn"
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
         sums = answer.blocks[MEANS if by_client else SUMS]
         means, usable = quotients(sums, sizes, q, MIN_COUNT)
         centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
-        # No sizes are released: those of "non-exclusive" are public, and so is the mean
-        # of others.
+        # No sizes are released. Sizes of "non-exclusive" are public, and otherwise the
+        # mean size is.
         held = self.n_clusters * low
         if self._has_counts:
             held = max(self.n_slots, held)
@@ -235,7 +239,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return State(state.round + 1, {"centroids": centroids, "counts": counts})
 
     def warnings(self, state: State) -> tuple[str, ...]:
-        """Return that sizes are public figures, where none are released."""
+        """Return the warning that sizes are public averages, if none are released."""
         if self.aggregation == "mna" and self._has_counts:
             return ()
         return (
@@ -245,8 +249,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
         """Return the parameters of a run document."""
-        # A field that the assignment does not have would be a second encoding of the
-        # same algorithm.
+        # A field that the assignment does not use would give the same algorithm a
+        # second encoding.
         if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):
             raise ConfigurationError(
                 f"The fields of algorithm {cls.name!r} are not as expected."
@@ -256,7 +260,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     # ------------------------------------------------------------------ parameters
 
     def _check_contribution(self) -> None:
-        """Require as many clusters of a record as the assignment allows."""
+        """Require a ``max_contribution`` that the assignment allows."""
         integer("n_clients", self.n_clients, 1, self.n_records)
         most = integer("max_contribution", self.max_contribution, 1, self.n_clusters)
         if most > 1 and self.assignment != "e-exclusive":
@@ -266,7 +270,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
             )
 
     def _check_bounds(self) -> None:
-        """Require bounds that the slots of a client can keep."""
+        """Require bounds that a client's slots can keep."""
         k = self.n_clusters
         is_free = self.assignment == "non-exclusive"
         if is_free and self.max_size is not None:
@@ -274,8 +278,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                 "Expected max_size=None with assignment='non-exclusive', where every cluster has "
                 f"as many records as it must. Got max_size={self.max_size!r} instead."
             )
-        # An empty cluster has no mean, and one of "non-exclusive" holds exactly the
-        # least size.
+        # An empty cluster has no mean. With "non-exclusive" every cluster has exactly
+        # the least size.
         needs_one = is_free or self.aggregation == "amn"
         integer("min_size", self.min_size, int(needs_one), self.n_records)
         if not is_free:
@@ -310,7 +314,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
             )
 
     def _fit(self, low: int, high: int) -> bool:
-        """Return whether all records, and the slots of a client, fit into the clusters."""
+        """Return whether all records, and a client's slots, fit into the clusters."""
         k = self.n_clusters
         n = self.n_records
         most = self.max_contribution
@@ -321,7 +325,10 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return fit and k * self.min_size <= most * n <= most * k * largest
 
     def suitable_rounds(self) -> int:
-        """Return the thesis's number for one contribution (sections 6.2.4 and 6.3.3)."""
+        """Return the thesis's number of rounds (sections 6.2.4 and 6.3.3).
+
+        It is the number for ``max_contribution=1``.
+        """
         epsilon = self.budget.epsilon
         if epsilon is None:
             return MOST_AUTO_ROUNDS
@@ -334,7 +341,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return limited(epsilon * self.n_records / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        # Su et al.'s ratio of the epsilons, and with Gaussian noise of mu^2.
+        # The ratio is Su et al.'s for epsilons. With Gaussian noise it is used for mu^2.
         shares = [float(self.domain.n_features), count_share(self.domain.n_features)]
         norm: Literal["l1", "l2"] = "l1"
         if self.mechanism == "gaussian":
@@ -347,18 +354,20 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         )
 
     def _sum_sensitivity(self, round_number: int) -> float:
-        """Return the bound of all sums: each of E paths changes every cluster by two records."""
+        """Return the sensitivity of the sums in grid units.
+
+        Each of ``max_contribution`` paths changes every cluster by two records.
+        """
         k = self.n_clusters
         most = self.max_contribution
         q = self.fraction_bits
         if self.mechanism == "gaussian":
-            # The root is rounded, and the bound is made larger by more than it can
-            # lack.
+            # The factor covers the rounding of the square root.
             return 2 * most * math.sqrt(k) * (1 + 2.0**-50) * self.domain.l2_bound(q)
         return 2 * most * k * self.domain.l1_bound(q)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return by how much one record changes each block at most."""
+        """Return the sensitivity of each block for one record, in grid units."""
         if self.aggregation == "amn":
             words = self.n_clusters * self.domain.n_features
             rounding = (
@@ -366,7 +375,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                 if self.mechanism == "laplace"
                 else math.sqrt(words) * (1 + 2.0**-50)
             )
-            # Of the means of one client, each of which is rounded down.
+            # This is for the means of one client, before they are rounded down.
             shared = (
                 self._sum_sensitivity(round_number)
                 / self.client_bounds[0]
@@ -385,11 +394,11 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     # --------------------------------------------------------------- one client's slots
 
     def _slots(self, records: GridRecords) -> tuple[IntArray, IntArray]:
-        """Return the different points of a client's slots (g, d), and how many slots each has.
+        """Return the different points of a client's slots, (g, d), and their slots, (g,).
 
-        Points are in ascending order, so nothing depends on the order of records.
-        Records beyond the slots are left out by a public order of all points: a record
-        more replaces one of the others, or is left out itself.
+        Points are ascending, so nothing depends on the order of records. A public order
+        of all points decides which records are left out if there are too many. One
+        record more replaces one of the others, or is left out itself.
         """
         n, d = records.shape
         grid = np.zeros((max(n, self.n_slots), d), dtype=np.int64)
@@ -407,9 +416,10 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return points, sizes.astype(np.int64)
 
     def _hashes(self, use: bytes, points: IntArray, n_words: int) -> IntArray:
-        """Return public random words in [0, 2^48) of points, (g, n_words).
+        """Return public random words of points, (g, n_words), in [0, 2^48).
 
-        SHAKE-128 of the seed and a point's integers: the same on every processor.
+        They are SHAKE-128 of the seed and the point's integers, so all processors get
+        the same words.
         """
         head = b"constrained-lloyd/" + use + self.seed.to_bytes(8, "little")
         data = b"".join(
@@ -422,7 +432,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     def _assigned(
         self, points: IntArray, sizes: IntArray, centroids: IntArray
     ) -> IntArray:
-        """Return how many slots of each point are in each cluster, (g, k)."""
+        """Return the number of slots of each point in each cluster, (g, k)."""
         k = self.n_clusters
         # Integers below 2^53 (`check_exactness`), so the product is exact.
         x = points.astype(np.float64)
@@ -455,10 +465,10 @@ def _require_records(budget: PrivacyBudget) -> None:
 
 
 def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> IntArray:
-    """Return how many slots of each point are among the ``n`` nearest of each cluster, (g, k).
+    """Return the slots of each point among the ``n`` nearest of each cluster, (g, k).
 
-    Equal costs (g, k) go in the order of ``ties``, equal ties in that of the points.
-    ``sizes`` (g,) are slots of each point, together at least ``n``.
+    Equal costs, (g, k), are ordered by ``ties``, and equal ties by the points. ``sizes``,
+    (g,), are the slots of each point, together at least ``n``.
     """
     held = np.zeros_like(costs)
     for j in range(costs.shape[1]):
@@ -469,15 +479,15 @@ def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> I
 
 
 def blended(costs: IntArray, ties: IntArray, largest: int, n_nodes: int) -> IntArray:
-    """Return costs that no solver can overflow, with bits of ``ties`` below them.
+    """Return costs so small that the solver cannot overflow, with bits of ``ties`` below.
 
-    The solver multiplies costs by ``n_nodes + 1``. A node's price falls by at most
-    ``n_nodes`` times the old and the new error bound in each phase (Goldberg and Tarjan
-    1990), and the error bounds, of which the first is the largest scaled cost, fall to
-    a fifth each time: by 1.5 ``n_nodes`` scaled costs in all. So costs below
-    ``2^63 / (4 (n_nodes + 2)^2)`` are safe.
+    The solver multiplies costs by ``n_nodes + 1``. In each phase a node's price falls
+    by at most ``n_nodes`` times the old and the new error bound (Goldberg and Tarjan
+    1990). The first error bound is the largest scaled cost, and each phase divides it
+    by five. So prices fall by at most 1.5 ``n_nodes`` scaled costs in all, and costs
+    below ``2^63 / (4 (n_nodes + 2)^2)`` are safe.
 
-    Costs (g, k) are in [0, ``largest``] and ties in [0, 2^48). ``largest`` and
+    Costs, (g, k), are in [0, ``largest``], and ties in [0, 2^48). ``largest`` and
     ``n_nodes`` are public bounds.
     """
     bits = ((2**63) // (4 * (n_nodes + 2) ** 2)).bit_length() - 1
@@ -489,14 +499,16 @@ def blended(costs: IntArray, ties: IntArray, largest: int, n_nodes: int) -> IntA
 def bounded_assignment(
     levels: Sequence[IntArray], sizes: IntArray, low: int, high: int, most: int = 1
 ) -> IntArray:
-    """Return how many slots of each point are in each cluster, (g, k), at least cost.
+    """Return the cheapest number of slots of each point in each cluster, (g, k).
 
-    A slot is in 1 to ``most`` clusters, in each of them once, and a cluster has ``low``
-    to ``high`` slots: bounds that can be kept. Of equal sums of the first level's
-    costs, the second level's sum decides, and so on: the result is the only one, but
-    for sums that are equal on all levels
-    (docs/guarantees, Theorem 18). Costs (g, k) of the first level are in the
-    range of `blended`, the others in [0, 2^48).
+    A slot is in 1 to ``most`` clusters, at most once in each, and a cluster has ``low``
+    to ``high`` slots. These bounds must be possible. If the sums of the first level's
+    costs are equal, the second level's sums decide, and so on. So the result is unique
+    unless sums are equal on all levels (docs/guarantees, Theorem 18).
+
+    Costs of each level have the shape (g, k). They are in the range of `blended` on the
+    first level, and in [0, 2^48) on the others. ``sizes``, (g,), are the slots of each
+    point.
     """
     flow = _Flow(levels, sizes, low, high, most)
     flow.solve()
@@ -506,13 +518,13 @@ def bounded_assignment(
 
 
 class _Flow:
-    """Slots in clusters, and in a last column all further clusters that they could be in.
+    """An assignment of slots to columns, as a flow: k clusters and one last column.
 
-    A row has ``most`` units of each slot; the last column takes all but one. Where a
-    cycle of moves from column to column changes no size, or a path of moves two sizes
-    within their bounds, it leads to another assignment: the assignment is optimal if no
-    cycle costs less than nothing. The ends of paths are joined in one more node, so
-    that paths are cycles too.
+    A slot counts ``most`` times in its row. The last column holds the times that a slot
+    is in no cluster, at most ``most - 1`` for each slot. A cycle of moves from column
+    to column changes no size and leads to another assignment. So does a path of moves
+    that changes two sizes within their bounds. One more node joins the ends of paths,
+    so paths are cycles too. The assignment is optimal if no cycle has a negative cost.
     """
 
     def __init__(
@@ -537,7 +549,7 @@ class _Flow:
         self.prices: list[IntArray] = []
 
     def solve(self) -> None:
-        """Put slots into columns at least cost of the first level."""
+        """Assign slots to columns at the least cost of the first level."""
         g, n_columns = self.held.shape
         sink = g + n_columns
         supply = self.most * self.sizes
@@ -562,7 +574,7 @@ class _Flow:
             np.concatenate([supply, -self.low, rest]),
         )
         status = solver.solve()
-        # no bounds and no costs that are checked lead here
+        # Checked bounds and costs never lead here.
         if status != solver.OPTIMAL:
             raise ConfigurationError(
                 "Expected ortools to solve every assignment. It does not."
@@ -570,7 +582,7 @@ class _Flow:
         self.held[rows, columns] = solver.flows(arcs)
 
     def settle(self, level: int) -> None:
-        """Move slots until no cycle costs less on a level, and as much on those before."""
+        """Move slots along cycles that cost less on a level, and as much on levels before."""
         while True:
             weights, which = self._moves(level)
             prices, cycle = _prices(weights)
@@ -581,10 +593,10 @@ class _Flow:
         self.reduced.append(self.costs[level] - prices[:-1])
 
     def _moves(self, level: int) -> tuple[IntArray, IntArray]:
-        """Return the least cost of a slot's move between columns, and the point of that slot.
+        """Return the least cost of a move between two columns, and the point that moves.
 
-        Of those moves that are part of an optimum of the levels before. The last node
-        joins ends.
+        Only moves that keep the optimum of all levels before are allowed. The last node
+        joins the ends of paths.
         """
         n_columns = self.held.shape[1]
         weights = np.full((n_columns + 1, n_columns + 1), _FAR)
@@ -622,9 +634,9 @@ class _Flow:
 
 
 def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
-    """Return shortest distances to all nodes, or a cycle that costs less than nothing.
+    """Return shortest distances to all nodes, and a cycle of negative cost or ``None``.
 
-    Bellman and Ford's algorithm, from a source with arcs of cost 0 to all nodes.
+    This is Bellman and Ford's algorithm from a source with arcs of cost 0 to all nodes.
     """
     n = len(weights)
     prices = np.zeros(n, dtype=np.int64)
@@ -638,7 +650,8 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
             return prices, None
         prices = np.where(shorter, found, prices)
         before = np.where(shorter, best, before)
-    # After n passes it lies behind a cycle: n steps back lead into it.
+    # A node that still changes after n passes lies behind a cycle. n steps back lead
+    # into the cycle.
     node = int(np.flatnonzero(shorter)[0])
     for _ in range(n):
         node = int(before[node])
@@ -649,7 +662,7 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
 
 
 def _solver() -> Any:
-    """Return the module of the exact integer solver: the one import of ortools."""
+    """Return the module of the exact integer solver. Only this function imports ortools."""
     return require(
         "ortools.graph.python.min_cost_flow",
         "Constrained assignment at a client",

@@ -1,9 +1,9 @@
 """FastLloyd: Lloyd's algorithm over relative sums within a radius (FastLloyd, section 5).
 
-A record adds its offset from the centroid, no longer than the radius (theorem 5.1).
-Records further away do not count in the paper; with ``relocation``, the default, their
-offsets are clipped, and the sums also hold how near records are, which costs nothing
-(docs/guarantees, Theorem 13).
+A record adds its offset from the centroid, which is no longer than the radius (theorem
+5.1). In the paper, records farther away do not count. With ``relocation``, the default,
+their offsets are clipped, and the sums also include the nearness of records, at no
+privacy cost (docs/guarantees, Theorem 13).
 """
 
 import math
@@ -38,11 +38,12 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, POSITIVE, choice
 from flower_kmeans.privacy.plan import Release
 
-NEARNESS = "nearness"  # the block of 1 - |u|^2, u an offset over the radius
-MOST_ROUNDS = 8  # of the automatic number with relocation
-RADIUS_FACTOR = 1.25  # a round's radius over the root mean square of the offsets before
-# Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little
-# noise to save, and means of near records are not those of all.
+NEARNESS = "nearness"  # the block of 1 - |u|^2, where u is an offset over the radius
+MOST_ROUNDS = 8  # largest automatic number of rounds with relocation
+# a round's radius over the root mean square of the offsets in the round before
+RADIUS_FACTOR = 1.25
+# Sums are weighted below this signal, N mu / (k sqrt d). Above it, weights would save
+# little noise, and would bias means towards near records.
 WEIGHTED_BELOW = 32.0
 
 
@@ -51,12 +52,12 @@ WEIGHTED_BELOW = 32.0
 class FastLloydAlgorithm(lloyd.LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
 
-    Formal guarantee: without relocation, one record changes all sums of round t by at
-    most ``radius_of(t)`` in l2 and all counts by one; the plan, with the radius of each
-    round as its unit, is exactly mu-GDP (docs/guarantees,
-    Theorem 13). With relocation, sums are in units of the round's radius, and one record
-    changes sums and nearness by at most 1 together (the same, "FastLloyd's
-    relocation").
+    Formal guarantee: without relocation, one record changes all sums of round t
+    together by at most ``radius_of(t)`` in l2, and all counts together by one. The plan
+    uses the radius of each round as sensitivity, and is exactly mu-GDP
+    (docs/guarantees, Theorem 13). With relocation, sums are relative to the round's
+    radius, and one record changes sums and nearness together by at most 1 (the same,
+    "FastLloyd's relocation").
 
     `strategies.FastLloyd` documents the parameters.
     """
@@ -72,11 +73,14 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     relocation: Annotated[bool, FLAG] = True
 
     def radius_of(self, round_number: int) -> int:
-        """Return the radius of a round in whole grid units; with relocation, the largest one."""
+        """Return the radius of a round, in whole grid units.
+
+        With relocation it is the largest radius that the round may have.
+        """
         return self._first_radius if round_number == 1 else self._radius
 
     def layout(self, round_number: int) -> Layout:
-        """Return sums and counts as all Lloyd algorithms do, and nearness (k,) with relocation."""
+        """Return the layout of all Lloyd algorithms, and with relocation nearness, (k,)."""
         layout = super().layout(round_number)
         if not self.relocation:
             return layout
@@ -85,14 +89,17 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         return Layout((sums, nearness, *others))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the initial centroids, and the radius of round 1 with relocation."""
+        """Return the initial centroids, and with relocation the radius of round 1."""
         state = super().initial_state(rng)
         if not self.relocation:
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return ``centroids``, (k, d), and with relocation a ``radius``, (1,), in grid units."""
+        """Return the ranges of ``centroids``, (k, d), and with relocation ``radius``, (1,).
+
+        Both are in grid units.
+        """
         ranges = super().query_ranges(round_number)
         if not self.relocation:
             return ranges
@@ -101,11 +108,12 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
 
-        Without relocation, of records within the radius. With relocation, of all
-        records: offsets over the radius, clipped to length 1, and what their squares
-        leave of 1; with weights, each offset times the root of 1 plus its nearness.
+        Without relocation, only records within the radius count. With relocation, all
+        records count. Their offsets are divided by the radius and clipped to length 1,
+        and nearness is 1 minus the squared length. In weighted rounds each offset is
+        multiplied by the square root of 1 plus its nearness.
         """
-        # distances to centroids outside of the box stay exact
+        # Distances to centroids outside the box must stay exact.
         if self.postprocess == "none":
             records = _WiderGrid(records)
         if not self.relocation:
@@ -115,17 +123,17 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         found = _cells(query).sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
-            # 1 - (1 - |u|^2)
+            # count - nearness is 1 - (1 - |u|^2) = |u|^2 for a record
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])
         return Statistic(blocks)
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the bounds of sums of offsets, nearness and counts."""
+        """Return the limits on sums of offsets, nearness and counts."""
         found = super().meaning(state, answer)
         if not self.relocation:
             return found
-        # In radii, on the grid. A weighted offset is no longer: |u| sqrt(2 - |u|^2) <=
-        # 1.
+        # Lengths are in radii, on the grid. A weighted offset is at most 1 as well:
+        # |u| sqrt(2 - |u|^2) <= 1.
         return replace(
             found,
             length=2.0**self.fraction_bits,
@@ -140,9 +148,10 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         answer: Statistic,
         rng: np.random.Generator | None = None,
     ) -> State:
-        """Move each centroid by its mean offset, at most by the round's radius.
+        """Return the state with each centroid moved by its mean offset.
 
-        A cluster whose noisy count is too small to divide by keeps its centroid.
+        No centroid moves by more than the round's radius. A cluster whose noisy count
+        is too small to divide by keeps its centroid.
         """
         counts = answer.blocks[COUNTS]
         old = state.arrays["centroids"]
@@ -151,20 +160,20 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         radius = self.radius_of(number)
         if self.relocation:
             radius = int(state.arrays["radius"][0])
-            # Sums are in radii there, and centroids in grid units.
+            # Sums are in radii, and centroids in grid units.
             moves *= radius * 2.0**-self.fraction_bits
             if self._is_weighted(number):
                 mean = answer.blocks[NEARNESS] / np.maximum(
                     counts, 2**self.fraction_bits
                 )
-                # the mean record's weight
+                # Divide by the weight of a record of mean nearness.
                 moves /= np.sqrt(1 + np.clip(mean, 0.0, 1.0))[:, None]
         clipped = clip_rows(moves, float(radius))
         centroids = self._into_domain(old + to_grid(clipped))
         arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
         if self.relocation:
-            # Not after the last round: sizes and cost are of the centroids that are
-            # released.
+            # After the last round nothing is relocated: sizes and cost belong to the
+            # released centroids.
             if number < self.n_rounds:
                 centroids, radius = self._relocated(
                     number, centroids, clipped, radius, answer
@@ -193,7 +202,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
                 release.name: release.noise_multiplier * scale for release in releases
             }
         held = np.maximum(sizes, 0.0)
-        # A centroid that moves by its mean offset comes nearer by |move|^2 on average.
+        # If a centroid moves by its mean offset, the mean squared distance falls by
+        # |move|^2.
         scatter = square * (held - nearness) - held * row_sums(moves * moves)
         both = square * math.sqrt(
             noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS]
@@ -214,9 +224,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         sizes: FloatArray,
         nearness_noise: float,
     ) -> int:
-        """Return the radius that follows from the mean square of a round's clipped offsets."""
-        # Clipped clients make up fewer records than there are, and only counts show how
-        # many. Records that are missing otherwise look far away, which makes the radius
+        """Return the next radius from the mean square of a round's clipped offsets."""
+        # Clipped clients count as fewer records than they have, and only counts show how
+        # many. Records missing for other reasons look far away, which makes the radius
         # a little longer.
         if self.n_records is None or self.clip is not None:
             total = math.fsum(sizes)
@@ -225,13 +235,12 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         total = max(total, 1.0)
         part = max(
             1 - math.fsum(nearness) / total,
-            # what noise alone may look like
+            # the mean square that noise alone could fake
             math.sqrt(self.n_clusters) * nearness_noise / total,
             0.0,
         )
         wanted = RADIUS_FACTOR * radius * math.sqrt(min(part, 1.0))
-        # At least 1: a radius of 0 would divide by nothing, and be outside of the
-        # query's range.
+        # The radius is at least 1: offsets are divided by it, and a query requires it.
         return max(min(math.floor(wanted), self._radius), 1)
 
     def __post_init__(self) -> None:
@@ -243,7 +252,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
                 "Expected postprocess 'fold' or 'truncate' with cost=True, whose distances are "
                 "those between points of the domain. Got postprocess='none' instead."
             )
-        # Centroids that may leave the box need the exactness of a larger one.
+        # Centroids that may leave the box need exact distances in a larger box.
         if self.postprocess == "none" and d * 4 ** (self.fraction_bits + 2) > 2**53:
             raise ConfigurationError(
                 f"fraction_bits={self.fraction_bits} is too fine for {d} columns and "
@@ -256,7 +265,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             )
 
     def suitable_rounds(self) -> int:
-        """Return ``clip(mu N / (k sqrt d), 2, 8)`` with relocation, or the paper's number."""
+        """Return the paper's number, or with relocation ``clip(mu N / (k sqrt d), 2, 8)``."""
         if self.relocation:
             return int(min(max(self._signal, lloyd.FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
         eta = self._radius * 2.0**-self.fraction_bits
@@ -267,28 +276,34 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
 
     def _is_weighted(self, round_number: int) -> bool:
-        """Return whether a round's sums are weighted: not with the cost, which is of plain sums."""
+        """Return whether a round's sums are weighted.
+
+        The round with the cost is not, because the cost needs plain sums.
+        """
         wanted = self.relocation and self._signal < WEIGHTED_BELOW
         return wanted and not self._has_cost(round_number)
 
     @cached_property
     def _signal(self) -> float:
-        """N mu / (k sqrt d), over clip where clients are protected; infinite without privacy."""
+        """N mu / (k sqrt d), divided by the clip if clients are protected.
+
+        It is infinite without privacy.
+        """
         if self._planning_records is None or self._mu == math.inf:
             return math.inf
         root = math.sqrt(self.domain.n_features)
         return self._mu * self._planning_records / (self.n_clusters * root)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        # Units are the round's own radius, so equal multipliers give every round an
-        # equal share of mu^2. Multipliers that go with 1 / sqrt(radius) minimise the
-        # sum of all squared errors of the centroids; the 2 says that those of round 1,
-        # which later rounds repair, weigh a quarter.
+        # Sensitivities are the round's radius, so equal multipliers give every round an
+        # equal part of mu^2. Multipliers in proportion to 1 / sqrt(radius) minimise the
+        # sum of squared errors of the centroids in all rounds. The 2 gives errors of
+        # round 1, which later rounds repair, a quarter of the weight.
         share = 1.0
         if round_number == 1 and self.radius == "step" and not self.relocation:
             share = math.sqrt(2 * self._radius / self._first_radius)
-        # (4 d)^(1/4) of the paper, by roots, which IEEE 754 rounds alike everywhere,
-        # unlike a power.
+        # This is (4 d)^(1/4) of the paper. IEEE 754 fixes the rounding of square roots,
+        # but not of powers.
         ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
         covered = (SUMS, NEARNESS) if self.relocation else (SUMS,)
         return (
@@ -301,7 +316,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         return float(one if self.relocation else self.radius_of(round_number))
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return by how much one record changes each block at most."""
+        """Return the sensitivity of each block for one record, in grid units."""
         sensitivities = super().block_sensitivities(round_number)
         if self.relocation:
             sensitivities[NEARNESS] = float(2**self.fraction_bits)
@@ -311,7 +326,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """Return how to read the sums of the last round."""
         if not self.relocation:
             return super()._last_sums(state)
-        # The cost is what slacks, which are rounded downward, leave of the counts.
+        # The cost is counts minus slacks. Slacks were rounded downward, so the cost was
+        # rounded upward.
         unit = float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
         return LastSums(is_relative=True, unit=unit, rounding=-1)
 
@@ -327,7 +343,10 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
 
     @property
     def largest_cost(self) -> int:
-        """The squared radius; with relocation, 1 on the grid of squares over that of the radius."""
+        """Largest contribution of one record: the squared radius, in squared grid units.
+
+        With relocation lengths are in radii, so it is 1 on the squared grid.
+        """
         if self.relocation:
             return int(4**self.fraction_bits)
         return self.radius_of(self.n_rounds) ** 2
@@ -338,7 +357,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
 
     @cached_property
     def _radius(self) -> int:
-        """Equation 25, rounded to the grid; at most the domain's diameter."""
+        """The radius of equation 25 in grid units, at most the domain's diameter."""
         return packing_radius(
             self.alpha, self.n_clusters, self.domain, self.fraction_bits
         )
@@ -355,9 +374,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
 
 
-@lru_cache(maxsize=4)  # clients of one process are in one round
+@lru_cache(maxsize=4)  # the clients of one process are in the same round
 def _cells(query: Query) -> Cells:
-    """Return the cells of a query, all of one radius."""
+    """Return the cells of a query, which all have the query's radius."""
     centroids = query.arrays["centroids"]
     return Cells(centroids, np.full(len(centroids), query.arrays["radius"][0]))
 
@@ -365,19 +384,20 @@ def _cells(query: Query) -> Cells:
 def packing_radius(
     alpha: float, n_clusters: int, domain: Domain, fraction_bits: int
 ) -> int:
-    """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, beta the domain's diameter.
+    """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, at most ``beta``.
 
-    FastLloyd, equation 25; at most the diameter itself (docs/guarantees, Theorem 14).
+    ``beta`` is the domain's diameter. The formula is FastLloyd's equation 25
+    (docs/guarantees, Theorem 14).
     """
     half_diameter = domain.l2_bound(fraction_bits)
-    with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
+    with mpmath.workprec(160):  # all processors get the same digits, unlike with pow
         root = mpmath.root(n_clusters, domain.n_features)
         eta = mpmath.mpf(alpha) * mpmath.mpf(half_diameter) / root
         return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
 
 
 class _WiderGrid(GridRecords):
-    """The same records, on a grid that has room for centroids up to twice as far out."""
+    """The same records on a grid with room for centroids up to twice as far out."""
 
     def __init__(self, records: GridRecords) -> None:
         self._inner = records

@@ -1,7 +1,7 @@
-"""Lloyd's algorithm over absolute sums: exact, with Laplace noise, with Gaussian noise.
+"""Lloyd's algorithm over absolute sums: exact, with Laplace noise, or with Gaussian noise.
 
-A record adds to one cluster's sum and count only, so all sums together change by its
-norm at most and all counts by one (docs/guarantees, Theorem 12).
+A record adds to the sum and the count of one cluster only. So all sums together change
+by at most its norm, and all counts by one (docs/guarantees, Theorem 12).
 """
 
 import math
@@ -52,13 +52,13 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import MAX_PARTS
 
-# k^2 d of a sphere packing, which compares all pairs: a quarter of a minute
+# largest k^2 d of a sphere packing, which compares all pairs in a quarter of a minute
 MAX_PACKING = 2**33
 FEWEST_AUTO_ROUNDS = 2
 MOST_AUTO_ROUNDS = 7
-# different half widths of the columns that SuLloyd accounts for one by one
+# most different half widths of columns for which SuLloyd accounts for each column
 MAX_WIDTHS = 16
-# typical share of the half width at which a centroid's coordinate lies (Su et al.)
+# typical coordinate of a centroid, as a fraction of the half width (Su et al.)
 RHO = 0.225
 TARGET_ERROR = 0.004  # squared error per round that automatic rounds accept (Su et al.)
 
@@ -66,7 +66,7 @@ Points = tuple[tuple[float, ...], ...]
 
 
 def _check_points(name: str, value: Any) -> Any:
-    """Require rows of numbers; how many depends on other parameters."""
+    """Require rows of numbers. Their number depends on other parameters."""
     if not isinstance(value, tuple) or not all(isinstance(row, tuple) for row in value):
         raise ConfigurationTypeError(
             f"Expected {name} as rows of numbers. Got {type(value).__name__} instead."
@@ -82,7 +82,7 @@ class LloydFamily(base.Algorithm):
     """Base of all Lloyd algorithms: parameters, their checks, sums and counts, and the cost.
 
     The strategies document the parameters. ``initial`` are public centroids in the
-    user's units, (k, d); without any they are those of a sphere packing.
+    user's units, (k, d). By default they come from a sphere packing.
     """
 
     replayable: ClassVar[bool] = True
@@ -105,7 +105,10 @@ class LloydFamily(base.Algorithm):
         initial: ArrayLike | None = None,
         **options: Any,
     ) -> Self:
-        """Return the algorithm of a user's options; "auto" are the paper's rounds."""
+        """Return the algorithm for a user's options.
+
+        ``n_rounds="auto"`` is the paper's number of rounds.
+        """
         options["n_rounds"] = drafted(n_rounds, 1)
         draft = cls(**base.resolved(cls, n_clusters, domain, budget, options))
         if initial is not None:
@@ -139,7 +142,7 @@ class LloydFamily(base.Algorithm):
             )
 
     def require_feasible(self) -> None:
-        """Refuse as `Algorithm` does, and a packing of hours or a cost of less than a step."""
+        """Refuse runs as `Algorithm` does, too large packings, and a cost below one step."""
         if self.cost and self.block_sensitivities(self.n_rounds)[COST] < 1:
             raise ConfigurationError(
                 f"Expected a radius whose square is at least one grid step of 2^-"
@@ -153,38 +156,44 @@ class LloydFamily(base.Algorithm):
                 f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
                 f"centroids are given. Got n_clusters={k} and {d} columns instead."
             )
-        _ = self._initial_grid  # placing the centroids can fail too
+        _ = self._initial_grid  # raises if the centroids cannot be placed
 
     @abstractmethod
     def suitable_rounds(self) -> int:
-        """Return the paper's number of rounds, whatever ``n_rounds`` is.
+        """Return the paper's number of rounds. It does not depend on ``n_rounds``.
 
-        N enters it only over the noise's standard deviation, which with
-        ``unit="client"`` is ``clip`` times that of one record: ``n_records / clip``
-        takes the place of N there.
+        The formula uses N only relative to the noise's standard deviation. With
+        ``unit="client"`` this is ``clip`` times as large, so ``n_records / clip``
+        replaces N.
         """
 
     @abstractmethod
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's other releases with multipliers relative to those of other rounds."""
+        """Return a round's releases without the cost.
+
+        Noise multipliers are relative to those of other rounds.
+        """
 
     def _sum_sensitivity(self, round_number: int) -> float:
-        """Return by how much one record can change the sums, in grid units."""
+        """Return the sensitivity of the sums for one record, in grid units."""
         return self.domain.l2_bound(self.fraction_bits)
 
     def _reach(self, round_number: int) -> int | None:
-        """Return the radius of a round's offsets; ``None`` where sums are of records."""
+        """Return the radius of a round's offsets, or ``None`` if sums are of records."""
         return None
 
     def _into_domain(self, points: IntArray) -> IntArray:
-        """Return the centroids (k, d) that the next round uses: reflected at the walls."""
+        """Return the centroids of the next round, (k, d): reflected at the walls."""
         inside = fold(points, self._half_widths)
         return into_domain(inside, self.domain, self.fraction_bits)
 
     def layout(self, round_number: int) -> Layout:
-        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
-        # One grid for all: noise shares of counts too need a deviation of some grid
-        # units.
+        """Return the layout: sums (k, d), counts (k,), and in the last round a cost (1,).
+
+        The cost needs the option ``cost``.
+        """
+        # All blocks have one grid: noise shares of counts need a standard deviation of
+        # several grid units, too.
         k = self.n_clusters
         d = self.domain.n_features
         q = self.fraction_bits
@@ -194,12 +203,12 @@ class LloydFamily(base.Algorithm):
         return Layout((*blocks, Block(COST, (1,), q)))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""
+        """Return a round's releases. The mu^2 of the cost is 0.02 of all others together."""
         found = self._releases(round_number)
         if not self._has_cost(round_number):
             return found
-        # fsum: clients compare the plan that they compute with the server's, bit by
-        # bit.
+        # fsum is exact: clients compare the plan that they compute with the server's
+        # plan bit by bit.
         others = math.fsum(
             1 / release.noise_multiplier**2
             for t in range(1, self.n_rounds + 1)
@@ -209,7 +218,7 @@ class LloydFamily(base.Algorithm):
         return (*found, Release(COST, "gaussian", "l2", multiplier, (COST,)))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
+        """Return the initial centroids: given ones, or a sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
@@ -219,7 +228,7 @@ class LloydFamily(base.Algorithm):
         return {"centroids": Range(shape, -limit, limit)}
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return the unit of every block of a round, in grid units and for one record."""
+        """Return the sensitivity of every block of a round for one record, in grid units."""
         sensitivities = {
             SUMS: self._sum_sensitivity(round_number),
             COUNTS: float(2**self.fraction_bits),
@@ -229,7 +238,7 @@ class LloydFamily(base.Algorithm):
         return sensitivities
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return each cluster's sum and number of records; zeros for clusters without records."""
+        """Return each cluster's sum and number of records, and the cost if it is released."""
         radius = self._reach(query.round)
         largest = self.largest_cost if self._has_cost(query.round) else None
         sums, counts, squares = summed(
@@ -239,7 +248,7 @@ class LloydFamily(base.Algorithm):
         return Statistic(blocks if largest is None else {**blocks, COST: squares})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the bounds of sums and counts of records, or of their offsets."""
+        """Return the limits on sums and counts of records, or of their offsets."""
         number = state.round + 1
         most = float(self.largest_cost >> self.fraction_bits)
         totals = {COST: most} if self._has_cost(number) else None
@@ -265,7 +274,7 @@ class LloydFamily(base.Algorithm):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the means; a cluster whose count is too small keeps its centroid."""
+        """Return the state with the noisy means. A too small cluster keeps its centroid."""
         counts = answer.blocks[COUNTS]
         means, usable = quotients(
             answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT
@@ -305,11 +314,11 @@ class LloydFamily(base.Algorithm):
     def _kept_for_cost(
         self, round_number: int, before: IntArray, answer: Statistic
     ) -> dict[str, IntArray]:
-        """Return the further arrays of the last round for `LastCost`."""
+        """Return further arrays of the last round, which `LastCost` needs."""
         if not self._has_cost(round_number):
             return {}
-        # Copies: the answer's blocks are parts of a vector that its owner may use
-        # again.
+        # These are copies: the answer's blocks are parts of a vector that its owner may
+        # reuse.
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
         if self._reach(round_number) is not None:
             kept["before"] = before.copy()
@@ -317,21 +326,21 @@ class LloydFamily(base.Algorithm):
 
     @property
     def _planning_records(self) -> float | None:
-        """N of the papers' rules for T."""
+        """N in the papers' formulas for the number of rounds."""
         if self.n_records is None:
             return None
-        # N enters them only over the noise's standard deviation, which has the clip as
-        # a factor.
+        # The formulas use N only relative to the noise's standard deviation, which has
+        # the clip as a factor.
         return self.n_records / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
-        """The most that one record adds to the cost, in squared grid units."""
+        """Largest contribution of one record to the cost, in squared grid units."""
         return squared_bound(self.domain, self.fraction_bits)
 
     @property
     def _free_boxes(self) -> int:
-        """Largest |coordinate| of a centroid, in half widths."""
+        """Largest absolute coordinate of a centroid, in half widths of the box."""
         return 1
 
     @cached_property
@@ -343,14 +352,13 @@ class LloydFamily(base.Algorithm):
         if self.initial is not None:
             unit = self.domain.to_unit(np.array(self.initial))
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
-        # A packing takes seconds, and simulated clients of a process all need the same
-        # one.
+        # A packing takes seconds, and all simulated clients of a process need the same.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)
         return into_domain(packed, self.domain, self.fraction_bits)
 
     @property
     def _mu(self) -> float:
-        """The budget as a Gaussian mechanism's mu; infinite without privacy."""
+        """Mu of a Gaussian mechanism with the budget. It is infinite without privacy."""
         if self.budget.epsilon is None or self.budget.delta is None:
             return math.inf
         return mu_of_budget(self.budget.epsilon, self.budget.delta)
@@ -359,7 +367,10 @@ class LloydFamily(base.Algorithm):
 @register
 @dataclass(frozen=True, kw_only=True)
 class LloydAlgorithm(LloydFamily):
-    """Lloyd's algorithm, exact: the centroids are those of the pooled records. Not private."""
+    """Lloyd's algorithm without noise. NOT PRIVATE.
+
+    The centroids equal those of Lloyd's algorithm on the pooled records.
+    """
 
     name: ClassVar[str] = "lloyd"
 
@@ -373,7 +384,7 @@ class LloydAlgorithm(LloydFamily):
             )
 
     def suitable_rounds(self) -> int:
-        """Return the most of the papers' rounds: there is no noise."""
+        """Return the largest number of rounds of the papers, because there is no noise."""
         return MOST_AUTO_ROUNDS
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
@@ -385,9 +396,9 @@ class LloydAlgorithm(LloydFamily):
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
 
-    Formal guarantee: one record changes all sums by at most ``domain.l2_bound`` in l2
-    and all counts by one; the plan is exactly mu-GDP (docs/guarantees,
-    Theorem 15).
+    Formal guarantee: one record changes all sums together by at most
+    ``domain.l2_bound`` in l2, and all counts together by one. The plan is exactly
+    mu-GDP (docs/guarantees, Theorem 15).
 
     References
     ----------
@@ -398,7 +409,7 @@ class GLloydAlgorithm(LloydFamily):
     HAS_COST: ClassVar[bool] = True
 
     def suitable_rounds(self) -> int:
-        """Return the number of FastLloyd's appendix B.1."""
+        """Return the number of rounds by FastLloyd's appendix B.1."""
         k = self.n_clusters
         d = self.domain.n_features
         spread = 2 * RHO + math.sqrt(d)
@@ -419,16 +430,17 @@ class GLloydAlgorithm(LloydFamily):
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
 
-    Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1
-    and all counts by one; purely private with ``delta=0``. With a positive delta, a box
-    and ``unit="record"``, each column of the sums is accounted for itself: less noise,
-    the more columns there are (docs/guarantees, Theorem 15).
+    Formal guarantee: one record changes all sums together by at most
+    ``domain.l1_bound`` in l1, and all counts together by one. With ``delta=0`` the run
+    is purely differentially private. With a positive delta, a box and
+    ``unit="record"``, each column of the sums is accounted for separately, which needs
+    less noise if there are many columns (docs/guarantees, Theorem 15).
     """
 
     name: ClassVar[str] = "sulloyd"
 
     def suitable_rounds(self) -> int:
-        """Return the number of Su et al."""
+        """Return the number of rounds by Su et al."""
         n_records = self._planning_records
         if self.budget.epsilon is None or n_records is None:
             return MOST_AUTO_ROUNDS
@@ -441,7 +453,7 @@ class SuLloydAlgorithm(LloydFamily):
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         d = self.domain.n_features
         parts = self._columns
-        # Su et al.'s ratio of the epsilons, whichever unit the sums have.
+        # Su et al.'s ratio of the epsilons, for either sensitivity of the sums.
         sums = self.domain.l1_bound(self.fraction_bits) / (
             d * self._sum_sensitivity(round_number)
         )
@@ -457,19 +469,19 @@ class SuLloydAlgorithm(LloydFamily):
 
     @cached_property
     def _columns(self) -> tuple[tuple[float, int], ...]:
-        """Half widths of the columns over the largest, each with how many columns have it.
+        """Pairs of a half width, over the largest, and the number of columns that have it.
 
-        Empty where the sums have one joint bound in l1.
+        It is empty if the sums have one joint bound in l1.
         """
-        # A pure epsilon adds up however the sums are divided, and a ball or a clip
-        # bounds all columns together, not each.
+        # With delta 0, accounting by column saves nothing. A ball or a clip bounds all
+        # columns together, and not each.
         pure = not self.budget.is_private or self.budget.delta == 0
         if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
             return ()
         widths, numbers = np.unique(self._half_widths, return_counts=True)
         pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)
         columns = tuple((width, number) for width, number in pairs if width > 0)
-        # Where half widths differ in too many columns, the composition would take long.
+        # With too many different half widths the composition would take long.
         if (
             len(columns) > MAX_WIDTHS
             or self.domain.n_features * self.n_rounds > MAX_PARTS
@@ -483,9 +495,16 @@ def summed(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return sums (k, d), counts (k,) and squares (1,) of the records by nearest centroid.
 
-    With a radius, in grid units, of their offsets from the centroids, of records within
-    it: the test is exact, so no offset is longer. Squares, of which one record adds
-    ``largest`` at most, are 0 without it.
+    Parameters
+    ----------
+    records : GridRecords
+    centroids : ndarray of shape (k, d), int64
+    radius : int or None
+        In grid units. With it, sums are of offsets from the centroids, and only records
+        within the radius count. The test is exact, so no offset is longer.
+    largest : int or None
+        Most squared grid units that one record adds to the squares. Without it, squares
+        are 0.
     """
     radius2 = None if radius is None else radius * radius
     sums, counts = cluster_sums(records, centroids, radius2)
@@ -500,7 +519,7 @@ def summed(
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:
-    """Return ``error * N^2 mu^2 / work``, limited to the papers' range."""
+    """Return ``error * N^2 mu^2 / work`` as a number of rounds in the papers' range."""
     if mu == math.inf or n_records is None:
         return MOST_AUTO_ROUNDS
     return limited(error * n_records * n_records * (mu * mu) / work)
@@ -513,13 +532,13 @@ def limited(rounds: float) -> int:
 
 def _rows(points: FloatArray) -> Points:
     """Return points (k, d) as rows of numbers."""
-    # Adding 0 leaves no negative zeros, so that equal algorithms have equal documents.
+    # Adding 0 removes negative zeros, so equal algorithms have equal documents.
     return tuple(tuple(row) for row in (points + 0.0).tolist())
 
 
 def count_share(d: int) -> float:
-    """Return Su et al.'s share of epsilon for counts where sums get d: (4 d rho^2)^(1/3)."""
-    with mpmath.workprec(120):  # the same digits on every processor, unlike libm's pow
+    """Return (4 d rho^2)^(1/3), the epsilon of counts where sums have d (Su et al.)."""
+    with mpmath.workprec(120):  # all processors get the same digits, unlike with pow
         return float(mpmath.root(mpmath.mpf(4 * d) * mpmath.mpf(RHO) ** 2, 3))
 
 

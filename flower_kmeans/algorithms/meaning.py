@@ -1,4 +1,4 @@
-"""What the sums of a round mean: the limits that exact sums keep to, whatever the records are."""
+"""Meaning of a round's sums: the limits that exact sums keep for any records."""
 
 import math
 from collections.abc import Mapping
@@ -9,41 +9,41 @@ from flower_kmeans.arrays import IntArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Meaning:
-    """The limits that exact sums of a round keep to for any records; in grid units.
+    """The limits that the exact sums of a round keep for any records, in grid units.
 
-    The defaults are those of sums and counts of records, each of which counts in one
-    place.
+    A *place* is a cluster, a cell or a candidate. The defaults are for sums and counts
+    of records, each of which counts in one place.
     """
 
     counts: str | None = "counts"
-    """The block of the numbers of records by place, if there is one."""
+    """Name of the block with the number of records in each place, if there is one."""
     are_records: bool = True
-    """Whether counts are numbers of records, not of clients."""
+    """Whether counts are numbers of records. Otherwise they are numbers of clients."""
     all_count: bool = True
-    """Whether every record counts somewhere, however far away it is."""
+    """Whether every record counts, even if it is far from all places."""
     times: float = 1.0
     """Number of places in which a record may count."""
     are_clusters: bool = True
-    """Whether places are the clusters of the result, not cells or candidates."""
+    """Whether places are the clusters of the result."""
     public_size: int | None = None
-    """Number of records of each place, where it is public and no counts are released."""
+    """Number of records in each place, if it is public and no counts are released."""
     sums: str | None = None
-    """The block of sums by place, if there is one."""
+    """Name of the block of sums by place, if there is one."""
     length: float = math.inf
-    """The most that one record adds to a row of the sums, in l2."""
+    """Largest l2 norm that one record adds to a row of the sums."""
     widths: IntArray | None = None
-    """The most that one record adds to each column of the sums; ``length`` by default."""
+    """Largest number that one record adds to each column of the sums. Default: ``length``."""
     unit: float = 1.0
-    """A step of the records' grid over one of the sums."""
+    """Factor from the grid of the sums to the grid of the records."""
     offsets: bool = False
     """Whether sums are of offsets from the centroids, no longer than ``length``."""
     shares: tuple[str, ...] = ()
-    """Blocks by place to which a record adds 0 to as much as to the counts."""
+    """Names of blocks by place, to which a record adds between 0 and its count."""
     totals: Mapping[str, float] | None = None
-    """Blocks of one word, with the most that one record adds to them, and at least 0."""
+    """Largest number that one record adds to blocks of one word, by name. The least is 0."""
     moments: str | None = None
-    """The block of second moments, if there is one."""
+    """Name of the block of second moments, if there is one."""
     trace: float = 0.0
-    """The most that one record adds to their trace."""
+    """Largest number that one record adds to the trace of the moments."""
     tolerance: float = 0.0
-    """Records by which counts may be wrong otherwise, as by errors of an encryption."""
+    """Other errors of a count, in records, such as those of an encryption."""

@@ -1,11 +1,10 @@
 """PE-means and HDPE-means: clustering by private evolution.
 
-A population of public candidates is voted on: every record votes for the nearest one.
-Weighted k-means on the noisy votes selects the centroids, and variations of these are
-the next population (PE-means, Algorithm 1). Each round asks for a histogram of votes
-and for nothing else, so its noise depends on no radius. In many columns HDPE-means
-votes on a projection, and a last round of sums and counts lifts the centroids out of it
-(Algorithm 3).
+Every record votes for the nearest candidate of a public population. Weighted k-means on
+the noisy votes selects centroids, and variations of these are the next population
+(PE-means, Algorithm 1). A round releases only a histogram of votes, so its noise does
+not depend on a radius. With many columns HDPE-means votes on a projection, and a last
+round of sums and counts lifts the centroids to all columns (Algorithm 3).
 """
 
 import math
@@ -61,13 +60,13 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 
 DIRECTIONS = 16
-"""Columns to which HDPE-means projects (PE-means, Section IV-D)."""
+"""Number of columns after the projection of HDPE-means (PE-means, Section IV-D)."""
 
 MAX_CANDIDATES = 2**13
-"""Default cap: where it binds, more candidates rarely help and cost time."""
+"""Default cap on the population. More candidates rarely help, and take time."""
 
 SPREAD = 1.5
-"""Radius of projected candidates, in radii of the domain: a projection lengthens some."""
+"""Radius of projected candidates, in radii of the domain. A projection lengthens some records."""
 
 VOTES = "votes"
 LIFT_SUMS = "lift-sums"
@@ -83,8 +82,9 @@ WARNINGS = (
 )
 CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(WARNINGS))
 
-_STEPS = 12  # of k-means, for each start
-# Candidates that centres are selected from: these over k, and at least so many times k.
+_STEPS = 12  # steps of k-means for each start
+# Centres are selected from this over k candidates, or from this many times k if that is
+# more.
 _CHOSEN_WORK = 2**14
 _CHOSEN_PER_CLUSTER = 6
 _PROJECTION = 2 << 64  # added to the seed, for the key of the projection
@@ -99,22 +99,24 @@ class PEMeansAlgorithm(Algorithm):
     Private Evolution*, Algorithms 1 and 2.
 
     Formal guarantee: a record has one vote, so one record changes the votes of a round
-    by 1 in l1 and in l2, whatever the candidates are; all rounds have the same noise,
-    and the plan composes them (docs/guarantees, Theorem 28).
+    by 1 in l1 and in l2, for any candidates. All rounds have the same noise, and the
+    plan composes them (docs/guarantees, Theorem 28).
 
     ``clip`` is ``n_records / n_clients`` by default, and for votes the square root of
-    that; ``clips`` take its place in single releases. L variations of each centroid are
-    halved whenever the noise of a round exceeds its signal. Every candidate is one word
-    of a client's answer. Of a box the enclosing ball is meant, cut to the box.
+    that. ``clips`` replace it for single releases. The number L of variations of each
+    centroid is halved whenever the noise of a round exceeds its signal. Every candidate
+    is one word of a client's answer. For a box, candidates lie in its enclosing ball
+    and in the box.
 
-    `strategies.PEMeans` documents the parameters; ``n_vote_rounds`` are its rounds.
-    ``clips`` are those of all releases, and ``None`` where clients are not protected.
+    `strategies.PEMeans` documents the parameters. ``n_vote_rounds`` is its number of
+    rounds. ``clips`` has the clip of every release, and is ``None`` unless clients are
+    protected.
     """
 
     name: ClassVar[str] = "pe-means"
     replayable: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
-    # votes in a projection, and a last round that lifts centroids
+    # Whether records vote after a projection, and a last round lifts the centroids.
     projects: ClassVar[bool] = False
     RELEASES: ClassVar[tuple[str, ...]] = (VOTES,)
 
@@ -135,7 +137,10 @@ class PEMeansAlgorithm(Algorithm):
         n_variations: int | Literal["auto"] = "auto",
         **options: Any,
     ) -> Self:
-        """Return the algorithm of a user's options, with clips, rounds and variations."""
+        """Return the algorithm for a user's options.
+
+        Clips, rounds and variations that are not given are chosen.
+        """
         options["clips"] = clips
         options["n_vote_rounds"] = drafted(n_vote_rounds, 1)
         options["n_variations"] = drafted(n_variations, 1)
@@ -167,14 +172,14 @@ class PEMeansAlgorithm(Algorithm):
         integer("max_candidates", self.max_candidates, 2 * self.n_clusters, MAX_WORDS)
 
     def require_feasible(self) -> None:
-        """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow."""
+        """Refuse too large sizes, clips without effect, and sums that overflow."""
         self._check_size()
         feasibility.require_visible_clips(self)
         feasibility.require_capacity(self)
 
     @property
     def n_rounds(self) -> int:
-        """Number of rounds."""
+        """Number of rounds, with the last round of HDPE-means."""
         return self.n_vote_rounds + self.projects
 
     # ------------------------------------------------------------------ the plan
@@ -182,9 +187,9 @@ class PEMeansAlgorithm(Algorithm):
     def layout(self, round_number: int) -> Layout:
         """Return the blocks of a round.
 
-        Votes: counts by candidate, as many in every round as there can be at most, so
-        that a population that was halved leaves words of noise alone. The last round of
-        HDPE-means: sums (k, d) and counts (k,).
+        A round of votes has one count for each candidate. The number of counts is the
+        largest possible one, so after a population was halved, some words are noise
+        alone. The last round of HDPE-means has sums, (k, d), and counts, (k,).
         """
         k = self.n_clusters
         d = self.domain.n_features
@@ -203,7 +208,7 @@ class PEMeansAlgorithm(Algorithm):
         return self.n_clusters * (n_variations + 1)
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases: all of the same noise, in units of a record's change."""
+        """Return a round's releases. All have the same noise multiplier."""
         if round_number <= self.n_vote_rounds:
             return (Release(VOTES, "gaussian", "l2", 1.0, (COUNTS,)),)
         sums = Release(LIFT_SUMS, "gaussian", "l2", 1.0, (SUMS,))
@@ -212,14 +217,14 @@ class PEMeansAlgorithm(Algorithm):
 
     @property
     def clipping(self) -> Clipping:
-        """How the part of one client is limited: each release has a clip of its own."""
+        """How the part of one client is limited: each release has its own clip."""
         clip = None if self.clip is None else 1.0
         return replace(super().clipping, clip=clip, own=self.clips or (), is_joint=True)
 
     # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the state before round 1, which needs only the seed."""
+        """Return the state before round 1. ``rng`` is not used."""
         flags = np.zeros(len(WARNINGS), dtype=np.int64)
         wanted = self.n_clusters * (self.n_variations + 1)
         flags[CAPPED] = wanted > self.max_candidates
@@ -227,12 +232,14 @@ class PEMeansAlgorithm(Algorithm):
         return State(0, {"variations": most, "flags": flags})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return the arrays of a round's query; its size does not grow with L.
+        """Return the ranges of the arrays of a round's query.
 
-        Round 1 has none, its population follows from the run's seed. Later: selected
-        ``centers`` (k, p) within the space, and for votes the number of ``variations``
-        (1,) and their ``seed`` (2,), of 16 bytes. In the space every distance is exact,
-        every unit holds and no population exceeds the cap.
+        The query of round 1 has no arrays, because its population follows from the
+        run's seed. Later queries have the selected ``centers``, (k, p), within the
+        space: there every distance is exact, every sensitivity holds, and no population
+        exceeds the cap. For votes they also have the number of ``variations``, (1,),
+        and their ``seed``, (2,), of 16 bytes. So the size of a query does not depend on
+        L.
         """
         if round_number == 1:
             return {}
@@ -246,7 +253,7 @@ class PEMeansAlgorithm(Algorithm):
         return ranges
 
     def _population(self, query: Query) -> Iterator[FloatArray]:
-        """Yield the candidates of a round in blocks (m, p), integers in float64."""
+        """Yield the candidates of a round in blocks, (m, p), integers in float64."""
         if query.round == 1:
             first = packed(self.n_start, self.space, self.seed)
             return iter([first])
@@ -258,14 +265,14 @@ class PEMeansAlgorithm(Algorithm):
     # ------------------------------------------------------------------ answers
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return the number of the client's records that are nearest to each candidate."""
+        """Return the votes: the number of the client's records nearest to each candidate."""
         seen = self._seen(records)
         n_words = self.layout(query.round).n_words
         votes = vote_counts(seen, self._population(query), n_words)
         return Statistic({COUNTS: votes << self.fraction_bits})
 
     def _seen(self, records: GridRecords) -> GridRecords:
-        """Return the records as they vote."""
+        """Return the records that vote: with HDPE-means, their projections."""
         return records
 
     # ------------------------------------------------------------------ updates
@@ -283,18 +290,18 @@ class PEMeansAlgorithm(Algorithm):
     ) -> dict[str, IntArray]:
         """Return selected centres, and variations and seed of the next population."""
         source = round_words(self.seed, query.round)
-        # Signed, since arrays of a query are of int64 alone.
+        # The words are viewed as int64, the only type of a query's arrays.
         seed = random_words(source, 2).view(np.int64)
         n_variations = int(state.arrays["variations"][0])
         size = self._population_size(query.round, n_variations)
         noise = self.noise_of(query.round)[COUNTS] * 2.0**-self.fraction_bits
         votes = answer.blocks[COUNTS].copy()
-        votes[size:] = 0  # of candidates that were halved away
+        votes[size:] = 0  # these words have no candidates any more
 
         kept = self._kept_votes(votes, size, noise, answer.answered)
         votes = np.where(kept > 0, votes, 0)
         arrays = self._centers(self._as_if_whole(query), votes, flags, source)
-        # Signal to noise by Algorithm 1, line 8, where the noise is that of all
+        # This is the comparison of Algorithm 1, line 8, with the noise of all
         # candidates (docs/guarantees, Theorem 28).
         signal = math.fsum((kept * kept).tolist())
         weak = signal < size * noise * noise
@@ -308,10 +315,10 @@ class PEMeansAlgorithm(Algorithm):
     def _kept_votes(
         self, votes: IntArray, size: int, noise: float, answered: float
     ) -> FloatArray:
-        """Return the votes that are kept, in records; 0 for the smallest (Algorithm 2).
+        """Return the votes in records, with 0 for the smallest (Algorithm 2).
 
-        Of these words only the first ``size`` have noise, of the standard deviation
-        ``noise`` in records.
+        Only the first ``size`` words have candidates. Their noise has the standard
+        deviation ``noise``, in records.
         """
         planned = math.inf if self.n_records is None else float(self.n_records)
         counts = scaled(votes, self.fraction_bits)
@@ -320,7 +327,10 @@ class PEMeansAlgorithm(Algorithm):
         return zero_small(counts, total)
 
     def _as_if_whole(self, query: Query) -> Query:
-        """Return the query as if nothing was ever halved: the same candidates, then others."""
+        """Return the query with the largest number of variations.
+
+        Its population begins with the candidates of the query.
+        """
         if query.round == 1:
             return query
         most = np.array([self.most_variations])
@@ -329,9 +339,10 @@ class PEMeansAlgorithm(Algorithm):
     def _centers(
         self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
-        """Return selected centres (k, p) and the number of votes that are nearest to each.
+        """Return selected centres, (k, p), and the number of votes nearest to each, (k,).
 
-        Always of `most_chosen` candidates: the steps are the same for all sums.
+        The selection always uses `most_chosen` candidates, so the time does not depend
+        on the sum.
         """
         k = self.n_clusters
         order = np.argsort(-votes, kind="stable")
@@ -341,7 +352,8 @@ class PEMeansAlgorithm(Algorithm):
         found = grid_kmeans(points, weights, k, source, n_steps=_STEPS)
         selected = self.space.cut(found.points.astype(np.float64))
 
-        # The first candidates are the centroids before, or the most spread of all.
+        # The first candidates are the centroids before, or in round 1 the first points
+        # of the packing.
         places = np.searchsorted(chosen, np.sort(order[:k]))
         first = points[places]
         n_voted = int(np.count_nonzero(votes))
@@ -354,7 +366,7 @@ class PEMeansAlgorithm(Algorithm):
         return {"centers": centers, "counts": counts}
 
     def most_chosen(self, round_number: int) -> int:
-        """Return the number of candidates that centres are selected from; all without noise."""
+        """Return the number of candidates for the selection. Without noise it is all."""
         k = self.n_clusters
         size = self.layout(round_number).n_words
         if not self.budget.is_private:
@@ -365,7 +377,7 @@ class PEMeansAlgorithm(Algorithm):
     # ------------------------------------------------------------------ results
 
     def centroids(self, state: State) -> FloatArray | None:
-        """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
+        """Return the centroids in the user's units, (k, d), or ``None`` without any yet."""
         name = "centroids" if self.projects else "centers"
         if name not in state.arrays:
             return None
@@ -376,12 +388,15 @@ class PEMeansAlgorithm(Algorithm):
 
     @property
     def most_variations(self) -> int:
-        """Most variations of a centroid in a round: the cap limits them."""
+        """Most variations of a centroid in a round, within the cap on candidates."""
         return min(self.n_variations, self.max_candidates // self.n_clusters - 1)
 
     @property
     def n_start(self) -> int:
-        """Candidates of the first round, fewer in many columns: packing compares all pairs."""
+        """Number of candidates of the first round.
+
+        With many columns it is smaller, because packing compares all pairs.
+        """
         k = self.n_clusters
         p = len(self.space.half_widths)
         packable = math.isqrt(MAX_PACKING // p)
@@ -391,7 +406,7 @@ class PEMeansAlgorithm(Algorithm):
 
     @cached_property
     def projection(self) -> Projection:
-        """The grids of the projection, where there is one."""
+        """The grids of the projection of HDPE-means."""
         # A projected record is rarely longer than twice the domain's radius, and few
         # bits leave room for the search of the nearest candidate.
         return Projection(
@@ -400,7 +415,7 @@ class PEMeansAlgorithm(Algorithm):
 
     @cached_property
     def space(self) -> Space:
-        """Where candidates lie: the domain, a box as a part of its enclosing ball."""
+        """The space of candidates: the domain, or its projection."""
         q = self.fraction_bits
         bound = self.domain.l2_bound(q)
         if not self.projects:
@@ -414,7 +429,7 @@ class PEMeansAlgorithm(Algorithm):
     # ------------------------------------------------------------------ details
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return the largest change of each block by one record, in grid units."""
+        """Return the sensitivity of each block for one record, in grid units."""
         bound: float = self.domain.l2_bound(self.fraction_bits)
         return {SUMS: bound, COUNTS: float(2**self.fraction_bits)}
 
@@ -422,29 +437,32 @@ class PEMeansAlgorithm(Algorithm):
     def _all_clips(
         cls, clip: float, given: Mapping[str, float], *, is_default: bool
     ) -> Clips:
-        """Return the clip of every release: given for it, or that of all releases."""
+        """Return the clip of every release: its own if given, or else the common one."""
         found = dict.fromkeys(cls.RELEASES, clip)
         if is_default:
-            # A client's votes spread over many candidates: m votes have the norm sqrt m
-            # then.
+            # A client's votes are spread over many candidates, so m votes have about
+            # the norm sqrt m.
             found[VOTES] = max(1.0, math.sqrt(clip))
         return tuple(sorted({**found, **given}.items()))
 
     def suitable_variations(self) -> int:
-        """Return L of the paper (Section IV-C); without N, as many as the cap allows."""
+        """Return the paper's L (Section IV-C), or without N as many as the cap allows."""
         if self.n_records is None:
             return self.max_candidates // self.n_clusters - 1
         return max(self.n_records // 5, 4)
 
     def suitable_rounds(self) -> int:
-        """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C), two less if it projects."""
+        """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C).
+
+        With a projection it is two less.
+        """
         epsilon = self.budget.epsilon
         columns = DIRECTIONS if self.projects else self.domain.n_features
         rounds = int(4 * max(1.0, epsilon or 1.0) * math.sqrt(columns))
         return min(MAX_ROUNDS, max(1, rounds - 2 * self.projects))
 
     def _check_size(self) -> None:
-        """Refuse sizes of hours and gigabytes: a run document sets the work of a client."""
+        """Refuse runs with too many words, because a run document sets a client's work."""
         k, d = self.n_clusters, self.domain.n_features
         if k * (d + 1) > MAX_WORDS:
             raise ConfigurationError(
@@ -465,13 +483,13 @@ class PEMeansAlgorithm(Algorithm):
 class HDPEMeansAlgorithm(PEMeansAlgorithm):
     """PE-means on a random projection to 16 columns, and one round that lifts the centroids.
 
-    Source: the same, Algorithm 3, with a projection that keeps lengths on average
-    (docs/guarantees, Theorem 28). Parameters are those of `PEMeansAlgorithm`; "auto"
-    takes two rounds of votes less, whose privacy pays for the sums and the counts of
+    Source: Algorithm 3 of the same paper, with a projection that keeps lengths on
+    average (docs/guarantees, Theorem 28). Parameters are those of `PEMeansAlgorithm`.
+    "auto" takes two rounds of votes less. Their privacy pays for the sums and counts of
     the last round.
 
-    Formal guarantee: of the last round, one record changes the sums by the domain's l2
-    bound and the counts by 1, both in l2.
+    Formal guarantee: in the last round one record changes the sums by at most the
+    domain's l2 bound, and the counts by 1, both in l2.
     """
 
     name: ClassVar[str] = "hdpe-means"
@@ -483,7 +501,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
 
     @cached_property
     def matrix(self) -> IntArray:
-        """The projection (d, 16) on the grid: normal numbers of variance 1 / 16."""
+        """The projection on the grid, (d, 16): normal numbers of variance 1 / 16."""
         shape = self.domain.n_features, DIRECTIONS
         source = public_words(self.seed + _PROJECTION)
         words = random_words(source, math.prod(shape))
@@ -502,7 +520,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the limits of votes, and in the last round of sums and counts of records."""
+        """Return the limits on votes, and in the last round on sums and counts."""
         if state.round < self.n_vote_rounds:
             return super().meaning(state, answer)
         q = self.fraction_bits
@@ -521,8 +539,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         flags = state.arrays["flags"].copy()
         noise = self.noise_of(self.n_rounds)
         counts = answer.blocks[COUNTS]
-        # With fewer records, the noise of a mean would be longer than the domain's
-        # radius.
+        # With fewer records, the noise of a mean would exceed the domain's radius.
         longest = noise[SUMS] * math.sqrt(d) / self.domain.l2_bound(q)
         least = max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-q)
         means, usable = quotients(answer.blocks[SUMS], counts, q, least)
@@ -537,5 +554,5 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         return State(self.n_rounds, {**state.arrays, **changed})
 
     def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes, (k,); ``None`` before the last round."""
+        """Return the noisy cluster sizes, (k,), or ``None`` before the last round."""
         return super().counts(state) if state.round == self.n_rounds else None

@@ -1,10 +1,10 @@
-"""The population of PE-means: public candidates that clients and server make alike.
+"""The population of PE-means: public candidates that clients and server compute alike.
 
-Every candidate follows from the centroids that were selected before and from a seed, so
-no message holds a population. A population is made block by block, from raw Philox
-words and with operations that IEEE 754 rounds correctly (`portable`): the same integers
-on every processor. Utility rests on that, since the server reads votes by their index.
-No guarantee does: a record has one vote, wherever the candidates lie.
+Every candidate follows from the centroids selected before and from a seed, so messages
+contain no population. A population is computed block by block, from raw Philox words
+and with operations that IEEE 754 rounds correctly (`portable`). So all processors get
+the same integers. Only utility depends on this, because the server reads votes by their
+index. No guarantee does: a record has one vote for any candidates.
 """
 
 from collections.abc import Iterator
@@ -35,22 +35,30 @@ from flower_kmeans.threads import single_threaded_blas
 GAMMA = 0.01  # scale of a variation, in radii of the domain (PE-means, Section III-C)
 
 _START = 1 << 64  # added to a seed, for the key of the first population
-# Of a block of candidates: numbers, and the fewest and most rows.
-_BLOCK_NUMBERS = 2**18
+_BLOCK_NUMBERS = 2**18  # numbers in a block of candidates
 _FEWEST_ROWS = 256
 _MOST_ROWS = 4_096
-_DRAWN = 64  # points at once, of which the first ones are taken
+_DRAWN = 64  # points drawn at once
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where candidates lie: the grid points of a ball, and of a box around its centre."""
+    """The space of candidates: grid points of a ball that are also in a box.
 
-    radius: int  # of the ball, in grid units
-    half_widths: tuple[int, ...]  # of the box, for each column
+    Attributes
+    ----------
+    radius : int
+        Radius of the ball, in grid units.
+    half_widths : tuple of int
+        Half widths of the box around the ball's centre, one for each of p columns, in
+        grid units.
+    """
+
+    radius: int
+    half_widths: tuple[int, ...]
 
     def cut(self, points: FloatArray) -> FloatArray:
-        """Move points (m, p) into the ball, then into the box, and truncate them to the grid."""
+        """Return points, (m, p), moved into the ball, truncated, and moved into the box."""
         # The factor covers the roundings of the correction, so no norm exceeds the
         # radius.
         radius = self.radius * (1 - 2.0**-40)
@@ -62,17 +70,17 @@ class Space:
 def variations(
     centers: IntArray, n_variations: int, key: int, space: Space
 ) -> Iterator[FloatArray]:
-    """Yield the centroids (k, p), then ``n_variations`` of each of them (PE-means, equation 5).
+    """Yield the centroids, (k, p), then ``n_variations`` of each (PE-means, equation 5).
 
-    Candidate i of the population is centroid ``i mod k``, for ``i >= k`` with a step of
-    the heavy-tailed law in every column, of scale ``GAMMA`` radii, from public words of
-    the key. Blocks (m, p) are integers within the space, as float64.
+    Candidate i of the population is centroid ``i mod k``. For ``i >= k`` a step of the
+    heavy-tailed law is added in every column, with the scale ``GAMMA`` radii, from
+    public words of the key. Blocks, (m, p), are integers within the space, in float64.
     """
     k, p = centers.shape
     points = centers.astype(np.float64)
     yield points
     source = public_words(key)
-    # A word makes four numbers, so blocks of a multiple of four rows take whole words.
+    # A word gives four numbers, so blocks with a multiple of four rows use whole words.
     rows = max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)
     rows = min(_MOST_ROWS, rows) // 4 * 4
     total = k * n_variations
@@ -88,7 +96,10 @@ def variations(
 
 
 def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray:
-    """Return the candidates (len(wanted), p) of ascending indices out of a population's blocks."""
+    """Return the candidates with ``wanted`` indices, (m, p), from a population's blocks.
+
+    ``wanted``, (m,), is ascending.
+    """
     found = []
     first = 0
     for block in blocks:
@@ -102,13 +113,13 @@ def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray
 
 @lru_cache(maxsize=4)
 def packed(n_points: int, space: Space, seed: int) -> FloatArray:
-    """Return points (n_points, p) of a ball that keep away from each other and from its boundary.
+    """Return points of a ball, (n_points, p), far from each other and from its boundary.
 
-    Random points of the ball are taken in turn, each at least ``a`` from the boundary
-    and ``2 a`` from all points taken before. ``a`` starts at half of the radius, and is
-    halved whenever ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means,
-    Section III-A). What lies outside of the box is moved into it afterwards. Integers
-    in float64, read-only.
+    Random points of the ball are tried in turn. A point is taken if it is at least
+    ``a`` from the boundary and ``2 a`` from all points before. ``a`` starts at half of
+    the radius, and is halved whenever ``ATTEMPTS`` points in turn were too near (Su et
+    al. 2016; PE-means, Section III-A). Points outside the box are then moved into it.
+    The result is read-only, with integers in float64.
     """
     source = public_words(seed + _START)
     chosen = np.empty((n_points, len(space.half_widths)))
@@ -126,12 +137,15 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
                 margin = margin // 2
                 failures = 0
     points = space.cut(chosen)
-    points.setflags(write=False)  # it is kept, and all clients of a process share it
+    points.setflags(write=False)  # all clients of a process share the array
     return points
 
 
 def _ball_points(source: np.random.Philox, space: Space, radius: int) -> FloatArray:
-    """Return uniform points (64, p) of a ball: a normal direction, and a root of a uniform."""
+    """Return uniform points of a ball, (64, p).
+
+    The direction is a normal vector's, and the length a p-th root of a uniform number.
+    """
     p = len(space.half_widths)
     shape = _DRAWN, p + 1
     words = random_words(source, _DRAWN * (p + 1)).reshape(shape)

@@ -1,12 +1,13 @@
 """Tests of released sums, which find values that no records explain.
 
-Reasons are a wrong ``n_records``, a false answer, or noise alone. The tests are pure
-functions of public parameters and released values, so nothing here costs privacy.
-A false answer cannot be prevented, since nobody sees single answers; a large one can be
-noticed in the sum. Alarms are tests against the planned noise, of which all together
-fail by chance in at most `FALSE_ALARMS` of runs (docs/reading-a-report.md, "Warnings
-about released values"). Notes say where noise is larger than what it covers, which is
-no fault.
+Causes are a wrong ``n_records``, a false answer, or noise alone. The tests are pure
+functions of public parameters and released values, so they cost no privacy. A false
+answer cannot be prevented, because nobody sees single answers. A large one can be
+noticed in the sum.
+
+Alarms are tests against the planned noise. In at most `FALSE_ALARMS` of runs any of
+them fails by chance (docs/reading-a-report.md, "Warnings about released values"). Notes
+state where noise exceeds the values, which is not a fault.
 """
 
 import math
@@ -26,21 +27,21 @@ from flower_kmeans.data.domain import Ball
 from flower_kmeans.privacy.plan import Release
 
 FALSE_ALARMS = 1e-4
-"""Most runs whose noise alone raises an alarm: a union bound over all tests of a run."""
+"""Largest fraction of runs with an alarm from noise alone, by a union bound over all tests."""
 
 FACTOR = 3.0
 """Largest ratio of a total to ``n_records``, or of ``n_records`` to a total, without an alarm."""
 
 LIGHT = 2.0
-"""Least size without a note, in standard deviations of its noise."""
+"""Least size of a cluster without a note, in standard deviations of its noise."""
 
 MARGIN = 0.1
 """Largest distance of a mean from the bounds without a note, in half widths."""
 
-_ROUNDING = 1e-9  # relative: exact sums are compared in float64
-_SHOWN = 10  # rounds that a sentence names
+_ROUNDING = 1e-9  # relative error of float64, in which exact sums are compared
+_SHOWN = 10  # most rounds that a sentence names
 _KEPT_OF_A_KIND = 3
-_N_FIELDS = 6  # of a finding
+_N_FIELDS = 6  # numbers of a finding
 
 
 class FindingKind(IntEnum):
@@ -58,23 +59,25 @@ class FindingKind(IntEnum):
 
     @property
     def is_alarm(self) -> bool:
-        """Whether noise does not explain it."""
+        """Whether noise does not explain such a value."""
         return self <= FindingKind.UNCLIPPED
 
 
 class Finding(NamedTuple):
-    """One test of one round that did not hold."""
+    """A failed test of one round."""
 
     kind: FindingKind
+    """The kind of test."""
     round: int
+    """Number of the round, from 1."""
     number: int
-    """Of the values that it does not hold for."""
+    """Number of values that fail the test."""
     place: int
-    """Of the worst of them, from 0."""
+    """Index of the worst value, from 0."""
     value: float
-    """The worst of them: in records, or else in multiples of its limit."""
+    """The worst value, in records or as a multiple of its limit."""
     deviation: float
-    """Standard deviation of that value's noise, in records; 0 where not shown."""
+    """Standard deviation of that value's noise, in records. 0 if it is not shown."""
 
 
 # ------------------------------------------------------------------------------- tests
@@ -88,8 +91,17 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     """Return the findings about a round's noisy sum, from released values alone.
 
-    At most one finding of each kind, the worst. ``before`` is the state before the sum.
-    ``noise_factor`` is by how much the noise's standard deviation exceeds the plan's.
+    There is at most one finding of each kind, the worst.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    before : State
+        The state before the sum.
+    answer : Statistic
+        The noisy sum.
+    noise_factor : float
+        The noise's standard deviation over the planned one.
     """
     by_kind: dict[FindingKind, Finding] = {}
     tests = _Round(algorithm, before, answer, noise_factor)
@@ -101,7 +113,7 @@ def findings_of(
 
 
 class _Round:
-    """The noisy sum of one round beside the limits that it should keep to."""
+    """The noisy sum of one round, with the limits that it should keep."""
 
     def __init__(
         self,
@@ -120,13 +132,13 @@ class _Round:
         noise = algorithm.noise_of(self.number)
         self.noise = {name: std * noise_factor for name, std in noise.items()}
         self.noise_factor = noise_factor
-        # Before any arithmetic: the least int64 has no absolute value.
+        # Conversion comes first, because the least int64 has no absolute value.
         self.blocks = {
             name: block.astype(np.float64) for name, block in answer.blocks.items()
         }
         n_words = sum(block.size for block in self.blocks.values())
-        # At most two tests of each word, four more of each place, and a few of the
-        # whole.
+        # There are at most two tests of each word, four of each place, and a few of the
+        # total.
         n_tests = 2 * n_words + 4 * self._n_places + 8
         self.chance = FALSE_ALARMS / algorithm.n_rounds / n_tests
         mechanisms = {release.mechanism for release in self.releases}
@@ -142,16 +154,16 @@ class _Round:
 
     @property
     def _has_known_total(self) -> bool:
-        """Whether ``n_records`` bounds the total: clipped clients have another one."""
+        """Whether ``n_records`` bounds the total. With clipped clients it does not."""
         return self.algorithm.n_records is not None and self.algorithm.clip is None
 
     @property
     def _planned(self) -> int:
-        """The planned number of records, or 1: totals are compared with it."""
+        """The planned number of records, or 1 if there is none."""
         return self.algorithm.n_records or 1
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings. All tests are made for all values."""
+        """Yield the findings. Every test is made for every value."""
         if self.meaning.counts is not None:
             yield from self._of_total()
         yield from self._of_signs()
@@ -170,7 +182,7 @@ class _Round:
 
     @property
     def _counts(self) -> tuple[FloatArray, float]:
-        """The records of each place, and the standard deviation of their noise."""
+        """The records in each place, and the standard deviation of their noise."""
         name = self.meaning.counts
         if name is not None:
             counts = self.blocks[name] / self.one
@@ -188,7 +200,7 @@ class _Round:
         most = FACTOR * planned * self.meaning.times
         if total - most > self.reach * std:
             yield Finding(FindingKind.TOO_MANY, self.number, 1, 0, total, std)
-        # Clipped clients make up fewer records than there are.
+        # Clipped clients count as fewer records than they have.
         least = planned * self.answer.answered / FACTOR
         if self.algorithm.clip is None and least - total > self.reach * std:
             kind = (
@@ -197,7 +209,7 @@ class _Round:
             yield Finding(kind, self.number, 1, 0, total, std)
 
     def _of_signs(self) -> Iterator[Finding]:
-        """Yield counts below 0 by more than their noise."""
+        """Yield a finding if counts are below 0 by more than their noise."""
         if self.meaning.counts is None:
             return
         counts, std = self._counts
@@ -208,13 +220,13 @@ class _Round:
 
     @property
     def _bounds_hold(self) -> bool:
-        """Whether a count bounds its sum: not where the two are clipped apart."""
+        """Whether a count bounds its sum. It does not if the two are clipped separately."""
         if self.algorithm.clip is None or self.algorithm.clipping.is_joint:
             return True
         return len(self.releases) == 1
 
     def _of_sums(self) -> Iterator[Finding]:
-        """Yield places whose sum is larger than records within the bounds make it."""
+        """Yield a finding if sums are larger than records within the bounds can make them."""
         name = self.meaning.sums
         if name is None or not self._bounds_hold:
             return
@@ -235,7 +247,7 @@ class _Round:
         found = wrong.any(axis=1)
         scales = np.maximum(most, np.maximum(std, 1.0))
         worst = (sizes / scales).max(axis=1)
-        # Of a Laplace vector's length only the coordinates are tested.
+        # With Laplace noise only coordinates are tested, and not lengths.
         if self.is_gaussian:
             lengths = _lengths(sums)
             room = noise * math.sqrt(d)
@@ -244,7 +256,7 @@ class _Round:
         yield from self._found(FindingKind.TOO_LONG, found, worst, -worst)
 
     def _of_shares(self) -> Iterator[Finding]:
-        """Yield sums of squares below 0, or above the counts."""
+        """Yield a finding if sums of squares are below 0 or above the counts."""
         for name in self.meaning.shares:
             if not self._bounds_hold:
                 return
@@ -260,7 +272,7 @@ class _Round:
             yield from self._found(FindingKind.SQUARES, wrong, ratios, -ratios)
 
     def _of_totals(self) -> Iterator[Finding]:
-        """Yield single sums below 0, or above the most that all records can add."""
+        """Yield a finding if totals are below 0, or above the most that records can add."""
         totals = self.meaning.totals or {}
         for name, most in totals.items():
             value = self.blocks[name]
@@ -274,15 +286,15 @@ class _Round:
             yield from self._found(FindingKind.SQUARES, wrong, ratios, -ratios)
 
     def _of_moments(self, words: FloatArray) -> Iterator[Finding]:
-        """Yield impossible moments: squares below 0, products above their squares."""
+        """Yield a finding if squares are below 0, or products exceed their squares."""
         d = self.algorithm.domain.n_features
         noise = self.noise[self.meaning.moments or ""]
         squares = words[:d]
         products = words[d:]
         wrong = -squares > self.reach * noise
         rows, columns = np.triu_indices(d, 1)
-        # 2 |x y| <= x^2 + y^2; the noise of a product has half of the variance of a
-        # square's.
+        # 2 |x y| <= x^2 + y^2. The noise of a product has half the variance of the
+        # noise of a square.
         pairs = squares[rows] + squares[columns]
         std = noise * math.sqrt(2.0 + 4.0 * 0.5)
         room = self.reach * std + _ROUNDING * np.abs(pairs)
@@ -296,7 +308,7 @@ class _Round:
         yield from self._found(FindingKind.SQUARES, found, ratios, -ratios)
 
     def _of_clients(self) -> Iterator[Finding]:
-        """Yield releases that are longer than as many clipped answers can make them."""
+        """Yield a finding for a release that is longer than clipped answers can make it."""
         algorithm = self.algorithm
         n_answers = self.answer.n_answers or algorithm.n_clients or 1
         layout = algorithm.layout(self.number)
@@ -304,7 +316,7 @@ class _Round:
         scales = sensitivities(algorithm, self.number)
         for release in self.releases:
             if release.norm == "linf":
-                # its parts have own bounds, and clients are never clipped so
+                # Its parts have their own bounds, and clients are never clipped in it.
                 continue
             words = layout.words_of(release)
             units = scales[words]
@@ -318,7 +330,7 @@ class _Round:
     def _length_of(self, release: Release, values: FloatArray) -> tuple[float, float]:
         """Return a release's length in its norm, and the length that noise explains.
 
-        ``values`` (n,) are in units of a clipped answer, and so are both lengths.
+        ``values``, (n,), and both lengths are relative to the longest clipped answer.
         """
         name = release.blocks[0]
         unit = self.algorithm.block_sensitivities(self.number)[name]
@@ -335,7 +347,7 @@ class _Round:
     # ------------------------------------------------------------------ the result
 
     def _of_result(self) -> Iterator[Finding]:
-        """Yield clusters of the result of which noise is the larger part."""
+        """Yield findings if clusters of the result are mostly noise."""
         if self.meaning.counts is None:
             return
         counts, std = self._counts
@@ -346,13 +358,13 @@ class _Round:
             yield from self._of_means(self.blocks[self.meaning.sums], counts)
 
     def _of_means(self, sums: FloatArray, counts: FloatArray) -> Iterator[Finding]:
-        """Yield clusters whose mean lies outside of the bounds."""
+        """Yield a finding if means of clusters lie outside the bounds."""
         meaning = self.meaning
         usable = counts >= 1.0
         sizes = np.maximum(counts, 1.0)
         means = sums * meaning.unit / sizes[:, None]
-        # Noise moves a mean that lies on the boundary beyond it, as a category's share
-        # of all.
+        # Noise moves a mean on the boundary beyond it, for example the fraction of a
+        # category that all records have.
         far = 1.0 + MARGIN
         beyond = np.zeros(len(counts), dtype=bool)
         if meaning.offsets:
@@ -378,8 +390,8 @@ class _Round:
         deviation: float = 0.0,
     ) -> Iterator[Finding]:
         """Yield one finding for all wrong values. The worst has the least ``order``."""
-        # Found in any case: a server that sees no sum may measure how long a client
-        # takes.
+        # The finding is made in any case: a server that sees no sum may measure the
+        # client's time.
         number = int(np.count_nonzero(wrong))
         order = np.where(wrong, order, np.inf)
         place = int(np.argmin(order))
@@ -390,11 +402,11 @@ class _Round:
 
 
 def deviations(chance: float, is_laplace: bool = False) -> float:
-    """Return the one-sided quantile of noise, in its standard deviations.
+    """Return the quantile that noise exceeds with probability ``chance``.
 
-    Noise exceeds it with a small probability. Of Laplace noise and of its sums, it is
-    that of one Laplace variable: none has longer tails. A mixture with Gaussian noise
-    has shorter ones.
+    It is in standard deviations of the noise. With ``is_laplace`` it is the quantile of
+    one Laplace variable, because sums of Laplace noise, and mixtures with Gaussian
+    noise, have shorter tails.
     """
     if is_laplace:
         return -math.log(2 * chance) / math.sqrt(2.0)
@@ -402,7 +414,7 @@ def deviations(chance: float, is_laplace: bool = False) -> float:
 
 
 def _lengths(rows: FloatArray) -> FloatArray:
-    """Return the l2 norm of each row, whose squares may not overflow."""
+    """Return the l2 norm of each row, (n,), without overflow of squares."""
     largest = np.abs(rows).max(axis=1, initial=0.0)
     scale = np.maximum(largest, 1.0)
     scaled = rows / scale[:, None]
@@ -415,7 +427,7 @@ def _lengths(rows: FloatArray) -> FloatArray:
 
 
 def sentences(algorithm: Algorithm, findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return one sentence or two for each kind of findings; alarms come first."""
+    """Return a text of one or two sentences for each kind of finding, alarms first."""
     by_kind: dict[FindingKind, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
@@ -508,17 +520,17 @@ def _rounds(numbers: Sequence[int]) -> str:
 
 
 def to_array(findings: Iterable[Finding]) -> FloatArray:
-    """Return findings as rows (m, 6), for a state or a message."""
+    """Return findings as rows, (m, 6), float64, for a state or a message."""
     rows = [tuple(map(float, each)) for each in findings]
     return np.array(rows).reshape(-1, _N_FIELDS)
 
 
 def condensed(rows: FloatArray) -> FloatArray:
-    """Return the findings of many rounds in a fixed number of rows, zeros behind them.
+    """Return the findings of many rounds in a fixed number of rows, padded with zeros.
 
-    Of each kind those of its first round, of its largest and of its least value stay:
-    what a client keeps of a run must not grow with its rounds. How many there are shows
-    in no size.
+    Of each kind three findings are kept: the first round's, and those with the largest
+    and the least value. So a client's memory does not grow with the rounds, and its
+    size does not reveal the number of findings.
     """
     kept = []
     for kind in FindingKind:
@@ -536,23 +548,35 @@ def condensed(rows: FloatArray) -> FloatArray:
 
 
 def padded(rows: FloatArray, n_rounds: int) -> FloatArray:
-    """Return findings as rows, then zeros up to the most of a run that reports each of them."""
-    # In a round one of the total, and signs and lengths; at the end also sizes and
-    # means.
+    """Return findings as rows, padded with zeros to a run's most rows."""
+    # A round can have findings on the total, signs and lengths, and the last round also
+    # on sizes and means.
     most = 3 * n_rounds + 2
     return _filled_up(rows, most)
 
 
 def _filled_up(rows: FloatArray, n_rows: int) -> FloatArray:
-    """Return rows of findings, and zeros behind them up to a number of rows."""
+    """Return rows of findings, padded with zeros to ``n_rows``."""
     zeros = np.zeros((n_rows - len(rows), _N_FIELDS))
     return np.concatenate([rows, zeros])
 
 
 def from_array(array: FloatArray, n_rounds: int, n_words: int) -> tuple[Finding, ...]:
-    """Return the findings of an array, or raise a `ValueError` if no run has these.
+    """Return the findings of an array.
 
-    ``n_words`` is the most that a round of the run has.
+    Parameters
+    ----------
+    array : ndarray of shape (m, 6), float64
+        Rows of `to_array`.
+    n_rounds : int
+        Number of rounds of the run.
+    n_words : int
+        Largest number of words of a round.
+
+    Raises
+    ------
+    ValueError
+        If no run has such findings.
     """
     is_table = array.dtype == np.float64 and array.ndim == 2
     if not is_table or array.shape[1] != _N_FIELDS:

@@ -1,6 +1,6 @@
-"""Releases beside centroids: costs, sizes against public bounds, and a mixture.
+"""Released values beside centroids: the cost, sizes and their bounds, and a mixture.
 
-Sources: docs/guarantees, Theorems 22, 25 and 26.
+Their theorems are docs/guarantees, Theorems 22, 25 and 26.
 """
 
 import math
@@ -16,46 +16,47 @@ from flower_kmeans.arrays import FloatArray
 SizeBound = Literal["kept", "open", "missed"]
 
 CONFIDENCE = 0.95
-"""With which all intervals hold at once."""
+"""Probability that all intervals of cluster sizes contain the true sizes at once."""
 
 
 @dataclass(frozen=True)
 class CostEstimate:
     """The inertia of a clustering, estimated from released values.
 
-    The sum of squared distances of the records that counted in the last round, to the
-    new centroid of the cluster that they were nearest to before. Noise may make it
-    negative.
+    It is the sum of squared distances of the records that counted in the last round.
+    Each distance is to the new centroid of the cluster that the record was nearest to
+    before. Noise may make the estimate negative.
     """
 
     value: float
+    """The estimate, in squared units."""
     standard_error: float
-    """From the noise alone."""
+    """Standard error of the estimate, from the noise alone."""
     users_units: bool
-    """Whether in squared units of the user's, which needs columns of one scale, or in those of the
-    scaled domain."""
+    """Whether the units are the user's. Otherwise they are those of the scaled domain, because
+    columns have different scales."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReleasedMixture:
-    """A mixture of m Gaussians that a run learned, in units of the scaled domain.
+    """A mixture of m Gaussians that a run released, in units of the scaled domain.
 
-    Each has a covariance that is diagonal along p public orthonormal directions, and
-    the same variance in all directions beside them.
+    Each covariance is diagonal along p public orthonormal directions. It has the same
+    variance in all directions orthogonal to them.
     """
 
     weights: FloatArray
-    """Noisy records of each, (m,), all positive."""
+    """Noisy number of records of each Gaussian, (m,), all positive."""
     means: FloatArray
-    """Along the directions, (m, p)."""
+    """Means along the directions, (m, p)."""
     scales: FloatArray
     """Standard deviations along the directions, (m, p)."""
     directions: FloatArray
-    """As columns, (d, p)."""
+    """The directions as orthonormal columns, (d, p)."""
     rest: float
-    """Variance in each direction beside these."""
+    """Variance in each direction orthogonal to these."""
     radii: FloatArray
-    """Length to which the offsets of a cell's records were clipped, (m,)."""
+    """Length to which the offsets of each cell's records were clipped, (m,)."""
     noise: tuple[float, float, float]
     """Standard deviations of the noise in a cell: count in records, then sum and slack in radii."""
 
@@ -65,38 +66,42 @@ class SizeReport:
     """Noisy cluster sizes beside the bounds on them (docs/guarantees, Theorem 25)."""
 
     counts: tuple[float, ...]
-    """Noisy records of each cluster, (k,), in the round that measured the released weights."""
+    """Noisy size of each cluster in records, (k,), in the round that measured the weights."""
     noise: float
-    """Standard deviation of a count's noise, in records; 0 without privacy."""
+    """Standard deviation of a count's noise, in records. 0 without privacy."""
     min_size: int
+    """Fewest records of a cluster. 0 without a bound."""
     max_size: int | None
-    """Fewest and most records of a cluster; 0 and ``None`` without a bound."""
+    """Most records of a cluster. ``None`` without a bound."""
 
     @property
     def margin(self) -> float:
-        """How far a noisy count may be from the true one, in records.
+        """Half width of the interval around a noisy count, in records.
 
-        For all k clusters at once, with probability `CONFIDENCE`:
-        ``noise * Phi^-1(1 - (1 - CONFIDENCE) / (2 k))``.
+        With probability `CONFIDENCE` all k intervals contain the true sizes at once. It
+        is ``noise * Phi^-1(1 - (1 - CONFIDENCE) / (2 k))``.
         """
-        # A union bound over k clusters: true sizes are in all intervals at once.
+        # This is a union bound over k clusters.
         k = len(self.counts)
         return -self.noise * NormalDist().inv_cdf((1 - CONFIDENCE) / (2 * k))
 
     @property
     def interval(self) -> FloatArray:
-        """Least and largest size of each cluster, (k, 2), within 0 and infinity."""
+        """Least and largest size of each cluster in records, (k, 2), at least 0."""
         counts = np.array(self.counts)[:, None]
         signs = np.array([[-1.0, 1.0]])
         return np.maximum(counts + self.margin * signs, 0.0)
 
     @property
     def bounds_kept(self) -> tuple[SizeBound, ...]:
-        """By cluster: its interval is inside the bounds, meets one, or is outside."""
+        """Place of each cluster's interval: inside ("kept"), across, or outside ("missed").
+
+        An interval across a bound is "open".
+        """
         return tuple(self._is_kept(low, high) for low, high in self.interval.tolist())
 
     def _is_kept(self, low: float, high: float) -> SizeBound:
-        """Return the place of an interval beside the bounds."""
+        """Return the place of an interval relative to the bounds."""
         most = math.inf if self.max_size is None else self.max_size
         if low >= self.min_size and high <= most:
             return "kept"
@@ -106,7 +111,7 @@ class SizeReport:
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """The statements of a report on the sizes, in plain sentences."""
+        """Sentences of a report on the sizes."""
         numbers = Counter(self.bounds_kept)
         bounds = f"at least {self.min_size:,} records"
         if self.max_size is not None:
@@ -145,7 +150,7 @@ class SizeReport:
 
 
 def note_on_noise(noise: float, n_records: int, n_clusters: int) -> str | None:
-    """Return the warning about noise of more than N / (4 k) records, or ``None``."""
+    """Return a warning if a size's noise exceeds N / (4 k) records, or ``None``."""
     most = n_records / (4 * n_clusters)
     if noise <= most:
         return None

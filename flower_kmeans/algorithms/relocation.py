@@ -29,19 +29,19 @@ from flower_kmeans.data.domain import row_sums, squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
 DEAD_NOISE = 2.0
-"""A centroid is dead up to this size, in standard deviations of a size."""
+"""A centroid is dead up to this size, in standard deviations of a size's noise."""
 
 DEAD_SHARE = 0.05
-"""A centroid is dead up to this size, as a part of the mean size N / k."""
+"""A centroid is also dead up to this fraction of the mean size N / k."""
 
 FULL = 4.0
-"""A cluster is divided from this size on, over the dead one's size or a deviation."""
+"""A cluster is divided if it has at least this times the dead one's size, and the noise's."""
 
 CLEAR = 3.0
-"""A scatter counts from this value on, in its standard deviations."""
+"""A scatter counts from this value on, in standard deviations of its noise."""
 
 STEP = 0.1
-"""Distance to the joined centroid, over the distance to that one's neighbour."""
+"""Distance of a moved centroid from its host, over the distance of the host's neighbour."""
 
 MOST_STEPS = 256
 """Most steps of a pass."""
@@ -51,18 +51,20 @@ _BLOCK_NUMBERS = 2**20  # most distances in memory at a time
 
 
 class RelocationNoise(NamedTuple):
-    """Standard deviations of a round's released numbers."""
+    """Standard deviations of the noise in a round's released numbers."""
 
-    size: float  # of a cluster's number of records
-    scatter: float  # of a cluster's sum of squared distances
+    size: float
+    """Of a cluster's number of records."""
+    scatter: float
+    """Of a cluster's sum of squared distances, in squared grid units."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The centroids, which the passes move in place."""
+    """The centroids, which both passes move in place."""
 
     points: FloatArray  # (k, d), grid units
-    used: BoolArray  # (k,): had a part in a move, and has none in another
+    used: BoolArray  # (k,): whether it took part in a move, and must not in another
     inside: Callable[[IntArray], IntArray]  # moves grid points (m, d) into the domain
 
     def move(self, j: int, target: FloatArray, *, applies: bool) -> None:
@@ -108,13 +110,13 @@ def relocated(
     Parameters
     ----------
     centroids : array of shape (k, d)
-        After the round's moves, in grid units.
+        The centroids after the round's update, in grid units.
     sizes : array of shape (k,)
         Noisy numbers of records.
     scatter : array of shape (k,)
         Noisy sums of squared distances, in squared grid units.
     noise : (float, float)
-        Standard deviations of a size and of a scatter.
+        Standard deviations of the noise of a size and of a scatter.
     directions : array of shape (2 n, d), where n is `n_steps`
         Public unit vectors, one for each step of the two passes.
     inside : callable
@@ -140,7 +142,7 @@ def n_steps(n_clusters: int) -> int:
 def public_directions(
     seed: int, round_number: int, shape: tuple[int, int]
 ) -> FloatArray:
-    """Return random unit vectors of a seed and a round, as rows."""
+    """Return random public unit vectors of a seed and a round, as rows."""
     words = random_words(round_words(seed, round_number), math.prod(shape))
     vectors = normals(words).reshape(shape)
     lengths = np.sqrt(row_sums(vectors * vectors))
@@ -159,9 +161,7 @@ def _replace_dead(
     dead_size = max(DEAD_NOISE * noise.size, DEAD_SHARE * mean_size)
     smallest_first = np.argsort(sizes, kind="stable")[: len(directions)]
 
-    applies = (
-        True  # until a step does not: those after it have larger centroids to move
-    )
+    applies = True  # until a step does not: later steps would move larger centroids
     for j, direction in zip(smallest_first, directions, strict=True):
         host = int(sizes.argmax())
         is_dead = sizes[j] <= dead_size
@@ -187,18 +187,18 @@ def _merge_and_split(
     noise: RelocationNoise,
     directions: FloatArray,
 ) -> None:
-    """Merge two centroids where another cluster's division gains more."""
+    """Merge two centroids and divide another cluster, where the division gains more."""
     gains = _gains_of_division(sizes, scatter, noise, layout.used)
     costs, partners = _costs_of_merging(layout.points, sizes, layout.used)
     cheapest_first = np.argsort(costs, kind="stable")[: len(directions)]
 
-    is_worth_it = True  # until a step is not: those after it cost more and gain less
+    is_worth_it = True  # until a step is not: later steps cost more and gain less
     for i, direction in zip(cheapest_first, directions, strict=True):
         host = int(gains.argmax())
         is_worth_it = bool(is_worth_it and gains[host] > costs[i] + noise.scatter)
 
         partner = int(partners[i])
-        # The smaller one of the pair goes.
+        # The smaller centroid of the pair goes.
         if sizes[i] <= sizes[partner]:
             goes = i
             stays = partner
@@ -250,10 +250,10 @@ def _gains_of_division(
 def _costs_of_merging(
     points: FloatArray, sizes: FloatArray, used: BoolArray
 ) -> tuple[FloatArray, IntArray]:
-    """Return each cluster's cheapest merger by Ward's criterion: cost and partner.
+    """Return the cost, (k,), and the partner, (k,), of each cluster's cheapest merger.
 
-    Merging clusters of sizes a and b at a distance r adds ``r^2 a b / (a + b)`` to the
-    scatter.
+    The cost is Ward's criterion: merging clusters of sizes a and b at a distance r adds
+    ``r^2 a b / (a + b)`` to the scatter.
     """
     k = len(points)
     costs = np.full(k, np.inf)

@@ -1,7 +1,7 @@
-"""Clients that did not answer, and cells that lost most of their records with them.
+"""Cells that lack most of their records because clients did not answer.
 
-See docs/guarantees, Theorem 22, "Where clients did not answer". A cell that is
-absent keeps the records that the round before expected.
+See docs/guarantees, Theorem 22, "Where clients did not answer". Such an *absent* cell
+keeps the records that the round before expected.
 """
 
 import numpy as np
@@ -14,14 +14,16 @@ from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> BoolArray:
-    """Return the mask (m,) of cells that lack more records than noise explains.
+    """Return whether each cell lacks more records than noise explains, (m,).
 
     Parameters
     ----------
-    expected, counts : array of shape (m,)
-        Records by the round before, and noisy ones of this round.
+    expected : array of shape (m,)
+        Records in each cell that the round before expected.
+    counts : array of shape (m,)
+        Noisy records in each cell in this round.
     noise : float
-        Standard deviation of a count, in records.
+        Standard deviation of the noise of a count, in records.
     """
     least = ABSENT_NOISE * max(noise, MIN_COUNT)
     can_be_absent = expected > least
@@ -32,10 +34,10 @@ def absent(expected: FloatArray, counts: FloatArray, noise: float) -> BoolArray:
 def held(
     found: NoisySum, flags: IntArray, expected: FloatArray, *, comparable: bool
 ) -> BoolArray:
-    """Return the mask (m,) of cells that stay as they were, and note that there are some.
+    """Return whether each cell is held, (m,): kept as it was, because it is absent.
 
-    None stays if all clients answered, or if counts are not ``comparable`` with the
-    ``expected`` ones (m,).
+    If any is, `Note.HELD` is set in ``flags``. No cell is held if all clients answered,
+    or if counts are not ``comparable`` with the ``expected`` records, (m,).
     """
     if found.answered == 1 or not comparable:
         return np.zeros(len(expected), dtype=bool)

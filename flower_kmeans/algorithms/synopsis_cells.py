@@ -1,8 +1,8 @@
-"""Rounds of the synopsis: cells, and the model that noisy sums of them give.
+"""Rounds of the synopsis: cells, and the mixture that their noisy sums describe.
 
-See docs/guarantees, Theorem 22, "Cells" and "Model". A round counts records by
-nearest cell. Noisy counts, residuals and slacks of cells give a mixture, and the
-mixture gives the next cells; the last one gives centroids (`synopsis_start`).
+See docs/guarantees, Theorem 22, "Cells" and "Model". A round assigns records to their
+nearest cells. The noisy counts, residuals and slacks of the cells give a mixture. The
+mixture gives the next cells, and after the last round the centroids (`synopsis_start`).
 """
 
 import math
@@ -68,7 +68,7 @@ from flower_kmeans.data.domain import GridRecords, row_sums
 
 
 class Released(NamedTuple):
-    """Noisy sums (m, p) and slacks (m,) in radii of their cells, counts (m,) in records."""
+    """Noisy sums, (m, p), and slacks, (m,), in radii of the cells; counts, (m,), in records."""
 
     sums: FloatArray
     counts: FloatArray
@@ -82,16 +82,16 @@ class CellsStage:
     setting: Setting
     round_number: int
     n_cells: int
-    """M, of this round."""
+    """M, the number of cells of this round."""
     fractions: Mapping[str, float]
-    """Of the round's mu^2, by block."""
+    """Fraction of the round's mu^2 for each block."""
     n_next: int | None
-    """Number of cells of the next round of the synopsis; ``None`` in the last one."""
+    """Number of cells of the next synopsis round, or ``None`` in the last one."""
     start: Start
-    """Of the refinement, after the last one."""
+    """The start of the refinement, which follows the last synopsis round."""
 
     def layout(self) -> Layout:
-        """Return sums of residuals in radii, counts, and slacks, by cell."""
+        """Return the blocks by cell: sums of residuals in radii, counts, and slacks."""
         m = self.n_cells
         p = self.setting.n_directions
         q = self.setting.fraction_bits
@@ -101,14 +101,13 @@ class CellsStage:
         return Layout((sums, counts, slacks))
 
     def sensitivities(self) -> dict[str, float]:
-        """Return 1 over the root of each block's fraction of the round's mu^2.
+        """Return each block's sensitivity: 1 over the root of its fraction of mu^2.
 
-        In these units a record changes all blocks together by 1 at most
+        Relative to these a record changes all blocks together by at most 1
         ("Sensitivity").
         """
         one = float(2**self.setting.fraction_bits)
-        # Root and quotient are rounded, and the unit is made larger by more than they
-        # can lack.
+        # The factor covers the rounding of root and quotient.
         return {
             name: one / math.sqrt(fraction) * (1 + 2.0**-50)
             for name, fraction in self.fractions.items()
@@ -136,7 +135,7 @@ class CellsStage:
         return Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
 
     def meaning(self, before: StateArrays) -> Meaning:
-        """Return the limits of residuals no longer than 1, and of their squares."""
+        """Return the limits on residuals, no longer than 1, and on their squares."""
         one = 2.0**self.setting.fraction_bits
         return Meaning(sums=SUMS, length=one, shares=(SLACKS,), are_clusters=False)
 
@@ -146,7 +145,7 @@ class CellsStage:
         found: NoisySum,
         flags: IntArray,
     ) -> NamedIntegers:
-        """Return the next cells; after the last round, centroids (as `Stage.after`)."""
+        """Return the next cells, or after the last round the centroids (`Stage.after`)."""
         setting = self.setting
         source = round_words(setting.seed, self.round_number)
         noise = CellNoise(
@@ -169,7 +168,7 @@ class CellsStage:
     ) -> Mixture:
         """Return the mixture that the noisy sums describe ("Model").
 
-        Noted is that cells were held, or that none stood out of the noise.
+        ``flags`` note whether cells were held, and whether no cell exceeded its noise.
         """
         cells = CountedCells.read(before, self.setting.fraction_bits)
         released = Released(
@@ -181,7 +180,7 @@ class CellsStage:
         total = expected_total(
             counts, noise.counts, self.setting.n_records, found.answered
         )
-        # The public figure for N may be too small.
+        # The public number N may be too small.
         least = surely_counted(counts, noise.counts)
         missing = held(
             found,
@@ -198,9 +197,9 @@ class CellsStage:
     def _unseen(
         self, mixture: Mixture, before: StateArrays, answered: float
     ) -> Mixture | None:
-        """Return the first model, for records of clients that did not answer the first round.
+        """Return the first model, for records of clients that missed the first round.
 
-        They may lie where no others do ("Where clients did not answer").
+        These may lie where no other records do ("Where clients did not answer").
         """
         if answered == 1 or self._follows_counts:
             return None
@@ -210,7 +209,7 @@ class CellsStage:
 
     @property
     def _follows_counts(self) -> bool:
-        """Whether a round before has counted records."""
+        """Whether an earlier round has counted records."""
         return self.round_number > FIRST + 1
 
 
@@ -225,23 +224,23 @@ def partition(
     source: np.random.Philox,
     unseen: Mixture | None = None,
 ) -> CountedCells:
-    """Return cells for the records of a mixture: k-means of a sample of it ("Cells").
+    """Return cells for the records of a mixture, by k-means on a sample ("Cells").
 
     Parameters
     ----------
     mixture : Mixture
-        The model of the records that were counted.
+        The model of the counted records.
     n_cells : int
         M, the number of cells.
     factor : float
-        Radii are as many root mean squares of the model's residuals.
+        Radii over the root mean square of the model's residuals.
     step : float
-        Of the grid of cells and radii, in units of D.
+        Step of the grid of cells and radii, in units of D.
     source : Philox
-        Words to draw from.
+        Public words to draw from.
     unseen : Mixture, optional
-        The model of records that were not counted. Cells are also made for them, but
-        none are expected there.
+        The model of records that were not counted. They get cells, too, but do not
+        count in ``expected``.
     """
     size = max(LEAST_SAMPLE, POINTS_PER_CELL * n_cells)
     size = min(size, MOST_POINTS_PER_CELL * n_cells)
@@ -276,7 +275,7 @@ def partition(
 
 
 def _expected(mixture: Mixture, labels: IntArray, n_cells: int) -> FloatArray:
-    """Return the records (m,) of a mixture in each cell, by the cells (n,) of its points."""
+    """Return the records of a mixture in each cell, (m,), from the cells of its points, (n,)."""
     n_points = np.bincount(labels, minlength=n_cells).astype(np.float64)
     records_of_point = math.fsum(mixture.weights) / len(labels)
     return np.asarray(n_points * records_of_point)
@@ -285,15 +284,15 @@ def _expected(mixture: Mixture, labels: IntArray, n_cells: int) -> FloatArray:
 def _variances_within(
     points: IntArray, centers: IntArray, labels: IntArray
 ) -> tuple[FloatArray, float]:
-    """Return the variances (m, p) of points in each cell, and their sum over all cells alike.
+    """Return the variances in each cell, (m, p), and the common sum over directions.
 
-    Cells have few points. Some that are spread as all are keep the variances apart from
-    0.
+    A cell has few points. `PSEUDO_POINTS` with the variance of all cells are added to
+    each cell, so no variance is near 0.
     """
     m = len(centers)
     residuals = points - centers[labels]
     squares = residuals * residuals
-    sums = Groups(labels, m).sums(squares)  # of integers
+    sums = Groups(labels, m).sums(squares)  # exact, because squares are integers
     total = scaled(sums.sum(axis=0), 2 * MODEL_BITS)
     pooled = np.maximum(total / len(points), SMALLEST)
     counts = np.bincount(labels, minlength=m) + PSEUDO_POINTS
@@ -315,24 +314,24 @@ def learned(
 ) -> tuple[Mixture, bool]:
     """Return the mixture that noisy sums of cells describe, and whether any cell stood out.
 
-    A mean of residuals is drawn towards the cell's centre by as much as its noise has
-    of the model's variance in that coordinate; a variance towards that of all cells
-    ("Model").
+    A mean of residuals is shrunk towards the cell's centre, by its noise relative to
+    the model's variance in that coordinate. A cell's variance is shrunk towards the
+    variance of all cells ("Model").
 
     Parameters
     ----------
-    cells : Cells
-        The cells, with the model of them before.
+    cells : CountedCells
+        The cells, with the model before this round.
     released : Released
         Noisy sums, counts and slacks of the m cells.
-    noise : Noise
-        Their standard deviations.
+    noise : CellNoise
+        Standard deviations of the noise of these.
     step : float
-        Of the cells' grid, in units of D.
+        Step of the cells' grid, in units of D.
     n_records : float
-        Records to be found in all cells; infinite if nothing is known of them.
+        Expected number of records in all cells, or infinity if it is unknown.
     missing : array of bool, (m,), optional
-        Cells whose records are missing: they stay as the model had them.
+        Whether each cell is held. It then keeps its part of the model.
     """
     counts = released.counts
     stays = np.zeros(len(counts), dtype=bool)
@@ -349,8 +348,8 @@ def learned(
     means = radii[:, None] * released.sums / sizes[:, None]
     means = clip_rows(means * shape / (shape + errors), radii)
     scales = _scales(cells, released, noise, radii, sizes, means, kept)
-    # An error that is left is the posterior variance, of the model's and the noise's
-    # together.
+    # The remaining error is the posterior variance from the model's and the noise's
+    # variances.
     left = shape * errors / (shape + errors)
     weights = np.where(kept, sizes, 0.0)
     centers = cells.centers.astype(np.float64) * step
@@ -360,7 +359,7 @@ def learned(
 
 
 def _in_place(stays: BoolArray, before: Mixture, counted: Mixture) -> Mixture:
-    """Return the counted parts, and for those that stay (m,) the parts before."""
+    """Return the counted parts, with the parts before where ``stays``, (m,), is true."""
     aside = stays[:, None]
     return Mixture(
         weights=np.where(stays, before.weights, counted.weights),
@@ -373,10 +372,10 @@ def _in_place(stays: BoolArray, before: Mixture, counted: Mixture) -> Mixture:
 def _kept_cells(
     counts: FloatArray, noise: float, n_records: float, stays: BoolArray
 ) -> tuple[BoolArray, bool]:
-    """Return the mask (m,) of cells whose count is worth its noise, and whether any stood out.
+    """Return whether each cell is kept, (m,), and whether any cell stood out.
 
-    PE-means' zeroing rule, then a count above its noise. If there is none, and none
-    ``stays``, the largest is kept.
+    A cell is kept if PE-means' zeroing rule keeps it and its count exceeds its noise.
+    If there is no such cell, and none ``stays``, the largest is kept.
     """
     kept = (zero_small(counts, n_records) > 0) & (counts > noise)
     kept &= ~stays
@@ -394,19 +393,21 @@ def _scales(
     means: FloatArray,
     kept: BoolArray,
 ) -> FloatArray:
-    """Return the standard deviations (m, p) of the records within cells.
+    """Return the standard deviations of the records within cells, (m, p).
 
-    Radii (m,) and means (m, p) are in units of D, sizes (m,) in records. A cell's
-    variance is that of its slack, drawn towards the one of all kept cells by its noise;
-    coordinates divide it as the model's variances do.
+    Radii, (m,), and means, (m, p), are in units of D, and sizes, (m,), in records. The
+    slack of a cell gives its variance, which is shrunk towards the variance of all kept
+    cells by its noise. The coordinates divide it in proportion to the model's
+    variances.
     """
     spread = max(cells.spread, SMALLEST)
     squared_radii = np.square(radii)
-    # What a record's slack lacks of 1 is its square: the noise of both is in it.
+    # 1 minus a record's slack is its square, so this has the noise of counts and
+    # slacks.
     squares = squared_radii * (sizes - released.slacks)
     lengths = row_sums(means * means)
 
-    # of none where all that is there stays
+    # The total is 0 if all cells are held.
     total_size = math.fsum(np.where(kept, sizes, 0.0))
     total_size = max(total_size, MIN_COUNT)
     within = np.where(kept, squares - sizes * lengths, 0.0)
@@ -417,8 +418,7 @@ def _scales(
     both = noise.slacks * noise.slacks + noise.counts * noise.counts
     doubt = np.square(squared_radii / sizes) * both
     own = squares / sizes - lengths
-    # As if the variances of cells differed among themselves by as much as they are
-    # large.
+    # The prior assumes that the variances of cells differ by about their own size.
     square = pooled * pooled
     variances = pooled + square / (square + doubt) * (own - pooled)
     before = row_sums(cells.variances.copy())

@@ -1,8 +1,8 @@
-"""The number of clusters of a synopsis: the costs of its clusterings, and a rule.
+"""The choice of the number of clusters from the costs of a synopsis' clusterings.
 
-See docs/guarantees, Theorem 22, "Selection". A gap statistic (Tibshirani,
-Walther & Hastie 2001) whose reference is a formula and not a sample. Clients of an
-oblivious server must agree on it bit for bit (`synopsis_mixture`).
+See docs/guarantees, Theorem 22, "Selection". The rule is a gap statistic (Tibshirani,
+Walther & Hastie 2001) whose reference is a formula instead of a sample. Clients of an
+oblivious server must agree on the number bit for bit (`synopsis_mixture`).
 """
 
 import math
@@ -40,11 +40,11 @@ class ClusteringCosts(NamedTuple):
     Attributes
     ----------
     costs : array of float64
-        Mean squared distances of records to their centroids.
+        Mean squared distance of records to their centroids, in D^2.
     errors : array of float64
-        Standard errors, by the noise of the last synopsis round.
+        Standard error of each cost from the noise of the last synopsis round.
     dimensions : array of float64
-        Costs over the largest variance in one direction around centroids.
+        Each cost over the largest variance in one direction around centroids.
     """
 
     costs: FloatArray
@@ -55,20 +55,20 @@ class ClusteringCosts(NamedTuple):
 def selection(
     mixture: Mixture, n_clusters: int, seed: int, n_starts: int | None = None
 ) -> Selection:
-    """Return the centres of k-means on a mixture, by words that no round of a run draws."""
+    """Return the centres of k-means on a mixture. No round of a run draws the same words."""
     source = round_words(seed, MAX_ROUNDS + n_clusters)
     return select(mixture, n_clusters, source, n_starts)
 
 
 def selections(mixture: Mixture, numbers: Iterable[int], seed: int) -> list[Selection]:
-    """Return the centres for some numbers of clusters, by a few starts each."""
+    """Return the centres for each number of clusters, by a few starts each."""
     return [selection(mixture, k, seed, CHOICE_STARTS) for k in numbers]
 
 
 def padded(found: Sequence[Selection], place: int) -> Selection:
-    """Return one of some selections, with as many rows as the largest has; those beyond are 0.
+    """Return the selection at ``place``, padded with rows of 0 to the largest selection.
 
-    All are padded, so that the steps do not depend on the place.
+    All selections are padded, so the time does not depend on the place.
     """
     most = max(len(each.counts) for each in found)
     every = [
@@ -83,7 +83,7 @@ def padded(found: Sequence[Selection], place: int) -> Selection:
 
 
 def _with_rows(values: FloatArray, n_rows: int) -> FloatArray:
-    """Return values with rows of 0 behind them, up to a number of rows."""
+    """Return values, padded with rows of 0 to ``n_rows``."""
     n_missing = n_rows - len(values)
     zeros = np.zeros((n_missing, *values.shape[1:]))
     return np.concatenate([values, zeros])
@@ -102,15 +102,15 @@ def costs_of(
     Parameters
     ----------
     mixture : Mixture
-        With m parts, one for each cell.
+        The model, with m parts: one for each cell.
     found : sequence of Selection
         The clusterings.
     radii : array of float64, (m,)
-        Of the cells, in D.
-    noise : Noise
-        Of the values that were released for each cell.
+        Radii of the cells, in D.
+    noise : CellNoise
+        Standard deviations of the noise in each cell.
     beside : float
-        Variance of the records in each direction that the mixture leaves out.
+        Variance of the records in each direction that the mixture leaves out, in D^2.
     n_beside : int
         Number of these directions.
     """
@@ -135,9 +135,9 @@ def _standard_error(
     radii: FloatArray,
     noise: CellNoise,
 ) -> float:
-    """Return the standard error of a clustering's cost, by the noise of cells.
+    """Return the standard error of a clustering's cost from the noise of cells.
 
-    ``along`` is its cost in the directions of the mixture. Parameters are otherwise
+    ``along`` is the cost in the directions of the mixture. The other parameters are
     those of `costs_of`.
     """
     centers = to_grid(found.centers * 2.0**MODEL_BITS)
@@ -146,9 +146,8 @@ def _standard_error(
     offsets = row_sums(residuals * residuals)
     squares = radii * radii
     sums_variance = noise.sums * noise.sums
-    # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the
-    # cell's centre z with radius r, and n records to the number by which all is
-    # divided.
+    # A cell with centre z and radius r adds r^2 (n - slack) + 2 r (z - c) sum
+    # + n |z - c|^2 to the cost of centroid c, and n records to the divisor.
     by_counts = (squares + offsets - along) * noise.counts
     by_slacks = squares * noise.slacks
     variances = by_counts * by_counts + by_slacks * by_slacks
@@ -158,12 +157,13 @@ def _standard_error(
 
 
 def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatArray:
-    """Return the gap of each cost: its logarithm below that of records without clusters.
+    """Return the gap of each cost, (n,): how far it is below a reference, in logarithms.
 
-    Relative to the first of the ascending ``numbers`` (n,) of clusters. A clustering of
-    k divides the largest variances until all that are divided have one size v (reverse
-    water-filling: Cover & Thomas, section 10.3.3). From k clusters on, the logarithm of
-    the cost D of records without clusters then falls by ``2 v / D`` times that of k.
+    The reference is the cost D of records without clusters, relative to the first of
+    the ascending ``numbers``, (n,), of clusters. k clusters divide the largest
+    variances until all divided ones have the same size v (reverse water-filling: Cover
+    & Thomas, section 10.3.3). So from k on, log D falls by ``2 v / D`` times the
+    increase of log k.
     """
     logs_of_numbers = logarithm(numbers.astype(np.float64))
     steps = logs_of_numbers[1:] - logs_of_numbers[:-1]
@@ -174,10 +174,10 @@ def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatA
 
 
 def most_suggested(weights: FloatArray, noise: float) -> int:
-    """Return the largest number of clusters that costs may suggest, for parts with weights (m,).
+    """Return the largest number of clusters that costs may suggest.
 
-    Clusters have on average at least three parts, and records of 16 times the ``noise``
-    of a part's count.
+    On average a cluster must have at least three of the parts with ``weights``, (m,),
+    and at least 16 times the ``noise`` of a part's count in records.
     """
     n_parts = int(np.count_nonzero(weights))
     by_noise = math.inf
@@ -189,10 +189,10 @@ def most_suggested(weights: FloatArray, noise: float) -> int:
 def suggested(
     numbers: Sequence[int] | IntArray, found: ClusteringCosts, most: int
 ) -> int:
-    """Return the number of clusters that the costs of some, in ascending order, suggest.
+    """Return the number of clusters that the costs suggest, for ascending ``numbers``.
 
-    The smallest whose gap is at most half a standard error of the cost below the
-    largest gap, of the first number and those of at most ``most``.
+    Only the first number, and numbers of at most ``most``, are compared. The result is
+    the smallest whose gap is at most half a standard error below the largest gap.
     """
     counted = np.asarray(numbers, dtype=np.int64)
     allowed = counted <= max(counted[0], most)

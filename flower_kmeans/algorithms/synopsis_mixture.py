@@ -1,10 +1,11 @@
 """The mixture of Gaussians by which SynopsisKMeans models the records.
 
-Post-processing of released values, in units of the domain's largest norm, and total
-(docs/guarantees, Theorem 11). All clients of an oblivious server must agree on
-it bit for bit: raw Philox words, operations that IEEE 754 rounds correctly, and sums of
-integers, by ``math.fsum`` or by ``row_sums``. Steps follow from the schedule alone: a
-cell that is left out of a mixture stays in it with a weight of 0.
+This module post-processes released values, in units of the domain's largest norm, and
+accepts any values (docs/guarantees, Theorem 11). All clients of an oblivious server
+must agree on the result bit for bit. So it uses raw Philox words, operations that IEEE
+754 rounds correctly, and sums of integers, by ``math.fsum`` or by ``row_sums``. The
+time depends on the schedule alone: a cell that is left out stays in the mixture with a
+weight of 0.
 """
 
 import math
@@ -39,12 +40,12 @@ class Mixture(NamedTuple):
     Attributes
     ----------
     weights : array of float64, (m,)
-        Numbers of records, or parts of 1 before any are counted: 0 for parts that are left
-        out, but not for all.
+        Number of records of each part, or its fraction before records are counted. The
+        weight of a left-out part is 0. At least one weight is positive.
     means, scales : array of float64, (m, p)
-        In units of the largest norm, as the errors.
+        Means and standard deviations, in units of the largest norm.
     errors : array of float64, (m, p)
-        Variances of the means, where noise made them.
+        Variances of the means from noise, in squares of this unit.
     """
 
     weights: FloatArray
@@ -54,7 +55,7 @@ class Mixture(NamedTuple):
 
 
 class CellNoise(NamedTuple):
-    """Standard deviations of the noise: sums and slacks in radii, counts in records."""
+    """Standard deviations of the noise in a cell: sums and slacks in radii, counts in records."""
 
     sums: float
     counts: float
@@ -62,18 +63,18 @@ class CellNoise(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A mixture as a state keeps it.
+    """A mixture in integers, as a state keeps it.
 
-    Points with masses are drawn from it, and users of a result have it.
+    Points with masses are drawn from it, and a result contains it.
 
     Attributes
     ----------
     weights : array of int64, (m,)
         In proportion to the mixture's weights (`integer_weights`).
     total : array of int64, (1,)
-        The sum of the mixture's weights, of exponent `TOTAL_BITS`.
+        The sum of the mixture's weights, with `TOTAL_BITS` fractional bits.
     means, scales : array of int64, (m, p)
-        Of exponent `REAL_BITS`.
+        Means and standard deviations, with `REAL_BITS` fractional bits.
     """
 
     weights: IntArray
@@ -112,15 +113,15 @@ class Parts(NamedTuple):
         }
 
     def mixture(self) -> Mixture:
-        """Return the mixture, whose weights are numbers of records."""
+        """Return the mixture, with numbers of records as weights."""
         weights = self.weights.astype(np.float64)
         shares = weights / math.fsum(weights)
         return self._with_weights(shares * scaled(self.total, TOTAL_BITS))
 
     def points(self, n_clusters: int, source: np.random.Philox) -> IntArray:
-        """Return points (n, p), on the grid of the model, that stand for the records.
+        """Return points that stand for the records, (n, p), on the grid of the model.
 
-        Always the same from the same words ("Bounds on cluster sizes", "Points").
+        The same words give the same points ("Bounds on cluster sizes", "Points").
         """
         weights = self.weights.astype(np.float64)
         mixture = self._with_weights(weights)
@@ -133,7 +134,7 @@ class Parts(NamedTuple):
 
 
 def prior(variances: FloatArray) -> Mixture:
-    """Return the first model: Gaussian records of variances (p,), and some far out."""
+    """Return the first model: Gaussians with given variances, (p,), one of them wider."""
     weights = np.array([1 - HEAVY_PART, HEAVY_PART])
     scales = np.sqrt(variances)
     zeros = np.zeros((2, len(variances)))
@@ -142,7 +143,7 @@ def prior(variances: FloatArray) -> Mixture:
 
 
 def joined(first: Mixture, second: Mixture) -> Mixture:
-    """Return the mixture of all parts of two."""
+    """Return the mixture with the parts of both mixtures."""
     pairs = zip(first, second, strict=True)
     return Mixture(*map(np.concatenate, pairs))
 
@@ -151,9 +152,9 @@ def joined(first: Mixture, second: Mixture) -> Mixture:
 
 
 def sample(mixture: Mixture, size: int, source: np.random.Philox) -> IntArray:
-    """Return points (size, p) of a mixture, moved into the unit ball and put on the grid.
+    """Return points of a mixture, (size, p), moved into the unit ball and on the grid.
 
-    Every part has as many as its weight says, rounded up or down.
+    The number of points of each part is proportional to its weight, rounded up or down.
     """
     reached = np.cumsum(integer_weights(mixture.weights))
     middles = 2 * np.arange(size, dtype=np.int64) + 1
@@ -166,9 +167,9 @@ def sample(mixture: Mixture, size: int, source: np.random.Philox) -> IntArray:
 
 
 def integer_weights(weights: FloatArray) -> IntArray:
-    """Return integers (m,) in proportion to weights, about 2^26 in all.
+    """Return integers in proportion to weights, (m,), with a sum of about 2^26.
 
-    Positive where weights are.
+    They are positive for positive weights.
     """
     per_weight = 2.0**WEIGHT_BITS / math.fsum(weights)
     whole = np.floor(weights * per_weight).astype(np.int64)
@@ -176,13 +177,13 @@ def integer_weights(weights: FloatArray) -> IntArray:
 
 
 def on_grid(points: FloatArray) -> IntArray:
-    """Return points of length 2 at most, and others moved near there, on the model's grid."""
+    """Return points on the model's grid, with coordinates clipped to [-2, 2]."""
     inside = np.clip(points, -2.0, 2.0)
     return to_grid(inside * 2.0**MODEL_BITS)
 
 
 def nearest(points: IntArray, centers: IntArray) -> IntArray:
-    """Return the nearest centre of each point (n, p) of the grid; of several the first."""
+    """Return the nearest centre of each grid point, (n,). Ties go to the first centre."""
     found = Centers(centers).nearest(points.astype(np.float64))
     return found.astype(np.int64)
 
@@ -203,6 +204,6 @@ def n_points(n_clusters: int) -> int:
 
 
 def equal_masses(n_clusters: int) -> IntArray:
-    """Return the masses (n,) of points that all stand for as many records."""
+    """Return equal masses of the points, (n,)."""
     n = n_points(n_clusters)
     return np.full(n, 2**MASS_BITS // n, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Round 1 of SynopsisKMeans: second moments, and the directions of the synopsis.
 
-See docs/guarantees, Theorem 22, "Second moments". Where their noise would be
-too large, the round asks for the sum of squared norms alone, and directions are random.
+See docs/guarantees, Theorem 22, "Second moments". If their noise would be too large,
+the round releases only the sum of squared norms, and directions are random.
 """
 
 import math
@@ -50,7 +50,7 @@ class MomentsStage:
     setting: Setting
     takes_moments: bool
     n_next: int
-    """Number of cells of the round after it."""
+    """Number of cells of round 2."""
 
     def layout(self) -> Layout:
         """Return the block: the diagonal of second moments, then the entries above it."""
@@ -61,7 +61,7 @@ class MomentsStage:
         return Layout((Block(MOMENTS, (n_entries,), 2 * self._moment_bits),))
 
     def sensitivities(self) -> dict[str, float]:
-        """Return D^2, the unit of squared norms, and of the diagonal of second moments."""
+        """Return D^2, the sensitivity of squared norms and of the moments' diagonal."""
         domain = self.setting.domain
         q = self.setting.fraction_bits
         if not self.takes_moments:
@@ -70,7 +70,7 @@ class MomentsStage:
         return {MOMENTS: float(projections.squared_bound(domain, q, dropped))}
 
     def ranges(self) -> dict[str, Range]:
-        """Return no ranges: the round asks about nothing."""
+        """Return no ranges, because the query of round 1 has no arrays."""
         return {}
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
@@ -85,7 +85,7 @@ class MomentsStage:
         return Statistic({NORMS: norms})
 
     def meaning(self, before: StateArrays) -> Meaning:
-        """Return the limits of squares of records."""
+        """Return the limits on squares of records."""
         most = self.sensitivities()
         if not self.takes_moments:
             return Meaning(counts=None, totals=most, are_clusters=False)
@@ -117,11 +117,11 @@ class MomentsStage:
     def _clear_directions(self, found: NoisySum, flags: IntArray) -> Directions:
         """Return the leading eigenvectors of noisy second moments, with their variances.
 
-        Noted is that no direction stands out of the noise.
+        ``flags`` note whether no direction exceeds the noise.
         """
         d = self.setting.n_features
         scale = 4.0**-self._moment_bits / self._squared_norm
-        # In D^2, and the standard deviation of an entry of the diagonal.
+        # The moments and the standard deviation of a diagonal entry are in D^2.
         moments = projections.symmetric(found.blocks[MOMENTS], d) * scale
         noise = found.deviations[MOMENTS] * scale
 
@@ -132,7 +132,7 @@ class MomentsStage:
         vectors, values = eigenvectors(moments / n)
         edge = math.sqrt(2 * d) * noise / n
         variances, n_clear = spectrum(values, edge, norm)
-        # With p = d any directions will do: they span all columns.
+        # With p = d any directions span all columns, so no note is needed.
         leaves_some_out = self.setting.n_beside > 0
         flags[Note.NO_SIGNAL] = n_clear == 0 and leaves_some_out
         return self._directions(vectors, variances)
@@ -140,14 +140,14 @@ class MomentsStage:
     def _random_directions(
         self, found: NoisySum, flags: IntArray, source: np.random.Philox
     ) -> Directions:
-        """Return random directions, or the columns if p = d, of one variance each.
+        """Return random directions, or the columns if p = d, all with the same variance.
 
-        Noted is that directions are random.
+        ``flags`` note whether directions are random.
         """
         d = self.setting.n_features
         p = self.setting.n_directions
         scale = self.setting.unit / self._squared_norm
-        # In D^2, and its standard deviation.
+        # The sum and its standard deviation are in D^2.
         total = float(found.blocks[NORMS][0]) * scale
         noise = found.deviations[NORMS] * scale
 
@@ -162,19 +162,23 @@ class MomentsStage:
         return self._directions(vectors, variances)
 
     def _directions(self, vectors: FloatArray, variances: FloatArray) -> Directions:
-        """Return the first p vectors, as columns, beside the variances (d,) of all."""
+        """Return the first p vectors as directions, with the variances, (d,), of all."""
         p = self.setting.n_directions
         matrix = self.setting.projection.matrix(vectors[:, :p])
         rest = math.fsum(variances[p:])
         return Directions(matrix, variances[:p], rest)
 
     def _n_records(self, total: float, answered: float) -> float:
-        """Return how many records have a total of squared norms, in D^2."""
+        """Return the planned records of the clients that answered.
+
+        Without a planned number it is an estimate from ``total``, the sum of squared
+        norms in D^2.
+        """
         n_records = self.setting.n_records * answered
         if n_records < math.inf:
             return n_records
-        # Without a public figure, only the directions can be compared: the mean square
-        # is taken to be the likely one.
+        # Without a planned number the mean squared norm is assumed to be the expected
+        # one. Directions can still be compared.
         return max(total / PRIOR_NORM, 1.0)
 
     @property
@@ -190,7 +194,7 @@ class MomentsStage:
 
 
 def mean_norm(found: float, error: float) -> float:
-    """Return the mean squared norm of the records, between a noisy and the likely one.
+    """Return an estimate of the mean squared norm, between ``found`` and the expected one.
 
     ``error`` is the standard deviation of the noise of ``found``.
     """
@@ -202,12 +206,12 @@ def mean_norm(found: float, error: float) -> float:
 
 
 def spectrum(values: FloatArray, edge: float, norm: float) -> tuple[FloatArray, int]:
-    """Return the variances (d,) along all directions, and how many stand out of the noise.
+    """Return the variances along all directions, (d,), and the number above the noise.
 
-    From an eigenvalue above the noise's edge, what the noise added is subtracted
-    (``(v + sqrt(v^2 - edge^2)) / 2``); the other directions share what is left of the
-    norm. ``edge`` is the largest eigenvalue of noise alone, about ``sqrt(2 d)``
-    standard deviations of its diagonal (Wigner's semicircle).
+    From an eigenvalue v above the noise's edge the effect of noise is subtracted, which
+    leaves ``(v + sqrt(v^2 - edge^2)) / 2``. The other directions get equal parts of the
+    remaining norm. ``edge`` is the largest eigenvalue of noise alone, about
+    ``sqrt(2 d)`` standard deviations of its diagonal (Wigner's semicircle).
     """
     clear = values > CLEAR * edge
     # Noise moves an eigenvalue t to v = t + edge^2 / (4 t); this is the inverse.

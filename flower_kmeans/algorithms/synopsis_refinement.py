@@ -1,7 +1,7 @@
-"""Refinement rounds of SynopsisKMeans: Lloyd steps that are weighed by their noise.
+"""Refinement rounds of SynopsisKMeans: Lloyd steps that are weighted by their noise.
 
-See docs/guarantees, Theorem 22, "Refinement". In all columns; with bounds on
-sizes by power cell.
+See docs/guarantees, Theorem 22, "Refinement". The steps are in all columns. With bounds
+on sizes, clusters are power cells.
 """
 
 import math
@@ -55,21 +55,21 @@ class RefinementStage:
 
     setting: Setting
     place: int
-    """Among the refinement rounds, from 1."""
+    """Number of the round among the refinement rounds, from 1."""
     follows_counts: bool
-    """Whether counts of the round before are of the same clip."""
+    """Whether the round before has counts with the same clip."""
     power_cells: PowerCells | None
-    """With bounds on sizes."""
+    """The power cells, in runs with bounds on sizes."""
 
     def layout(self) -> Layout:
-        """Return sums of residuals in radii, and counts, by cluster."""
+        """Return the blocks by cluster: sums of residuals in radii, and counts."""
         k = self.setting.n_clusters
         d = self.setting.n_features
         q = self.setting.fraction_bits
         return Layout((Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)))
 
     def sensitivities(self) -> dict[str, float]:
-        """Return one record for each block: residuals are no longer than 1."""
+        """Return the sensitivity of each block: 1, because residuals are no longer than 1."""
         one = float(2**self.setting.fraction_bits)
         return {SUMS: one, COUNTS: one}
 
@@ -91,7 +91,7 @@ class RefinementStage:
         return Statistic({SUMS: sums, COUNTS: counts << q})
 
     def meaning(self, before: StateArrays) -> Meaning:
-        """Return the limits of residuals that are no longer than the radius."""
+        """Return the limits on residuals, which are no longer than the radius."""
         one = 2.0**self.setting.fraction_bits
         unit = float(before["radius"][0]) / one
         return Meaning(sums=SUMS, length=one, unit=unit, offsets=True)
@@ -104,7 +104,8 @@ class RefinementStage:
     ) -> NamedIntegers:
         """Return the moved clusters, and with bounds their weights (as `Stage.after`).
 
-        Noted is that counts are within their noise, or that clusters were held.
+        ``flags`` note whether counts are within their noise, and whether clusters were
+        held.
         """
         q = self.setting.fraction_bits
         clusters = Clusters.read(before, q)
@@ -140,10 +141,10 @@ class RefinementStage:
         sizes: FloatArray,
         projection: IntArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the moves (k, d) of centroids, in D, and the doubts (k, p + 1) that are left.
+        """Return the moves of centroids, (k, d), in D, and the remaining doubts, (k, p + 1).
 
-        Mean residuals, no longer than the radius, weighed by their noise; to these the
-        moves of the round before are added as far as they point the same way.
+        A move is the mean residual, no longer than the radius, weighted by its noise.
+        The move of the round before is added as far as it has the same direction.
         """
         q = self.setting.fraction_bits
         radius = clusters.radius / self.setting.longest
@@ -163,8 +164,9 @@ class RefinementStage:
     ) -> float:
         """Return the mean squared distance of the records after the moves, in D^2.
 
-        A centroid that moves by s comes nearer to each of its records by ``|s|^2`` on
-        average. The mean is that of the planned records, or of more that were counted.
+        If a centroid moves by s, the mean squared distance of its records falls by
+        ``|s|^2``. The mean is over the planned records, or over the counted records if
+        these are more.
         """
         squares = row_sums(moves * moves)
         saved = math.fsum(sizes * squares)
@@ -175,7 +177,7 @@ class RefinementStage:
         return max(LEAST_RADIUS2 * spread.first, left)
 
     def _moved(self, centroids: IntArray, moves: FloatArray) -> IntArray:
-        """Return the centroids (k, d) after their moves, within the domain."""
+        """Return the centroids after their moves, (k, d), within the domain."""
         setting = self.setting
         wanted = clip_rows(centroids / setting.longest + moves, 1.0)
         on_grid = to_grid(wanted * setting.longest)
@@ -195,7 +197,7 @@ class RefinementStage:
     ) -> NamedIntegers:
         """Return masses after noisy counts, and weights for the moved centroids.
 
-        Nothing without bounds on sizes ("Bounds on cluster sizes").
+        Without bounds on sizes nothing is returned ("Bounds on cluster sizes").
         """
         power = self.power_cells
         if power is None:
@@ -215,9 +217,9 @@ class RefinementStage:
 
 
 def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
-    """Return ``moves + max(0, cos) before``, (k, d): common directions go on."""
-    # Clipping and noise keep moves short: a centroid far from its records needs many
-    # rounds, all in one direction. Noise has none.
+    """Return ``moves + max(0, cos) before``, (k, d), which continues common directions."""
+    # Clipping and weighting keep moves short, so a centroid far from its records needs
+    # many rounds in one direction. Moves by noise have no common direction.
     products = np.maximum(row_sums(moves * before), 0.0)
     lengths = np.sqrt(row_sums(moves * moves))
     lengths_before = np.sqrt(row_sums(before * before))
@@ -233,24 +235,24 @@ def weighed(
     directions: IntArray,
     bits: int,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return noisy moves (k, d), less where noise explains them, and the doubt (k, p + 1) left.
+    """Return noisy moves shrunk by their noise, (k, d), and the remaining doubts, (k, p + 1).
 
-    A step of Kalman's filter, by direction: a move of variance P with noise of variance
-    R is multiplied by P / (P + R), and leaves P R / (P + R).
+    This is a step of Kalman's filter in each direction. A move of variance P with noise
+    of variance R is multiplied by P / (P + R), and the variance P R / (P + R) remains.
 
     Parameters
     ----------
     moves : array of float64, (k, d)
-        In D, no longer than 1.
+        Moves in D, no longer than 1.
     doubts : array of float64, (k, p + 1)
-        Expected squares of the true moves: P, by direction, and in every direction
-        beside them.
+        P, the expected squares of the true moves: along each direction, and in every
+        direction orthogonal to them.
     errors : array of float64, (k,)
-        Variances of the noise: R, in every direction.
+        R, the variance of the noise in every direction.
     directions : array of int64, (d, p)
-        Orthonormal columns, of exponent ``bits``.
+        Orthonormal columns, with ``bits`` fractional bits.
     bits : int
-        Exponent of the directions.
+        Fractional bits of the directions.
     """
     gains = doubts / (doubts + errors[:, None] + SMALLEST * SMALLEST)
     of_others = gains[:, -1:]
@@ -262,7 +264,7 @@ def weighed(
 
 
 def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
-    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows."""
+    """Return the product of vectors, of length at most 1, with orthonormal columns or rows."""
     # By Cauchy and Schwarz no partial sum exceeds 2**(MOVE_BITS + bits) by more than a
     # rounding of the columns, so the product of integers is exact in any order.
     integers = to_grid(vectors * 2.0**MOVE_BITS).astype(np.float64)

@@ -1,7 +1,7 @@
 """Centroids of a mixture: weighted k-means, with bounds on the sizes of clusters or without.
 
-See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes",
-"Starts". Post-processing, in units of D, the same on every processor
+See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes", "Starts".
+This is post-processing in units of D, with the same result on every processor
 (`synopsis_mixture`).
 """
 
@@ -52,15 +52,15 @@ class Selection(NamedTuple):
     Attributes
     ----------
     centers : array of float64, (k, p)
-        In units of D.
+        The centroids, in D.
     counts : array of float64, (k,)
-        Of the records that are nearest to each.
+        Number of records nearest to each centroid.
     within : array of float64, (p,)
-        Variance of the mixture's records around them, by direction.
+        Variance of the mixture's records around the centroids by direction, in D^2.
     doubts : array of float64, (k, p)
-        Variances that noise has left in the centroids.
+        Variances of the centroids from noise, in D^2.
     few : bool
-        Whether the mixture had fewer parts than there are centroids.
+        Whether the mixture had fewer parts than centroids.
     """
 
     centers: FloatArray
@@ -81,9 +81,9 @@ def select(
 ) -> Selection:
     """Return the centres of weighted k-means on a mixture.
 
-    The best of many starts, or of ``n_starts``, on the means alone; Lloyd's algorithm
-    on points of the mixture goes on from there. If there are too few means, points of
-    the mixture are drawn as well.
+    The first step finds the best of ``n_starts``, or of many, on the means alone. The
+    second is Lloyd's algorithm on points of the mixture. If there are too few means,
+    points of the mixture are drawn as well.
     """
     few = _n_parts(mixture) < n_clusters
     if n_starts is None:
@@ -92,14 +92,15 @@ def select(
     weights = integer_weights(mixture.weights)
     found = grid_kmeans(means, weights, n_clusters, source, n_starts, SELECT_STEPS)
     polished = _polished(mixture, found.points, source)
-    # Drawn in any case: steps must not depend on released sums.
+    # The points are drawn in any case, because the time must not depend on released
+    # sums.
     filled = _filled_up(mixture, n_clusters, source)
     centers = np.where(few, filled, polished)
     return _selection(mixture, centers, few)
 
 
 def _affordable_starts(n_parts: int, n_clusters: int) -> int:
-    """Return the number of starts, of which each step computes m k distances."""
+    """Return the number of starts. A step of each computes m k distances."""
     n_distances = n_parts * n_clusters
     affordable = START_WORK // n_distances
     return max(FEWEST_STARTS, min(MOST_STARTS, affordable))
@@ -113,7 +114,8 @@ def _polished(
     n_pairs = min(MOST_PAIRS_PER_CELL * m, POLISH_PAIRS)
     n_pairs = max(m, n_pairs)
     chosen = _in_turn(mixture, n_pairs)
-    # Two points on either side of the mean: drawing moves no mean of whole parts.
+    # Points come in pairs on opposite sides of a mean, so drawing changes no mean of a
+    # whole part.
     noise = drawn_normals((n_pairs, p), source)
     means = mixture.means[chosen]
     offsets = mixture.scales[chosen] * noise
@@ -127,7 +129,7 @@ def _polished(
 
 
 def _filled_up(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> IntArray:
-    """Return the means of all parts as centres, and points of them up to k centres (k, p)."""
+    """Return the means of all parts, and drawn points up to k centres, (k, p)."""
     chosen = _in_turn(mixture, n_clusters)
     p = mixture.means.shape[1]
     noise = drawn_normals((n_clusters, p), source)
@@ -142,9 +144,9 @@ def _n_parts(mixture: Mixture) -> int:
 
 
 def _in_turn(mixture: Mixture, size: int) -> IntArray:
-    """Return the places (size,) of parts that are not left out, each in its turn.
+    """Return the indices of parts that are not left out, (size,), repeated in turn.
 
-    No function takes or returns an array whose size depends on released sums.
+    No array may have a size that depends on released sums.
     """
     parts = np.flatnonzero(mixture.weights > 0)
     turns = np.arange(size) % len(parts)
@@ -152,7 +154,7 @@ def _in_turn(mixture: Mixture, size: int) -> IntArray:
 
 
 def _selection(mixture: Mixture, centers: IntArray, few: bool) -> Selection:
-    """Return the selection of centres (k, p), each of the parts whose means are nearest."""
+    """Return the selection of centres, (k, p). A part belongs to its mean's nearest centre."""
     weights = mixture.weights
     points = on_grid(mixture.means)
     labels = nearest(points, centers)
@@ -186,29 +188,29 @@ def select_within(
 ) -> tuple[Selection, IntArray]:
     """Return the centres of k-means with bounds on sizes, and weights of their power cells.
 
-    Of some starts the best is kept: weighted k-means on the means, unless there are too
-    few of them, and points that are drawn. The latter are nearer to equal sizes, the
-    former to the centres without bounds.
+    The best of several starts is kept. The first is weighted k-means on the means,
+    unless there are too few of them. It is near to the centres without bounds. The
+    others are drawn points, which are nearer to equal sizes.
 
     Parameters
     ----------
     mixture : Mixture
         The model of the records.
     points : array of int64, (n, p)
-        Those of `Parts.points`, part after part.
+        The points of `Parts.points`, part after part.
     n_clusters : int
-        The number k of centres.
+        Number of centres, k.
     shares : (float, float)
-        Bounds on sizes, as parts of all masses.
+        Bounds on sizes, as fractions of all masses.
     source : Philox
-        Words to draw from.
+        Public words to draw from.
 
     Returns
     -------
     selection : Selection
         The centres.
     weights : array of int64, (k,)
-        In squares of the mixture's grid.
+        Weights of the power cells, in squared steps of the mixture's grid.
     """
     n_parts = np.count_nonzero(integer_weights(mixture.weights))
     few = bool(n_parts < n_clusters)
@@ -223,7 +225,7 @@ def select_within(
     counts = np.asarray(n_points * records_of_point, dtype=np.float64)
     residuals = points - best.points[labels]
     squares = residuals * residuals
-    totals = squares.sum(axis=0)  # of integers
+    totals = squares.sum(axis=0)  # exact, because squares are integers
 
     costs = squared_distances(on_grid(mixture.means), best.points)
     labels_of_parts = power_cells(costs, best.weights)
@@ -244,18 +246,20 @@ def _starts_within(
     few: bool,
     source: np.random.Philox,
 ) -> IntArray:
-    """Return the starts (m, k, p) of k-means with bounds.
+    """Return the starts of k-means with bounds, (m, k, p).
 
     The first is k-means without bounds, unless the mixture has too ``few`` parts.
     """
     k = n_clusters
-    # Points follow each other as parts do: one of each n/k spreads the centres by mass.
+    # Points are in the order of parts, so one point of each n/k spreads the centres by
+    # mass.
     edges = np.arange(k + 1) * len(points) // k
     lengths = np.diff(edges).astype(np.uint64)
     words = random_words(source, STARTS * k).reshape(STARTS, k)
     offsets = (words % lengths).astype(np.int64)
     starts: IntArray = points[edges[:-1] + offsets]
-    # Also where it is not wanted: steps must not depend on released sums.
+    # It is computed even if it is dropped, because the time must not depend on released
+    # sums.
     means = on_grid(mixture.means)
     weights = integer_weights(mixture.weights)
     free = grid_kmeans(means, weights, k, source, FREE_STARTS, START_STEPS)
@@ -264,7 +268,7 @@ def _starts_within(
 
 
 def _doubts(mixture: Mixture, labels: IntArray, counts: FloatArray) -> FloatArray:
-    """Return the variances (k, p) that noise has left in centroids, from those of their parts."""
+    """Return the variances of centroids from noise, (k, p), from the errors of their parts."""
     k = len(counts)
     p = mixture.means.shape[1]
     sizes = np.maximum(counts, SMALLEST)

@@ -1,8 +1,8 @@
 """Bounds on cluster sizes: power cells of points that stand for the records.
 
-See docs/guarantees, Theorem 24, "After the sum". Points are drawn
-from the last mixture, always the same. Noisy counts correct their masses, and weights
-give their cells the sizes to aim at. In the last rounds a run asks for sizes alone.
+See docs/guarantees, Theorem 24, "After the sum". The same points are drawn from the
+last mixture in every round. Noisy counts correct their masses, and weights give their
+cells the wanted sizes. The last rounds release sizes alone.
 """
 
 from dataclasses import dataclass
@@ -46,12 +46,12 @@ class Sizes(NamedTuple):
     Attributes
     ----------
     masses : array of int64, (n,)
-        Of the points; those of all planned records are 2^40 at first.
+        Masses of the points. At first the planned records have 2^40 together.
     weights : array of int64, (k,)
-        Of the power diagram, in squared grid units.
+        Weights of the power diagram, in squared grid units.
     variance : float
-        Of the points' sizes, in squared deviations of a size's noise;
-        ``size_variance`` in a state.
+        Variance of the cells' sizes, in squared standard deviations of a size's noise.
+        A state calls it ``size_variance``.
     """
 
     masses: IntArray
@@ -82,7 +82,7 @@ class PointCells(NamedTuple):
     labels: IntArray
     """Cell of each point, (n,)."""
     sizes: FloatArray
-    """Records that the points of each cell stand for, (k,)."""
+    """Number of records that the points of each cell stand for, (k,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +99,9 @@ class PowerCells:
     # ------------------------------------------------------------------ points
 
     def points(self, parts: Parts) -> IntArray:
-        """Return the points (n, p) of a mixture, on the grid of the model.
+        """Return the points of a mixture, (n, p), on the grid of the model.
 
-        From the words of the last round, which needs no others.
+        They use the public words of the last round, which draws no others.
         """
         source = round_words(self.setting.seed, self.last_round)
         return parts.points(self.setting.n_clusters, source)
@@ -109,7 +109,7 @@ class PowerCells:
     def costs(
         self, parts: Parts, centroids: IntArray, projection: IntArray
     ) -> FloatArray:
-        """Return squared distances (n, k) of the points to centroids, in squared grid units."""
+        """Return squared distances of the points to centroids, (n, k), in squared grid units."""
         points = scaled(self.points(parts), MODEL_BITS)
         on_grid = to_grid(points / self.setting.step)
         return distances(on_grid, centroids, self.setting.projection, projection)
@@ -125,9 +125,9 @@ class PowerCells:
     def raked(
         self, sizes: Sizes, labels: IntArray, counts: FloatArray, gain: float
     ) -> IntArray:
-        """Return masses (n,) whose cells come nearer to noisy counts (k,) ("Raking").
+        """Return masses, (n,), whose cells come nearer to noisy counts, (k,) ("Raking").
 
-        By ``gain`` of the way, in [0, 1].
+        ``gain`` in [0, 1] is the fraction of the way.
         """
         wanted = counts * self._mass_of_record
         return transport.rake(sizes.masses, labels, wanted, gain)
@@ -140,7 +140,7 @@ class PowerCells:
 
     @cached_property
     def aim(self) -> tuple[float, float]:
-        """The bounds to aim at, as parts of all masses ("Aim")."""
+        """The bounds to aim at, as fractions of all masses ("Aim")."""
         low, high = self.bounds
         k = self.setting.n_clusters
         n_records = int(self.setting.n_records)
@@ -149,16 +149,16 @@ class PowerCells:
     def weights(
         self, costs: FloatArray, masses: IntArray, before: IntArray
     ) -> IntArray:
-        """Return weights (k,) with which the points' cells lie within the bounds ("Weights").
+        """Return weights, (k,), that bring the cells' sizes within the bounds ("Weights").
 
-        They are found from those ``before``, (k,).
+        The search starts from the weights ``before``, (k,).
         """
         low, high = self.aim
         found = transport.power_weights(costs, masses, low, high, before)
         return self.in_range(found)
 
     def in_range(self, weights: NDArray[Any]) -> IntArray:
-        """Return weights as integers that a query may hold."""
+        """Return weights as integers within the range of a query."""
         most = largest_weight(self.setting.n_features, self.setting.fraction_bits)
         on_grid = to_grid(weights.astype(np.float64))
         return np.clip(on_grid, -most, most)
@@ -167,15 +167,16 @@ class PowerCells:
 def records_reached(
     cells: PointCells, counts: FloatArray, missing: BoolArray, answered: float
 ) -> FloatArray:
-    """Return the records (k,) of all clients, by noisy counts (k,) of those that answered.
+    """Return the records of all clients by cell, (k,), from the noisy counts of a round.
 
-    Cells whose records are missing have as many as the points say.
+    Counts cover only the clients that answered. Absent cells have the records that the
+    points predict.
     """
     return np.where(missing, cells.sizes, counts / answered)
 
 
 def least_noise(found: NoisySum) -> float:
-    """Return the noise of a count as one of all clients, above 0."""
+    """Return the noise of a count, scaled to all clients, above 0."""
     return max(found.noise(COUNTS) / found.answered, LEAST_NOISE)
 
 
@@ -184,19 +185,19 @@ def least_noise(found: NoisySum) -> float:
 
 @dataclass(frozen=True, eq=False)
 class SizingStage:
-    """A round that asks for sizes alone."""
+    """A round that releases sizes alone."""
 
     setting: Setting
     power_cells: PowerCells | None
-    """``None`` in the last round, which measures the weights that the run returns."""
+    """The power cells. ``None`` in the last round, which measures the released weights."""
 
     def layout(self) -> Layout:
-        """Return the counts by power cell."""
+        """Return the block: counts by power cell."""
         shape = (self.setting.n_clusters,)
         return Layout((Block(COUNTS, shape, self.setting.fraction_bits),))
 
     def sensitivities(self) -> dict[str, float]:
-        """Return one record, which changes one count."""
+        """Return the sensitivity: one record, which changes one count."""
         return {COUNTS: float(2**self.setting.fraction_bits)}
 
     def ranges(self) -> dict[str, Range]:
@@ -213,7 +214,7 @@ class SizingStage:
         return Statistic({COUNTS: counts << q})
 
     def meaning(self, before: StateArrays) -> Meaning:
-        """Return the limits of counts of records."""
+        """Return the limits on counts of records."""
         return Meaning()
 
     def after(
@@ -222,9 +223,9 @@ class SizingStage:
         found: NoisySum,
         flags: IntArray,
     ) -> NamedIntegers:
-        """Return counts, and masses and weights that follow them (as `Stage.after`).
+        """Return counts, and new masses and weights (as `Stage.after`).
 
-        The last round changes the counts alone.
+        The last round changes only the counts.
         """
         measured = found.blocks[COUNTS]
         power = self.power_cells
@@ -251,7 +252,7 @@ class SizingStage:
 
 
 def power_diagram_ranges(setting: Setting, has_weights: bool) -> dict[str, Range]:
-    """Return the ranges of centroids, and of weights where a run has them."""
+    """Return the ranges of centroids, and of weights if the run has them."""
     k = setting.n_clusters
     d = setting.n_features
     widths = setting.domain.grid_half_widths(setting.fraction_bits)
@@ -268,11 +269,12 @@ def power_diagram_ranges(setting: Setting, has_weights: bool) -> dict[str, Range
 def distances(
     points: IntArray, centroids: IntArray, projection: Projection, matrix: IntArray
 ) -> FloatArray:
-    """Return squared distances (n, k) of projected points (n, p) to centroids (k, d).
+    """Return squared distances of projected points, (n, p), to centroids, (k, d), (n, k).
 
-    Points are on the projection's grid and centroids on that of the records; distances
-    are integers of at most 2^53, in squared units of the latter. A point has no part
-    beside the directions, and a centroid c may have: ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
+    Points are on the projection's grid, and centroids on the records' grid. Distances
+    are integers of at most 2^53, in squared steps of the records' grid. Only a centroid
+    c has a component orthogonal to the directions, so the squared distance of a point y
+    is ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
     """
     factor = 4.0 ** (projection.fraction_bits - projection.exponent)
     with single_threaded_blas():
@@ -281,5 +283,5 @@ def distances(
         beside = np.einsum("ij,ij->i", whole, whole)
         beside -= np.einsum("ij,ij->i", along, along) * factor
     found = transport.squared_distances(points, along.astype(np.int64)) * factor
-    found += np.maximum(beside, 0.0)  # the projection is rounded
+    found += np.maximum(beside, 0.0)  # rounding of V may make it negative
     return np.minimum(found, 2.0**53)

@@ -1,8 +1,8 @@
-"""The end of the synopsis: centroids of the last mixture, where the refinement starts.
+"""The end of the synopsis: centroids of the last mixture, from which refinement starts.
 
-See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes". A
-run selects in one of three ways: a planned number of clusters, the number that costs
-suggest, or a planned number with bounds on their sizes.
+See docs/guarantees, Theorem 22, "Selection", and "Bounds on cluster sizes". A run
+selects in one of three ways: a planned number of clusters, the number that costs
+suggest, or a planned number with bounds on sizes.
 """
 
 import math
@@ -39,9 +39,9 @@ class Start:
 
     setting: Setting
     fewest_clusters: int | None
-    """Of a run that chooses their number."""
+    """Fewest clusters of a run that chooses their number, else ``None``."""
     power_cells: PowerCells | None
-    """With bounds on sizes."""
+    """The power cells, in runs with bounds on sizes."""
 
     def after(
         self,
@@ -59,12 +59,12 @@ class Start:
             The model after the last synopsis round.
         before : mapping of str to array
             The state before that round.
-        noise : Noise
+        noise : CellNoise
             Standard deviations of the noise in its cells.
         flags : array of int64, (6,)
-            Noted is that the mixture had too few parts.
+            `Note.FEW` is set if the mixture has too few parts.
         source : Philox
-            Words of that round.
+            Public words of that round.
         """
         directions = Directions.read(before)
         parts = Parts.of(mixture)
@@ -93,9 +93,10 @@ class Start:
         noise: CellNoise,
         directions: Directions,
     ) -> tuple[Selection, NamedIntegers]:
-        """Return the centres of the number of clusters that costs suggest, as the first rows.
+        """Return the centres for the number of clusters that costs suggest, and the number.
 
-        Beside them, that number. ``radii`` (m,) are those of the cells, in D.
+        The centres are the first rows. The other rows are 0. ``radii``, (m,), are the
+        radii of the cells, in D.
         """
         numbers = range(fewest_clusters, self.setting.n_clusters + 1)
         n_beside = self.setting.n_beside
@@ -120,7 +121,8 @@ class Start:
         k = self.setting.n_clusters
         points = power.points(parts)
         found, weights = select_within(mixture, points, k, power.aim, source)
-        # From the selection's weights, those for centroids on the grid are found.
+        # The search for weights of centroids on the grid starts from the selection's
+        # weights.
         step = self.setting.longest * 2.0**-MODEL_BITS
         start = power.in_range(weights * (step * step))
         centroids = self._centroids(found, directions)
@@ -133,14 +135,14 @@ class Start:
     # ---------------------------------------------------------------- the clusters
 
     def _centroids(self, found: Selection, directions: Directions) -> IntArray:
-        """Return the centroids (k, d) on the grid of the records, within the domain."""
+        """Return the centroids, (k, d), on the grid of the records, within the domain."""
         setting = self.setting
         on_grid = to_grid(found.centers / setting.step)
         lifted = setting.projection.lift(on_grid, directions.projection)
         return into_domain(to_grid(lifted), setting.domain, setting.fraction_bits)
 
     def _clusters(self, found: Selection, directions: Directions) -> NamedIntegers:
-        """Return the arrays of clusters that have not moved yet, and of their spread."""
+        """Return the arrays of the first clusters, and of the spread around them."""
         centroids = self._centroids(found, directions)
         first = math.fsum(found.within) + directions.rest
         beside = directions.beside(self.setting.n_beside)

@@ -1,11 +1,11 @@
-"""The public figures of a run of SynopsisKMeans, and its state between rounds.
+"""The public numbers of a run of SynopsisKMeans, and its state between rounds.
 
-A `State` has named arrays of int64 alone, so that all clients of an oblivious server
-have the same one (docs/guarantees, Theorem 11). The classes here
-are views of a part of it: ``read`` takes a part out of a state's arrays, ``to_arrays``
-returns the arrays of a part. D is the largest norm of a record around the domain's
-centre, d the number of columns, p that of directions, k that of clusters and m that of
-cells.
+A `State` has only named arrays of int64, so all clients of an oblivious server have
+the same state (docs/guarantees, Theorem 11). Each class here is a part of it. ``read``
+makes the part from a state's arrays, and ``to_arrays`` returns the arrays of the part.
+
+D is the largest norm of a record around the domain's centre. d, p, k and m are the
+numbers of columns, directions, clusters and cells.
 """
 
 import math
@@ -42,7 +42,7 @@ NORMS = "norms"
 """Block of round 1 without second moments: the sum of squared norms."""
 
 SLACKS = "slacks"
-"""Block of a synopsis round: by cell, the sum of 1 minus squared offsets."""
+"""Block of a synopsis round: the sum of 1 minus squared offsets, by cell."""
 
 WARNINGS = (
     "The noise is too large for second moments of so many columns: the synopsis took random "
@@ -61,7 +61,7 @@ WARNINGS = (
 
 
 class Note(IntEnum):
-    """The places of `WARNINGS`, and of a state's ``flags``."""
+    """Indices into `WARNINGS`, and into a state's ``flags``."""
 
     BLIND = 0
     NO_SIGNAL = 1
@@ -76,20 +76,20 @@ class NoisySum:
     """The noisy sum of a round, and its noise."""
 
     blocks: Mapping[str, IntArray]
-    """Its words, in units of each block's grid."""
+    """The integers of each block, in steps of its grid."""
     deviations: Mapping[str, float]
-    """Planned standard deviations of the noise in each block, in these units."""
+    """Planned standard deviation of the noise in each block, in the same steps."""
     exponent: int
-    """Q, that of all blocks but second moments."""
+    """q, the fractional bits of all blocks except second moments."""
     answered: float
-    """Part of the run's slots that answered, in (0, 1]."""
+    """Fraction of the run's slots that answered, in (0, 1]."""
 
     def values(self, block: str) -> FloatArray:
-        """Return the values of a block: counts in records, others in radii."""
+        """Return the values of a block: counts in records, all others in radii."""
         return scaled(self.blocks[block], self.exponent)
 
     def noise(self, block: str) -> float:
-        """Return the standard deviation of the noise of a block, as its values."""
+        """Return the standard deviation of a block's noise, in the unit of `values`."""
         return self.deviations[block] * 2.0**-self.exponent
 
 
@@ -100,16 +100,16 @@ class Stage(Protocol):
         """Return the blocks of the round."""
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the unit of every block: by how much one record changes it."""
+        """Return the sensitivity of every block: how far one record can change it."""
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of every array of the query."""
+        """Return the shape and the least and largest value of every array of the query."""
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
         """Return the client's answer to the query."""
 
     def meaning(self, before: StateArrays) -> Meaning:
-        """Return the limits that exact sums of the round keep to."""
+        """Return the limits that exact sums of the round keep."""
 
     def after(
         self,
@@ -124,9 +124,9 @@ class Stage(Protocol):
         before : mapping of str to array
             The state before the round.
         found : NoisySum
-            The sum of the round.
+            The noisy sum of the round.
         flags : array of int64, (6,)
-            The places of `Note` that hold are set to 1.
+            Set to 1 in place for every `Note` that applies.
         """
 
 
@@ -135,24 +135,24 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The public figures that the stages of a run share."""
+    """The public numbers that the stages of a run share."""
 
     domain: Domain
     fraction_bits: int
-    """q, of the grid of records, counts and centroids."""
+    """q, the fractional bits of records, counts and centroids."""
     n_clusters: int
-    """k, or the most clusters of a run that chooses."""
+    """k, the number of clusters, or the largest number in a run that chooses."""
     n_directions: int
-    """p, of the synopsis."""
+    """p, the number of directions of the synopsis."""
     strength: float
-    """S, of all rounds but those for sizes; infinite without noise."""
+    """S, the strength of all rounds except those for sizes. It is infinite without noise."""
     n_records: float
-    """N, the planned number of records; infinite if there is none."""
+    """N, the planned number of records, or infinity if there is none."""
     seed: int
 
     @property
     def n_features(self) -> int:
-        """Number d of columns."""
+        """d, the number of columns."""
         return self.domain.n_features
 
     @cached_property
@@ -182,12 +182,12 @@ class Setting:
 
     @property
     def factor(self) -> float:
-        """Rho: a radius over the root mean square of the lengths that it cuts ("Cells").
+        """rho, a radius over the root mean square of the lengths that it clips ("Cells").
 
-        Larger with less noise.
+        It is larger with less noise.
         """
         share = self.strength / (self.n_clusters * math.sqrt(self.n_features))
-        # Finite without noise too, where the strength is not.
+        # The signal is finite even without noise, where the strength is infinite.
         signal = min(max(share, LEAST_SIGNAL), MOST_SIGNAL)
         grown = FACTOR_START + FACTOR_GROWTH * float(logarithm(np.array(signal)))
         return min(MOST_FACTOR, max(LEAST_FACTOR, grown))
@@ -203,7 +203,7 @@ class Setting:
 
     @property
     def largest_radius(self) -> int:
-        """D in whole grid units: a radius beyond it cuts nothing."""
+        """D in whole grid units. A larger radius clips nothing."""
         return math.isqrt(squared_bound(self.domain, self.fraction_bits))
 
 
@@ -216,9 +216,10 @@ class Directions(NamedTuple):
     Attributes
     ----------
     projection : array of int64, (d, p)
-        Orthonormal columns, of exponent q.
+        Orthonormal columns, with q fractional bits.
     variances : array of float64, (p,)
-        Of the records along each direction, in D^2; ``prior`` in a state.
+        Variance of the records along each direction, in D^2. A state calls it
+        ``prior``.
     rest : float
         Variance in all other directions together, in D^2.
     """
@@ -245,25 +246,26 @@ class Directions(NamedTuple):
         }
 
     def beside(self, n_beside: int) -> float:
-        """Return the variance in each of the directions that are left out."""
+        """Return the variance in each direction that the synopsis leaves out, in D^2."""
         return self.rest / max(n_beside, 1)
 
 
 class CountedCells(NamedTuple):
-    """The cells of a synopsis round, and how the model's records lie in them ("Cells").
+    """The cells of a synopsis round, and the model's records in them ("Cells").
 
     Attributes
     ----------
     centers : array of int64, (m, p)
-        On the projection's grid; ``cells`` in a state and a query.
+        Centres on the projection's grid. A state and a query call them ``cells``.
     radii : array of int64, (m,)
-        On the same grid.
+        Radii on the same grid.
     variances : array of float64, (m, p)
-        Of the model, in D^2.
+        Variances of the model's records in each cell, in D^2.
     spread : float
-        Mean squared distance of the model's records to their cells, in D^2.
+        Mean squared distance of the model's records to the centres of their cells, in
+        D^2.
     expected : array of float64, (m,)
-        The model's records in each cell.
+        Number of the model's records in each cell.
     """
 
     centers: IntArray
@@ -295,15 +297,15 @@ class CountedCells(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How records lie around the centroids that the synopsis gave ("Selection").
+    """The spread of records around the centroids of the synopsis ("Selection").
 
     Attributes
     ----------
     within : array of float64, (p + 1,)
-        Variance of the mixture's records around them by direction, in D^2. The last
-        entry stands for every direction that the synopsis leaves out.
+        Variance of the mixture's records around the centroids by direction, in D^2. The
+        last entry is for every direction that the synopsis leaves out.
     first : float
-        Mean squared distance of the records to them, in D^2.
+        Mean squared distance of the records to the centroids, in D^2.
     """
 
     within: FloatArray
@@ -325,18 +327,18 @@ class Clusters(NamedTuple):
     Attributes
     ----------
     centroids : array of int64, (k, d)
-        In grid units.
+        The centroids, in grid units.
     counts : array of float64, (k,)
-        Noisy records of each cluster.
+        Noisy number of records of each cluster.
     moves : array of float64, (k, d)
         The last moves, in D.
     doubts : array of float64, (k, p + 1)
-        Expected squares of the way that each centroid still has to go, in D^2: along
-        each direction, and in every direction beside them.
+        Expected square of each centroid's remaining error, in D^2: along each
+        direction, and in every direction orthogonal to them.
     mean_square : float
         Mean squared distance of the records to their centroids, in D^2.
     radius : int
-        Of the next round, in grid units.
+        Radius of the next round, in grid units.
     """
 
     centroids: IntArray
@@ -371,15 +373,15 @@ class Clusters(NamedTuple):
 
 
 def stored(values: FloatArray | float) -> IntArray:
-    """Return reals as integers of a state; a single one as (1,)."""
+    """Return reals as integers of a state. A single real becomes an array (1,)."""
     return to_grid(np.atleast_1d(values) * 2.0**REAL_BITS)
 
 
 def real(integers: IntArray) -> FloatArray:
-    """Return the reals that integers of a state stand for."""
+    """Return the reals of integers of a state."""
     return scaled(integers, REAL_BITS)
 
 
 def one_real(integers: IntArray) -> float:
-    """Return the real that an array (1,) of a state stands for."""
+    """Return the real of an array (1,) of a state."""
     return float(real(integers)[0])

@@ -1,6 +1,6 @@
 """The ``flower-kmeans`` command.
 
-Errors are one sentence and end with exit code 1.
+An error is printed as one sentence, with exit code 1.
 """
 
 import sys
@@ -24,7 +24,7 @@ from flower_kmeans.version import __version__
 
 
 class _Commands(Group):
-    """All commands; nothing that a terminal or a disk refuses ends one with a traceback."""
+    """All commands. An error of a terminal or disk never ends one with a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
@@ -32,7 +32,7 @@ class _Commands(Group):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            # of what is printed outside of a command, such as its help
+            # Such an error comes from printing outside a command, such as its help.
             print_error(sentence_of(error))
             sys.exit(1)
 
@@ -43,7 +43,7 @@ app = typer.Typer(
     help="Private, federated k-means for the Flower framework.",
     no_args_is_help=True,
     add_completion=False,
-    # its traceback would print local variables, that is, records
+    # A traceback would print local variables, such as records.
     pretty_exceptions_enable=False,
 )
 _domain = typer.Typer(

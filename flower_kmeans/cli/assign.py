@@ -1,4 +1,4 @@
-"""Clusters of new records, from the files of a run, a block at a time."""
+"""Clusters of new records by the files of a run, block by block."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ ADDED = ("cluster", "distance")
 
 
 class Found(NamedTuple):
-    """A clustering, as ``centroids.npz`` holds it."""
+    """A clustering as it is in ``centroids.npz``."""
 
     centroids: FloatArray  # (k, d), in the user's units
     columns: tuple[str, ...]
@@ -36,9 +36,9 @@ class Found(NamedTuple):
     weights: FloatArray | None
     counts: FloatArray  # (k,), noisy
     is_private: bool
-    # (k,), and intervals (k, 2): of a run with bounds
+    # noisy sizes, (k,), and their intervals, (k, 2), in a run with bounds on sizes
     sizes: tuple[FloatArray, FloatArray] | None = None
-    synopsis: Synopsis | None = None  # that the same file has, as a node's does
+    synopsis: Synopsis | None = None  # if it is in the same file, as at a node
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -51,10 +51,13 @@ class Found(NamedTuple):
 def read_centroids(path: Path, declared: Path | None = None) -> Found:
     """Return the clustering that `outputs.write_centroids` or `ClientResult.save` wrote.
 
-    A `DataError` for any other file.
+    A node's file may lack the declarations of columns. ``declared`` is then the domain
+    file of the run.
 
-    A node may have kept no declarations: then ``declared`` is the domain file of the
-    run.
+    Raises
+    ------
+    DataError
+        If it is another file.
     """
     if not path.is_file():
         raise DataError(
@@ -64,7 +67,7 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         with np.load(path, allow_pickle=False) as file:
             found = _found_in(dict(file))
     except Exception:
-        # a damaged archive raises what zipfile, zlib, numpy and json have
+        # For a damaged archive zipfile, zlib, numpy and json raise many types.
         found = None
     if found is None:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
@@ -82,9 +85,9 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
 
 
 def _found_in(arrays: Mapping[str, NDArray[Any]]) -> Found | None:
-    """Return the clustering of a file's arrays; ``None`` if they do not fit together.
+    """Return the clustering of a file's arrays, or ``None`` if they do not fit together.
 
-    All of it is checked, since the file may come from anywhere.
+    Everything is checked, because the file may come from anywhere.
     """
     centroids = arrays["centroids"]
     private = arrays["private"]
@@ -123,12 +126,12 @@ def _found_in(arrays: Mapping[str, NDArray[Any]]) -> Found | None:
 
 
 def synopsis_of(found: Found, path: Path) -> Synopsis | None:
-    """Return the synopsis of a run, from its file or from beside it."""
+    """Return the synopsis of a run from its file, or from the file beside it."""
     return found.synopsis or synopsis_beside(path, found.domain)
 
 
 def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
-    """Return the synopsis of a run, from beside its file; ``None`` where there is none."""
+    """Return the synopsis from the file beside a run's file, or ``None`` without one."""
     file = path.with_name(FILE_NAME)
     if not file.exists():
         return None
@@ -141,7 +144,7 @@ def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
 
 
 def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
-    """Return another number of clusters of a run, from the synopsis beside its file."""
+    """Return a clustering with another number of clusters, from the run's synopsis."""
     synopsis = synopsis_of(found, path)
     if synopsis is None:
         raise DataError(
@@ -154,7 +157,7 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
 
 
 class Placed(NamedTuple):
-    """Clusters of some records: the columns that the output adds."""
+    """Clusters of m records: the columns that the output adds."""
 
     labels: NDArray[np.int64]  # (m,)
     distances: FloatArray  # (m,)
@@ -173,12 +176,12 @@ def assign(
 ) -> Assigned:
     """Write the records of a file with their clusters and distances.
 
-    ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to
-    its centroid, in the user's units; with a `TableDomain` it is that of scaled
-    records. Both are empty for a record with a missing cell, unless the domain states
-    what the cell counts as. Malformed cells are an error, which leaves an earlier
-    output as it was. Other columns of a csv file are text, so that a code such as 007
-    stays what it is. An output in csv has commas.
+    ``cluster`` is the result of `Clustering.predict`. ``distance`` is the Euclidean
+    distance to its centroid, in the user's units, or between scaled records with a
+    `TableDomain`. Both are empty for a record with a missing cell, unless the domain
+    states a value for missing cells. Malformed cells are an error, and an earlier
+    output is then unchanged. Other columns of a csv file are copied as text, so a code
+    such as 007 does not change. An output in csv is separated by commas.
     """
     suffix = output.suffix.lower()
     is_place = output.parent.is_dir() and not output.is_dir()
@@ -188,7 +191,7 @@ def assign(
             f"Got {output}."
         )
     opened = open_table(data, reading)
-    # By the file and not the name: the output takes the place of what was there.
+    # Files are compared, not names, because the output replaces an existing file.
     source = Path(opened.path)
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigurationError(
@@ -204,8 +207,8 @@ def assign(
             placed = _clusters(block, found, findings, opened.spelling)
             writer.write(block, placed)
             n_without += int(np.count_nonzero(placed.missing))
-        # Of all blocks, so that a user learns of all columns at once; the output is
-        # dropped then.
+        # All blocks are read first, so the error names all columns. The output is then
+        # dropped.
         findings.require_readable(opened.path)
         writer.close()
     return Assigned(n_without, findings)
@@ -242,14 +245,14 @@ def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
 def _clusters(
     block: TableBlock, found: Found, findings: Findings, spelling: Spelling
 ) -> Placed:
-    """Return cluster, distance and whether both are missing, for each record of a block."""
+    """Return each record's cluster and distance, and whether both are missing."""
     records = records_of(block, found.inputs, _declared(found), findings, spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
-    # Any finite number does: what is computed from it is masked.
+    # Any finite number will do, because these results are masked.
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
     offsets = records - found.centroids[labels]
-    # days, logarithms and shares have no common unit
+    # Days, logarithms and categories have no common unit.
     if isinstance(found.domain, TableDomain):
         offsets /= found.domain.unit
     distances: FloatArray = np.linalg.norm(offsets, axis=1)
@@ -267,7 +270,7 @@ class _CsvOutput:
     """Writes records with their clusters as csv, in UTF-8."""
 
     def __init__(self, file: BinaryIO, names: Sequence[str]) -> None:
-        # Bytes that are not UTF-8 stay what they were.
+        # Bytes that are not UTF-8 are written unchanged.
         self._text = io.TextIOWrapper(
             file, "utf-8", errors="surrogateescape", newline=""
         )
@@ -288,13 +291,13 @@ class _CsvOutput:
         self._writer.writerows(zip(*cells, *values, strict=True))
 
     def close(self) -> None:
-        """Write all rows, and leave the file to its owner."""
+        """Write the remaining rows, and leave the file open for its owner."""
         self._text.flush()
         self._text.detach()
 
 
 class _ParquetOutput:
-    """Writes records with their clusters as parquet; columns of a parquet file keep their types."""
+    """Writes records with their clusters as parquet. Columns from parquet keep their types."""
 
     def __init__(self, file: BinaryIO, names: Sequence[str]) -> None:
         self._pa = require("pyarrow", "A parquet file")
@@ -348,5 +351,5 @@ _OUTPUTS: dict[str, type[_CsvOutput] | type[_ParquetOutput]] = {
 
 
 def _as_text(cell: Any) -> Any:
-    """Return a cell as csv files have it; one without a value is empty."""
+    """Return a cell as text for a csv file. A missing cell is empty."""
     return "" if cell is None or cell != cell else cell

@@ -1,7 +1,7 @@
-"""Whether a node could take part in private runs: for its operator, and nothing is changed.
+"""Checks whether a node could take part in private runs. They change nothing.
 
-Each finding is one row of ``flower-kmeans check``. It holds names and limits, but no
-record's value and no number of records.
+Each finding is one row of ``flower-kmeans check``, for the node's operator. It contains
+names and limits, but no record's value and no number of records.
 """
 
 import os
@@ -45,9 +45,9 @@ from flower_kmeans.version import __version__, flwr_version
 FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
 _FIRST_HTTP = (1, 40)
 _SECONDS = 10.0
-# bytes: a session has its document, twice with SQLite's journal
+# Bytes. A session contains its run document, and SQLite's journal a copy of it.
 _LEDGER_ROOM = 10_000_000
-_WITH_TYPES = (".npy", ".npz", ".parquet")  # which name their columns themselves
+_WITH_TYPES = (".npy", ".npz", ".parquet")  # these files name their columns themselves
 _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
     "policy file": "docs/deploy.md has an example under 'Several machines'.",
@@ -67,7 +67,7 @@ _MARKS = {True: Text("ok", style="green"), False: Text("no", style="bold red")}
 
 @dataclass(frozen=True)
 class CheckedItem:
-    """One thing that a node needs, whether it is well, and the words for its operator."""
+    """One thing that a node needs, whether it is in order, and the words for its operator."""
 
     name: str
     is_well: bool
@@ -83,14 +83,30 @@ def check_node(
     domain: str | os.PathLike[str] | None = None,
     accepted: Mapping[str, str] | None = None,
 ) -> list[CheckedItem]:
-    """Look at everything that a node needs, as the user who runs it, and change nothing.
+    """Return the findings on everything that a node needs. Nothing is changed.
 
-    ``data``, a file, a database or a ``source.toml``, is read as the node does, by
-    ``reading``; ``accepted`` has reasons for findings that would be refused: on columns
-    (`limits.judge`), and on the mode or the owner of the file. ``superlink``,
-    ``HOST:PORT``, is reached with TLS, by the system's authorities unless there are
-    ``root_certificates``. ``domain`` is a file that declares columns; by default, it is
-    the one that the policy pins, if any. The node could take part if all is well.
+    The node could take part if all findings are in order. Call it as the user who runs
+    the node.
+
+    Parameters
+    ----------
+    policy_file : path
+        The policy that the node names.
+    data : str, optional
+        The node's records: a file, a database or a ``source.toml``. They are read as
+        the node reads them.
+    domain : path, optional
+        A file that declares the columns. By default it is the file that the policy
+        pins, if any.
+    accepted : mapping from str to str
+        Reasons for findings that would be refused: on columns (`limits.judge`), and on
+        the mode or the owner of the file.
+    superlink : str, optional
+        The SuperLink's address ``HOST:PORT``, to reach with TLS.
+    root_certificates : path, optional
+        Certificates of its authority. By default these are the system's authorities.
+    reading : Reading
+        Options for reading ``data``.
     """
     findings = [_find("versions", _versions)]
     try:
@@ -152,7 +168,7 @@ def _declared(
     policy_file: str | os.PathLike[str],
     domain: str | os.PathLike[str] | None,
 ) -> tuple[str, TableDomain | None]:
-    """Return the declared columns, of a file or the policy, and a name for their source."""
+    """Return the name of the declarations' source, and the columns that it declares."""
     if domain is not None:
         return f"the domain file {domain}", TableDomain.from_file(domain)
     named = f"the policy file {policy_file}"
@@ -187,7 +203,7 @@ def _find(name: str, look: Callable[..., str], *arguments: Any) -> CheckedItem:
 def _bad(name: str, error: KMeansError) -> CheckedItem:
     text = str(error)
     if name == "policy file" and text.endswith(DOMAIN_EXAMPLES):
-        return CheckedItem(name, False, text)  # which points to an example already
+        return CheckedItem(name, False, text)  # the text already points to an example
     return CheckedItem(name, False, f"{text} {hint_for(name)}")
 
 
@@ -209,7 +225,7 @@ def _versions() -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    # Major and minor version alone, which development versions have too.
+    # Development versions have major and minor numbers, too.
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
@@ -220,7 +236,7 @@ def _policy_file(path: Path) -> str:
 
 
 def _accepted(policy: ClientPolicy) -> str:
-    # An empty list admits nothing, unlike a setting that is left out.
+    # An empty list accepts nothing. A setting that is left out accepts everything.
     nothing = [
         name
         for name in ("trusts", "algorithms", "units")
@@ -249,7 +265,7 @@ def _accepted(policy: ClientPolicy) -> str:
 
 
 def _pinned(policy: ClientPolicy) -> tuple[str, str]:
-    """Return the bounds and the columns that a policy admits, in words."""
+    """Return the bounds and the columns that a policy accepts, in words."""
     domain = policy.domain
     columns = policy.columns
     if isinstance(domain, TableDomain):
@@ -282,7 +298,10 @@ def _keys(policy: ClientPolicy) -> str:
 
 
 def describe_roster(roster: Roster, identity: Identity | None = None) -> list[str]:
-    """Return the lines that operators compare of a roster; ``identity`` is the reader's."""
+    """Return lines about a roster, for operators to compare.
+
+    ``identity`` is the identity of the reader.
+    """
     roster.require_points()
     lines = [f"The roster has {len(roster)} clients, each with a valid key."]
     if identity is not None:
@@ -308,7 +327,7 @@ def describe_roster(roster: Roster, identity: Identity | None = None) -> list[st
 
 
 def _groups(digest: str) -> str:
-    # Of four, because people read it to each other.
+    # Groups of four digits are easy to read aloud.
     return " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
 
 
@@ -342,7 +361,7 @@ def _ledger(policy: ClientPolicy) -> str:
 
 
 def _require_ledger_room(state_dir: Path) -> None:
-    """Require room for the next answers: an answer that cannot be written down is not sent."""
+    """Require room for the next answers. An answer that cannot be stored is never sent."""
     place = state_dir if state_dir.exists() else state_dir.parent
     free = shutil.disk_usage(place).free
     if free < _LEDGER_ROOM:
@@ -359,9 +378,9 @@ def _files(
     reading: Reading,
     accepted: Mapping[str, str],
 ) -> str:
-    """Require that others can read neither the table nor a key beside a file that the node names.
+    """Require that others cannot read the table, nor keys beside files that the node names.
 
-    A source.toml and the own member key are looked at where they are read.
+    A source.toml and the node's own member key are checked when they are read.
     """
     table = None if data is None else _table_file(str(data), reading)
     keys = _keys_beside(policy, policy_file, table)
@@ -394,7 +413,7 @@ def _files(
 def _keys_beside(
     policy: ClientPolicy, policy_file: Path, table: Path | None
 ) -> list[Path]:
-    """Return the keys beside files that the node names, but for its own member key."""
+    """Return the keys beside files that the node names, except its own member key."""
     named = [policy_file]
     own = None
     if policy.member_key_file is not None:
@@ -408,7 +427,7 @@ def _keys_beside(
 
 
 def _table_file(data: str, reading: Reading) -> Path | None:
-    """Return the file with the records, if it is one; its faults stand under data."""
+    """Return the file with the records, or ``None``. Its faults are findings on the data."""
     try:
         named, _ = resolved(data, reading)
     except KMeansError:
@@ -533,11 +552,12 @@ def _read_as_node(
                 "Its first line is a record: the node needs these names as header=."
             )
         return read_table(named, own, malformed="nan", domain=declared), header
-    # Not recognised, as in a run, where a first line of numbers is taken for names.
+    # As in a run, a first line is not recognised: it is taken for names even if it has
+    # numbers.
     own = own.with_options(header=True)
     names = open_table(named, own).names
     if not names_columns(names, Path(named)):
-        raise DataError(  # whose names may be a record
+        raise DataError(  # it quotes no names, because they may be a record
             f"Expected the names of columns in the first line of {named}. Got numbers instead: "
             "name the columns with --header here, and with header= in the node's --node-config."
         )
@@ -546,7 +566,7 @@ def _read_as_node(
 
 
 def _count_outside(table: Records, domain: Domain) -> float:
-    """Count values outside the bounds of a box; return the share of records outside a ball."""
+    """Count values outside a box, or return the fraction of records outside a ball."""
     is_used = np.isfinite(table.records).all(axis=1)
     outside: list[int] = domain.outside(table.records[is_used]).tolist()
     if isinstance(domain, Box):
@@ -557,7 +577,7 @@ def _count_outside(table: Records, domain: Domain) -> float:
 
 
 def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:
-    # From the right: an IPv6 address in brackets has colons itself.
+    # An IPv6 address in brackets has colons, too, so the last one counts.
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit():
@@ -570,8 +590,8 @@ def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -
         raise ConfigurationError(
             f"The root certificates {root_certificates} cannot be read as PEM."
         ) from None
-    # A SuperLink speaks gRPC (HTTP/2) or HTTP/1.1; gRPC servers refuse clients that
-    # offer no ALPN.
+    # A SuperLink uses gRPC (HTTP/2) or HTTP/1.1. gRPC servers refuse clients without
+    # ALPN.
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         with (

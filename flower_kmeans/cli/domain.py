@@ -1,7 +1,7 @@
 """``flower-kmeans domain init``: a domain.toml from public knowledge, or from records.
 
-It asks, and reads no records unless it is told to. Then the file itself says that it is
-not public.
+By default the command asks, and reads no records. If it reads records, the file states
+that it is not public.
 """
 
 import json
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _RULE = "A missing cell drops its record, unless the domain states what it counts as (missing)."
 
 
-# The kinds of cells, by which a column is declared; some of them are words of a reason.
+# The kinds of cells decide how a column is declared. Reasons quote some of these words.
 _NUMBER = "numbers"
 _DATE = "dates"
 _TEXT = "other texts"
@@ -65,20 +65,20 @@ _FOREIGN_DATE = re.compile(
 def write(
     domain: TableDomain, path: Path, comments: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Write a domain to a new file; runs may have agreed on an older one.
+    """Write a domain to a new file. An existing file is an error: runs may depend on it.
 
-    Its owner alone may read one that was read off records.
+    A domain that was read off records gets a file that only its owner may read.
     """
     mode = 0o600 if domain.from_records else 0o666
     is_begun = False
     try:
-        # New: what is there, also since it was looked for, is not replaced.
+        # The mode "x" never replaces a file, even if it was made just now.
         with open(path, "xb", opener=lambda at, how: os.open(at, how, mode)) as file:
             is_begun = True
             file.write(domain.to_toml(comments).encode())
     except OSError as error:
         if is_begun:
-            # half of a file would declare half of the columns
+            # Half of a file would declare half of the columns.
             path.unlink(missing_ok=True)
         raise ConfigurationError(
             f"{path} cannot be written: {reason_and_cure(error)}."
@@ -86,7 +86,7 @@ def write(
 
 
 def ask() -> TableDomain:
-    """Return the domain that somebody answers for, column by column."""
+    """Return the domain from a user's answers, column by column."""
     typer.echo(
         "Answer from public knowledge, such as a form or a rule; no records are read."
     )
@@ -182,19 +182,18 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class ReadOff:
-    """A domain that was read off a file's records, and the facts that are for their holder.
+    """A domain that was read off a file's records, with facts for their holder.
 
     Attributes
     ----------
     domain : TableDomain
-        Of the columns that were declared.
+        The domain of the declared columns.
     n_records : int
-        Of the file.
+        Number of records of the file.
     gaps : dict from str to int
-        By the name of a declared column: its cells that are missing or unreadable, if
-        any.
+        Number of missing or unreadable cells by declared column, if there are any.
     left_out : list of (str, str)
-        Names of all other columns, each with its own reason.
+        Names of all other columns, each with the reason.
     """
 
     domain: TableDomain
@@ -203,9 +202,9 @@ class ReadOff:
     left_out: list[tuple[str, str]]
 
     def comments(self) -> dict[str, list[str]]:
-        """Return comments for columns that have gaps, without the number of gaps.
+        """Return comments for columns with gaps, without the number of gaps.
 
-        Others may come to have the file, without the line that says where it is from.
+        Others may get the file, even without the line that states its origin.
         """
         columns = {column.name: column for column in self.domain.declared}
         return {
@@ -218,7 +217,7 @@ class ReadOff:
         }
 
     def lines(self) -> list[str]:
-        """Return lines for the terminal on gaps, and on columns that were left out."""
+        """Return lines for the terminal on gaps and on columns that were left out."""
         lines = []
         for column in self.domain.declared:
             if column.name in self.gaps:
@@ -233,14 +232,14 @@ class ReadOff:
 
 
 class _LeftOutError(Exception):
-    """A column is not declared, for the reason that the text gives."""
+    """A column cannot be declared. The text is the reason."""
 
 
 def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
-    """Return a domain read off a file's records, with the columns left out and why.
+    """Return a domain that is read off a file's records, and the columns left out.
 
-    Numbers and truths have the bounds that occur, dates too, and text the categories
-    that occur. Cells are read as all commands read them.
+    Numbers, booleans and dates get the bounds that occur, and text the categories that
+    occur. Cells are read as in all commands.
     """
     opened = open_table(data, reading)
     counts = Counter(opened.names)
@@ -256,7 +255,7 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
             _require_one_name(name, counts[name])
             column = _declared(name, cells[name], opened.spelling)
         except _LeftOutError as error:
-            if (shown, str(error)) not in left_out:  # of the first column of the name
+            if (shown, str(error)) not in left_out:  # once for each name
                 left_out.append((shown, str(error)))
             continue
         found.append(column)
@@ -273,7 +272,7 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
 
 
 def _require_one_name(name: str, n_columns: int) -> None:
-    """Require the name of one column, which is not that of row numbers."""
+    """Require a name of exactly one column, which must not be a name of row numbers."""
     if n_columns > 1 and name:
         raise _LeftOutError(f"{n_columns} columns have this name")
     if n_columns > 1:
@@ -283,7 +282,7 @@ def _require_one_name(name: str, n_columns: int) -> None:
 
 
 def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the cells of some columns; an error if a line is malformed."""
+    """Return the cells of columns by name, or raise an error if a line is malformed."""
     if not opened.has_names:
         raise ConfigurationError(
             f"Expected the names of columns in the first line of {opened.path}. "
@@ -390,7 +389,7 @@ def _category_in(name: str, cells: list[Any], counts: Counter[str]) -> Category:
 
 
 def _kind(cell: Any, spelling: Spelling) -> str:
-    """Return the kind of one cell of a column without a type of its own."""
+    """Return the kind of one cell, in a column whose type does not decide it."""
     if isinstance(cell, list | tuple | dict | np.ndarray):
         return _NESTED
     text = category_of(cell)
@@ -406,7 +405,7 @@ def _kind(cell: Any, spelling: Spelling) -> str:
 
 
 def _example(column: ColumnDeclaration) -> str:
-    """Return a value of ``missing`` that the column may have, as TOML has it."""
+    """Return a possible value of ``missing`` for a column, as TOML writes it."""
     if isinstance(column, Category):
         return json.dumps(column.values[0], ensure_ascii=False)
     if isinstance(column, Date):

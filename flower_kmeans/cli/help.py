@@ -1,8 +1,9 @@
-"""Help of commands: plain text, and for a command with a strategy the options of that one.
+"""Help of commands in plain text, with the options of the chosen strategy.
 
-`StrategyCommand` reads the options of all strategies, so that one of another strategy
-is an error that names those that take it. Its help shows those of the chosen strategy,
-a line or two each, in groups. The documentation of the strategies has the rest.
+`StrategyCommand` accepts the options of all strategies. An option that the chosen
+strategy does not take is an error that names the strategies that take it. Its help
+shows the options of the chosen strategy in groups, with a line or two each. The
+documentation of the strategies has the rest.
 """
 
 import re
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 HelpRow = tuple[str, str]
 """An option with its values, and its help."""
 
-_MOST_SENTENCE = 300  # characters: more than any
-_MOST_VALUES = 16  # characters of a choice that stand beside the option's name
+_MOST_SENTENCE = 300  # characters; no sentence has more
+_MOST_VALUES = 16  # most characters of a choice beside the option's name
 
 _NEEDS = {
     "parties": "parties",
     "server_data": "server_data",
     "server_points": "server_data",
 }
-"""Options of commands that serve some strategies only, and the parameter of these."""
+"""Options that only some strategies need, and the parameter that such a strategy has."""
 
 _WORDS = {
     "aggregation": "Sums and counts, or means, as the paper names them.",
     "alpha": "Factor of the radius within which offsets count.",
-    "assignment": "How many clusters a record may be in.",
+    "assignment": "Number of clusters that a record may be in.",
     "clip": "Records that count of a client (--unit client).",
     "clips": "Clips of single releases, in place of clip.",
     "fraction_bits": "Records are rounded to 2**-N.",
@@ -54,12 +55,12 @@ _WORDS = {
     "min_size": "Fewest records of a cluster.",
     "n_clients": "Public number of clients. Default: 20.",
     "n_clusters": "Number of clusters. Default: 16.",
-    "n_records": "Planned number of records: public.",
+    "n_records": "Public, planned number of records.",
     "n_rounds": "Number of rounds. Default: from public numbers.",
-    "relocation": "Move centroids that are of no use.",
-    "seed": "Public randomness, not of noise.",
+    "relocation": "Move useless centroids.",
+    "seed": "Seed of public randomness only.",
 }
-"""Help of parameters, in a line. The documentation of a strategy begins that of others."""
+"""Help of parameters in a line. Other parameters have their documentation's first clause."""
 
 _SPLIT_OF_COLUMNS = "columns (halves), or columns:NAME,NAME/NAME."
 
@@ -95,7 +96,7 @@ class Group(TyperGroup):
 
 
 class StrategyCommand(Command):
-    """A command that takes, after its own options, those of all strategies."""
+    """A command that takes its own options and the options of all strategies."""
 
     lists_trust_models: ClassVar[bool] = False
     _own: list[Any]
@@ -103,25 +104,25 @@ class StrategyCommand(Command):
 
     @property
     def params(self) -> list[Any]:
-        """Its options; those of strategies are looked up when they are needed first."""
+        """Its options. Options of strategies are looked up at first use."""
         if not self._is_complete:
             self._is_complete = True
             self._own += strategy_options()
-        return self._own  # one list for good: click adds to it
+        return self._own  # always the same list, because click adds to it
 
     @params.setter
     def params(self, own: list[Any]) -> None:
         self._own = own
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, and keep them: the help depends on them."""
+        """Parse arguments, and keep them for the help, which depends on them."""
         ctx.meta[_ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the options of the command, and those of the chosen strategy."""
+        """Write the options of the command and of the chosen strategy."""
         with one_sentence():
             chosen = self._chosen(ctx)
         of_strategies = {each.name for each in strategy_options()}
@@ -141,7 +142,7 @@ class StrategyCommand(Command):
         _write_rows(formatter, "More", self._more_rows(ctx, reading))
 
     def _more_rows(self, ctx: click.Context, reading: Sequence[str]) -> list[HelpRow]:
-        """Return where the help of other options is."""
+        """Return the commands that show the help of other options."""
         others = f"flower-kmeans {ctx.info_name} --strategy NAME --help"
         rows = [("other strategies", others)]
         if not self.lists_trust_models:
@@ -152,7 +153,7 @@ class StrategyCommand(Command):
         return rows
 
     def _chosen(self, ctx: click.Context) -> Settings:
-        """Return the strategy that the arguments choose, or that they get by default."""
+        """Return the settings of the strategy that the arguments choose, or the default."""
         arguments = list(ctx.meta.get(_ARGUMENTS, ()))
         given, _, _ = self.make_parser(ctx).parse_args(arguments)
         strategy = given.get("strategy")
@@ -168,7 +169,7 @@ class StrategyCommand(Command):
 
 
 class PlanCommand(StrategyCommand):
-    """A command whose help also has the trust models, with who learns which values."""
+    """A command whose help also lists the trust models."""
 
     lists_trust_models = True
 
@@ -189,13 +190,13 @@ _ARGUMENTS = f"{__name__}.arguments"
 def _write_rows(
     formatter: click.HelpFormatter, title: str, rows: Sequence[HelpRow]
 ) -> None:
-    """Write a group of options, or of words, with their meanings."""
+    """Write a group of options or words with their meanings."""
     with formatter.section(title):
         formatter.write_dl(rows)
 
 
 def _serves(option: str | None, chosen: Settings) -> bool:
-    """Return whether an option of the command serves the chosen strategy."""
+    """Return whether the chosen strategy needs an option of the command."""
     parameter = _NEEDS.get(option or "")
     return parameter is None or chosen.takes(parameter)
 
@@ -222,8 +223,8 @@ def _choice_rows(chosen: Settings) -> list[HelpRow]:
         ("--strategy NAME", f"{', '.join(BY_NAME)}. By default synopsis, or fastlloyd with "
          "--rounds."),
         ("--epsilon NUMBER", "Privacy budget. Default: 1.0."),
-        ("--delta NUMBER", "Default: min(1e-6, 1/(100 n)), n the number of units."),
-        ("--unit record|client", "What epsilon protects. Default: record."),
+        ("--delta NUMBER", "Default: min(1e-6, 1/(100 n)), with n protected units."),
+        ("--unit record|client", "Unit of privacy. Default: record."),
     ]  # fmt: skip
     if not chosen.splits_columns:
         default = chosen.strategy.TRUST
@@ -251,6 +252,6 @@ def _parameter_row(name: str, option: "Option") -> HelpRow:
 
 
 def _first_clause(meaning: str) -> str:
-    """Return the words of a description before its first pause, as a sentence."""
+    """Return the first clause of a description as a sentence."""
     clause = re.split(r"[.;:] ", meaning, maxsplit=1)[0].removesuffix(".")
     return f"{clause}.".replace("`", "")

@@ -27,15 +27,15 @@ _MAX_CLIENTS_BY_VALUE = 1_000
 class InputRecords:
     """Records, and public facts about them."""
 
-    name: str  # of the file
+    name: str  # name of the data
     records: NDArray[np.float64]  # (n, d), in the user's units
     columns: tuple[str, ...]
-    n_records: int | None = None  # if it is public
-    # that are public
+    n_records: int | None = None  # number of records, if it is public
+    # public bounds by column
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    table: datasets.Table | None = None  # where the records come from
-    image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
-    domain: TableDomain | None = None  # that declares the columns
+    table: datasets.Table | None = None  # the table of the records
+    image: NDArray[np.uint8] | None = None  # (height, width, 3), with records as pixels
+    domain: TableDomain | None = None  # declarations of the columns
 
     def box(
         self,
@@ -47,12 +47,13 @@ class InputRecords:
     ) -> tuple[Box, bool]:
         """Return the public bounds of all columns, and whether some were read off the records.
 
-        ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold
-        for all others. With ``from_data`` missing ones are taken from the records: that
-        is not private. A declared domain has all of them.
+        ``bounds`` are ``NAME=LOW:HIGH`` for single columns, and ``lower`` and ``upper``
+        for all others. With ``from_data`` missing bounds are taken from the records,
+        which is not private. A declared domain has all bounds.
         """
         if self.domain is not None:
-            # Without its mark, which strategies refuse: the report of this run has it.
+            # Strategies refuse a domain that is marked as not public. The report of
+            # this run states it instead.
             return TableDomain(self.domain.declared), self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]
@@ -80,7 +81,7 @@ class InputRecords:
         return [] if self.table is None else self.table.findings.lines()
 
     def _count_outside(self, box: Box) -> None:
-        """Count the values that bounds move which no domain declares."""
+        """Count the values outside the bounds, unless a domain has counted them."""
         if self.table is None:
             return
         by_name = {column.name: column for column in self.table.findings.columns}
@@ -94,8 +95,8 @@ class InputRecords:
         """Return the records of each client.
 
         ``split`` is ``iid``, ``tiles``, ``column:NAME``, ``dirichlet:ALPHA`` or a
-        partitioner of flwr-datasets; by default tiles of a photograph, and iid
-        otherwise.
+        partitioner of flwr-datasets. By default a photograph is split into tiles, and
+        other records are split iid.
         """
         if split is None:
             split = "iid" if self.image is None else "tiles"
@@ -144,7 +145,7 @@ class InputRecords:
                 f"Expected --split columns:... with each of {_some(own)} once. "
                 f"Got {_some(names)} instead."
             )
-        # The picture takes the centroids as red, green and blue.
+        # A picture needs centroids in the order red, green and blue.
         if self.image is not None and tuple(names) != self.columns:
             raise ConfigurationError(
                 f"Expected the columns of the photograph in their order, {', '.join(self.columns)}."
@@ -165,7 +166,7 @@ class InputRecords:
         )
 
     def width(self, names: Sequence[str]) -> int:
-        """Return how many columns some columns, or declared columns, are together."""
+        """Return the number of columns of the box for named or declared columns."""
         if self.domain is None:
             return len(names)
         return sum(
@@ -173,7 +174,7 @@ class InputRecords:
         )
 
     def lacks_for_picture(self) -> str | None:
-        """Return why there can be no picture, if there can be none."""
+        """Return the reason why a picture is impossible, or ``None``."""
         if self.image is not None:
             return None
         if len(self.columns) < 2:
@@ -182,14 +183,14 @@ class InputRecords:
             return "none: it needs matplotlib (pip install 'flower-kmeans[plots]')"
         try:
             require("matplotlib.figure", "it", "plots")
-        except ConfigurationError as error:  # an installation that is broken
+        except ConfigurationError as error:  # the installed package is broken
             return f"none: {error}"
         return None
 
     def draw(self, path: Path, clustering: Clustering, caption: str) -> bool:
         """Write the photograph in its new colours, or a scatter plot of a table with two columns.
 
-        Return whether there was anything to draw it with.
+        Return whether a picture was possible.
         """
         from flower_kmeans.report import picture
 
@@ -250,7 +251,7 @@ class InputRecords:
     def _by_labels(
         self, alpha: str, n_clients: int, rng: np.random.Generator
     ) -> list[NDArray[np.int64]]:
-        """Return the records of each client, whose shares of the labels differ."""
+        """Return the records of each client, by a Dirichlet split of the labels."""
         if self.table is None or self.table.labels is None:
             raise ConfigurationError(
                 "The dirichlet split goes by labels: give a file with --data, "
@@ -280,7 +281,7 @@ class InputRecords:
         table = self.table or datasets.Table(self.records, self.columns)
         values: NDArray[Any] = table.column(name)
         parts = datasets.split_by_column(values, clients)
-        # A column of reals would give one client for almost every record.
+        # A column of reals would make a client of almost every record.
         if clients is None and len(parts) > _MAX_CLIENTS_BY_VALUE:
             raise ConfigurationError(
                 f"The column {name!r} has {len(parts):,} values, too many for one client each: "
@@ -296,7 +297,7 @@ class InputRecords:
             )
         low = float(values.min())
         high = float(values.max())
-        # A box needs a width, also where all values are equal.
+        # A box needs a width, even if all values are equal.
         return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
@@ -332,7 +333,7 @@ def table(
         reading,
         label,
         None if columns is None else listed(columns),
-        # The column to split by need not hold numbers, nor be a feature.
+        # The column to split by need not be a feature, and may hold text.
         keep,
         domain=domain,
     )
@@ -345,8 +346,8 @@ def table(
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
-    """Return column, lower and upper bound of ``NAME=LOW:HIGH``."""
-    # From the right, since names of columns may hold "=".
+    """Return the column, and the lower and upper bound, of ``NAME=LOW:HIGH``."""
+    # Names of columns may contain "=", so the last one counts.
     name, equals, interval = text.rpartition("=")
     low, colon, high = interval.partition(":")
     if not (name and equals and colon):

@@ -1,7 +1,7 @@
 """``flower-kmeans inspect``: facts about a table's cells, for the holder of the table alone.
 
-All of it are facts about records. Nothing of it belongs into a public domain, a message
-or a report, and no smallest or largest value is shown at all.
+These are facts about records. They must not get into a public domain, a message or a
+report. The smallest and the largest value of a column are never shown.
 """
 
 import json
@@ -58,14 +58,15 @@ class Inspected:
     opened : OpenTable
     findings : Findings
     guesses : dict from str to Guess
-        By column; none with a domain.
+        Guesses by column. It is empty with a domain.
     domain : TableDomain, optional
+        The declarations, if they are given.
     categories : dict from str to set of str
-        Texts that occur in columns of categories: values of records.
+        Texts in columns of categories, which are values of records.
     unread : list of str
-        Why columns could not be read at all.
+        Reasons why columns could not be read.
     undeclared : tuple of str
-        Columns that the domain does not have.
+        Columns that the domain does not declare.
     """
 
     opened: OpenTable
@@ -78,13 +79,13 @@ class Inspected:
 
     @property
     def used(self) -> list[str]:
-        """Columns that a run would cluster by, as far as nobody names others."""
+        """Columns that a run would cluster by if the user names none."""
         if self.domain is not None:
             return [column.name for column in self.domain.declared]
         return [name for name, found in self.guesses.items() if found.kind == "number"]
 
     def left_out(self) -> list[tuple[str, str]]:
-        """Return which columns no run would cluster by, and why."""
+        """Return the columns that no run would cluster by, each with the reason."""
         if self.domain is not None:
             return [(name, "not declared") for name in self.undeclared]
         return [
@@ -97,7 +98,7 @@ class Inspected:
 def inspect(
     data: str, reading: Reading, domain: TableDomain | None = None
 ) -> Inspected:
-    """Return findings on a table's cells; with a domain, on the columns that it declares."""
+    """Return findings on a table's cells, or only on the columns that a domain declares."""
     named, reading = resolved(data, reading)
     opened = open_table(named, reading)
     if domain is None:
@@ -147,7 +148,7 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
 def _add(
     found: Inspected, cells: Mapping[str, NDArray[Any]], spelling: Spelling
 ) -> None:
-    """Count the cells of a block, and the records that would count as none."""
+    """Count the cells of a block, and the records that would be null."""
     findings = found.findings
     n_records = len(next(iter(cells.values())))
     is_void = np.zeros(n_records, dtype=bool)
@@ -169,7 +170,7 @@ def _add(
 def _values(
     own: NDArray[Any], guessed: Guess, spelling: Spelling
 ) -> NDArray[np.float64]:
-    """Return cells as numbers: their own, days, or others that differ as texts do."""
+    """Return cells as numbers: their own numbers, days, or a number for each text."""
     if guessed.kind in ("number", "empty"):
         values = spelling.numbers(own)
         return np.where(np.isfinite(values), values, np.nan)
@@ -181,7 +182,7 @@ def _values(
 
 
 def _correct(found: Inspected) -> None:
-    """Correct guesses by the records after the first ones."""
+    """Correct guesses with the records after the first ones."""
     for column in found.findings.columns:
         kind = found.guesses[column.name].kind
         if kind == "empty" and not column.is_empty and column.n_records:
@@ -199,7 +200,7 @@ def _correct(found: Inspected) -> None:
 
 
 def show(console: Console, found: Inspected) -> None:
-    """Print findings, with the mark that they are not public."""
+    """Print findings, and that they are not public."""
     findings = found.findings
     has_domain = found.domain is not None
     bounds = ["outside the bounds"] if has_domain else []
@@ -228,7 +229,7 @@ def show(console: Console, found: Inspected) -> None:
             soft_wrap=True,
         )
     console.print(table)
-    # Not wrapped here, so that options can be copied.
+    # Lines are not wrapped, so options can be copied.
     for line in _conclusions(found):
         console.print(_line(line), soft_wrap=True)
     console.print(_line(FACTS, "bold"), soft_wrap=True)
@@ -266,7 +267,7 @@ def _look(found: Inspected, column: ColumnFindings) -> str:
 
 
 def _conclusions(found: Inspected) -> list[str]:
-    """Return how a run would use the table, and the refusals of `check`."""
+    """Return sentences on the use of the table in a run, and on the refusals of `check`."""
     findings = found.findings
     used = found.used
     lines = _clustered(found)
@@ -329,7 +330,7 @@ def _without_numbers(found: Guess) -> str:
 
 
 def draft(found: Inspected) -> str:
-    """Return a domain.toml of questions, all of them comments, without a bound."""
+    """Return the draft of a domain.toml: questions in comments, without bounds."""
     parts = [_DRAFT]
     left_out = []
     for column in found.findings.columns:
@@ -402,7 +403,7 @@ def _quoted(text: str) -> str:
 
 
 def write_draft(path: Path, text: str) -> None:
-    """Write a draft to a new file, which its owner alone may read."""
+    """Write a draft to a new file that only its owner may read."""
     try:
         with open(path, "xb", opener=lambda at, how: os.open(at, how, 0o600)) as file:
             file.write(text.encode())

@@ -1,4 +1,7 @@
-"""Which findings on a table `check` refuses, and why: shares that no usable table has by chance."""
+"""Limits on the findings on a table, beyond which `check` refuses it, with reasons.
+
+No usable table exceeds them by chance.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flower_kmeans.data.findings import ColumnFindings, Findings
 
-LINES = "lines"  # what is accepted of all columns, instead of a column
-RECORDS = "records"
-FILES = "files"  # that a table may be read by others than its owner
+# Names that stand in place of a column in accepted findings:
+LINES = "lines"  # malformed lines
+RECORDS = "records"  # null records, and records outside a ball
+FILES = "files"  # a table that others than its owner can read
 
 
 @dataclass(frozen=True)
 class CheckLimit:
-    """A fault of tables, the largest share that passes, and why more of it is refused.
+    """A fault of tables, the largest fraction that passes, and the reason of the limit.
 
-    Without a share, the fault is refused where it is found.
+    Without a fraction the fault is always refused.
     """
 
     what: str
@@ -78,20 +82,21 @@ LIMITS = (
     *(UNREADABLE, MISSING, OUTSIDE, MALFORMED, VOID),
     *(EMPTY, CONSTANT, ROW_NUMBERS, ID, NOTHING),
 )
-"""All of them, in the order of docs/deploy.md."""
+"""All limits, in the order of docs/deploy.md."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Findings on a table, in words with shares and without a number of records.
+    """Findings on a table in words, with fractions and without numbers of records.
 
     Attributes
     ----------
     refused : list of str
+        Findings above a limit.
     accepted : list of str
-        Above a limit, with the reason for which they pass.
+        Findings above a limit that pass for a given reason.
     notes : list of str
-        Below the limits.
+        Findings below the limits.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -105,7 +110,7 @@ def limits_in_words() -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share in words, rounded to a percent."""
+    """Return a fraction in words, rounded to a percent."""
     if share == 0.0:
         return "none"
     if share == 1.0:
@@ -120,16 +125,16 @@ def share_text(share: float) -> str:
 def judge(
     findings: "Findings", accepted: Mapping[str, str], share_outside_ball: float = 0.0
 ) -> Judgement:
-    """Sort a table's findings into refused, accepted and noted ones.
+    """Return a table's findings, sorted into refused, accepted and noted ones.
 
     Parameters
     ----------
     findings : Findings
     accepted : mapping from str to str
-        Reasons in words, by column; by ``"lines"`` for malformed ones, and by
-        ``"records"`` for those that count as none or lie outside of a ball.
+        Reasons in words by column, by ``"lines"`` for malformed lines, and by
+        ``"records"`` for null records and records outside a ball.
     share_outside_ball : float
-        Of the records, where the bounds are a ball.
+        Fraction of the records outside the bounds, if these are a ball.
     """
     judged = Judgement()
     for column in findings.columns:
@@ -159,7 +164,7 @@ def judge(
 
 
 def _of_column(column: "ColumnFindings") -> list[tuple[CheckLimit, float, str]]:
-    """Return the findings on a column: limit, share, and words of each."""
+    """Return the findings on a column, each as (limit, fraction, words)."""
     from flower_kmeans.data.findings import NOT_READ
 
     found = []
@@ -192,7 +197,7 @@ def _of_column(column: "ColumnFindings") -> list[tuple[CheckLimit, float, str]]:
 def _sort(
     judged: Judgement, limit: CheckLimit, share: float, text: str, reason: str | None
 ) -> None:
-    """Add a finding to the noted, accepted or refused ones."""
+    """Add a finding to the notes, or to the accepted or refused findings."""
     if limit.most is not None and share <= limit.most:
         judged.notes.append(text)
     elif reason is not None:

@@ -11,7 +11,7 @@ import jinja2
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import reason_and_cure
 
-_FILES = {  # template: where it goes, below the app's directory
+_FILES = {  # from a template to the place of its file in the app's directory
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "LICENSE": "LICENSE",
@@ -27,18 +27,18 @@ _LONGEST_NAME = 32  # Flower builds no app with a longer name, nor one with _
 
 
 def make_app(directory: Path) -> None:
-    """Write a complete Flower app to a new directory, whose name is that of the app.
+    """Write a complete Flower app to a new directory. Its name becomes the app's name.
 
     Raises
     ------
     ConfigurationError
-        If the directory exists or cannot be made, or its name is not that of a new
-        package.
+        If the directory exists or cannot be made, or its name cannot be the name of a
+        new package.
     """
     name = directory.name
     package = name.replace("-", "_")
-    # Flower puts the app before all that is installed: it must not hide a package from
-    # others.
+    # Flower puts the app before all installed packages, so it must not hide one of
+    # them.
     is_new = re.fullmatch(
         r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name
     ) and not keyword.iskeyword(name)
@@ -65,7 +65,7 @@ def make_app(directory: Path) -> None:
                 )
                 path.write_text(text, encoding="utf-8")
         except OSError:
-            shutil.rmtree(directory, ignore_errors=True)  # no half of an app is left
+            shutil.rmtree(directory, ignore_errors=True)  # half of an app must not stay
             raise
     except OSError as error:
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Options that simulate and plan share: a strategy, a budget, and the strategy's parameters.
 
-Options of parameters follow from what the strategies declare: names, values, defaults
-and help. An option that is left out is not passed on. Strategies are imported when a
-command runs or shows its help, for Flower takes a second to import.
+The declarations of the strategies give the names, values, defaults and help of their
+options. An option that is not given is not passed on. Strategies are imported when a
+command runs or shows its help, because importing Flower takes a second.
 """
 
 import csv
@@ -37,7 +37,7 @@ EngineOption = StrEnum(
     "EngineOption", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"}
 )
 
-_DEFAULTS = {"n_clusters": "16"}  # of what strategies require
+_DEFAULTS = {"n_clusters": "16"}  # for parameters that strategies require
 _HINTS = {
     "n_clients": "Default: 20, or one for each value of a column to split by.",
     "n_clusters": "With synopsis also LOW-HIGH or any (1-20): the run chooses.",
@@ -46,15 +46,15 @@ _HINTS = {
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn an error of ours, or one of the machine, into its sentence and exit code 1."""
+    """Turn an error of the library or of the machine into its sentence and exit code 1."""
     try:
         yield
     except KMeansError as error:
         print_error(str(error))
         raise typer.Exit(1) from None
     except (OSError, MemoryError) as error:
-        # The program that read the output has ended, as `head` does: click ends
-        # silently then.
+        # The program that read the output, such as `head`, has ended. click then ends
+        # silently.
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         print_error(sentence_of(error))
@@ -67,10 +67,10 @@ def print_error(text: str) -> None:
 
 
 def sentence_of(error: OSError | MemoryError) -> str:
-    """Return the sentence for a refusal of the machine: its object, reason and cure.
+    """Return the sentence on a refusal of the machine: its object, reason and cure.
 
-    Output that could not be printed is dropped, since the end of the process would try
-    it again.
+    Output that could not be printed is dropped. Otherwise the end of the process would
+    try to print it again.
     """
     if isinstance(error, MemoryError):
         return (
@@ -91,7 +91,7 @@ def sentence_of(error: OSError | MemoryError) -> str:
 
 
 def escape_what_cannot_be_printed() -> None:
-    r"""Let streams print characters that their encoding has not as ``\u03b5``, and not fail."""
+    r"""Let streams print characters outside their encoding as ``\u03b5`` instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in (
             "strict",
@@ -101,23 +101,23 @@ def escape_what_cannot_be_printed() -> None:
 
 
 def listed(text: str) -> list[str]:
-    """Return the values of ``A,B``; one that holds a comma is quoted, as in a csv file."""
+    """Return the values of ``A,B``. A value with a comma is quoted, as in a csv file."""
     return [
         each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])
     ]
 
 
 def spelled(parameter: str) -> str:
-    """Return the option of a strategy's parameter."""
-    # The number of records keeps its letter: --records would look like the records
-    # themselves.
+    """Return the option for a strategy's parameter."""
+    # The number of records keeps its "n-", because --records would look like the
+    # records themselves.
     name = parameter if parameter == "n_records" else parameter.removeprefix("n_")
     return f"--{name.replace('_', '-')}"
 
 
 @cache
 def options_by_strategy() -> "dict[str, dict[str, Option]]":
-    """Return the parameters that can be written as options, by strategy and by name."""
+    """Return the parameters that are options, by strategy and by name."""
     from flower_kmeans.strategies import BY_NAME, options_of
 
     return {name: options_of(strategy) for name, strategy in BY_NAME.items()}
@@ -125,10 +125,10 @@ def options_by_strategy() -> "dict[str, dict[str, Option]]":
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices for a run: the strategy, its budget, and those parameters that were given."""
+    """Choices for a run: the strategy, its budget, and the given parameters."""
 
-    name: str  # of the strategy's algorithm
-    strategy: Any  # its class
+    name: str  # name of the strategy's algorithm
+    strategy: Any  # class of the strategy
     epsilon: float | None
     delta: float | None
     unit: str
@@ -146,13 +146,13 @@ class Settings:
         trust: str | None,
         **texts: str | None,
     ) -> "Settings":
-        """Return the settings of options, which must not contradict each other."""
+        """Return the settings of options, or raise an error if options contradict."""
         from flower_kmeans.strategies import BY_NAME
 
         written = {name: text for name, text in texts.items() if text is not None}
-        # The smallest losses for records without points of the server
-        # (docs/choosing.md). Its rounds follow from the plan: where their number is
-        # given, the best of the others.
+        # The default has the lowest loss without points of the server
+        # (docs/choosing.md). Synopsis chooses its own rounds. If their number is given,
+        # the best of the others is the default.
         default = "fastlloyd" if "n_rounds" in written else "synopsis"
         name = default if strategy is None else strategy.lower()
         if name not in BY_NAME:
@@ -185,7 +185,7 @@ class Settings:
             )
         for parameter, text in written.items():
             kind, default, _ = known[parameter]
-            # "auto" leaves the choice to the strategy, as not giving the option does.
+            # "auto" means the same as not giving the option.
             if text == default and is_auto(default):
                 continue
             try:
@@ -194,8 +194,8 @@ class Settings:
                 raise ConfigurationError(
                     f"Expected {spelled(parameter)} as {kind.values}. Got {text!r} instead."
                 ) from None
-            # Checked here as well, so that the error names the option and not the
-            # parameter.
+            # The check is made here as well, so the error names the option instead of
+            # the parameter.
             kind.check(spelled(parameter), value)
             self.given[parameter] = value
 
@@ -218,7 +218,7 @@ class Settings:
         return parameter in parameters_of(self.strategy)
 
     def check_server(self, option: str, what: str, value: object) -> None:
-        """Require the option for the server's points exactly where a strategy takes them."""
+        """Require the option for the server's points, or its absence, as the strategy needs."""
         takes = self.takes("server_data")
         if takes and value is None:
             raise ConfigurationError(
@@ -231,7 +231,7 @@ class Settings:
             )
 
     def make(self, box: "Box", **parameters: Any) -> "ClusteringStrategy[Any]":
-        """Return the strategy, with further parameters."""
+        """Return the strategy with these settings and further parameters."""
         from flower_kmeans.privacy.budget import PrivacyBudget
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
@@ -246,7 +246,7 @@ class Settings:
 
 
 def takers(*parameters: str) -> str:
-    """Return the strategies that have all of some parameters, in words."""
+    """Return the strategies that have all of these parameters, in words."""
     from flower_kmeans.strategies import BY_NAME, parameters_of
 
     names = (
@@ -261,7 +261,7 @@ def takers(*parameters: str) -> str:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a `StrategyCommand` its settings as the first argument, and report its errors."""
+    """Pass a `StrategyCommand` its settings as the first argument, and print its errors."""
     _, *own = signature(command).parameters.values()
 
     @wraps(command)
@@ -274,7 +274,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_reading(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how a party's file is read, as one ``reading``."""
+    """Pass a command the options for reading a party's file as one ``reading``."""
     own = [
         each
         for each in signature(command).parameters.values()
@@ -293,20 +293,20 @@ def with_reading(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def reading_options() -> list[Parameter]:
-    """Return the options that say how a party's file is read."""
+    """Return the options for reading a party's file."""
     own = [
         ("header", "true|NAME,NAME",
          "true if the first line names the columns, or their names if it is a record."),
         ("delimiter", None,
-         "What separates the cells of a csv file, such as ';' or tab."),
-        ("decimal", ".|,", "What stands before a fraction."),
+         "Character between the cells of a csv file, such as ';' or tab."),
+        ("decimal", ".|,", "Decimal point or comma."),
         ("thousands", None,
-         "What stands between groups of three digits: one of . , ' or a space."),
+         "Character between groups of three digits: . , ' or a space."),
         ("date_format", None,
-         "How dates are written, such as %d.%m.%Y; by default 2024-02-29."),
-        ("encoding", None, "Of a csv file, such as cp1252; by default UTF-8."),
-        ("sheet", None, "Of an Excel file with several sheets."),
-        ("query", "SQL", "The SELECT whose rows are the records, of a database."),
+         "Format of dates, such as %d.%m.%Y. Default: 2024-02-29."),
+        ("encoding", None, "Encoding of a csv file, such as cp1252. Default: UTF-8."),
+        ("sheet", None, "Sheet of an Excel file with several sheets."),
+        ("query", "SQL", "SELECT whose rows are the records of a database."),
     ]  # fmt: skip
     return [
         _option(name, spelled(name), str | None, values, text)
@@ -325,14 +325,14 @@ def _reading_of(
     sheet: str | None,
     query: str | None,
 ) -> "Reading":
-    """Return the reading that options describe."""
+    """Return the reading with the given options."""
     from flower_kmeans.data.reading import Reading
 
     names: Any = None if header is None else listed(header)
     is_said = header is not None and header.strip().lower() == "true"
     return Reading().with_options(
         header=True if is_said else names,
-        # Which few shells let people type.
+        # Few shells let people type a tab.
         delimiter="\t" if delimiter in ("tab", "\\t") else delimiter,
         decimal=decimal,
         thousands=thousands,
@@ -346,7 +346,7 @@ def _reading_of(
 def _with_signature(
     function: Callable[..., None], own: list[Parameter]
 ) -> Callable[..., None]:
-    # typer reads both: the signature for order and defaults, the annotations for types.
+    # typer reads order and defaults from the signature, and types from the annotations.
     function.__signature__ = Signature(own)  # type: ignore[attr-defined]
     function.__annotations__ = {each.name: each.annotation for each in own}
     return function
@@ -363,15 +363,15 @@ def strategy_options() -> list[Any]:
     )
     own = [
         _option("strategy", "--strategy", str | None, "|".join(BY_NAME),
-                "The algorithm; by default synopsis, or fastlloyd with --rounds."),
+                "The algorithm. Default: synopsis, or fastlloyd with --rounds."),
         _option("epsilon", "--epsilon", float | None, None,
-                "Privacy budget; 1.0 unless the strategy or the trust is not private."),
+                "Privacy budget. Default: 1.0, unless strategy or trust is not private."),
         _option("delta", "--delta", float | None, None,
-                "Privacy budget; by default min(1e-6, 1/(100 n)), n the number of units."),
+                "Privacy budget. Default: min(1e-6, 1/(100 n)), with n protected units."),
         _option("unit", "--unit", str | None, "record|client",
-                "What epsilon protects: one record (the default), or a client with all records."),
+                "Unit of privacy: one record (default), or a client with all its records."),
         _option("trust", "--trust", str | None, "|".join(TRUST_MODELS),
-                "Who learns what; the default is the strategy's.\n\n" + models),
+                "Who learns which values. The strategy has the default.\n\n" + models),
     ]  # fmt: skip
     common = meanings_of(KMeansStrategy)
     for parameter in dict.fromkeys(
@@ -396,8 +396,8 @@ def strategy_options() -> list[Any]:
                 _DEFAULTS.get(parameter),
             )
         )
-    # typer has no function from parameters to click options, so an app that never runs
-    # makes them.
+    # typer has no function from parameters to click options, so an app makes them that
+    # never runs.
     maker = typer.Typer(add_completion=False)
     maker.command()(_with_signature(lambda: None, own))
     return typer.main.get_command(maker).params

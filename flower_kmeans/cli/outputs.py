@@ -1,7 +1,7 @@
-"""Outputs of a finished run: its files, and the few lines that the command prints.
+"""Outputs of a finished run: its files, and the lines that the command prints.
 
-The files can hold records: the centroid of a small cluster in a run without privacy, or
-bounds that were read off. So their owner alone may read them.
+The files can reveal records, for example by the centroid of a small cluster in a run
+without privacy, or by bounds that were read off. So only their owner may read them.
 """
 
 import csv
@@ -33,7 +33,7 @@ FILES = (
     FILE_NAME,
     PICTURE,
 )
-"""All files that a simulation may leave."""
+"""Names of all files that a simulation may write."""
 
 
 def write_centroids(
@@ -44,11 +44,11 @@ def write_centroids(
 ) -> list[str]:
     """Write ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and return these names.
 
-    They hold centroids and noisy sizes, and where sizes have bounds the weights of the
-    power cells and intervals; the former also the domain, and whether the run was
-    private. It was not if its bounds are from the data. The csv file is for people: its
-    columns are `readable`, with names as `csv_name` writes them. Only `SynopsisKMeans`
-    has a synopsis.
+    The first two contain centroids and noisy sizes. With bounds on sizes they also
+    contain the weights of the power cells, and intervals. ``centroids.npz`` also
+    contains the domain, and whether the run was private. A run whose bounds are from
+    the data was not. The csv file is for people: its columns are `readable`, with names
+    as `csv_name` writes them. Only `SynopsisKMeans` has a synopsis.
     """
     names = [str(column) for column in columns]
     counts = result.counts
@@ -67,7 +67,7 @@ def write_centroids(
         table["bounds"] = sizes.bounds_kept
     with open_private(output / "centroids.npz") as file:
         np.savez(file, **arrays)
-    # The csv module writes its own ends of lines, which must not be translated.
+    # The csv module writes its own line ends, which must not be translated.
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     shown = readable(result.centroids, result.domain, names)
@@ -82,7 +82,7 @@ def write_centroids(
 
 
 def _write_synopsis(output: Path, result: Clustering | ClientResult) -> list[str]:
-    """Write ``synopsis.npz`` where the run released one, and else remove that of a run before."""
+    """Write ``synopsis.npz`` if the run released one, else remove an earlier run's file."""
     path = output / FILE_NAME
     if result.synopsis is None:
         path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def write_page(output: Path, page: str) -> list[str]:
 
 
 def print_warnings(console: Console, report: Report, statements: Sequence[str]) -> None:
-    """Print warnings, a line each; the report has the rest."""
+    """Print the warnings of a report, each as a line."""
     lines = [
         words for words in statements if words.startswith(("NOT PRIVATE", "WARNING"))
     ]
@@ -122,7 +122,7 @@ def print_warnings(console: Console, report: Report, statements: Sequence[str]) 
 
 
 def privacy_line(report: Report) -> str:
-    """Return the cost of the run, for which unit, and under which trust model."""
+    """Return the run's cost, its unit of privacy and its trust model, as a line."""
     if report.epsilon is None:
         cost = "NOT PRIVATE (no noise was added)"
     else:
@@ -141,9 +141,9 @@ def print_plan(
 ) -> None:
     """Print the cost of a plan, the size of its noise, and then its releases.
 
-    ``size_noise`` is the standard deviation of the noise of the last cluster sizes,
-    where it is known. ``facts`` are numbers of clients and what else the noise follows
-    from.
+    ``size_noise`` is the standard deviation of the noise of the last cluster sizes, in
+    records, if it is known. ``facts`` are the public numbers that determine the noise,
+    in words by name.
     """
     lines = [f"Trust model {trust}."]
     if plan.is_private:
@@ -165,7 +165,7 @@ def print_plan(
 
 
 def noise_text(noise_factor: float, added: float) -> str:
-    """Return a noise factor, and its value before noise beyond the plan was removed."""
+    """Return a noise factor, and its value before surplus noise was removed."""
     factor = f"{noise_factor:.4g}"
     before = f"{added:.4g}"
     if factor == before:
@@ -174,7 +174,7 @@ def noise_text(noise_factor: float, added: float) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Return plain values; JSON has no infinity and no NaN, so those become text."""
+    """Return plain values for JSON, with infinity and NaN as text."""
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""The page of a run again, from the ``report.json`` and ``centroids.npz`` that it left.
+"""The page of an earlier run, from its ``report.json`` and ``centroids.npz``.
 
-With the ``synopsis.npz`` beside them, where a run left one.
+If there is a ``synopsis.npz`` beside them, it is used, too.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from flower_kmeans.report.report import Report
 
 @dataclass(frozen=True)
 class _Page:
-    """Words of ``simulate`` on a page beside the run's report."""
+    """Words that ``simulate`` adds to a page beside the run's report."""
 
     facts: list[tuple[str, str]]
     not_private: str | None
@@ -31,13 +31,19 @@ class _Page:
 
 
 def page_again(path: Path) -> str:
-    """Return the page of a run; a `DataError` unless all files are those of one run."""
+    """Return the page of a run.
+
+    Raises
+    ------
+    DataError
+        If the files are not from the same run.
+    """
     found = read_centroids(path.with_name("centroids.npz"))
     try:
         values = parsed_json(path.read_text("utf-8"))
         report = report_from(values)
         versions = msgspec.convert(values["versions"], dict[str, str])
-        # The server of an app writes no more than its report.
+        # The server of an app writes only its report.
         page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)
         columns = values.get("columns", list(found.columns))
         is_right = columns == list(found.columns)

@@ -1,4 +1,4 @@
-"""The plan of a run that the command line prints: its parameters, cost and expected loss."""
+"""The plan of a run on the command line: its parameters, cost and expected loss."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +20,13 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.report import clip_text
 from flower_kmeans.strategies import ClusteringStrategy, KMeansStrategy
 
-_DEFAULT_FEATURES = 3  # those of the photograph
+_DEFAULT_FEATURES = 3  # the columns of the photograph
 _DEFAULT_PARTIES = 2
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Options of ``plan`` beside those of strategies, as a user gave them."""
+    """Options of ``plan``, without those of strategies, as the user gave them."""
 
     domain: Path | None
     features: int | None
@@ -38,7 +38,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A strategy that does not run, and the public numbers that it was made from."""
+    """A strategy that is only planned, and the public numbers that it was made from."""
 
     strategy: ClusteringStrategy[Any]
     box: Box
@@ -46,7 +46,7 @@ class _Plan:
 
 
 def show_plan(settings: Settings, request: PlanRequest) -> None:
-    """Print the plan of a strategy, and simulate its loss if that is asked for.
+    """Print the plan of a strategy, and its simulated loss if the user wants it.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def _require_fitting(
 
 
 def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
-    """Return the strategy for records of [-1, 1] in each column."""
+    """Return the strategy for records in [-1, 1] in each column."""
     given = settings.given
     n_records = given.get("n_records", datasets.PHOTO_RECORDS)
     parameters: dict[str, Any] = {"n_records": n_records}
@@ -140,7 +140,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
 
 
 def _facts(made: _Plan) -> dict[str, str]:
-    """Return the numbers that the noise follows from, in words."""
+    """Return the public numbers that determine the noise, in words by name."""
     strategy = made.strategy
     facts = {
         "n_records": str(made.parameters["n_records"]),
@@ -161,7 +161,7 @@ def _facts(made: _Plan) -> dict[str, str]:
 def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     """Return the standard deviation of the last cluster sizes' noise, in records.
 
-    ``None`` where it is not known by now.
+    Return ``None`` if it is not known before the run.
     """
     if not strategy.plan.is_private:
         return None
@@ -172,7 +172,7 @@ def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
         return None
     blocks = algorithm.layout(last).blocks
     (block,) = (block for block in blocks if block.name == "counts")
-    if block.shape != (strategy.n_clusters,):  # those of the cells of a synopsis
+    if block.shape != (strategy.n_clusters,):  # counts of a synopsis' cells
         return None
     return noise * 2.0**-block.exponent * strategy.noise_factor
 
@@ -195,7 +195,7 @@ def _show_losses(
         n_clusters=made.strategy.n_clusters,
         n_points=n_points or 0,
     )
-    epsilon = made.strategy.privacy.epsilon or 1.0  # never None: the run is private
+    epsilon = made.strategy.privacy.epsilon or 1.0  # not None, as the run is private
     seed = settings.given.get("seed", 0)
     with quiet_logs():
         show_losses(console, make, epsilon, sizes, seed, request.chart)

@@ -1,6 +1,6 @@
-"""Pictures of a run from released values; with records only if their holder adds them.
+"""Pictures of a run from released values. Only a holder of records can add them.
 
-A synopsis, where the run left one, stands for the records: an ellipse is one standard
+If the run has a synopsis, it represents the records: an ellipse is one standard
 deviation of one of its parts.
 """
 
@@ -41,9 +41,9 @@ PlotKind = StrEnum(
 SUFFIXES = (".svg", ".png", ".pdf")
 NOT_PRIVATE = "NOT PRIVATE: of a run without noise, or with bounds from the records"
 
-_MOST_PAIRS = 6  # columns of "pairs"
-_MOST_ROWS = 64  # clusters or columns of the other pictures
-_MOST_POINTS = 20_000  # records that are drawn
+_MOST_PAIRS = 6  # most columns of "pairs"
+_MOST_ROWS = 64  # most clusters or columns of the other pictures
+_MOST_POINTS = 20_000  # most records that are drawn
 _RECORDS = "own records, not released"
 
 
@@ -66,7 +66,7 @@ class Picture:
 
 
 def require_file(option: str, path: Path) -> None:
-    """Require matplotlib, and a file that it can draw to."""
+    """Require matplotlib, and a suffix that it can write."""
     require("matplotlib", option, "plots")
     if path.suffix.lower() not in SUFFIXES or not path.parent.is_dir():
         raise ConfigurationError(
@@ -84,26 +84,28 @@ def draw(
     domain: Path | None = None,
     reading: Reading = USUAL_READING,
 ) -> bool:
-    """Write a picture of a run to a file that its owner alone may read.
-
-    Return whether the run was private.
+    """Write a picture of a run to a file that only its owner may read.
 
     Parameters
     ----------
-    kind : Kind
+    kind : PlotKind
     centroids : Path
-        The ``centroids.npz`` of the run, with its ``synopsis.npz`` beside, if there is
-        one.
+        The ``centroids.npz`` of the run. A ``synopsis.npz`` beside it is used, too.
     output : Path
-        Its suffix is one of `SUFFIXES`.
+        The new file, with a suffix in `SUFFIXES`.
     records : str or None
-        Records to add, in a file with the run's columns: the picture then shows them.
+        A file with the run's columns, whose records the picture then shows.
     columns : sequence of str or None
-        Of "pairs": by default the first six.
+        Columns of "pairs". By default these are the first six.
     domain : Path or None
-        As `read_centroids` takes it.
+        The domain file of the run, as for `read_centroids`.
     reading : Reading
-        How the file with records is read.
+        Options for reading the file with records.
+
+    Returns
+    -------
+    bool
+        Whether the run was private.
 
     Raises
     ------
@@ -125,7 +127,7 @@ def draw(
     held = None if records is None else _records_of(found, records, reading)
     picture = Picture(found, synopsis_of(found, centroids), held, columns)
     if len(found.columns) == 1 and kind is PlotKind.AXES:
-        kind = PlotKind.PAIRS  # along one column the picture is a density
+        kind = PlotKind.PAIRS  # with one column this picture is a density
     draw_kind = {
         PlotKind.AXES: _draw_axes,
         PlotKind.PAIRS: _draw_pairs,
@@ -142,7 +144,7 @@ def draw(
 
 
 def _note(figure: "Figure", found: Found, records: str | None) -> None:
-    """Write below a picture whether it is private, and whose records it holds."""
+    """Write below a picture whether it is private, and whether it shows records."""
     notes = []
     if not found.is_private:
         notes.append(NOT_PRIVATE)
@@ -162,10 +164,10 @@ def _records_of(found: Found, data: str, reading: Reading) -> FloatArray:
 
 
 def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
-    """Return the numbers of the columns to pair."""
+    """Return the indices of the columns to pair."""
     if columns is None:
         return list(range(min(len(found.columns), _MOST_PAIRS)))
-    # Both the declared column's name and those of its columns in the box.
+    # A user may name a declared column, or one of its columns in the box.
     owners = [None if owner is None else owner.name for owner in _owners(found)]
     known = list(zip(found.columns, owners, strict=True))
     chosen = [[i for i, names in enumerate(known) if name in names] for name in columns]
@@ -190,15 +192,15 @@ class _View(NamedTuple):
 
     center: FloatArray  # (d,), the origin
     directions: FloatArray  # (d, 2), orthogonal unit vectors
-    parts: FloatArray  # (2,), their shares of the variance
+    parts: FloatArray  # (2,), the fraction of the variance along each direction
 
     def places(self, scaled: FloatArray) -> FloatArray:
-        """Return the places of scaled points (m, d) in the picture, (m, 2)."""
+        """Return the places, (m, 2), of scaled points, (m, d), in the picture."""
         return (scaled - self.center) @ self.directions
 
 
 def _draw_axes(figure: "Figure", picture: Picture) -> None:
-    """Draw clusters on the two principal axes of the synopsis, or else of the centroids."""
+    """Draw clusters on the two principal axes of the synopsis, or of the centroids."""
     found = picture.found
     synopsis = picture.synopsis
     figure.set_size_inches(8, 6)
@@ -226,7 +228,7 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
 
 
 def _view_of_centroids(centroids: FloatArray, counts: FloatArray) -> _View:
-    """Return the principal axes of scaled centroids (k, d), weighted by their sizes."""
+    """Return the principal axes of scaled centroids, (k, d), weighted by their sizes."""
     sizes = np.maximum(counts, 0.0)
     if not sizes.any():
         sizes = np.ones(len(sizes))
@@ -247,17 +249,17 @@ def _view_of_synopsis(synopsis: Synopsis) -> tuple[FloatArray, _View]:
 
     between = (offsets * shares[:, None]).T @ offsets
     within = np.diag(shares @ mixture.scales**2)
-    # All directions beside those of the synopsis have one variance.
+    # All directions orthogonal to those of the synopsis have the same variance.
     beside = np.eye(len(along)) - along @ along.T
     covariance = along @ (between + within) @ along.T + mixture.rest * beside
     return mean, _View(along @ mean, *_principal(covariance))
 
 
 def _principal(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the two principal directions (d, 2) of a covariance, and their shares of it."""
+    """Return a covariance's two principal directions, (d, 2), and their fractions of it."""
     values, vectors = np.linalg.eigh(covariance)
     directions = vectors[:, :-3:-1].copy()
-    # The signs are arbitrary. With these, every picture of a run is the same.
+    # Signs are arbitrary. With this rule every picture of a run is the same.
     largest = np.abs(directions).argmax(axis=0)
     directions *= np.where(directions[largest, [0, 1]] < 0, -1.0, 1.0)
     total = max(float(values.sum()), np.finfo(float).tiny)
@@ -268,14 +270,14 @@ def _principal(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _draw_pairs(figure: "Figure", picture: Picture) -> None:
-    """Draw every two of some columns, and the density of each on the diagonal."""
+    """Draw every pair of columns, with the density of each column on the diagonal."""
     found = picture.found
     places = _places(found, picture.columns)
     n = len(places)
     figure.set_size_inches(2 + 2.2 * n, 1.5 + 2.2 * n)
     panels = figure.subplots(n, n, squeeze=False, sharex="col")
     for row, i in enumerate(places):
-        # The panels of a row share their axis of y, but for the density.
+        # The panels of a row have the same vertical axis, except the density.
         first = panels[row, 1 if row == 0 else 0] if n > 1 else None
         for column, j in enumerate(places):
             axes = panels[row, column]
@@ -311,7 +313,7 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
     """Draw the centroids of a column, and the densities of its records and the synopsis."""
     axes.set_yticks([])
     if picture.records is not None:
-        # so that the centroids are not cut off below the bars
+        # Otherwise the centroids below the bars would be cut off.
         axes.use_sticky_edges = False
         values = picture.records[:, place]
         axes.hist(values, bins=50, density=True, color="gray", alpha=0.5)
@@ -324,7 +326,7 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
 
 
 def _density(synopsis: Synopsis, place: int) -> tuple[FloatArray, FloatArray]:
-    """Return the density of a synopsis along a column: 200 points, and its values."""
+    """Return 200 points of a column, and the density of a synopsis there."""
     means = synopsis.means[:, place]
     column = np.diag(synopsis.domain.unit)[:, [place]]
     spreads = np.sqrt(synopsis.covariances_along(column)[:, 0, 0])
@@ -341,16 +343,16 @@ def _density(synopsis: Synopsis, place: int) -> tuple[FloatArray, FloatArray]:
 
 
 class _Sizes(NamedTuple):
-    """Noisy sizes of clusters, and where they come from."""
+    """Noisy sizes of clusters, and their origin in words."""
 
     counts: FloatArray  # (k,)
     intervals: FloatArray | None = None  # (k, 2)
     origin: str = ""
-    together: str = ""  # whether the intervals hold at once or each for itself
+    together: str = ""  # whether the intervals hold all at once, or each alone
 
 
 def _draw_sizes(figure: "Figure", picture: Picture) -> None:
-    """Draw noisy sizes with intervals, where these are known."""
+    """Draw noisy sizes, with intervals if these are known."""
     sizes = _sizes_of(picture)
     order = _largest(sizes.counts)
     shown = sizes.counts[order]
@@ -385,7 +387,8 @@ def _sizes_of(picture: Picture) -> _Sizes:
     if synopsis is None or not found.is_private:
         return _Sizes(found.counts)
 
-    # The noise of a synopsis is known: each cluster is a sum of noisy counts.
+    # Each cluster's size is a sum of noisy counts of the synopsis, whose noise is
+    # known.
     k = len(found.counts)
     labels = _labels(found, synopsis)
     counts = np.bincount(labels, synopsis.weights, minlength=k).astype(np.float64)
@@ -401,14 +404,14 @@ def _sizes_of(picture: Picture) -> _Sizes:
 
 
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
-    """Draw where each centroid lies in each column."""
+    """Draw the position of each centroid in each column."""
     order = _largest(picture.found.counts)
     values, label = _profiles(picture)
     shown = values[order, :_MOST_ROWS]
     names = [printable(name) for name in picture.found.columns[:_MOST_ROWS]]
     figure.set_size_inches(3 + 0.6 * len(names), max(4.0, 2 + 0.35 * len(order)))
     axes = figure.add_subplot()
-    # Not less, or noise alone would have the strongest colours.
+    # With a smaller scale, noise alone would get the strongest colours.
     most = max(float(np.abs(shown).max()), 1.0)
     drawn = axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     for (row, column), value in np.ndenumerate(shown):
@@ -448,7 +451,7 @@ def _draw_parts(
     means: FloatArray,
     directions: FloatArray,
 ) -> None:
-    """Draw an ellipse for each part along two directions (d, 2), the darker the heavier it is."""
+    """Draw an ellipse for each part along two directions, (d, 2), darker for heavier parts."""
     from matplotlib.patches import Ellipse
 
     strengths = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
@@ -466,15 +469,15 @@ def _draw_parts(
 
 
 def _draw_records(axes: "Axes", places: FloatArray) -> None:
-    """Draw records (n, 2) as points, at most so many."""
-    # Every n-th record: with a random choice, each picture would be another one.
+    """Draw at most `_MOST_POINTS` records, (n, 2), as points."""
+    # Every n-th record is drawn. A random choice would change with every picture.
     step = max(1, math.ceil(len(places) / _MOST_POINTS))
     x, y = places[::step].T
     axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=0.5)
 
 
 def _draw_centroids(axes: "Axes", found: Found, places: FloatArray) -> None:
-    """Draw centroids (k, 2) with their numbers, the larger the larger their cluster is."""
+    """Draw centroids, (k, 2), with their numbers, larger for larger clusters."""
     sizes = np.maximum(found.counts, 0.0)
     area = 40 + 160 * sizes / (sizes.max() or 1.0)
     shades = colours(np.arange(len(places)), len(places))
@@ -488,7 +491,7 @@ def _draw_centroids(axes: "Axes", found: Found, places: FloatArray) -> None:
 def _name_axis(
     axis: "Axis", found: Found, place: int, *, is_named: bool, rotation: float = 0
 ) -> None:
-    """Give an axis the ticks of a column as people read its numbers, and its name."""
+    """Give an axis its name and ticks in the user's form of the column."""
     from matplotlib.ticker import MaxNLocator
 
     name = found.columns[place]
@@ -504,7 +507,7 @@ def _name_axis(
 
 
 def _reader(owner: Any) -> Callable[[float], str] | None:
-    """Return a function that shows a number of a declared column; ``None`` for plain ones."""
+    """Return a function from a declared column's number to text, or ``None`` for numbers."""
     if isinstance(owner, Date):
         return lambda day: str(owner.decode(np.array([[day]]))[owner.name][0])
     if isinstance(owner, Number) and owner.scale == "log":
@@ -516,7 +519,7 @@ def _reader(owner: Any) -> Callable[[float], str] | None:
 
 
 def _shares(synopsis: Synopsis) -> FloatArray:
-    """Return the share of the records in each part of a synopsis, (m,)."""
+    """Return the fraction of the records in each part of a synopsis, (m,)."""
     shares: FloatArray = synopsis.weights / synopsis.weights.sum()
     return shares
 
@@ -532,7 +535,7 @@ def _largest(counts: FloatArray) -> NDArray[np.int64]:
 
 
 def _owners(found: Found) -> list[Any]:
-    """Return the declared column of each column of the box, (d,); ``None`` without declarations."""
+    """Return the declared column of each of the d columns, or ``None`` without one."""
     if not isinstance(found.domain, TableDomain):
         return [None] * len(found.columns)
     return [column for column in found.domain.declared for _ in column.coordinates()]

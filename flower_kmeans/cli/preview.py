@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from flower_kmeans.strategies import KMeansStrategy
 
 Make = Callable[[float, FloatArray], "KMeansStrategy"]
-"""Returns the strategy of an epsilon, given the server's own points."""
+"""Takes an epsilon and the server's points, and returns the strategy."""
 
 RUNS = 3
 KINDS = {"easy": 0.3, "overlapping": -0.1}
 """Kinds of generated records, and their degree of separation (`data.generators`).
 
-Without privacy, k-means gives nearly all easy records to their cluster, and about five
-of six overlapping ones.
+Without privacy, k-means assigns nearly all easy records to their cluster, and about
+five of six overlapping records.
 """
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the user's epsilon
 _MOST_NUMBERS = 5 * 10**7
@@ -44,7 +44,7 @@ class PreviewSizes(NamedTuple):
     n_records: int
     n_features: int
     n_clusters: int
-    n_points: int = 0  # of the server
+    n_points: int = 0  # number of the server's points
 
 
 class Case(NamedTuple):
@@ -58,21 +58,21 @@ class Case(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The result of one private run."""
+    """The losses of one private run."""
 
     kind: str
     epsilon: float
     seed: int
-    ratio: float  # of its cost to that of k-means without privacy
-    single: float  # the same of one cluster for all records
-    found: int  # generated clusters whose centres have different nearest centroids
+    ratio: float  # its cost over the cost of k-means without privacy
+    single: float  # cost of one cluster over the cost of k-means without privacy
+    found: int  # number of generated clusters with different nearest centroids
 
 
 def case_of(kind: str, seed: int, sizes: PreviewSizes) -> Case:
     """Return generated records of Gaussian clusters of equal sizes.
 
-    They and the server's points are scaled by their own range: the bounds are as tight
-    as can be.
+    They and the server's points are scaled by their own range, so the bounds are as
+    tight as possible.
     """
     require("sklearn.cluster", "A preview", "sklearn")
     from sklearn.cluster import KMeans
@@ -86,8 +86,8 @@ def case_of(kind: str, seed: int, sizes: PreviewSizes) -> Case:
     centers = 2 * (made.centers - low) / width - 1
     records = every[:n_records]
     points = every[n_records:]
-    # From the generated centres as well, which are near the optimum where random starts
-    # miss it.
+    # The generated centres are a start, too: they are near the optimum, which random
+    # starts may miss.
     starts = (centers, 1), ("k-means++", 3)
     models = (
         KMeans(n_clusters, init=init, n_init=n, random_state=seed).fit(records)
@@ -108,10 +108,10 @@ def losses(
     make : callable
         ``make(epsilon, points)`` returns the strategy for records in [-1, 1].
     epsilon : float
-        The one in the middle.
-    sizes : Sizes
+        The middle one of the epsilons.
+    sizes : PreviewSizes
     seed : int
-        Of the first records; the noise has no seed.
+        Seed of the first records. The noise has no seed.
     """
     from flower_kmeans.simulation import simulate
 
@@ -132,7 +132,7 @@ def losses(
             case = case_of(kind, each, sizes)
             for factor in _FACTORS:
                 strategy = make(factor * epsilon, case.points)
-                # The records come in random order.
+                # The records are in random order.
                 parts = np.array_split(case.records, strategy.n_clients or 1)
                 clustering = simulate(strategy, parts)
                 yield Loss(
@@ -153,20 +153,20 @@ def show_losses(
     seed: int = 0,
     chart: Path | None = None,
 ) -> None:
-    """Print a table of losses against epsilon, and draw it if a file is named.
+    """Print a table of losses by epsilon, and draw it if a file is named.
 
     Parameters
     ----------
     console : Console
     make, epsilon, sizes, seed
-        As `losses` takes them.
+        As for `losses`.
     chart : Path, optional
-        A file to draw to; needs matplotlib.
+        A new file for a chart. It needs matplotlib.
     """
     if chart is not None:
         require_file("--chart", chart)  # before the runs, which may take long
     runs: Iterable[Loss] = losses(make, epsilon, sizes, seed)
-    # A bar in a terminal only: elsewhere it cannot move.
+    # A progress bar can only move in a terminal.
     if console.is_interactive:
         total = len(KINDS) * RUNS * len(_FACTORS)
         runs = track(runs, "simulating", total, console=console, transient=True)
@@ -188,7 +188,7 @@ def show_losses(
 
 
 def _table(rows: Sequence[Loss], epsilon: float, n_clusters: int) -> Table:
-    """Return a row of losses for each epsilon, and one for a single cluster."""
+    """Return a table with a row of losses for each epsilon and for a single cluster."""
     table = Table("epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
     for kind in KINDS:
         table.add_column(f"{kind}: loss", justify="right")

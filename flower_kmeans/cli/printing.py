@@ -1,4 +1,4 @@
-"""Words and lines that several commands print, and logs that they do not."""
+"""Words and lines that several commands print, and logs that commands hide."""
 
 import logging
 import warnings
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 def counted(n: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is not one."""
+    """Return a number with its noun, in the plural unless it is 1."""
     if n == 1:
         return f"1 {noun}"
     if noun.endswith("y"):
@@ -24,16 +24,16 @@ def warn_of_bounds() -> None:
         "WARNING: the bounds were read off the records. They are exact facts about single records, "
         "so a run with them is NOT private, whatever epsilon says."
     )
-    # On stderr, where a redirected output does not hide it.
+    # On stderr a redirected output does not hide it.
     Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
 
 
 @contextmanager
 def quiet_logs(*, verbose: bool = False) -> Iterator[None]:
-    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines.
+    """Hide the logs of Flower and Ray, except errors, while a command runs.
 
-    Also lines that each client would log of its records: the command prints those of
-    all of them together.
+    Clients' lines about their records are hidden, too. The command prints them for all
+    clients together.
     """
     if verbose:
         yield
@@ -44,7 +44,7 @@ def quiet_logs(*, verbose: bool = False) -> Iterator[None]:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            # Ray warns that one of its defaults will change, which nobody here can set.
+            # Ray warns of a change of a default that we cannot set.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             yield
     finally:

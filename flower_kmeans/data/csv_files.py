@@ -1,9 +1,9 @@
 """The cells of csv files, read the same way by every command and node.
 
-An end of a line (LF, CR or CRLF) ends a record, within quotes too, and each line is
-decoded and divided by itself, by Python's ``csv`` module. So no byte of a record
-changes another record: a stray quote would otherwise swallow all that follows it.
-``benchmarks/csv_readers.py`` compares readers that take a whole file.
+A line end (LF, CR or CRLF) ends a record, even within quotes. Each line is decoded and
+divided into cells by itself, with Python's ``csv`` module. So no byte of a record
+changes another record. In other readers a stray quote swallows all lines after it;
+``benchmarks/csv_readers.py`` compares them.
 """
 
 import codecs
@@ -39,7 +39,7 @@ _TWO_WAYS = (
 )
 _FEWEST_COUNTED = 3
 _LONGEST_COUNT = 9  # digits of a number that counts columns
-# with which Excel begins some files
+# the first line of some files, for Excel
 _SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)
 _NUMBER_LIKE = re.compile(
     r"""
@@ -53,15 +53,16 @@ _NUMBER_LIKE = re.compile(
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A csv file of which the columns are known, and no record was read.
+    """A csv file whose columns are known. No record was read yet.
 
     Attributes
     ----------
     path : Path
     names : tuple of str
-        Of the columns, without spaces around them. They may be empty or occur twice.
+        Names of the columns, without spaces around them. They may be empty or occur
+        twice.
     delimiter : str
-        What separates cells.
+        The character between cells.
     has_names : bool
         Whether the first line names the columns.
     """
@@ -74,11 +75,11 @@ class CsvFile:
     _skips_separator: bool = False
 
     def records(self) -> Iterator[tuple[int, LineCells | None]]:
-        """Yield each record's line number and its cells, one for each name.
+        """Yield each record's line number, from 1, and its cells, one for each name.
 
-        Cells are ``None`` for a malformed record, which has more or fewer cells, or a
-        quote that does not end. Bytes that the encoding has not stay what they were,
-        and are in no number or category. A blank line is no record.
+        Cells are ``None`` for a malformed record: one with more or fewer cells, or with
+        a quote that does not end. Bytes that do not fit the encoding become characters
+        that no number and no category has. Blank lines are skipped.
         """
         width = len(self.names)
         with _open(self.path, self._encoding) as lines:
@@ -91,17 +92,17 @@ class CsvFile:
 
 
 def open_csv(path: Path, reading: Reading) -> CsvFile:
-    """Return a csv file with its columns.
+    """Return a csv file with its columns. No record is read yet.
 
     Raises
     ------
     ConfigurationError, DataError
-        If it cannot be read, or its columns cannot be known. Where ``reading.header``
-        is given, no record decides this.
+        If the file cannot be read, or its columns are unclear. If ``reading.header`` is
+        given, no record can cause such an error.
     """
     given = reading.given_names
     if given is not None:
-        # The first line is a record, from which nothing is recognised.
+        # The first line is a record, so nothing is recognised from it.
         encoding = reading.encoding or "utf-8"
         return CsvFile(path, given, reading.delimiter or ",", False, encoding)
     encoding = reading.encoding or _recognised_encoding(path)
@@ -137,12 +138,16 @@ def default_names(n: int) -> tuple[str, ...]:
 
 
 def names_columns(cells: Sequence[Any], path: Path) -> bool:
-    """Return whether a first line names the columns.
+    """Return whether the cells of a first line name the columns.
 
-    It does if none of its cells looks like a number. It is a record if each cell looks
-    like a number. A line of both kinds is a `ConfigurationError`: a record would be
-    lost, or names would be read as one. So is one that counts its columns, as pandas
-    does for columns without names, or as a table has one column for each year.
+    They do if none of them looks like a number. The line is a record if all of them do.
+
+    Raises
+    ------
+    ConfigurationError
+        If the line has both kinds: a record would be lost, or names would be read as
+        one. Also if its numbers count the columns, as pandas numbers columns without
+        names, or a table has a column for each year.
     """
     numbers = [cell for cell in cells if _looks_like_number(cell)]
     if _counts(cells):
@@ -166,14 +171,14 @@ def names_columns(cells: Sequence[Any], path: Path) -> bool:
 
 
 def cells_of_line(line: str, delimiter: str) -> LineCells:
-    """Return the cells of one line; none if a quote in it does not end.
+    """Return the cells of one line, or an empty list if a quote does not end.
 
-    Spaces after a delimiter do not count, nor those around quotes. A quote within a
-    cell that does not begin with one is a character like others.
+    Spaces after a delimiter and around quotes are removed. In a cell that does not
+    begin with a quote, a quote is an ordinary character.
     """
     if '"' in line:
         return _quoted_cells(line, delimiter)
-    cells = line.split(delimiter)  # much faster
+    cells = line.split(delimiter)  # much faster than the csv module
     if " " in line:
         cells = [cell.lstrip(" ") for cell in cells]
     return cells
@@ -184,7 +189,7 @@ def _quoted_cells(line: str, delimiter: str) -> LineCells:
         return _parsed(line, delimiter)
     except csv.Error:
         pass
-    # The module takes spaces behind a quote for a part of the cell.
+    # The module refuses spaces between a closing quote and the delimiter.
     closer = re.sub(rf'" +(?={re.escape(delimiter)}|$)', '"', line)
     try:
         return _parsed(closer, delimiter)
@@ -199,7 +204,7 @@ def _parsed(line: str, delimiter: str) -> LineCells:
 
 def is_decoded(cell: str) -> bool:
     """Return whether all bytes of a cell are characters of its file's encoding."""
-    # What is not became a surrogate, or the sign of UTF-16 for it.
+    # Other bytes became surrogates, or U+FFFD in UTF-16.
     return not any("\udc80" <= c <= "\udcff" or c == "\ufffd" for c in cell)
 
 
@@ -241,13 +246,13 @@ def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
     if name in UTF_16:
         buffered = io.BufferedReader(cast(io.RawIOBase, file))
         if name == "utf-16":
-            # Python refuses a file without a mark, or takes its own machine's order of
-            # bytes.
+            # Without a byte order mark Python would fail, or take the machine's own
+            # byte order.
             name = _UTF_16_MARKS.get(buffered.peek(2)[:2], "utf-16-le")
         for line in io.TextIOWrapper(buffered, name, errors="replace", newline=None):
             yield line.removesuffix("\n")
         return
-    # Latin-1 has a character for each byte, so that lines are divided before they are
+    # Latin-1 has a character for each byte, so lines can be divided before they are
     # decoded.
     for raw in io.TextIOWrapper(file, "latin-1", newline=None):
         octets = raw.removesuffix("\n").encode("latin-1")
@@ -255,14 +260,14 @@ def _lines(file: IO[bytes], encoding: str) -> Iterator[str]:
 
 
 def _filled(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers in the file."""
+    """Yield the lines that are not blank, with their numbers in the file, from 1."""
     for number, line in enumerate(lines, 1):
         if line.strip(" "):
             yield number, line
 
 
 def _first_lines(lines: Iterator[str]) -> tuple[str, str | None]:
-    """Return the first line with cells, and the delimiter named in a line before."""
+    """Return the first line with cells, and the delimiter of a ``sep=`` line before it."""
     filled = (line for _, line in _filled(lines))
     first = next(filled, "")
     separator = _SEPARATOR_LINE.fullmatch(first)
@@ -292,7 +297,10 @@ def _recognised_encoding(path: Path) -> str:
 
 
 def _recognised_delimiter(line: str, path: Path) -> str:
-    """Return the delimiter of a header line: the most frequent one outside quotes."""
+    """Return the delimiter of a header line: the most frequent one outside quotes.
+
+    A line without any has one column, and any delimiter fits.
+    """
     bare = re.sub(r'"[^"]*"', "", line)
     counts = {delimiter: bare.count(delimiter) for delimiter in DELIMITERS}
     most = max(counts.values())
@@ -309,7 +317,7 @@ def _recognised_delimiter(line: str, path: Path) -> str:
 
 
 def _looks_like_number(cell: Any) -> bool:
-    """Return whether a cell is, or in some country spells, a number or a date."""
+    """Return whether a cell is a number or a date, or spells one as some country does."""
     if cell is None or isinstance(cell, bool):
         return False
     if isinstance(cell, str):
@@ -318,10 +326,10 @@ def _looks_like_number(cell: Any) -> bool:
 
 
 def _counts(cells: Sequence[Any]) -> bool:
-    """Return whether cells count: whole numbers that ascend by one.
+    """Return whether cells are whole numbers that count up by one.
 
-    They begin at 0, or there are three or more. Fewer numbers that begin elsewhere,
-    such as 1 and 2, are rather a record.
+    They must begin at 0, or be three or more. One or two numbers that begin elsewhere,
+    such as 1 and 2, are more likely a record.
     """
     texts = [str(cell).strip() for cell in cells]
     if not all(text.isascii() and text.isdigit() for text in texts):

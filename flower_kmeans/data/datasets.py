@@ -1,7 +1,7 @@
 """Records to cluster: a photograph, a user's table, and their split over clients.
 
-Nothing here is private by itself: these functions run where the records are (in a
-simulation, in one process) and produce what clients load.
+Nothing here is private. These functions run where the records are, for example in the
+one process of a simulation, and make the records that clients load.
 """
 
 import ast
@@ -24,10 +24,12 @@ PHOTO_RECORDS = 273_280
 
 
 def load_photo() -> NDArray[np.uint8]:
-    """Return scikit-learn's bundled photograph ``china.jpg``, which needs Pillow.
+    """Return scikit-learn's bundled photograph ``china.jpg``. This needs Pillow.
 
-    An array of shape (427, 640, 3), uint8: rows, columns, and red, green, blue in 0 to
-    255.
+    Returns
+    -------
+    ndarray of shape (427, 640, 3), uint8
+        Rows, columns, and red, green and blue from 0 to 255.
     """
     require("PIL", "The photograph")
     require("sklearn.datasets", "The photograph")
@@ -39,14 +41,14 @@ def load_photo() -> NDArray[np.uint8]:
 
 
 def photo_records() -> NDArray[np.float64]:
-    """Return the pixels of the photograph as records, (273280, 3), row by row."""
+    """Return the photograph's pixels, row by row, as records, (273280, 3), float64."""
     return load_photo().reshape(-1, 3).astype(np.float64)
 
 
 def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
-    """Return one client's records: the pixels of its tile, (n_client, 3).
+    """Return one client's records: the pixels of its tile, (n, 3), float64.
 
-    ``client`` is in [0, n_clients), and ``n_clients`` the number of `tiles`.
+    ``client`` is in [0, n_clients). The photograph is cut into ``n_clients`` `tiles`.
     """
     indices = tiles(*PHOTO_SIZE, n_clients)
     if not 0 <= client < n_clients:
@@ -59,7 +61,7 @@ def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
 def split_iid(
     n_records: int, n_clients: int, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Return each client's row numbers: a random partition into nearly equal parts."""
+    """Return each client's row numbers, from a random split into nearly equal parts."""
     _require_clients(n_clients)
     parts: list[IntArray] = np.array_split(rng.permutation(n_records), n_clients)
     return parts
@@ -68,9 +70,14 @@ def split_iid(
 def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[IntArray]:
     """Return each client's row numbers, split by the values of a column, (n,).
 
-    All rows with one value have one client. By default there is one client per value.
-    With fewer clients than values, each gets neighbouring values (in sorted order), as
-    equal in number as possible.
+    All rows with the same value go to the same client. By default each value has its
+    own client. With fewer clients than values, each client gets values that are
+    neighbours in sorted order, as equal in number as possible.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If there are more clients than values, or ``values`` is not one-dimensional.
     """
     distinct, codes = _codes_of(values, "values")
     if n_clients is None:
@@ -89,10 +96,15 @@ def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Int
 def split_dirichlet(
     labels: ArrayLike, n_clients: int, alpha: float, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Return each client's row numbers, each label, (n,), split by Dirichlet(alpha).
+    """Return each client's row numbers, with each label split by Dirichlet(alpha).
 
-    Small ``alpha`` gives clients with few labels each, or no records, and large
-    ``alpha`` similar clients (Hsu, Qi & Brown 2019).
+    With a small ``alpha`` each client has few labels, or no records. With a large
+    ``alpha`` clients are similar (Hsu, Qi & Brown 2019). ``labels`` has the shape (n,).
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If ``alpha`` is not positive and finite, or ``labels`` is not one-dimensional.
     """
     _require_clients(n_clients)
     if not (np.isfinite(alpha) and alpha > 0):
@@ -102,10 +114,10 @@ def split_dirichlet(
     for code in range(len(distinct)):
         rows = rng.permutation(np.flatnonzero(codes == code))
         fractions = rng.dirichlet(np.full(n_clients, alpha))
-        # all gamma draws underflow for a tiny alpha
+        # For a tiny alpha all gamma draws underflow, and the fractions are NaN.
         if not np.isfinite(fractions).all():
             fractions = np.eye(n_clients)[rng.integers(n_clients)]
-        # The last sum of the fractions may miss 1 by a rounding, on either side.
+        # The fractions may add up to slightly less or more than 1.
         exact_ends = np.cumsum(fractions) * len(rows)
         ends = np.minimum(np.rint(exact_ends).astype(np.int64), len(rows))
         ends[-1] = len(rows)
@@ -116,11 +128,16 @@ def split_dirichlet(
 
 
 def partitioner_of(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and parameters of a flwr-datasets partitioner, written as a call.
+    """Return the name and parameters of a flwr-datasets partitioner, written as a call.
 
-    For example
+    An example is
     ``PathologicalPartitioner(partition_by='label', num_classes_per_partition=2)``.
-    Values are literals: nothing of the text is run.
+    Values must be literals, and the text is not executed.
+
+    Raises
+    ------
+    ConfigurationError
+        If the text is not such a call.
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body
@@ -153,14 +170,15 @@ def split_by_partitioner(
     Parameters
     ----------
     text : str
-        As `partitioner_of` reads it.
+        The partitioner, as `partitioner_of` reads it.
     column : callable
-        Returns the values (n_records,) of a column by its name, for ``partition_by``.
+        Returns the values, (n_records,), of the column with a given name, for
+        ``partition_by``.
     n_records : int
     n_clients : int
-        ``num_partitions`` of partitioners that take it, unless the text has it.
+        ``num_partitions`` of partitioners that take it, unless the text gives it.
     seed : int
-        The same of ``seed``.
+        ``seed`` of partitioners that take it, unless the text gives it.
 
     Raises
     ------
@@ -197,8 +215,8 @@ def split_by_partitioner(
         for i in range(partitioner.num_partitions):
             rows = partitioner.load_partition(i)["row"]
             parts.append(np.array(rows, dtype=np.int64))
-    except Exception as error:  # whatever another package raises
-        # Not its text, which may hold values of records.
+    except Exception as error:  # another package may raise anything
+        # The package's own text may hold values of records, so it is not shown.
         raise ConfigurationError(
             f"Expected {name} to divide the records with {given or 'its defaults'}. "
             f"Got a {type(error).__name__} of flwr-datasets instead: see its documentation."
@@ -212,9 +230,14 @@ def _divides_records(kind: type) -> bool:
 
 
 def tiles(height: int, width: int, n_tiles: int) -> list[IntArray]:
-    """Return the pixels of tiles: nearly square rectangles of nearly equal size.
+    """Return the pixels of each tile: nearly square rectangles of nearly equal size.
 
-    Pixels and tiles are counted row by row.
+    Pixels are numbered row by row from 0, and tiles are in row order.
+
+    Raises
+    ------
+    ConfigurationError
+        If the pixels cannot be cut into a grid of ``n_tiles``.
     """
     _require_clients(n_tiles)
     pairs = []
@@ -229,8 +252,8 @@ def tiles(height: int, width: int, n_tiles: int) -> list[IntArray]:
         )
 
     def stretch(pair: tuple[int, int]) -> float:
-        # The logarithm counts a tile twice as high as wide like one twice as wide as
-        # high.
+        # The logarithm treats a tile twice as high as wide, and one twice as wide as
+        # high, alike.
         rows, cols = pair
         return float(abs(np.log(height / rows / (width / cols))))
 
@@ -243,7 +266,7 @@ def tiles(height: int, width: int, n_tiles: int) -> list[IntArray]:
 
 
 def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], IntArray]:
-    """Return a column's different values, sorted, and the place of each record's."""
+    """Return a column's distinct values, sorted, and each record's index into them."""
     column = np.asarray(values)
     if column.ndim != 1:
         raise DataError(f"Expected {name} in one dimension. Got {column.ndim} instead.")
@@ -251,11 +274,11 @@ def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], IntArray]:
         texts = ["" if value is None else str(value) for value in column]
         column = np.array(texts)
     distinct, codes = np.unique(column, return_inverse=True)
-    return distinct, codes.reshape(-1)  # whose shape differs between versions of NumPy
+    return distinct, codes.reshape(-1)  # versions of NumPy return different shapes
 
 
 def _group(owner: IntArray, n_clients: int) -> list[IntArray]:
-    # Stable, so that a client's rows stay in the order of the data.
+    # A stable sort keeps a client's rows in the order of the data.
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=n_clients))
     parts: list[IntArray] = np.split(order, ends[:-1])

@@ -1,9 +1,9 @@
 """Public bounds of the records, and the integer grid on which all private work is done.
 
 A record is clipped to the public bounds, scaled to the unit box or ball, and rounded to
-the grid of step ``2**-fraction_bits`` (docs/guarantees,
-Theorem 7). No step looks at another record: it gives the same grid point in any block,
-so sensitivities are those of one record.
+the grid of step ``2**-fraction_bits`` (docs/guarantees, Theorem 7). Each step reads one
+record alone. A record therefore has the same grid point in every block, and changes a
+sum by its own grid point only.
 """
 
 import math
@@ -27,17 +27,19 @@ from flower_kmeans.data.records import check_records as check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.parameters import integer
 
-_Rows = NDArray[Any]  # named, as a function in a function makes its annotations anew
-# of rows, into out, by scratch
+# An alias: an inner function evaluates its annotations whenever it is defined.
+_Rows = NDArray[Any]
+# takes (rows, out, scratch) and writes the rows' grid points into out
 _Reader = Callable[[_Rows, FloatArray, FloatArray], None]
 
-# more would leave no room for a single squared distance (check_exactness)
+# More bits leave no room for a single squared distance (`check_exactness`).
 MAX_FRACTION_BITS = 25
-# beyond these two, widths or their reciprocals leave float64's range
+# Beyond these two, widths or their reciprocals leave float64's range.
 _LARGEST_BOUND = 1e300
 _SMALLEST_WIDTH = 1e-280
-_INNER_LOOP = 4_096
-# relative; far above what the order of additions, or rounding a bound, changes
+_INNER_LOOP = 4_096  # numbers in one pass of NumPy's inner loop
+# Relative. It is far above the effect of the order of additions, or of rounding a
+# bound.
 _SLACK = 1e-9
 
 
@@ -46,9 +48,12 @@ class _Bounds:
 
     columns: tuple[str, ...] | None
     half_widths: FloatArray
-    """Public bounds of scaled coordinates, (d,): 1, or less with a common scale."""
-    _center: FloatArray  # becomes 0
-    _unit: FloatArray  # the user's units in one scaled unit, of all columns or of each
+    """Largest absolute scaled coordinate of each column, (d,), float64.
+
+    It is 1, or less with ``scale="common"``. It is public.
+    """
+    _center: FloatArray  # (d,), in the user's units; scaled, it is 0
+    _unit: FloatArray  # user's units in one scaled unit: () for all columns, or (d,)
 
     def _scale_by(
         self, center: FloatArray, unit: FloatArray, half_widths: FloatArray
@@ -64,7 +69,7 @@ class _Bounds:
 
     @property
     def common_unit(self) -> float | None:
-        """User's units in one scaled unit, if that is the same in every column."""
+        """User's units in one scaled unit, or ``None`` if columns differ."""
         # Widths that are meant to be equal differ by the rounding of their bounds.
         least = float(self._unit.min())
         most = float(self._unit.max())
@@ -76,15 +81,15 @@ class _Bounds:
         return np.broadcast_to(self._unit, self.n_features)
 
     def from_unit(self, points: FloatArray) -> FloatArray:
-        """Return scaled points (m, d) in the user's units, without clipping."""
+        """Return scaled points, (m, d), in the user's units, without clipping."""
         return points * self._unit + self._center
 
     def scaled(self, points: FloatArray) -> FloatArray:
-        """Return points (m, d) in the user's units as scaled ones, without clipping."""
+        """Return points in the user's units, (m, d), scaled but not clipped."""
         return (points - self._center) / self._unit
 
     def grid_half_widths(self, fraction_bits: int) -> IntArray:
-        """Return the largest absolute integer coordinate of each column, (d,)."""
+        """Return the largest absolute grid coordinate of each column, (d,), int64."""
         check_fraction_bits(fraction_bits)
         limits: FloatArray = np.rint(self.half_widths * 2**fraction_bits)
         return limits.astype(np.int64)
@@ -104,15 +109,22 @@ class Box(_Bounds):
     Parameters
     ----------
     lower, upper : array-like of shape (d,)
-        Public bounds in the user's units; a record outside is clipped to them. They
+        Public bounds in the user's units. A record outside is clipped to them. They
         must not be computed from private records.
     scale : {"column", "common"}
-        ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by
+        ``"column"`` scales every column to [-1, 1]. ``"common"`` divides all columns by
         the half width of the widest one, so distances keep their meaning in the user's
         units.
     columns : sequence of str, optional
         Public, printable names of the d columns, in order. With them, a client whose
-        records name their columns answers only if the names and their order are these.
+        records name their columns answers only if it has the same names in the same
+        order.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If bounds are not finite or not in order, their numbers differ, or ``scale`` or
+        ``columns`` is not as above.
     """
 
     lower: tuple[float, ...]
@@ -156,35 +168,44 @@ class Box(_Bounds):
         self._scale_by(a + b, unit, (b - a) / unit)
 
     def to_unit(self, records: FloatArray) -> FloatArray:
-        """Clip records (n, d) to the bounds; scale them to ``+-half_widths``."""
+        """Return records, (n, d), clipped, and scaled to ``[-half_widths, half_widths]``."""
         with np.errstate(over="ignore"):
-            # Far records become infinite, and are clipped. `_box_reader` has the same
-            # reciprocal: a quotient would round differently.
+            # Far records become infinite and are then clipped. `_box_reader` uses the
+            # same reciprocal: a quotient would round differently.
             unit = (records - self._center) * (1 / self._unit)
         return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
 
     def outside(self, records: NDArray[Any]) -> IntArray:
-        """Return the number of values outside the bounds by column, (d,). Private."""
+        """Return the number of values outside the bounds in each column, (d,), int64.
+
+        The numbers are private.
+        """
         below = np.count_nonzero(records < np.array(self.lower), axis=0)
         above = np.count_nonzero(records > np.array(self.upper), axis=0)
         return np.asarray(below + above, dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
-        """Return the nearest grid points (n, d), integers in float64.
+        """Return the nearest grid points of scaled points, (n, d), integers in float64.
 
-        Ties go to even ones.
+        Ties go to even integers.
         """
         limit = self.grid_half_widths(fraction_bits)
         grid = np.rint(unit_points * float(2**fraction_bits))
         return np.clip(grid, -limit, limit, out=grid)
 
     def l2_bound(self, fraction_bits: int) -> float:
-        """Return the largest l2 norm of a quantised record in grid units (attained)."""
+        """Return the largest l2 norm of a quantised record, in grid units, rounded up.
+
+        A corner of the box attains it.
+        """
         half_widths = self.grid_half_widths(fraction_bits).tolist()
         return _sqrt_up(sum(width**2 for width in half_widths))
 
     def l1_bound(self, fraction_bits: int) -> float:
-        """Return the largest l1 norm of a quantised record in grid units (attained)."""
+        """Return the largest l1 norm of a quantised record, in grid units.
+
+        A corner of the box attains it.
+        """
         return float(self.grid_half_widths(fraction_bits).sum())
 
     def to_config(self) -> dict[str, Any]:
@@ -201,12 +222,18 @@ class Ball(_Bounds):
     Parameters
     ----------
     radius : float
-        Public l2 bound in the user's units; a record outside is moved straight towards
+        Public l2 bound in the user's units. A record outside is moved straight towards
         the centre until it lies on the sphere.
     center : array-like of shape (d,)
-        In the user's units; public as well.
+        Public centre in the user's units.
     columns : sequence of str, optional
-        As for `Box`.
+        Public names of the d columns, as for `Box`.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the radius is not positive, a number is not finite, or ``columns`` is not as
+        above.
     """
 
     radius: float
@@ -231,14 +258,14 @@ class Ball(_Bounds):
         self._scale_by(np.array(middle), np.array(self.radius), half_widths)
 
     def to_unit(self, records: FloatArray) -> FloatArray:
-        """Move records (n, d) into the ball and scale them to the unit ball."""
+        """Return records, (n, d), moved into the ball, and scaled to the unit ball."""
         with np.errstate(over="ignore"):
             unit = (records - self._center) * (1 / self.radius)
         # Squares must stay finite. A record so far out keeps its direction only
         # roughly.
         np.clip(unit, -1e150, 1e150, out=unit)
-        # Most records are inside, as the fast sum shows. Its last bits may depend on
-        # the block, so it decides nothing near the sphere.
+        # The fast sum finds the records well inside, which are most. Its last bits may
+        # depend on the block, so it decides nothing near the sphere.
         fast = squared_norms(unit)
         near = np.flatnonzero(fast > 1 - _SLACK)
         if len(near):
@@ -249,7 +276,10 @@ class Ball(_Bounds):
         return unit
 
     def outside(self, records: NDArray[Any]) -> IntArray:
-        """Return the number of records outside the ball, (1,). Private."""
+        """Return the number of records outside the ball, (1,), int64.
+
+        The number is private.
+        """
         with np.errstate(over="ignore"):
             unit = (records - self._center) * (1 / self.radius)
         np.clip(unit, -1e150, 1e150, out=unit)
@@ -257,14 +287,14 @@ class Ball(_Bounds):
         return np.array([n_outside], dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
-        """Return grid points (n, d) as integers in float64, truncated toward zero."""
-        # Rounding to the nearest one would put half of the points of the sphere
+        """Return scaled points, (n, d), truncated towards zero on the grid, float64."""
+        # Rounding to the nearest grid point would put half of the points of the sphere
         # outside.
         grid = np.trunc(unit_points * float(2**fraction_bits))
-        # Truncation cannot lengthen a vector, but to_unit's division may, by a few
-        # roundings. These squared norms are integers below 2**53, which are exact in
-        # whatever order they are added, and the factor below 1 covers the roundings of
-        # this correction, so afterwards no norm exceeds 2**fraction_bits.
+        # Truncation cannot lengthen a vector, but the division in `to_unit` may, by a
+        # few roundings. These squared norms are integers below 2**53, so their sums are
+        # exact in any order. The factor below 1 covers the roundings of this
+        # correction. Afterwards no norm exceeds 2**fraction_bits.
         squared = squared_norms(grid)
         outside = squared > float(4**fraction_bits)
         if np.count_nonzero(outside):  # quicker than any() for a few records
@@ -273,13 +303,16 @@ class Ball(_Bounds):
         return grid
 
     def l2_bound(self, fraction_bits: int) -> float:
-        """Return the largest l2 norm of a quantised record in grid units (attained)."""
+        """Return the largest l2 norm of a quantised record, in grid units.
+
+        A point on an axis attains it.
+        """
         return float(2**fraction_bits)
 
     def l1_bound(self, fraction_bits: int) -> float:
-        """Return a bound of the l1 norm of a quantised record, in grid units."""
-        # By Cauchy-Schwarz sqrt(d) 2^fraction_bits, and an l1 norm of integers is an
-        # integer.
+        """Return an upper bound of the l1 norm of a quantised record, in grid units."""
+        # Cauchy-Schwarz gives sqrt(d) 2^fraction_bits. An l1 norm of integers is an
+        # integer, so the bound is rounded down.
         return float(math.isqrt(self.n_features * 4**fraction_bits))
 
     def to_config(self) -> dict[str, Any]:
@@ -294,9 +327,12 @@ Domain = Box | Ball
 def domain_from_config(config: Mapping[str, Any]) -> Domain:
     """Return the domain that ``to_config`` wrote.
 
-    Any other configuration is an error.
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError, MessageError
+        If the configuration is any other.
     """
-    # Exactly these fields: a client must not agree to one that it does not know.
+    # Exactly these fields: a client must not agree to a field that it does not know.
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     own = fields.get(name) if isinstance(name, str) else None
@@ -320,11 +356,12 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
 
 
 def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
-    """Return the first difference of two domains, with both values.
+    """Return the first difference of two domains as (name, value, other value).
 
-    Names of columns may differ.
+    Names of columns are not compared. Without a difference, return ``None``.
     """
-    # The first parts decide how many there are.
+    # Kind and number of columns come first. If they are equal, so is the number of
+    # parts.
     parts = zip(_parts(first), _parts(second), strict=False)
     for (name, value), (_, other) in parts:
         if value != other:
@@ -348,7 +385,7 @@ def _parts(domain: Domain) -> list[tuple[str, Any]]:
 def check_names(
     columns: Sequence[str] | None, name: str = "columns", n_features: int | None = None
 ) -> tuple[str, ...] | None:
-    """Return names of columns as a tuple, or raise the errors of `Box`."""
+    """Return names of columns as a tuple, or raise an error about ``name``."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -372,20 +409,32 @@ def check_names(
 
 
 def check_fraction_bits(fraction_bits: int) -> None:
-    """Require a number of fractional bits that the grid can have."""
+    """Require an integer in [1, `MAX_FRACTION_BITS`]."""
     integer("fraction_bits", fraction_bits, 1, MAX_FRACTION_BITS)
 
 
 class GridRecords:
     """Records as exact integers on the grid of step ``2**-fraction_bits``.
 
-    They are made block by block. Coordinates are those of
-    ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for bit. The
-    checked records, (n, d), stay in the user's units, so nothing of their size is
-    copied.
+    Coordinates equal ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit
+    for bit. They are computed block by block when they are read. The checked records,
+    (n, d), stay in the user's units, so no array of their size is copied.
+
+    Parameters
+    ----------
+    records : ndarray of shape (n, d)
+        Finite numbers in the user's units. float32 stays float32; all other types
+        become float64.
+    domain : Box or Ball
+    fraction_bits : int
+
+    Raises
+    ------
+    DataError
+        If the records have another shape.
     """
 
-    # the domain, where `table` holds records in the user's units
+    # set if the domain is a box and `table` is in the user's units
     box: Box | None = None
 
     def __init__(
@@ -396,8 +445,7 @@ class GridRecords:
             raise DataError(
                 f"records must have shape (n, {domain.n_features}), got {records.shape}."
             )
-        # float32 stays as it is: every reader turns a block at a time into float64,
-        # exactly.
+        # float32 stays: readers convert a block at a time to float64, exactly.
         kept = np.float32 if records.dtype == np.float32 else np.float64
         self.table = np.ascontiguousarray(records, dtype=kept)
         self.box = domain if isinstance(domain, Box) else None
@@ -406,7 +454,14 @@ class GridRecords:
 
     @classmethod
     def from_grid(cls, grid: ArrayLike, fraction_bits: int) -> "GridRecords":
-        """Return records that are already integers on the grid, (n, d)."""
+        """Return records from integer grid coordinates, (n, d).
+
+        Raises
+        ------
+        DataError
+            If they are not integers, or are outside [-2**fraction_bits,
+            2**fraction_bits].
+        """
         check_fraction_bits(fraction_bits)
         values = np.asarray(grid)
         points = values.astype(np.float64)
@@ -424,7 +479,7 @@ class GridRecords:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of records and of columns."""
+        """Number of records and number of columns, (n, d)."""
         return self.table.shape[0], self.table.shape[1]
 
     def read(
@@ -432,8 +487,8 @@ class GridRecords:
     ) -> None:
         """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``.
 
-        ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves
-        if it is.
+        ``scratch`` has the shape of ``out`` and is C-contiguous. It may be left out if
+        ``out`` is C-contiguous.
         """
         rows = self.table[start : start + len(out)]
         self._read(rows, out, out if scratch is None else scratch)
@@ -441,7 +496,10 @@ class GridRecords:
     def blocks(
         self, max_rows: int, start: int = 0, stop: int | None = None
     ) -> Iterator[FloatArray]:
-        """Yield grid points (m, d), m <= max_rows, of rows ``start`` to ``stop``."""
+        """Yield the grid points of rows ``start`` to ``stop`` in new blocks, (m, d).
+
+        Blocks are float64, with m <= max_rows.
+        """
         if stop is None:
             stop = self.shape[0]
         for first in range(start, stop, max_rows):
@@ -451,7 +509,7 @@ class GridRecords:
             yield block
 
 
-@lru_cache(maxsize=8)  # clients of one process have one domain
+@lru_cache(maxsize=8)  # the clients of one process share a domain
 def _reader_of(domain: Domain, fraction_bits: int) -> _Reader:
     if isinstance(domain, Box):
         return _box_reader(domain, fraction_bits)
@@ -465,9 +523,9 @@ def _reader_of(domain: Domain, fraction_bits: int) -> _Reader:
 def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     """Return a fast ``quantise(to_unit(rows))`` of a box: a few passes over a block.
 
-    A factor 2**q commutes with every rounding, and clipping with rounding. Where
-    columns differ, their bounds are repeated: NumPy's inner loop would otherwise be as
-    short as a record.
+    The result is the same bit for bit: a factor 2**q commutes with every rounding, and
+    clipping to integers commutes with rounding. Where columns differ, their bounds are
+    repeated, because NumPy's inner loop would otherwise be as short as a record.
     """
     d = box.n_features
     group = max(1, _INNER_LOOP // d)
@@ -492,7 +550,7 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
             records = np.subtract(records, middle, out=work, dtype=np.float64)
         factors = cut(factor, width)
         np.multiply(records, factors, out=work, dtype=np.float64)
-        # Rounded before it is clipped: with integer limits that gives the same.
+        # Rounding may come before clipping, because the limits are integers.
         np.rint(work, out=work)
         if limit.ndim:
             np.maximum(work, -limit[:width], out=work)
@@ -508,7 +566,7 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
             if whole < len(records):
                 convert(records[whole:], scratch[whole:])
         if not limit.ndim:
-            # np.clip takes longer than a few records do
+            # The method is faster than np.clip, which matters for a few records.
             scratch.clip(-limit, limit, out=out)
         elif out is not scratch:
             np.copyto(out, scratch)
@@ -517,10 +575,11 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
 
 
 def row_sums(values: FloatArray) -> FloatArray:
-    """Return the sum of each row, adding halves in place (``values`` is overwritten).
+    """Return the sum of each row, (n,), adding halves in place.
 
-    Only elementwise operations: the order of additions depends on the width alone, so a
-    row's sum is the same in every block, which NumPy's own reductions do not promise.
+    ``values``, (n, d), is overwritten. All operations are elementwise, so the order of
+    additions depends on the width alone. A row's sum is therefore the same in every
+    block, which NumPy's own reductions do not promise.
     """
     width = values.shape[1]
     while width > 1:
@@ -531,21 +590,21 @@ def row_sums(values: FloatArray) -> FloatArray:
 
 
 def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the squared norm of each row of numbers (n, d), (n,).
+    """Return the squared l2 norm of each row of numbers, (n, d), as an array (n,).
 
-    It is exact for integers with squared norms below 2**53. For others the last bits
-    may depend on the block.
+    Norms of integers below 2**53 are exact. The last bits of others may depend on the
+    block.
     """
     norms: NDArray[Any] = np.einsum("ij,ij->i", rows, rows)
     return norms
 
 
 def _sqrt_up(square: int) -> float:
-    """Return the smallest float64 that is not below the root of an integer."""
+    """Return the smallest float64 that is not below the square root of an integer."""
     root = math.sqrt(square)
     numerator, denominator = root.as_integer_ratio()
     below = numerator**2 < square * denominator**2
-    # Compared in exact integers: a bound that is rounded down would understate the
+    # The comparison is exact, in integers: a bound rounded down would understate the
     # sensitivity.
     if below:
         return math.nextafter(root, math.inf)
@@ -553,13 +612,13 @@ def _sqrt_up(square: int) -> float:
 
 
 def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:
-    """Return a non-empty finite vector of public numbers as a hashable tuple."""
+    """Return a non-empty finite vector of public numbers as a tuple, or raise."""
     array = as_numbers(values, name)
     if array.ndim != 1 or not array.size:
         raise ConfigurationError(
             f"{name} must be one number per column, of shape (d,), got shape {array.shape}."
         )
-    # no negative zeros: equal domains hash alike
+    # Adding 0.0 removes negative zeros, so equal domains have equal text.
     vector = array.astype(np.float64) + 0.0
     wrong = np.flatnonzero(~(np.abs(vector) <= _LARGEST_BOUND))
     if wrong.size:

@@ -1,6 +1,6 @@
-"""The first mistake in a domain.toml, in one sentence: its line, its column, its key.
+"""The first mistake in a domain.toml, in one sentence with its line, column and key.
 
-TOML's reader knows no lines once it has read a file, so they are looked up in the text.
+TOML's parser returns no line numbers, so they are looked up in the text.
 """
 
 import json
@@ -14,11 +14,11 @@ _TABLE = re.compile(
     r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE
 )
 _TOP = ("columns", "from_records")
-_SHOWN = 60  # characters of a value in a sentence
+_SHOWN = 60  # most characters of a value in a message
 
 
 class _Key(NamedTuple):
-    """A rule for the value of a key, and whether a file must have the key."""
+    """The rule for a key: its expected value in words, the check, and whether it is needed."""
 
     expected: str
     is_kind: Callable[[Any], bool]
@@ -26,12 +26,12 @@ class _Key(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    # To Python a truth is an integer.
+    # In Python a bool is an int.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_date(value: Any) -> bool:
-    # To Python a time is a date as well.
+    # In Python a datetime is a date.
     return isinstance(value, date) and not isinstance(value, datetime)
 
 
@@ -73,9 +73,9 @@ KEYS: dict[str, dict[str, _Key]] = {
 
 
 def mistake(values: Mapping[str, Any], text: str) -> str | None:
-    """Return the first mistake in a domain.toml, or ``None``.
+    """Return a sentence about the first mistake in a domain.toml, or ``None``.
 
-    ``text`` has its lines.
+    ``values`` are the parsed content of ``text``, which gives the line numbers.
     """
     for key in values:
         if key not in _TOP:
@@ -134,9 +134,9 @@ def _mistake_in(i: int, column: Any, text: str) -> str | None:
 
 
 def line_of(text: str, column: int, key: str | None = None) -> int | None:
-    """Return the line of a column's key, or else of its [[columns]].
+    """Return the number of a column key's line, or else of the line of its [[columns]].
 
-    Lines count from 1; ``None`` if it is unclear.
+    Lines count from 1, columns from 0. Return ``None`` if the line is unclear.
     """
     if _is_unclear(text):
         return None
@@ -155,7 +155,7 @@ def line_of(text: str, column: int, key: str | None = None) -> int | None:
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
-    """Return the message about a key that a file must not have."""
+    """Return the message about an unknown key."""
     hint = _did_you_mean(key, known)
     return f"expected one of {', '.join(known)}; got {key!r}{hint}."
 
@@ -166,7 +166,7 @@ def _did_you_mean(value: Any, known: Collection[str]) -> str:
 
 
 def place_of(line: int | None, key: str | None, column: Any = None) -> str:
-    """Return where something is in a file, as it begins a sentence."""
+    """Return a place in a file as the beginning of a sentence: "Line 3, column 'age'"."""
     parts = [] if line is None else [f"line {line}"]
     if column is not None:
         parts.append(f"column {column!r}")
@@ -177,9 +177,9 @@ def place_of(line: int | None, key: str | None, column: Any = None) -> str:
 
 
 def _line_of_key(text: str, key: str) -> int | None:
-    """Return the line of a key or table of the whole file.
+    """Return the number of the line of a key, or table, at the top level of the file.
 
-    Lines count from 1; ``None`` if it is unclear.
+    Lines count from 1. Return ``None`` if the line is unclear.
     """
     if _is_unclear(text):
         return None
@@ -207,7 +207,7 @@ def _is_unclear(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as TOML would have it, in one line and not all of a long one."""
+    """Return a value as TOML writes it, in one line, shortened if it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

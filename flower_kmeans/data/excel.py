@@ -13,9 +13,9 @@ from flower_kmeans.extras import require
 SUFFIXES = (".xlsx", ".xlsm")
 _PURPOSE = "An Excel workbook"
 _COMPOUND_FILE = bytes.fromhex("d0cf11e0a1b11ae1")
-"""The first bytes of an .xls file, and of any workbook that a password protects."""
+"""The first bytes of an .xls file, and of a workbook that a password protects."""
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
-"""The name of the part of such a file that is the protected workbook."""
+"""The part of a protected file that holds the encrypted workbook."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Sheet:
     def rows(self) -> Iterator[list[Any]]:
         """Yield the rows that have a cell with a value, from the top.
 
-        A row is as long as the first one, or as its own last value asks for: no row
-        changes another.
+        A row has as many cells as the first row, or more up to its own last value. So
+        no row except the first changes another.
 
         Yields
         ------
         list
-            Cells from the first column on: str, float, int, bool, ``datetime.datetime``
-            (also for a date alone), ``datetime.time`` and ``datetime.timedelta``, where
-            the cell's format says so, and None for an empty one. A formula has the
-            value that was saved with it, and none where a program saved none. An error
-            is its text, such as ``#N/A``. Of merged cells the first one has the value.
+            Cells from the first column on. A cell is a str, float, int or bool. By its
+            format it may be a ``datetime.datetime`` (also for a date without a time), a
+            ``datetime.time`` or a ``datetime.timedelta``. An empty cell is None. A
+            formula is the value that was saved with it, or None without one. An error
+            is its text, such as ``#N/A``. Of merged cells the first has the value.
 
         Raises
         ------
@@ -66,19 +66,19 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
     Parameters
     ----------
     path : path
-        The file ends in .xlsx or .xlsm.
+        A file that ends in .xlsx or .xlsm.
     sheet : str, optional
-        Its name. May be left out if only one sheet has values.
+        The sheet's name. It may be left out if only one sheet has values.
 
     Raises
     ------
     ConfigurationError
-        If no sheet has this name, or if several have values and none is named; the
-        error lists the sheets. If the suffix is another one, or the package openpyxl is
-        missing.
+        If no sheet has this name, or if several have values and none is named. The
+        error lists the sheets. Also if the file has another suffix, or the package
+        openpyxl is missing.
     DataError
-        If the file does not exist, is protected by a password, is no workbook, or has
-        no values.
+        If the file does not exist, is protected by a password, is not a workbook, or
+        has no values.
     """
     path = Path(path)
     _require_workbook(path)
@@ -107,7 +107,7 @@ def open_sheet(path: str | Path, sheet: str | None = None) -> Sheet:
 
 
 def _require_workbook(path: Path) -> None:
-    """Require a file that may be a workbook; an error names the format of others."""
+    """Require a file that may be a workbook, or raise an error that names its format."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigurationError(
             f"Expected a workbook that ends in {', '.join(SUFFIXES)}. Got {path} instead: save it "
@@ -132,17 +132,17 @@ def _require_workbook(path: Path) -> None:
 
 
 def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
-    """Yield the rows with values, each up to its last value."""
+    """Yield the rows that have values, each up to its last value."""
     with closing(_workbook(path)) as workbook:
         sheet = workbook[name]
-        # Some programs write a size that is wrong: cells beyond it would be left out.
+        # Some programs write a wrong size, and cells beyond it would be left out.
         sheet.reset_dimensions()
         rows = sheet.iter_rows(values_only=True)
         while True:
             try:
                 row = next(rows, None)
             except Exception:
-                # openpyxl has no error of its own, and zip and XML have several
+                # openpyxl passes on the errors of zip and XML, of many types.
                 raise _broken(path) from None
             if row is None:
                 return
@@ -154,10 +154,10 @@ def _filled_rows(path: Path, name: str) -> Iterator[list[Any]]:
 
 
 def _workbook(path: Path) -> Any:
-    """Return the workbook, open to be read row by row, with the values of formulas."""
+    """Return a workbook, open for reading row by row, with the values of formulas."""
     openpyxl = require("openpyxl", _PURPOSE, "excel")
-    # They name cells that are no dates, which are errors here ("#VALUE!"), and parts
-    # that are not read, such as styles. A filter within a context would not be safe
+    # openpyxl warns of invalid dates, which are error texts here ("#VALUE!"), and of
+    # parts that are not read, such as styles. `warnings.catch_warnings` is not safe
     # among threads.
     warnings.filterwarnings("ignore", module=r"openpyxl\.")
     try:

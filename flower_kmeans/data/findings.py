@@ -1,7 +1,7 @@
 """Findings for the holder of a table: its missing and unexpected cells.
 
-All of it are facts about records. They are for the holder's terminal and log alone, and
-no message of a run has them.
+Findings are facts about records. They are for the holder's terminal and log alone. No
+message of a run contains them.
 """
 
 import re
@@ -23,16 +23,18 @@ ColumnKind = Literal["number", "category", "date", "text"]
 _MOST_DISTINCT = 100_000
 _FEWEST_FOR_ID = 50
 _SHAPE_LENGTH = 24
-_MOST_LOOKED_AT = 1_000  # different looks of a column
-_MOST_CAUSES = 2  # of one column
-_SHARE_OF_CAUSE = 0.02  # of unreadable cells, to be named
-_MOST_SHAPES = 10_000  # cells of a block that are looked at
-_MOST_OF_A_CODE = 10
+_MOST_LOOKED_AT = 1_000  # different shapes of a column's cells
+_MOST_CAUSES = 2  # named for one column
+_SHARE_OF_CAUSE = 0.02  # least fraction of unreadable cells for a cause to be named
+_MOST_SHAPES = 10_000  # unreadable cells examined in a block
+_MOST_OF_A_CODE = 10  # values of a column of codes
 _MOST_NAMED = 8  # columns in one line
-_EXPECTED_PAIRS = 5.0  # of equal values, where none would be a coincidence
-_FEWER = 10  # times fewer pairs than expected are no coincidence either
-_SHARE_OF_ID = 0.95  # of values that differ, or follow the one before
-# of a name such as patient_id or patientId
+# If chance makes so many pairs of equal values likely, their absence is significant, and
+# so are ten times fewer pairs.
+_EXPECTED_PAIRS = 5.0
+_FEWER = 10
+_SHARE_OF_ID = 0.95  # least fraction of values that are new, or one above the last
+# the words of a name such as patient_id or patientId
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
@@ -72,9 +74,9 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"#a+(/[9a])?[!?]", "an error of a spreadsheet"),
     (r"<date(time)?>|<Timestamp>", "dates: declare a date in a domain.toml"),
 )  # fmt: skip
-"""Looks of unreadable cells (`shape_of`) and their causes: the first match counts."""
+"""Patterns of shapes of unreadable cells (`shape_of`), and causes: the first match counts."""
 _COVERS = ((_POINTS_AND_COMMA, (_COMMA, _ANY_COMMA, _POINTS)), (_COMMA, (_ANY_COMMA,)))
-"""Causes, and those that what helps against them helps against as well."""
+"""Pairs of a cause and of other causes that have the same cure."""
 
 
 NOT_READ: dict[ColumnKind, str] = {
@@ -83,7 +85,7 @@ NOT_READ: dict[ColumnKind, str] = {
     "category": "none of its categories",
     "text": "no text",
 }
-"""What an unreadable cell holds, by what its column is read as."""
+"""The words for the content of unreadable cells, by the kind of their column."""
 
 
 @dataclass
@@ -93,20 +95,22 @@ class ColumnFindings:
     Attributes
     ----------
     name : str
+        The column's name.
     kind : {"number", "category", "date", "text"}
-        What its cells are read as. Text is in no domain: its ``values`` are any numbers
-        that are equal where cells are.
+        How its cells are read. No domain has text. The ``values`` of text are any
+        numbers that are equal for equal cells.
     has_rule : bool
-        Whether a public value is stated that missing cells count as.
+        Whether the domain states a public value for missing cells.
     n_records : int
+        Number of cells.
     n_missing : int
-        Cells that are empty, or spell that there is no value.
+        Number of cells that are empty, or say that there is no value.
     n_unreadable : int
-        Cells that hold something else than the column has.
+        Number of other cells that do not fit the column's declaration.
     n_below, n_above : int
-        Numbers and dates outside the bounds, which are moved to them.
+        Numbers of values below and above the bounds, which are moved to them.
     shapes : Counter of str
-        How unreadable cells look, with each digit as 9 and each letter as a.
+        Shapes of unreadable cells (`shape_of`), and how often they occur.
     """
 
     name: str
@@ -118,9 +122,9 @@ class ColumnFindings:
     n_below: int = 0
     n_above: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    # values: not to be shown
+    # values of records, which must not be shown
     _distinct: set[Any] = field(default_factory=set, repr=False)
-    # cells of which all values are in it
+    # number of cells whose values are all in `_distinct`
     _n_counted: int = field(default=0, repr=False)
     _last: float | None = field(default=None, repr=False)
     _n_fractions: int = field(default=0, repr=False)
@@ -143,12 +147,13 @@ class ColumnFindings:
         Parameters
         ----------
         cells : ndarray of shape (m,)
-            As the table has them.
+            The cells as the table has them, of any type.
         values : ndarray of shape (m,)
-            What they are read as, not clipped; NaN where there is none.
-        missing : ndarray of shape (m,)
+            The numbers that they are read as, not clipped. NaN for other cells.
+        missing : ndarray of shape (m,), bool
+            Whether each cell is missing.
         bounds : pair of float, optional
-            Of ``values``.
+            Lower and upper bound of ``values``.
         """
         is_read = ~missing & ~np.isnan(values)
         unreadable = ~missing & ~is_read
@@ -176,7 +181,7 @@ class ColumnFindings:
                 self._n_like_groups += _LIKE_GROUPS.fullmatch(cell.strip()) is not None
 
     def _look_at(self, read: NDArray[Any]) -> None:
-        """Look whether numbers are constant, or count the records."""
+        """Update the facts that tell constants, ids and row numbers from other numbers."""
         if not len(read):
             return
         self._lowest = min(self._lowest, float(read.min()))
@@ -206,33 +211,33 @@ class ColumnFindings:
 
     @property
     def n_distinct(self) -> int:
-        """Number of different values, as far as they were counted."""
+        """Number of distinct values, which is not counted far beyond 100,000."""
         return len(self._distinct)
 
     @property
     def is_empty(self) -> bool:
-        """Whether all cells are missing, of one or more records."""
+        """Whether there are records, and all their cells are missing."""
         return self.n_missing == self.n_records > 0
 
     @property
     def is_constant(self) -> bool:
-        """Whether all of two or more values are equal, which are most of the cells."""
+        """Whether there are two or more values, all equal, and fewer unreadable cells."""
         are_many = self.n_read > max(1, self.n_unreadable)
         return are_many and self._lowest == self._highest
 
     @property
     def looks_like_row_numbers(self) -> bool:
-        """Whether values count the records, nearly all of them one after the other."""
+        """Whether nearly every value is one above the value before, as row numbers are."""
         is_long = self.n_read >= _FEWEST_FOR_ID
         counts = self._n_steps_by_one >= _SHARE_OF_ID * self._n_steps
         return self.kind == "number" and is_long and self._are_whole and counts
 
     @property
     def looks_like_id(self) -> bool:
-        """Whether values name the records.
+        """Whether values seem to name the records.
 
-        They do where far fewer are equal than chance would make so, or where the
-        column's name says it. A few are, in exports that repeat lines.
+        They do if the column's name says so, or if far fewer values are equal than by
+        chance. A few equal values are allowed, because some exports repeat lines.
         """
         if self.kind not in ("number", "text") or self.n_read < _FEWEST_FOR_ID:
             return False
@@ -246,21 +251,22 @@ class ColumnFindings:
             return False
         if self.kind == "text" or words & _NAMES_OF_NUMBERS:
             return True
-        # Amounts of money are whole numbers, too, of which few are equal.
+        # Amounts of money are whole numbers, too, and few of them are equal. Only the
+        # comparison with chance tells them from ids.
         width = self._highest - self._lowest + 1.0
         n_expected = self._n_counted**2 / (2.0 * width)
         return n_expected >= max(_EXPECTED_PAIRS, _FEWER * n_repeats)
 
     @property
     def looks_like_a_code(self) -> bool:
-        """Whether values are a few whole numbers, which often stand for categories."""
+        """Whether there are few distinct values, all whole numbers, as for categories."""
         is_long = self.n_read >= _FEWEST_FOR_ID
         is_few = 1 < self.n_distinct <= _MOST_OF_A_CODE
         return self.kind == "number" and is_long and self._are_whole and is_few
 
     @property
     def doubt(self) -> str | None:
-        """Another meaning of its numbers, if fractions could be groups of digits."""
+        """A doubt about the numbers in words, if their fractions may be groups of digits."""
         all_alike = self._n_like_groups == self._n_fractions
         if self.kind == "number" and all_alike and self._n_fractions >= _FEWEST_GROUPS:
             return (
@@ -271,7 +277,7 @@ class ColumnFindings:
 
     @property
     def suspicion(self) -> str | None:
-        """Why nobody would cluster by the column, if that is so."""
+        """The reason in words not to cluster by the column, or ``None``."""
         if self.looks_like_row_numbers:
             return "looks like a number of rows"
         if self.looks_like_id:
@@ -284,7 +290,7 @@ class ColumnFindings:
 
     @property
     def cause(self) -> str | None:
-        """The likely cause of unreadable cells and its cure, if it is known."""
+        """The likely cause of unreadable cells and its cure in words, or ``None``."""
         counts = _counted_causes(self.shapes)
         fewest = _SHARE_OF_CAUSE * counts.total()
         named = []
@@ -293,7 +299,7 @@ class ColumnFindings:
             if cause is not None and is_named and n >= fewest:
                 named.append(cause)
             elif not named:
-                return None  # most of them are something else
+                return None  # the most frequent cause is unknown
         if not named:
             return None
         others = [f" (some like {each})" for each in named[1:_MOST_CAUSES]]
@@ -303,14 +309,14 @@ class ColumnFindings:
     def is_malformed(self) -> bool:
         """Whether there are unreadable cells, and no category that stands for them.
 
-        Where that category would stand for all cells, the column's categories have
-        other names.
+        A category that would stand for all cells does not count: the file then spells
+        its categories in another way.
         """
         has_category = self.kind == "category" and self.has_rule and self.n_read > 0
         return self.n_unreadable > 0 and not has_category
 
     def unreadable_text(self) -> str:
-        """Return the unreadable cells in words, without a cell's value."""
+        """Return the unreadable cells in words, without the value of a cell."""
         share = f"{self.n_unreadable:,} of {self.n_records:,} cells"
         text = f"{share} of {self.name!r} hold {NOT_READ[self.kind]}"
         if self.example is not None:
@@ -321,7 +327,7 @@ class ColumnFindings:
 
     @property
     def example(self) -> str | None:
-        """The most frequent look of unreadable cells, without their characters."""
+        """The most frequent shape of unreadable cells, without their characters."""
         if self.shapes:
             return self.shapes.most_common(1)[0][0]
         return None
@@ -334,14 +340,16 @@ class Findings:
     Attributes
     ----------
     columns : tuple of ColumnFindings
+        The findings of each column, in order.
     n_records : int
+        Number of records, with the malformed ones.
     n_malformed : int
-        Lines of a csv file with more or fewer cells than columns, or a quote that does
-        not end.
+        Number of records of which no cell is known: lines of a csv file with more or
+        fewer cells than columns, or with a quote that does not end.
     first_malformed : int
-        Number of the first of them, where 1 is that of the file's first line.
+        Line number, from 1, of the first malformed line. 0 if there is none.
     n_void : int
-        Records that count as none.
+        Number of records that do not count, because a cell is unusable.
     """
 
     columns: tuple[ColumnFindings, ...]
@@ -351,7 +359,7 @@ class Findings:
     n_void: int = 0
 
     def add_malformed(self, n: int, first: int) -> None:
-        """Count lines of which no cell is known, and keep the number of the first."""
+        """Count ``n`` malformed lines, and keep the line number of the first."""
         self.n_records += n
         self.n_malformed += n
         self.n_void += n
@@ -359,12 +367,12 @@ class Findings:
             self.first_malformed = first
 
     def lines(self) -> list[str]:
-        """Return the findings in at most two lines, without a cell's value."""
+        """Return the findings in at most two lines, without the value of a cell."""
         both = (self._counted(), self._suspicious())
         return [line for line in both if line]
 
     def _counted(self) -> str:
-        """Return the numbers of records and cells that were lost or moved."""
+        """Return a sentence on lost records, and on missing, unreadable and moved cells."""
         parts = []
         if self.n_void:
             parts.append(f"{self.n_void:,} of {self.n_records:,} records count as none")
@@ -388,13 +396,13 @@ class Findings:
         return f"{text[0].upper()}{text[1:]}." if text else ""
 
     def _causes(self) -> str:
-        """Return why cells are unreadable, as far as that is known."""
+        """Return the known causes of unreadable cells in words."""
         columns = [column for column in self.columns if column.n_unreadable]
         causes = dict.fromkeys(c.cause for c in columns if c.cause)
         return f" (they look like {', or like '.join(causes)})" if causes else ""
 
     def _suspicious(self) -> str:
-        """Return the columns that nobody seems to want to cluster by."""
+        """Return a sentence on columns that look wrong to cluster by."""
         strange = [each for each in self.columns if each.suspicion]
         doubtful = [each for each in self.columns if each.doubt]
         parts = [f"{each.name!r} {each.suspicion}" for each in strange]
@@ -402,7 +410,7 @@ class Findings:
         return f"Look at the columns: {'; '.join(parts)}." if parts else ""
 
     def require_readable(self, what: str) -> None:
-        """Raise a `DataError` for malformed cells or lines of a table, by column."""
+        """Raise a `DataError` on unreadable cells, by column, and on malformed lines."""
         malformed = [column for column in self.columns if column.is_malformed]
         parts = [column.unreadable_text() for column in malformed]
         if self.n_malformed:
@@ -428,7 +436,7 @@ class Findings:
             )
 
     def require_present(self, what: str) -> None:
-        """Raise a `DataError` for missing cells of a table without a rule."""
+        """Raise a `DataError` on missing cells that have no rule, and on null records."""
         parts = []
         for column in self.columns:
             if column.n_missing and not column.has_rule:
@@ -447,10 +455,10 @@ class Findings:
 
 
 def shape_of(cell: Any) -> str:
-    """Return the look of a cell: digits as 9, letters as a, and punctuation.
+    """Return the shape of a cell: digits as 9, letters as a, punctuation as it is.
 
-    What is no character of the file's encoding is a sign for all of it, and anything
-    else is a question mark.
+    Other characters become a question mark. A cell with bytes that do not fit the
+    file's encoding has the shape U+FFFD.
     """
     if isinstance(cell, bytes):
         cell = cell.decode(errors="surrogateescape")
@@ -475,10 +483,10 @@ def _shape_of_one(c: str) -> str:
 
 
 def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
-    """Return causes of unreadable cells by their looks, the most frequent first.
+    """Return causes of unreadable cells by their shapes, the most frequent first.
 
-    A cause that holds for others as well counts for them, too: amounts below 1,000 have
-    no points.
+    Causes with the same cure count together (`_COVERS`): in a column of amounts with
+    points, those below 1,000 have none.
     """
     counts: Counter[str | None] = Counter()
     for shape, n in shapes.most_common(_MOST_LOOKED_AT):
@@ -490,7 +498,7 @@ def _counted_causes(shapes: "Counter[str]") -> "Counter[str | None]":
 
 
 def cause_of(shape: str) -> str | None:
-    """Return the cause that makes cells of this look unreadable, or ``None``."""
+    """Return the cause that makes cells of this shape unreadable, or ``None``."""
     if "\ufffd" in shape:
         return _ENCODING
     for pattern, cause in _CAUSES:
@@ -502,7 +510,7 @@ def cause_of(shape: str) -> str | None:
 def named_counts(counts: Sequence[tuple[str, int]]) -> str:
     """Return columns' counts above 0 in words, the largest first.
 
-    As in ``12 of 'age', 3 of 'b'``.
+    An example is ``12 of 'age', 3 of 'b'``.
     """
     found = [(name, n) for name, n in counts if n]
     found.sort(key=lambda each: -each[1])
@@ -516,7 +524,7 @@ def named_counts(counts: Sequence[tuple[str, int]]) -> str:
 def moved_text(n_records: int, counts: Sequence[tuple[str, int]]) -> str:
     """Return columns' numbers of values that are moved to the bounds, in words.
 
-    Nothing if there are none.
+    The text is empty if there are none.
     """
     if not any(n for _, n in counts):
         return ""

@@ -1,9 +1,9 @@
 """Tables and columns of other libraries, told apart by their types alone.
 
-This is the one place where a type meets its reader. Nothing is imported for it: where
-there is an object of a library, that library has been imported. What a type decides may
-refuse, because a loader's code chooses types. What a single record decides is a missing
-cell, and never an error.
+Tables at the end of this module name the reader of each type. No library is imported
+to recognise its objects: an object exists only after its library was imported. A wrong
+type is an error, because the loader's code chooses types. A wrong cell is a missing
+cell and never an error, because a single record would decide it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from flower_kmeans.arrays import CellArray
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
 _ALONE = "return the records alone, without labels or weights"
-_FAR = 4  # times the width of a record: no list of so many cells is taken for one
+_FAR = 4  # a list of more cells than so many records have is not a record
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,16 +30,16 @@ class FrameColumn:
     Attributes
     ----------
     kind : str
-        How its library calls the type, for errors.
+        The library's name of the type, for errors.
     cells : callable
-        Returns each cell as it is, (n,), whatever other cells hold.
+        Returns the cells, (n,). No cell depends on other cells.
     plain : callable, optional
-        Returns the same for those who want real numbers, sooner.
+        Returns the cells as real numbers, (n,), faster than ``cells``.
     may_be_numbers : bool, default: True
-        Whether cells of this type can be numbers, or text that spells them.
+        Whether cells of this type can be numbers, or text that spells numbers.
     may_be_dates : bool, default: True
-        The same for dates. Numbers are none; but a column of numbers may be one of
-        which all dates are missing.
+        Whether cells of this type can be dates, or text that spells dates. It is true
+        for numbers: libraries make a column of NaN if all its dates are missing.
     """
 
     kind: str
@@ -56,14 +56,15 @@ class ForeignFrame:
     Attributes
     ----------
     names : tuple of str
-        Of the columns. A name that is no text may be a record's value, so its type
-        stands there.
+        Names of the m columns. A name that is not text may be a record's value, so its
+        type takes its place.
     n_rows : int
-        The number of records.
+        Number of records, n.
     column : callable
-        Returns the column of a number from 0.
+        Returns the column with a given index, from 0.
     whole : callable, optional
-        Returns all columns as one array of numbers, (n, m), where they have one type.
+        Returns all columns as one array of numbers, (n, m). Only tables whose columns
+        have one numeric type have it.
     """
 
     names: tuple[str, ...]
@@ -73,7 +74,7 @@ class ForeignFrame:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the table is empty: libraries forget the columns of such a table."""
+        """Whether there are no rows and no columns, as libraries show an empty table."""
         return not self.names and self.n_rows == 0
 
 
@@ -81,12 +82,12 @@ class ForeignFrame:
 
 
 def frame_of(table: Any) -> ForeignFrame | None:
-    """Return a table of a type that is known here, or ``None`` for any other object.
+    """Return the frame of a table of a known type, or ``None`` for any other object.
 
     Raises
     ------
     ConfigurationTypeError, DataError
-        If no object of its type is a table.
+        If the object's type is never a table, or the table cannot be read.
     """
     require_table_type(table)
     reader = _reader_in(_FRAMES, table)
@@ -95,7 +96,7 @@ def frame_of(table: Any) -> ForeignFrame | None:
         return frame
     if isinstance(table, np.ndarray) and table.dtype.names is not None:
         return _structured(table)
-    # SciPy has one that is a dict
+    # One of SciPy's sparse matrices is a dict.
     if isinstance(table, Mapping) and not is_sparse(table):
         return _mapping(table)
     if hasattr(table, "__arrow_c_stream__"):
@@ -104,9 +105,9 @@ def frame_of(table: Any) -> ForeignFrame | None:
 
 
 def column_of(cells: Any) -> FrameColumn | None:
-    """Return a column of any type, or ``None`` if it is none."""
+    """Return a column of any type, or ``None`` if the object is not a column."""
     if is_masked(cells):
-        return None  # without its mask, hidden cells would count
+        return None  # the array without its mask would show hidden cells
     if is_list(cells) and not _reader_in(_COLUMNS, cells):
 
         def listed() -> CellArray:
@@ -119,7 +120,7 @@ def column_of(cells: Any) -> FrameColumn | None:
         return column
     try:
         array = np.asarray(cells)
-    except Exception:  # whatever an object of the loader raises
+    except Exception:  # an object of the loader may raise anything
         return None
     if array.ndim == 1:
         return _numpy_column(array)
@@ -132,12 +133,12 @@ def require_table_type(records: Any) -> None:
         if _is_a(records, module, name):
             raise _refusal(type(records).__name__, advice)
     if isinstance(records, str | bytes | bytearray | os.PathLike):
-        # The array of a text is one cell.
+        # NumPy would make one cell of a text.
         raise _refusal(type(records).__name__, "read a file by load_table(path)")
 
 
 def require_array_type(records: Any) -> None:
-    """Refuse an object that NumPy would wrap, and not read as an array."""
+    """Refuse an object that NumPy would store as one cell instead of reading it."""
     has_protocol = any(hasattr(records, name) for name in _ARRAY_PROTOCOLS)
     if not (has_protocol or np.isscalar(records) or _is_buffer(records)):
         raise _refusal(
@@ -148,12 +149,16 @@ def require_array_type(records: Any) -> None:
 def require_rows(
     rows: Sequence[Any], n_features: int, columns: Sequence[str] | None
 ) -> None:
-    """Refuse a list of other things than records, by their types.
+    """Refuse a list of objects that are not records, by their types.
 
-    A table within a list, and a class that names its cells, come from the loader's
-    code, and never from a record that is malformed. Columns side by side are told by
-    their lengths: as records all of them would be malformed alike, which is the
-    loader's doing as well. So would pairs of a record and its label.
+    A table within a list, or a class that names its cells, comes from the loader's code
+    and never from a malformed record. The same holds for a list of columns, which all
+    have the same wrong length, and for pairs of a record and its label.
+
+    Raises
+    ------
+    ConfigurationTypeError, DataError
+        If the rows are not records, or their class lacks a column.
     """
     examples = {type(row): row for row in rows}
     for kind, row in examples.items():
@@ -180,10 +185,10 @@ def require_rows(
 
 
 def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
-    """Return a record's named cells, in the order of the domain's columns.
+    """Return the cells of a record that names them, in the order of ``columns``.
 
-    Without columns they are in the record's own order. Other records are returned as
-    they are.
+    Without ``columns`` they keep the record's own order. A missing cell is None. A
+    record without names is returned unchanged.
     """
     named = _named_cells(row)
     if named is None:
@@ -194,12 +199,12 @@ def row_cells(row: Any, columns: Sequence[str] | None) -> Any:
 
 
 def is_masked(value: Any) -> bool:
-    """Return whether a value is a masked array of NumPy's."""
+    """Return whether a value is a masked array of NumPy."""
     return _is_a(value, "numpy.ma", "MaskedArray")
 
 
 def is_sparse(value: Any) -> bool:
-    """Return whether a value is a sparse matrix, or array, of SciPy."""
+    """Return whether a value is a sparse matrix or sparse array of SciPy."""
     return any(_is_a(value, *each) for each in _SPARSE)
 
 
@@ -216,8 +221,8 @@ def _reader_in(
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Return whether a value is of a class, without importing its module."""
-    # Another thread may be importing it, so it may not have the name yet.
+    """Return whether a value is an instance of a class, without importing its module."""
+    # Another thread may be importing the module, which then may lack the class.
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
@@ -233,7 +238,7 @@ def _text(names: Iterable[Any]) -> tuple[str, ...]:
 
 
 def is_list(records: Any) -> bool:
-    """Return whether records are a sequence of rows that NumPy does not read itself."""
+    """Return whether records are a sequence of rows, and neither an array nor a text."""
     if isinstance(records, list | tuple):
         return True
     is_array = hasattr(records, "__array__") or _is_buffer(records)
@@ -261,7 +266,7 @@ def _is_table(row: Any) -> bool:
 
 
 def _holds_arrays(row: Any) -> bool:
-    """Return whether a record has an array, or a tensor, where a cell should be."""
+    """Return whether a record has an array, or a tensor, in place of a cell."""
     if not isinstance(row, list | tuple):
         return False
     arrays = [cell for cell in row if hasattr(cell, "__array__")]
@@ -269,11 +274,11 @@ def _holds_arrays(row: Any) -> bool:
 
 
 def _are_columns(rows: Sequence[Any], n_features: int) -> bool:
-    """Return whether rows are in fact columns, or a pair of records and labels.
+    """Return whether rows are columns, or a pair of records and labels.
 
-    They are sequences of one length, which is not that of a record. Text may be split
-    into too many cells, so lists must be far too long. One sequence alone may be a
-    malformed record.
+    Columns all have the same length, which differs from a record's. Lists must be much
+    longer than a record, because text may be split into too many cells. A single list
+    may be a malformed record.
     """
     are_arrays = all(_is_array(row) for row in rows)
     are_lists = all(isinstance(row, list | tuple) for row in rows)
@@ -295,13 +300,13 @@ def _is_array(row: Any) -> bool:
 
 
 def _fields_of(row: Any) -> tuple[str, ...] | None:
-    """Return the names of a record's cells, where its type declares them."""
+    """Return the names of a record's cells, or ``None`` if its type declares none."""
     if isinstance(row, np.void):
         return row.dtype.names
     if _is_a(row, "sqlite3", "Row"):
         return tuple(row.keys())
     if isinstance(row, Sequence) and not isinstance(row, str | bytes):
-        # Of named tuples and of SQLAlchemy's rows, and of PySpark's.
+        # `_fields` of named tuples and SQLAlchemy's rows, `__fields__` of PySpark's rows
         for attribute in ("_fields", "__fields__"):
             names: Any = getattr(row, attribute, None)
             is_listed = isinstance(names, tuple | list)
@@ -331,7 +336,7 @@ def _named_cells(row: Any) -> Mapping[Any, Any] | None:
     if isinstance(row, Mapping):
         return row
     if _is_a(row, "pandas", "Series"):
-        # A row of a DataFrame has the names of its columns; other ones have numbers.
+        # A row of a DataFrame is labelled by column names, other series by numbers.
         labels = row.index.tolist()
         has_names = all(isinstance(label, str) for label in labels)
         if has_names:
@@ -381,7 +386,7 @@ def _mapping(table: Mapping[Any, Any]) -> ForeignFrame:
 
 
 def _frame(table: Any, names: Sequence[Any], n_rows: int) -> ForeignFrame:
-    """Return the frame of single columns, each by its name."""
+    """Return the frame of a table whose columns are read by name."""
     shown = _text(names)
 
     def column(i: int) -> FrameColumn:
@@ -406,7 +411,7 @@ def _pandas_frame(table: Any) -> ForeignFrame:
     is_numeric = is_one and types[0].kind in "biuf"
 
     def column(i: int) -> FrameColumn:
-        # by number, for a name may be there twice
+        # by index, because a name may occur twice
         return _pandas_column(table.iloc[:, i])
 
     as_array = table.to_numpy if is_numeric else None
@@ -451,9 +456,9 @@ def _pandas_column(series: Any) -> FrameColumn:
 
 
 def _pandas_categories(series: Any) -> FrameColumn:
-    """Return a column of categories.
+    """Return a pandas column of categories.
 
-    As an array, integers beside a missing cell would be floats.
+    pandas' own array would turn integers beside a missing cell into floats.
     """
     listed = _pandas_column(series.cat.categories.to_series())
 
@@ -471,10 +476,10 @@ def _pandas_categories(series: Any) -> FrameColumn:
 
 
 def _local_times(series: Any) -> CellArray:
-    """Return times as their own zone's clock shows them."""
+    """Return times with a zone as local times of that zone, NaT where impossible."""
     try:
         return np.asarray(series.dt.tz_localize(None))
-    except Exception:  # one that is near the ends of what pandas can count
+    except Exception:  # a time is near the ends of pandas' range
         times = [_local_time(series, i) for i in range(len(series))]
         return np.array(times, "datetime64[ns]")
 
@@ -488,7 +493,7 @@ def _local_time(series: Any, i: int) -> Any:
 
 
 def _first_days(periods: Any) -> CellArray:
-    # By numbers of days: pandas cannot make a time of every period.
+    # Day numbers, because pandas cannot convert every period to a time.
     days = periods.asfreq("D", how="start").asi8.astype("datetime64[D]")
     days[np.asarray(periods.isna())] = np.datetime64("NaT")
     return np.asarray(days)
@@ -538,7 +543,7 @@ def _polars_column(series: Any) -> FrameColumn:
 
 
 def _known_times(series: Any) -> Any:
-    """Return times of polars without those that end the process when converted."""
+    """Return times of polars, null where their conversion would end the process."""
     import polars
 
     unit = series.dtype.time_unit
@@ -552,8 +557,7 @@ def _known_times(series: Any) -> Any:
 
 
 def _polars_days(unit: str) -> tuple[str, str]:
-    # Nanoseconds in 64 bits are of these years, and no calendar of Python's has others
-    # than those.
+    # The range of nanoseconds in 64 bits, or else of Python's calendar.
     if unit == "ns":
         return "1678-01-01", "2262-01-01"
     return "0001-01-02", "9999-12-30"
@@ -585,13 +589,13 @@ def _arrow_column(column: Any) -> FrameColumn:
         return np.asarray(column.to_numpy(**any_copy(column)))
 
     def integers() -> CellArray:
-        # As an array, those beside a missing one would be floats.
+        # pyarrow's array would turn integers beside a missing cell into floats.
         return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
 
     def times() -> CellArray:
-        local = compute.local_timestamp(column)  # as the clock of its own zone shows it
+        local = compute.local_timestamp(column)  # times of the column's own zone
         found = np.array(local.to_numpy(**any_copy(local)))
-        # NumPy's sign for no time, to which the zone has added hours.
+        # The conversion adds hours to NaT, which then looks like a time.
         stored = column.to_numpy(**any_copy(column))
         found[np.isnat(stored)] = np.datetime64("NaT")
         return np.asarray(found)
@@ -610,10 +614,10 @@ def _arrow_column(column: Any) -> FrameColumn:
 
 
 def text_as_bytes(column: Any) -> Any:
-    """Return a column of pyarrow, with the bytes of its cells if it is one of text.
+    """Return a column of pyarrow, with text as bytes.
 
-    One cell that is not UTF-8 would be an error about the whole column; `as_number`
-    reads bytes.
+    A single cell that is not UTF-8 would otherwise be an error about the whole column.
+    `as_number` reads bytes.
     """
     import pyarrow
 
@@ -628,16 +632,16 @@ def text_as_bytes(column: Any) -> Any:
 
 
 def any_copy(column: Any) -> dict[str, bool]:
-    """Return the options with which a column's ``to_numpy`` copies where it must."""
-    # Only the chunked columns of a table always make the copies that they need.
+    """Return the options with which a column's ``to_numpy`` may copy."""
+    # Chunked columns always copy if they must, and do not take this option.
     if hasattr(column, "chunks"):
         return {}
     return {"zero_copy_only": False}
 
 
 def _by_protocol(table: Any) -> ForeignFrame:
-    """Return a table of any library that hands its columns over as Arrow has them."""
-    if isinstance(table, Iterator):  # the second of its columns would be empty
+    """Return the frame of a table of any library with ``__arrow_c_stream__``."""
+    if isinstance(table, Iterator):  # a second pass would find no rows
         raise _refusal(type(table).__name__, "it can be read only once")
     try:
         import pyarrow
@@ -654,7 +658,7 @@ def _by_protocol(table: Any) -> ForeignFrame:
 
 
 def require_no_transform(dataset: Any) -> None:
-    """Refuse a data set whose rows a function of the user makes when they are read."""
+    """Refuse a data set whose rows are made by a user's function when they are read."""
     if dataset.format["type"] == "custom":
         raise ConfigurationTypeError(
             "Expected a datasets.Dataset without a transform: make its columns by map(). "
@@ -704,7 +708,7 @@ _NO_TABLES = (
     ("polars", "Series", _ONE_COLUMN),
     ("pyarrow", "ChunkedArray", _ONE_COLUMN),
     ("pyarrow", "Array", _ONE_COLUMN),
-    # A single record may end a query that is run when it is read.
+    # A lazy query runs when it is read, and a single record may make it fail.
     ("polars", "LazyFrame", "call collect() first"),
     ("datasets", "DatasetDict", 'choose a split, such as data["train"]'),
     (
@@ -712,7 +716,7 @@ _NO_TABLES = (
         "IterableDatasetDict",
         "choose a split, and read it into a datasets.Dataset",
     ),
-    # It need not know its types before it has read the records.
+    # Its types may be unknown before its records are read.
     ("datasets", "IterableDataset", "read it into a datasets.Dataset first"),
     ("torch.utils.data", "DataLoader", "return the tensor of the records alone"),
     ("torch.utils.data", "Dataset", "return the tensor of the records alone"),

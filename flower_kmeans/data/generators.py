@@ -1,11 +1,11 @@
-"""Gaussian clusters of a degree of separation, seeded: records, their clusters, and centres.
+"""Seeded Gaussian clusters with a degree of separation: records, labels and centres.
 
-The degree of separation is Qiu and Joe's index ("Generation of Random Clusters with
-Specified Degree of Separation", 2006): for two clusters projected to a line, with ``L``
-and ``U`` the lower and upper ``ALPHA / 2`` quantiles of each,
-``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is largest. It lies in
-(-1, 1): negative where clusters overlap, 0 where they touch. Index and covariances are
-as there; centres are placed by a rule of this module (`separated_centers`).
+The degree of separation is the index of Qiu and Joe ("Generation of Random Clusters
+with Specified Degree of Separation", 2006). Two clusters are projected to a line. ``L``
+and ``U`` are the lower and upper ``ALPHA / 2`` quantiles of each. The index is
+``J = (L_2 - U_1) / (U_2 - L_1)`` in the direction in which it is largest. It lies in
+(-1, 1): it is negative if clusters overlap, and 0 if they touch. Index and covariances
+follow the paper. Centres are placed by a rule of this module (`separated_centers`).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from scipy.special import ndtri
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.errors import ConfigurationError
 
-ALPHA = 0.05  # share of a cluster outside of its two quantiles
+ALPHA = 0.05  # fraction of a cluster outside its two quantiles
 VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
 OUTLIER = -1  # label of records that belong to no cluster
 
@@ -37,8 +37,14 @@ class Generated(NamedTuple):
 
 
 def sizes_of(n_records: int, weights: ArrayLike) -> IntArray:
-    """Return sizes in the ratio of weights, (k,), of sum ``n_records``; each is rounded."""
-    # Ends are rounded and not sizes, so that these add up.
+    """Return sizes in the ratio of weights, (k,), rounded, with the sum ``n_records``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a size would be 0.
+    """
+    # The ends are rounded, not the sizes, so that the sizes add up.
     ends = np.rint(np.cumsum(weights) / np.sum(weights) * n_records).astype(np.int64)
     sizes: IntArray = np.diff(ends, prepend=0)
     if len(sizes) == 0 or sizes.min() < 1:
@@ -51,25 +57,26 @@ def sizes_of(n_records: int, weights: ArrayLike) -> IntArray:
 def separation(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
     """Return the index, in (-1, 1), of two Gaussian clusters in the best direction.
 
-    ``delta`` (d,) is the difference of their means, ``first`` and ``second`` (d, d) are
-    their covariances, positive definite.
+    ``delta``, (d,), is the difference of their means. ``first`` and ``second``, (d, d),
+    are their positive definite covariances.
     """
     distance = spread_distance(delta, first, second)
     return (distance - _QUANTILE) / (distance + _QUANTILE)
 
 
 def distance_for(degree: float) -> float:
-    """Return the `spread_distance` at which Gaussian clusters have an index."""
+    """Return the `spread_distance` of Gaussian clusters with the given index."""
     return _QUANTILE * (1 + degree) / (1 - degree)
 
 
 def spread_distance(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
-    """Return the largest distance of means over the sum of standard deviations, of all directions.
+    """Return the distance of means in standard deviations, in the best direction.
 
-    In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``.
-    Its maximum is a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is
-    made least among ``a`` with ``a'delta = 1``: it is convex, and each step replaces
-    ``s_i`` by the quadratic function that touches it from above, so it never grows.
+    In a direction ``a`` the distance is ``a'delta / (s_1 + s_2)`` with
+    ``s_i^2 = a' S_i a``. Its maximum over ``a`` is a norm of ``delta``, and the index
+    grows with it. The maximum is found as the minimum of ``s_1 + s_2`` over all ``a``
+    with ``a'delta = 1``, which is a convex function. Each step replaces ``s_i`` by the
+    quadratic function that touches it from above, so the sum never grows.
     """
     spreads, best = np.ones(2), 0.0
     for _ in range(_STEPS):
@@ -84,12 +91,12 @@ def spread_distance(delta: FloatArray, first: FloatArray, second: FloatArray) ->
 def separated_centers(
     covariances: Sequence[FloatArray], degree: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Return centres (k, d) of Gaussian clusters, each of which has a given index to its nearest.
+    """Return centres, (k, d), of Gaussian clusters whose nearest neighbour has one index.
 
-    One after the other, clusters go from a random earlier one in a random direction
-    until they have the index ``degree`` with that one, and on while any other is
-    nearer. So no two clusters have a smaller index, and each has exactly that one with
-    some other.
+    The clusters are placed one after the other. Each moves from a random earlier
+    cluster in a random direction until they have the index ``degree``, and further
+    while any other cluster is nearer. So no two clusters have a smaller index, and each
+    cluster has exactly this index with another one.
     """
     d, wanted = len(covariances[0]), distance_for(degree)
     largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
@@ -105,12 +112,12 @@ def separated_centers(
         parent = int(rng.integers(new))
         start, heading = centers[parent], rng.normal(size=d)
         heading /= np.linalg.norm(heading)
-        # The distance is a norm, so it grows in proportion from the parent on.
+        # The distance from the parent is a norm, so it grows in proportion.
         far = wanted / spread_distance(heading, covariances[parent], covariances[new])
         centers[new] = start + far * heading
         while (near := _nearer(centers, covariances, new, wanted)) is not None:
-            # Far enough for any direction. A norm is convex: it is crossed once beyond
-            # ``far``.
+            # This is far enough in any direction. A norm is convex, so the wanted
+            # distance is crossed once beyond ``far``.
             enough = float(np.linalg.norm(start - centers[near]))
             enough += 2 * wanted * (largest[new] + largest[near])
             given = (near, new, start, heading)
@@ -122,15 +129,14 @@ def separated_centers(
 def _nearer(
     centers: FloatArray, covariances: Sequence[FloatArray], new: int, wanted: float
 ) -> int | None:
-    """Return a cluster that is nearer to the new one than wanted, if there is any."""
-    # A margin for the root just found, which would otherwise count as too near again,
-    # for ever.
+    """Return an earlier cluster that is too near to the new one, or ``None``."""
+    # Without a margin the root just found could count as too near again, for ever.
     limit = wanted * (1 - 1e-9)
     for other in range(new):
         delta = centers[new] - centers[other]
         first, second = covariances[other], covariances[new]
-        # Any direction bounds the largest distance from below; most clusters need no
-        # more.
+        # Any direction bounds the distance from below. For most clusters this bound
+        # suffices.
         spreads = np.sqrt(delta @ first @ delta) + np.sqrt(delta @ second @ delta)
         if (
             delta @ delta < limit * spreads
@@ -147,11 +153,16 @@ def separated_clusters(
     rng: np.random.Generator | int,
     n_outliers: int = 0,
 ) -> Generated:
-    """Return Gaussian clusters of given sizes and degree of separation, and outliers beside them.
+    """Return Gaussian clusters of given sizes and degree of separation, with outliers.
 
-    Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are
-    uniform within four standard deviations of the clustered records around their mean,
-    column by column.
+    Covariances have random axes, and eigenvalues uniform in `VARIANCES`. Outliers are
+    uniform in each column, within four standard deviations of the clustered records
+    around their mean.
+
+    Raises
+    ------
+    ConfigurationError
+        If a size is below 1, ``degree`` is not in (-1, 1), or a number is too small.
     """
     rng = np.random.default_rng(rng)
     counts = np.asarray(sizes, dtype=np.int64)

@@ -1,6 +1,6 @@
 """Guesses about undeclared columns, for their holder alone.
 
-A guess is about the first records of a table. It decides nothing in a run.
+A guess uses the first records of a table. It decides nothing in a run.
 """
 
 import re
@@ -19,10 +19,10 @@ from flower_kmeans.data.table_domain import Date, category_of
 
 Guessed = Literal["number", "category", "date", "id", "free text", "empty"]
 
-MOST_CATEGORIES = 20  # more different texts are names or codes of records
+MOST_CATEGORIES = 20  # a column with more texts has names or codes of records
 _FEWEST_PER_CATEGORY = 2  # cells on average
 _MOST_SAMPLED = 1_000
-_ENOUGH = 0.5  # of a column's cells, to decide its kind
+_ENOUGH = 0.5  # fraction of a column's cells that decides its kind
 _FEWEST_FOR_ID = 50
 _DAYS = (
     "%d.%m.%Y",
@@ -36,12 +36,12 @@ _DAYS = (
 _FORMATS = tuple(
     f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS
 )
-"""Of dates, which are tried beside the one of the reading."""
+"""Formats of dates to try beside the format of the reading."""
 _LIKE_DATES = re.compile(r"9{1,4}[./-]9{1,2}[./-]9{1,4}( .*)?")
 _LIKE_NUMBERS = re.compile(
     r"(?:[<>]=? ?)?[+-]?[9.,'\u2019\s]*9[9.,'\u2019\s]*(?:[$%?]| \S{1,4})?"
 )
-"""Perhaps with a limit before them, or with a currency or a unit after them."""
+"""Shapes of numbers, also with < or > before them, or a currency or unit after them."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Guess:
     kind : str
         One of "number", "category", "date", "id", "free text" and "empty".
     formats : tuple of str
-        Of dates that the reading does not read: all that fit, such as days or months
-        first.
+        Formats of dates, if the reading does not read them. There are several if the
+        cells do not decide, for example whether the day or the month comes first.
     """
 
     kind: Guessed
@@ -62,7 +62,7 @@ class Guess:
 
 
 def guess(cells: CellArray, spelling: Spelling) -> Guess:
-    """Return a guess about a column by its first cells, (n,)."""
+    """Return a guess about a column from its first cells, (n,)."""
     kind = cells.dtype.kind
     present = cells[~are_missing(cells)]
     if not len(present):
@@ -89,10 +89,13 @@ def guess(cells: CellArray, spelling: Spelling) -> Guess:
 
 
 def _formats_of(sample: CellArray, spelling: Spelling) -> tuple[str, ...] | None:
-    """Return formats in which cells are dates, none if they are read as dates."""
+    """Return the formats in which cells are dates, or ``None`` if they are not dates.
+
+    The formats are empty if the spelling reads the dates already.
+    """
     if _share(_are_dates(sample, spelling)) >= _ENOUGH:
         return ()
-    # Most columns are no dates at all, and trying formats takes long.
+    # Trying formats takes long, and most columns are not dates.
     shapes = [shape_of(cell) for cell in sample.tolist()]
     look_so = [_LIKE_DATES.fullmatch(shape) is not None for shape in shapes]
     if _share(np.array(look_so)) < _ENOUGH:
@@ -112,7 +115,7 @@ def _are_dates(cells: CellArray, spelling: Spelling) -> NDArray[np.bool_]:
 
 
 def read_dates(cells: CellArray, spelling: Spelling) -> NDArray[np.float64]:
-    """Return the days of a column, (n,), with NaN where there is none."""
+    """Return the days of a column since the year 1, (n,), NaN for other cells."""
     return Date("", date.min, date.max).read(cells, spelling)
 
 

@@ -1,4 +1,4 @@
-"""One party's reading of its own records: options, or its ``source.toml``."""
+"""Options with which a party reads its own records, or its ``source.toml``."""
 
 import codecs
 import os
@@ -18,38 +18,39 @@ DELIMITERS = (",", ";", "\t", "|")
 
 _ASCII = bytes(range(128))
 _STATEFUL = ("iso2022", "hz", "utf_7", "unicode_escape", "raw_unicode_escape")
-"""Beginnings of names of encodings in which ASCII's bytes may be another character's: the
-replacement of a broken character would be an error."""
+"""First parts of the names of encodings whose ASCII bytes may belong to other characters."""
 UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
-"""Names of encodings whose characters have two bytes or four."""
+"""Names of encodings whose characters have two or four bytes."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One party's reading of its own file: nothing of it leaves that party.
+    """Options with which one party reads its own file. They never leave that party.
 
     Parameters
     ----------
     header : True or sequence of str, optional
-        ``True`` if the first line names the columns, or their names if it does not. By
-        default it is recognised, which a node never does.
+        ``True`` if the first line names the columns. If the first line is a record, the
+        names of the columns. By default a command recognises it; a node never does.
     delimiter : str, optional
-        What separates the cells of a csv file: one character. By default that of comma,
-        semicolon, tab and bar which the first line has most of; a comma where
+        The character between the cells of a csv file. By default it is the most
+        frequent of comma, semicolon, tab and bar in the first line, or a comma if
         ``header`` gives names.
     decimal, thousands, format : str, optional
-        How numbers and dates are written: see `Spelling`.
+        The spelling of numbers and dates: ``decimal``, ``thousands`` and
+        ``date_format`` of `Spelling`.
     encoding : str, optional
-        Of a csv file; UTF-8 by default, or UTF-16 where the file says so.
+        The encoding of a csv file. By default it is UTF-8, or UTF-16 if the file begins
+        with its byte order mark.
     sheet : str, optional
-        Of an Excel file with several sheets.
+        The sheet to read of an Excel file with several sheets.
     query : str, optional
-        The ``SELECT`` whose rows are the records, of a database.
+        The ``SELECT`` whose rows are the records of a database.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If a value is of another type, or none that can be.
+        If an option has another type, or a value that is not allowed.
     """
 
     header: Header | None = None
@@ -79,12 +80,12 @@ class Reading:
         object.__setattr__(self, "spelling", spelling)
 
     def with_options(self, **options: Any) -> Self:
-        """Return the reading with those options in place that are not ``None``."""
+        """Return the reading with the given options, except those that are ``None``."""
         given = {name: value for name, value in options.items() if value is not None}
         return replace(self, **given)
 
     def updated_by(self, other: Self) -> Self:
-        """Return the reading, updated by the given options of another one."""
+        """Return the reading, updated by those options of another that are not defaults."""
         given = {}
         for name in _NAMES:
             value = getattr(other, name)
@@ -94,24 +95,24 @@ class Reading:
 
     @property
     def given_names(self) -> tuple[str, ...] | None:
-        """Given names of the columns, if the first line is a record; else ``None``."""
+        """Names of the columns that ``header`` gives, or ``None``."""
         if self.header is None or self.header is True:
             return None
         return tuple(name.strip() for name in self.header)
 
 
 def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
-    """Return the data that a ``source.toml`` names, and how to read it.
+    """Return the data that a ``source.toml`` names, and the options for reading it.
 
-    Data are a path or a database. Its keys are ``data`` and the parameters of
-    `Reading`. A relative path is taken from the file's own directory. The file is its
-    owner's alone (mode 0600).
+    The data is a path or the address of a database. A relative path begins at the
+    directory of the ``source.toml``. The file's keys are ``data`` and the parameters of
+    `Reading`. Only its owner may read the file (mode 0600).
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If the file cannot be read, others may read it, or it holds another key or
-        value.
+        If the file cannot be read, others may read it, or it has another key or a value
+        that is not allowed.
     """
     content = read_file(path, "source file", is_secret=True)
     values = read_toml(content, f"source file {path}")
@@ -137,9 +138,9 @@ def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
 
 
 def resolved(data: str | Path, reading: Reading) -> tuple[str | Path, Reading]:
-    """Return the data and how to read it, where a ``source.toml`` may name both.
+    """Return the data and the options for reading it, from a ``source.toml`` if given.
 
-    What ``reading`` says holds in place of what the file says.
+    Options of ``reading`` take precedence over those of the file.
     """
     if Path(data).suffix.lower() != ".toml":
         return data, reading
@@ -186,12 +187,11 @@ def _require_delimiter(delimiter: str) -> None:
 
 
 def _require_encoding(encoding: str) -> None:
-    """Require an encoding in which a record's bytes change no other record."""
+    """Require an encoding in which the bytes of a record change no other record."""
     try:
         name = codecs.lookup(encoding).name
-        # Lines are divided before they are decoded, each by itself. In others an end of
-        # a line is another byte, or the byte of an end of a line is a part of a
-        # character.
+        # Lines are divided before each is decoded. So a line end must have ASCII's
+        # bytes, and these bytes must never be part of another character.
         is_plain = not name.replace("-", "_").startswith(_STATEFUL)
         if name in UTF_16:
             is_right = True

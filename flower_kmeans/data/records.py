@@ -1,4 +1,4 @@
-"""Tables of records from users: checked, or with NaN for malformed cells."""
+"""Users' tables of records as arrays: checked, or with NaN for malformed cells."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _CHECK_ROWS = 8_192
 _TRUTH = {"true": "1", "false": "0"}
 _PLAIN_ROWS = (list, tuple, np.ndarray)
 _SINGLE_CELLS = (str, bytes, int, float, complex, np.generic)
-# though float() takes some of them
+# no numbers, although float() accepts some of them
 _NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)
 
 
@@ -37,18 +37,22 @@ def check_records(
 ) -> NDArray[Any]:
     """Return records as a finite, C-contiguous array of floats.
 
-    It is not copied if it is one.
+    An array that is one already is not copied.
 
     Parameters
     ----------
     records : array-like of shape (n, d)
-        Numbers; n may be 0.
-    n_features : int or None
-        The width that is expected, if one is.
+        Numbers. n may be 0.
+    n_features : int, optional
+        The expected width, d.
     name : str
-        How the message calls the records.
+        The name of the records in error messages.
     dtypes : sequence of dtype
-        Types that are kept. All others become the first of them.
+        The types to keep. All others are converted to the first of these.
+
+    Returns
+    -------
+    ndarray of shape (n, d)
 
     Raises
     ------
@@ -68,33 +72,33 @@ def check_records(
 def all_records(
     records: Any, n_features: int, columns: Sequence[str] | None = None
 ) -> NDArray[Any]:
-    """Return all rows of a table of numbers, (n, d), not finite where one is malformed.
+    """Return all rows of a table of numbers, (n, d). Malformed cells are not finite.
 
     Inside a run nothing visible may depend on a single record (docs/guarantees,
-    Theorem 7). One row that turns a whole array into text, complex
-    numbers or objects decides nothing about the others: their cells are read one by
-    one, by `as_number`.
+    Theorem 7). One row can turn a whole array into text, complex numbers or objects.
+    The cells of such an array are read one by one, by `as_number`, so that row changes
+    no other row.
 
     Parameters
     ----------
     records : array-like of shape (n, d)
-        May name its columns, as the tables of pandas, pyarrow and this library do.
+        It may name its columns, as the tables of pandas, pyarrow and this library do.
     n_features : int
-        The width that is expected, d.
+        The expected width, d.
     columns : sequence of str, optional
-        Names that the columns must have, in this order, where the records name them.
+        The names that the columns must have, in order, if the records name them.
 
     Returns
     -------
     ndarray of shape (n, d)
-        Of real numbers, of any type. Often the loader's own memory, which may still
-        change.
+        Real numbers of any type. Often this is the loader's own memory, which may
+        still change.
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If this is not a table at all, an array of another width, of dates or with a
-        mask, or one with other columns: nothing that a single record decides.
+        If this is not a table, has another width or other columns, holds dates or has a
+        mask. No single record decides any of these.
     """
     if hasattr(records, "toarray") and is_sparse(records):
         records = records.toarray()
@@ -119,13 +123,13 @@ def all_records(
 
 
 def _as_array(records: Any) -> NDArray[Any]:
-    """Return NumPy's array of an object other than a list, or raise an error."""
+    """Return an object other than a list as a NumPy array, or raise an error."""
     if is_masked(records):
         return as_numbers(records, "records")  # its mask is an error
     require_array_type(records)
     try:
         return np.asarray(records)
-    except Exception as error:  # as of tensors that are on another device
+    except Exception as error:  # for example a tensor on another device
         raise ConfigurationTypeError(
             f"records must be a table of real numbers. Got {type(records).__name__}, which NumPy "
             f"cannot read ({type(error).__name__})."
@@ -135,7 +139,7 @@ def _as_array(records: Any) -> NDArray[Any]:
 def _table_of_frame(
     frame: ForeignFrame, n_features: int, columns: Sequence[str] | None
 ) -> NDArray[Any]:
-    """Return the columns of a table as real numbers, with NaN where a cell is none."""
+    """Return the columns of a table as real numbers, (n, d), NaN for other cells."""
     if frame.is_empty:
         return np.empty((0, n_features))
     check_columns(frame.names, columns)
@@ -174,9 +178,9 @@ def _floats(column: FrameColumn) -> NDArray[Any]:
 
 
 def named_columns(records: Any) -> tuple[str, ...] | None:
-    """Return a table's names of its columns, or ``None`` if it has none."""
-    # A name that is no text may be a record's value, so its type appears instead.
-    # In this order: the `columns` of a pyarrow table are not names.
+    """Return the names of a table's columns, or ``None`` if they have none."""
+    # A name that is not text may be a record's value, so its type is shown instead.
+    # `column_names` comes first: the `columns` of a pyarrow table are not names.
     for attribute in ("column_names", "columns"):
         names = getattr(records, attribute, None)
         if names is not None and not callable(names):
@@ -191,7 +195,7 @@ def _shown_name(name: Any) -> str:
 def check_columns(
     found: Sequence[str] | None, expected: Sequence[str] | None, name: str = "records"
 ) -> None:
-    """Require records' columns to be the expected ones, if both have names."""
+    """Require the expected names of columns, in order, if both names are known."""
     if found is None or expected is None:
         return
     if tuple(found) != tuple(expected):
@@ -231,16 +235,16 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> NDArray[
 
 
 def as_number(cell: Any) -> float:
-    """Return the number that one cell of a table is or spells, or NaN."""
-    # With "true" as 1: a record is the same whether or not another made its column one
-    # of text.
+    """Return the number that a cell of a table is or spells, or NaN."""
+    # The text "true" is 1, as True is: another record may have turned the column into
+    # text, and must not change this one.
     if type(cell) is float:
         return cell
     try:
         if isinstance(cell, str | bytes):
             text = cell.decode() if isinstance(cell, bytes) else cell
             text = text.strip().lower()
-            if "_" in text:  # Python's own way to write numbers, and nobody else's
+            if "_" in text:  # float() takes 1_000; no other program writes numbers so
                 return np.nan
             return float(_TRUTH.get(text, text))
         if isinstance(cell, complex | np.complexfloating):
@@ -250,7 +254,7 @@ def as_number(cell: Any) -> float:
         if isinstance(cell, _NOT_NUMBERS):
             return np.nan
         return float(cell)
-    except Exception:  # whatever an object of the loader raises when it is converted
+    except Exception:  # an object of the loader may raise anything when converted
         return np.nan
 
 
@@ -264,10 +268,10 @@ def _checked_rows(
 def table_of_rows(
     rows: Sequence[Any], n_features: int, columns: Sequence[str] | None = None
 ) -> FloatArray:
-    """Return rows of any kind as a table, with NaN where one is malformed.
+    """Return rows of any type as a table, (n, n_features), NaN where one is malformed.
 
-    A row that names its cells, such as a dict, has those of ``columns``, or all in its
-    own order.
+    Of a row that names its cells, such as a dict, the cells of ``columns`` are read.
+    Without ``columns`` all its cells are read in its own order.
     """
     table = np.full((len(rows), n_features), np.nan)
     for i, row in enumerate(rows):
@@ -297,16 +301,15 @@ def _cells_of_row(row: Any, n_features: int, columns: Sequence[str] | None) -> A
 
 
 def numbers(array: NDArray[Any]) -> FloatArray | None:
-    """Return an array cell by cell as numbers or NaN.
+    """Return an array of the same shape with each cell as a number or NaN, float64.
 
-    ``None`` for a type that never holds numbers.
+    Return ``None`` for a type that never holds numbers, such as dates.
     """
     kind = array.dtype.kind
     if kind in "biuf":
         with np.errstate(over="ignore"):
             return np.asarray(array, dtype=np.float64)
-    # One complex cell turns the whole array complex; real cells are then still what
-    # they were.
+    # One complex cell turns the whole array complex. The real cells keep their values.
     if kind == "c":
         real = np.where(array.imag == 0, array.real, np.nan)
         return real.astype(np.float64)
@@ -317,8 +320,8 @@ def numbers(array: NDArray[Any]) -> FloatArray | None:
 
 
 def first_bad_row(records: NDArray[Any]) -> int | None:
-    """Return the first row that holds NaN or infinity, or ``None``."""
-    # A block at a time allocates little.
+    """Return the index of the first row with NaN or infinity, or ``None``."""
+    # Blocks keep the temporary arrays small.
     for start in range(0, len(records), _CHECK_ROWS):
         finite = np.isfinite(records[start : start + _CHECK_ROWS])
         if not finite.all():

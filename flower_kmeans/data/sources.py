@@ -1,9 +1,9 @@
 """Sources of a client's records, read in blocks of bounded size, repeatedly.
 
 An array, a table, a sparse matrix, a memory map, a factory of chunks, a file or data
-set of pyarrow, data sets of Hugging Face and Ray, and a query of a database all become
-a `Source`. Blocks are copies: what happens to the loader's memory while one is used
-changes nothing. Their borders show in no result, because sums of integers are exact.
+set of pyarrow, a data set of Hugging Face or Ray, and a query of a database all become
+a `Source`. Blocks are copies, so a loader that changes its memory cannot change a block
+in use. The division into blocks changes no result, because sums of integers are exact.
 """
 
 import mmap
@@ -33,56 +33,76 @@ from flower_kmeans.data.records import (
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
-# named, as a function in a function makes its annotations anew
+# An alias: an inner function evaluates its annotations whenever it is defined.
 Tables = Iterator[NDArray[Any]]
-# from a block of records to words that add up
+# takes a block of records and returns integers that are added over blocks
 RowPart = Callable[[NDArray[Any]], IntArray]
 RecordsLike = Any
-"""An array-like; a table of pandas, polars or pyarrow, or a dict of columns; a list of records; a
-sparse matrix of SciPy; a function that returns an iterable of these, anew each time it
-is called; a ``datasets.Dataset``, ``pyarrow.dataset.Dataset``,
-``pyarrow.parquet.ParquetFile`` or ``ray.data.Dataset``; a
-`flower_kmeans.data.sql.Query`. All else is refused by its type."""
+"""Types of records that are read.
 
-_BLOCK_NUMBERS = 2**22  # of a block: 32 MB in float64
+They are: an array-like; a table of pandas, polars or pyarrow, or a dict of columns; a
+list of records; a sparse matrix of SciPy; a function that returns a new iterable of
+these at each call; a ``datasets.Dataset``, ``pyarrow.dataset.Dataset``,
+``pyarrow.parquet.ParquetFile`` or ``ray.data.Dataset``; a
+`flower_kmeans.data.sql.SqlQuery`. An object of any other type is an error.
+"""
+
+_BLOCK_NUMBERS = 2**22  # most numbers of a block: 32 MB in float64
 _FEWEST_ROWS = 64
-# that are checked and copied at once, so that they stay in a cache
+# numbers that are checked and copied at once, few enough to stay in a cache
 _CHECKED_NUMBERS = 2**16
-_DENSE_NUMBERS = 2**27  # of a sparse matrix in a simulation: 1 GB in float64
-_TASKS = 256  # on a cluster at once
-_READ_BYTES = 2**18  # of a column of a parquet file
+_DENSE_NUMBERS = 2**27  # most cells of a sparse matrix in a simulation: 1 GB in float64
+_TASKS = 256  # most tasks on a cluster at once
+_READ_BYTES = 2**18  # buffer for a column of a parquet file
 _WHOLE = "data"  # the column of Ray's data sets that were arrays
-_TYPED = ("parquet", "arrow", "orc")  # files whose columns have declared types
+_TYPED = ("parquet", "arrow", "orc")  # formats whose columns have declared types
 
 
 @dataclass(eq=False)
 class Source:
     """Records of ``n_features`` columns that can be read any number of times.
 
-    ``parts`` yields the rows in order, as arrays (m, n_features) of real numbers of any
-    length, with NaN where a row is malformed. Blocks have the type ``dtype``, float32
-    or float64.
+    Attributes
+    ----------
+    n_features : int
+        Number of columns, d.
+    dtype : dtype
+        Type of the blocks, float32 or float64.
+    parts : callable
+        Returns an iterable of the rows in order, as arrays (m, d) of real numbers with
+        any m. Malformed cells are NaN.
+    n_rows : int
+        An upper bound of the number of rows.
+    in_memory : bool
+        Whether the records are in this process's memory.
+    is_finite : bool
+        Whether all records are finite, in a copy that nobody else can change.
+    is_live : bool
+        Whether two passes may find different records. A run then reads them once.
+    sum_in_place : callable, optional
+        Takes a function of a block, and returns its sum over all blocks and the number
+        of null records. Blocks are read on the machines where they are.
+    n_null : int
+        Number of rows that the last pass left out. It is private, for the client's own
+        log only.
     """
 
     n_features: int
     dtype: np.dtype[Any]
     parts: Callable[[], Iterable[NDArray[Any]]]
-    n_rows: int = sys.maxsize  # at most
+    n_rows: int = sys.maxsize
     in_memory: bool = False
-    is_finite: bool = False  # and nobody else can change it: a copy of checked records
+    is_finite: bool = False
     is_live: bool = False
-    """Whether passes may find other records: a run then reads them once."""
     sum_in_place: Callable[[RowPart], tuple[IntArray, int]] | None = None
-    """Sums a function over all blocks where they are, and counts the null records."""
     n_null: int = 0
-    """Rows that the last pass left out. Private: for the client's own log only."""
 
     def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
-        """Yield the finite records in blocks (m, n_features), which share one memory.
+        """Yield the finite records in blocks, (m, n_features), which share one memory.
 
-        Inside a run a record that is malformed or not finite is a null record, which
-        counts as none. All records take the same path, so that the time shows no more
-        than the result.
+        A record that is malformed or not finite is a null record. It is left out, or
+        kept as it is with ``keep_null``. All records take the same path, so the time
+        shows no more about a record than the result.
         """
         if self.is_finite:
             yield from self.parts()
@@ -98,7 +118,7 @@ class Source:
                 with np.errstate(over="ignore", invalid="ignore"):
                     piece = np.array(part[start : start + step], dtype=self.dtype)
                     if not keep_null:
-                        # NaN where a cell is infinite or NaN, and much faster than
+                        # x - x is 0 for finite x, else NaN. This is much faster than
                         # `isfinite`.
                         finite = (piece - piece) @ ones == 0
                         self.n_null += len(piece) - int(np.count_nonzero(finite))
@@ -115,7 +135,10 @@ class Source:
             yield buffer[:filled]
 
     def loaded(self, keep_null: bool = False) -> NDArray[Any]:
-        """Return all records, (n, n_features), copied into memory."""
+        """Return a copy of all finite records, (n, n_features), in memory.
+
+        With ``keep_null`` null records are kept.
+        """
         return joined(self.blocks(keep_null), self.n_features)
 
 
@@ -130,26 +153,28 @@ def joined(blocks: Iterable[NDArray[Any]], n_features: int) -> NDArray[Any]:
 def as_source(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None = None
 ) -> Source:
-    """Return the source of a user's records.
-
-    Nothing is read yet.
+    """Return the source of a user's records. Files and streams are not read yet.
 
     Parameters
     ----------
     records : RecordsLike
-        Of files and data sets the named ``columns`` are read, or all without names;
-        integers, booleans, decimals and text are read as numbers.
+        Of a file or data set the ``columns`` are read, or all if that is ``None``.
+        Integers, booleans, decimals and text are read as numbers.
     n_features : int
-        The width that is expected.
+        The expected width, d.
     columns : sequence of str, optional
-        Names of the columns, in order. Records in memory must have them if they name
-        theirs.
+        Names of the columns, in order. Records in memory that name their columns must
+        have the same names.
+
+    Returns
+    -------
+    Source
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If these are not records, or not of these columns: nothing that a single record
-        decides.
+        If the type is not one of records, or the columns are others. No single record
+        decides this.
     """
     if isinstance(records, Source):
         return records
@@ -178,10 +203,25 @@ def as_source(
 def checked_source(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None, name: str
 ) -> RecordsLike:
-    """Return records, all finite: as an array, or as given if they are a stream.
+    """Return checked records: as an array, or unchanged if they are a stream.
 
-    For simulations, which may tell a user which record is malformed. A live source is
-    read once, into memory.
+    Only simulations use it, because its errors tell which record is malformed. The
+    rows of a query are read once, into memory.
+
+    Parameters
+    ----------
+    records : RecordsLike
+    n_features : int
+        The expected width, d.
+    columns : sequence of str or None
+        Names of the columns, as for `as_source`.
+    name : str
+        The name of the records in error messages.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If these are not records of these columns, or a cell is not a finite number.
     """
     with _called(name):
         if _reader_of(records) is _of_query:
@@ -199,13 +239,14 @@ def checked_source(
             _require_finite(block, start)
             start += len(block)
         if callable(records):
-            next(iter(source.parts()), None)  # an error if chunks can be read only once
+            # A second pass is an error if the chunks can be read only once.
+            next(iter(source.parts()), None)
     return records
 
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Let errors about records say whose they are."""
+    """Put the name of the records into errors about them."""
     try:
         yield
     except (DataError, ConfigurationTypeError) as error:
@@ -218,7 +259,7 @@ def _called(name: str) -> Iterator[None]:
 def _checked_table(
     records: Any, n_features: int, columns: Sequence[str] | None
 ) -> NDArray[Any]:
-    """Return finite records in memory, not copied if they are an array of floats."""
+    """Return finite records, (n, d). An array of floats is not copied."""
     kept = np.float64, np.float32
     try:
         table = all_records(records, n_features, columns)
@@ -226,7 +267,7 @@ def _checked_table(
             _require_finite(table, 0)
     except DataError:
         if isinstance(records, np.ndarray) and records.dtype.names is None:
-            check_records(records, n_features)  # of which the type tells more
+            check_records(records, n_features)  # its errors name the type or shape
         raise
     return check_records(table, n_features, dtypes=kept)
 
@@ -243,9 +284,10 @@ def _require_finite(table: NDArray[Any], start: int) -> None:
 def has_a_record(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None
 ) -> bool:
-    """Return whether a run would count one of some records, or there are none at all.
+    """Return whether a record counts in a run, or there are no records at all.
 
-    For simulations: no more than the first blocks are read, up to a record that counts.
+    It is false only if all records are null. Only simulations use it. Reading stops at
+    the first block with a record that counts.
     """
     source = as_source(records, n_features, columns)
     for _ in source.blocks():
@@ -254,14 +296,14 @@ def has_a_record(
 
 
 def is_stream(records: RecordsLike) -> bool:
-    """Return whether records are something else than an array-like in memory."""
+    """Return whether records are a stream: not an array-like in memory."""
     return _reader_of(records) is not None or _map_behind(records) is not None
 
 
 def _reader_of(records: RecordsLike) -> "_BatchReader | None":
-    """Return the reader of records other than an array-like."""
+    """Return the reader of records that are a stream, or ``None`` for an array-like."""
     for module, name, make in _READERS:
-        # Where there is an object of a class, its module has been imported.
+        # An object exists only after its class's module was imported.
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(records, kind):
             return make
@@ -301,7 +343,7 @@ def _state_of_file(mapped: np.memmap[Any, Any]) -> object:
 
 @contextmanager
 def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Require files to stay the same within the block, and whenever it asks."""
+    """Yield a check that files did not change, and check once more at the end."""
     with _readable():
         before = state()
 
@@ -320,7 +362,7 @@ def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
 def _readable() -> Iterator[None]:
     """Turn a reader's errors into a `DataError` without their text.
 
-    That text may quote records.
+    The text may quote records. Errors of the operating system keep theirs.
     """
     try:
         yield
@@ -353,15 +395,14 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
     def parts() -> Tables:
         chunks = make()
-        # A generator shows that an earlier message has used it up: it would count as no
-        # records.
+        # A generator that an earlier message has used up would yield no records.
         is_used = False
         if isinstance(chunks, GeneratorType):
             is_used = getgeneratorstate(chunks) != GEN_CREATED
         is_same = is_used or chunks is last[0] is not None
         if not isinstance(chunks, Iterable) or is_same:
             refuse("the same iterator twice" if is_same else type(chunks).__name__)
-        if isinstance(chunks, Iterator):  # it is used up after one pass
+        if isinstance(chunks, Iterator):  # one pass uses it up
             last[0] = chunks
         for chunk in chunks:
             if n_features > 1 and _is_record(chunk):
@@ -374,7 +415,7 @@ def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
 
 def _is_record(chunk: Any) -> bool:
-    """Return whether a chunk of the loader's code is one record's numbers."""
+    """Return whether a chunk is in fact one record: a list of two or more numbers."""
     if not isinstance(chunk, list | tuple) or len(chunk) < 2:
         return False
     return all(isinstance(cell, int | float | np.number) for cell in chunk)
@@ -384,9 +425,9 @@ def _is_record(chunk: Any) -> bool:
 
 
 def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return a sparse matrix as a source of dense blocks.
+    """Return the source of a sparse matrix, which yields dense blocks.
 
-    As a whole it may not fit into memory.
+    The whole matrix may not fit into memory if it is dense.
     """
     if matrix.ndim != 2 or matrix.shape[1] != n_features:
         raise DataError(
@@ -409,7 +450,7 @@ def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> S
 
 
 def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArray[Any]:
-    """Return the array of a simulation's sparse matrix; all cells are finite."""
+    """Return a simulation's sparse matrix as an array, with all cells finite."""
     source = _of_sparse(matrix, n_features, columns)
     if matrix.shape[0] * n_features > _DENSE_NUMBERS:
         raise DataError(
@@ -425,12 +466,12 @@ def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArr
 
 
 def _of_hub(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return a ``datasets.Dataset``, as of flwr-datasets, in the order of its rows."""
+    """Return the source of a ``datasets.Dataset``, such as those of flwr-datasets."""
     require_no_transform(dataset)
-    if not dataset.column_names and len(dataset) == 0:  # nothing says what there was
+    if not dataset.column_names and len(dataset) == 0:  # an empty one has no columns
         return Source(n_features, np.dtype(np.float64), tuple)
-    # Without names those that the user chose by `set_format`, which are all unless he
-    # did.
+    # By default the format has all columns. A user may have chosen some by
+    # `set_format`.
     if columns is None:
         wanted = dataset.format["columns"]
     else:
@@ -457,7 +498,7 @@ def _of_dataset(dataset: Any, n_features: int, columns: Sequence[str] | None) ->
             with _readable():
                 try:
                     fragments = list(dataset.get_fragments())
-                except ValueError:  # of a data set that the user filtered
+                except ValueError:  # a filtered data set has no fragments
                     fragments = [dataset]
                 for fragment in fragments:
                     _check_fragment(fragment, dataset.schema, names)
@@ -470,7 +511,11 @@ def _of_dataset(dataset: Any, n_features: int, columns: Sequence[str] | None) ->
 
 
 def _check_fragment(fragment: Any, schema: Any, names: Sequence[str]) -> None:
-    """Require pyarrow's made-up columns of a file, and types of its format."""
+    """Require that one file of a data set has all columns with the declared types.
+
+    A format without types, such as csv, is an error: pyarrow would read types off the
+    records.
+    """
     kind = _format_of(fragment)
     if kind not in _TYPED:
         raise DataError(
@@ -497,25 +542,25 @@ def _format_of(fragment: Any) -> str:
 
 
 def _of_path(fragment: Any) -> set[str]:
-    """Return the columns that the path of a file gives."""
+    """Return the names of the columns that a file's path gives."""
     from pyarrow.dataset import get_partition_keys
 
     return set(get_partition_keys(fragment.partition_expression))
 
 
 def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
-    """Return the batches of a part of a data set, or of a whole one."""
+    """Return the batches of a fragment, or of a whole data set."""
     if hasattr(fragment, "row_groups") and not _of_path(fragment) & set(names):
         from pyarrow.parquet import ParquetFile
 
-        # The scanner decodes several groups of rows ahead, of which each may be a
-        # file's whole.
+        # The scanner would decode several row groups ahead, and a single row group may
+        # be a whole file.
         file = ParquetFile(fragment.open(), pre_buffer=False, buffer_size=_READ_BYTES)
         return _groups(file, names, [group.id for group in fragment.row_groups])
-    # One batch at a time in memory.
+    # Without reading ahead, one batch at a time is in memory.
     options: dict[str, Any] = {"batch_readahead": 0, "fragment_readahead": 0}
     if hasattr(fragment, "physical_schema"):
-        # That of the data set: a file's own lacks the columns that its path gives.
+        # The file's own schema lacks the columns that its path gives.
         options["schema"] = schema
     if _format_of(fragment) == "parquet":
         from pyarrow.dataset import ParquetFragmentScanOptions
@@ -529,7 +574,7 @@ def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
 
 def _groups(file: Any, names: list[str], groups: Iterable[int]) -> Iterator[Any]:
     size = _rows(len(names))
-    # One group of rows at a time: of several, all are read ahead.
+    # With several row groups in one call, pyarrow would read all of them ahead.
     for group in groups:
         yield from file.iter_batches(size, row_groups=[group], columns=names)
 
@@ -566,7 +611,11 @@ def _chosen(
     columns: Sequence[str] | None,
     wanted: Sequence[str] | None = None,
 ) -> tuple[list[str], np.dtype[Any]]:
-    """Return the names of the columns to read, and their common type."""
+    """Return the names of the columns to read, and the type of the blocks.
+
+    The names are ``wanted``, else ``columns``, else all. The type is float32 if all
+    columns have it, else float64.
+    """
     import pyarrow
 
     names = list(wanted or columns or schema.names)
@@ -594,11 +643,11 @@ def _chosen(
 def _tables(
     batches: Iterable[Any], names: Sequence[str], dtype: np.dtype[Any]
 ) -> Iterator[NDArray[Any]]:
-    """Yield batches of pyarrow as arrays, NaN where a cell is null or no number."""
+    """Yield batches of pyarrow as arrays, (m, d), NaN for cells without a number."""
     for batch in _each(batches):
         with _readable():
             table = np.empty((batch.num_rows, len(names)), dtype)
-            for i, name in enumerate(names):  # a file's own order may be another one
+            for i, name in enumerate(names):  # the file may have another order
                 column = text_as_bytes(batch.column(name))
                 values = column.to_numpy(**any_copy(column))
                 cells = values if values.dtype.kind in "biuf" else numbers(values)
@@ -621,7 +670,7 @@ def _each(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    """Return the rows of a query: numbers, or its declared columns encoded."""
+    """Return the source of a query, of numbers or of encoded declared columns."""
     domain = query.domain
     if domain is None:
         names = list(query.names if columns is None else columns)
@@ -654,8 +703,8 @@ def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 def _number_cells(
     cells: NDArray[Any], name: str, spelling: Spelling
 ) -> NDArray[np.float64]:
-    """Return the cells of a column as numbers, with NaN where one is none."""
-    if cells.dtype.kind in "mM":  # the column's type, which no record decides
+    """Return the cells of a column as numbers, (m,), NaN for other cells."""
+    if cells.dtype.kind in "mM":  # the database declares it, so no record decides it
         raise ConfigurationTypeError(
             f"Expected the column {name!r} as numbers. Got dates."
         )
@@ -669,8 +718,8 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
     names = _names_in_ray(columns)
 
     def blocks() -> Iterator[Any]:
-        # As they are: Ray cannot join blocks of which one record made a column one of
-        # text.
+        # Blocks are read one by one: Ray cannot join them after one record has turned a
+        # column into text.
         with _readable():
             bundles = dataset.iter_internal_ref_bundles()
         for bundle in _each(bundles):
@@ -686,13 +735,16 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             yield from _tables_of_block(block, names, n_features)
 
     def summed(part: RowPart) -> tuple[IntArray, int]:
-        """Return the sum over all blocks, and the null records, by tasks there."""
+        """Return the sum over all blocks and the number of null records.
+
+        Tasks compute both on the machines that hold the blocks.
+        """
         import ray
 
-        # A worker that is lost costs its tasks a retry: the same integers from the same
-        # block.
+        # After a worker is lost, Ray repeats its tasks. The same block gives the same
+        # integers.
         task = ray.remote(_sum_of_block)
-        # A single zero adds to words of any number.
+        # One zero can be added to an array of any length.
         shared = ray.put((part, names, n_features))
         total = np.zeros(1, np.int64)
         n_null = 0
@@ -717,20 +769,20 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
 
 def _names_in_ray(columns: Sequence[str] | None) -> Sequence[str]:
-    """Return the columns to read.
+    """Return the names of the columns to read.
 
-    One may be whole records: Ray has a name for those of an array.
+    Without ``columns`` it is the one column in which Ray puts the rows of an array.
     """
-    # Not all that a block has: a single record may add columns to its block, or order
-    # them.
+    # A block's own names do not count: a single record may add columns to its block, or
+    # change their order.
     return [_WHOLE] if columns is None else columns
 
 
 def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
-    """Require a data set's columns, with numbers, as far as Ray knows its schema.
+    """Require a data set's columns and their types, as far as Ray knows its schema.
 
-    Not inside a run: of a data set that is computed, Ray knows that of single records'
-    blocks.
+    Only simulations may use it: the schema of a computed data set may depend on single
+    records.
     """
     import pyarrow
 
@@ -738,7 +790,7 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
         schema = dataset.schema()
     except Exception:  # types of blocks differ
         schema = None
-    # or there are no blocks, or none with a record
+    # A data set without records has no schema either.
     if schema is None or not schema.names:
         return
     kinds = dict(zip(schema.names, schema.types, strict=True))
@@ -764,7 +816,7 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
 def _sum_of_block(
     block: Any, shared: tuple[RowPart, Sequence[str], int]
 ) -> tuple[IntArray, int]:
-    """Return the sum of a function over a block of Ray, and its null records."""
+    """Return the sum of a function over a block of Ray, and the number of null records."""
     from ray.data.block import BlockAccessor
 
     part, names, n_features = shared
@@ -780,10 +832,10 @@ def _sum_of_block(
 def _tables_of_block(
     block: Any, names: Sequence[str], n_features: int
 ) -> Iterator[NDArray[Any]]:
-    """Yield a block of Ray as tables (m, n_features).
+    """Yield a block of Ray as tables, (m, n_features).
 
-    A column may be whole records. A single record may decide what types and columns a
-    block has, so they are no error.
+    A column may hold whole records. Wrong types and missing columns of a block are NaN
+    and no error, because a single record may decide them.
     """
     from ray.data.block import BlockAccessor
 
@@ -795,7 +847,7 @@ def _tables_of_block(
         with _readable():
             stop = min(start + rows, whole.num_rows())
             piece = whole.slice(start, stop, copy=False)
-            if hasattr(piece, "schema"):  # a table of pyarrow
+            if hasattr(piece, "schema"):  # it is a table of pyarrow
                 cells = [text_as_bytes(column) for column in piece.columns]
                 piece = piece.from_arrays(cells, names=found)
             accessor = BlockAccessor.for_block(piece)
@@ -815,7 +867,7 @@ def _tables_of_block(
 
 
 def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
-    """Return a column of records, or the numbers of the only column, as a table."""
+    """Return one column of whole records, or of numbers, as a table (m, n_features)."""
     if cells.dtype.kind in "biuf" and cells.shape[1:] == (n_features,):
         return cells
     if cells.dtype.kind in "biuf" and cells.ndim == 1 == n_features:

@@ -1,8 +1,8 @@
 """The spelling of numbers, dates and missing cells in one party's file.
 
-Each cell is read by itself, so that a record stays what it is whatever others hold. A
-cell is *missing* if it is empty or spells that there is no value. It is *unreadable* if
-it holds something else that its column does not have.
+Each cell is read by itself, so no record changes another. A cell is *missing* if it is
+empty or its text says that there is no value. Any other cell that does not fit its
+column's declaration is *unreadable*.
 """
 
 import re
@@ -24,36 +24,34 @@ MISSING_TEXTS = frozenset(
         *("#n/a n/a", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind"),
     )
 )
-"""Texts of missing cells, in lower case: those that R, pandas, spreadsheets and C libraries
-write."""
+"""Texts of missing cells, in lower case, as R, pandas, spreadsheets and C libraries write them."""
 
 _DECIMALS = (".", ",")
-# Also those that word processors put between the digits of one number: no-break, narrow
-# and thin spaces, and the typographic apostrophe.
+# Word processors divide the digits of a number by no-break, narrow and thin spaces, and
+# by the typographic apostrophe.
 _ALIKE = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
 _THOUSANDS = (".", ",", " ", "'")
 
 
 def is_missing(cell: Any) -> bool:
-    """Return whether a cell says that there is no value."""
+    """Return whether a cell is empty or says that there is no value."""
     if cell is None:
         return True
     if isinstance(cell, bytes):
         cell = cell.decode(errors="surrogateescape")
     if isinstance(cell, str):
         return cell.strip().lower() in MISSING_TEXTS
-    if type(cell).__name__ == "NAType":  # of pandas, which compares as neither
+    if type(cell).__name__ == "NAType":  # pandas.NA has no truth value when compared
         return True
     try:
-        # NaN, and what pandas and NumPy have in place of a date, differ from
-        # themselves.
+        # NaN and NaT differ from themselves.
         return bool(cell != cell)
-    except Exception:  # whatever an object of the loader raises
+    except Exception:  # an object of the loader may raise anything
         return False
 
 
 def are_missing(cells: NDArray[Any]) -> BoolArray:
-    """Return which cells of a column, (n,), are missing."""
+    """Return whether each cell of a column, (n,), is missing, as an array (n,)."""
     kind = cells.dtype.kind
     if kind in "fc":
         return np.asarray(np.isnan(cells))
@@ -71,19 +69,19 @@ class Spelling:
     Parameters
     ----------
     decimal : {".", ","}
-        Before the fraction of a number.
+        The character before the fraction of a number.
     thousands : {".", ",", " ", "'"}, optional
-        Between groups of three digits; a number may be written without. A space stands
-        for no-break and narrow spaces too, the apostrophe also for the typographic one.
-        By default numbers have no groups.
+        The character between groups of three digits. A number may also have no groups.
+        A space includes no-break, narrow and thin spaces, and the apostrophe includes
+        the typographic one. By default numbers have no groups.
     date_format : str, optional
-        Of dates, as ``datetime.strptime`` has it: ``"%d.%m.%Y"``. By default dates are
-        those of ISO 8601: 2024-02-29.
+        The format of dates for ``datetime.strptime``, such as ``"%d.%m.%Y"``. By
+        default dates are written as ISO 8601, such as 2024-02-29.
 
     Raises
     ------
     ConfigurationError
-        If a value is none of these, or ``decimal`` is ``thousands`` as well.
+        If a value is none of these, or ``decimal`` equals ``thousands``.
     """
 
     decimal: str = "."
@@ -128,7 +126,7 @@ class Spelling:
 
     @property
     def _is_usual(self) -> bool:
-        """Whether numbers are written as Python writes them."""
+        """Whether numbers have a decimal point and no groups, as in Python."""
         return self.decimal == "." and self.thousands is None
 
     def number(self, cell: Any) -> float:
@@ -141,7 +139,7 @@ class Spelling:
             text = cell
         text = text.strip()
         if self._number.fullmatch(text) is None:
-            # True and false are written alike everywhere.
+            # "true" and "false" do not depend on the spelling.
             if text.lower() in ("true", "false"):
                 return as_number(text)
             return np.nan
@@ -150,7 +148,7 @@ class Spelling:
         return float(text.replace(self.decimal, "."))
 
     def numbers(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the numbers of a column, (n,), NaN where a cell is or spells none."""
+        """Return the cells of a column, (n,), as numbers, (n,), NaN for other cells."""
         kind = cells.dtype.kind
         if self._is_usual or kind not in "OSTU":
             found = numbers(cells)
@@ -161,18 +159,24 @@ class Spelling:
         return np.array(values, dtype=np.float64)
 
     def date(self, text: str) -> date:
-        """Return the date that a text spells; ``ValueError`` if it spells none."""
+        """Return the date that a text spells.
+
+        Raises
+        ------
+        ValueError
+            If the text is not a date.
+        """
         if self.date_format is None:
             return datetime.fromisoformat(text.strip())
         return datetime.strptime(text.strip(), self.date_format)
 
 
 USUAL = Spelling()
-"""Numbers with a decimal point and without groups, and dates of ISO 8601."""
+"""The default: numbers with a decimal point and without groups, and dates of ISO 8601."""
 
 
 def _require_format(text: str) -> None:
-    """Require a format of days: it reads the day that it writes."""
+    """Require a format with day, month and year: it must read the day that it writes."""
     day = datetime(2023, 11, 27)
     try:
         again = datetime.strptime(day.strftime(text), text)

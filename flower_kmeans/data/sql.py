@@ -1,18 +1,18 @@
 """Records of a database: the result of one query, read in blocks of bounded size.
 
-SQLite is read by Python's own module, which gives each cell as it is stored. ADBC's
-driver for it takes the type of a column from the rows that come first and fails at a
-later cell of another type (tried: 2,000 integers, then a text), so there one record
-could decide the fate of all others.
+SQLite is read by Python's own module, which returns each cell as it is stored. ADBC's
+driver for SQLite takes the type of a column from its first rows and fails at a later
+cell of another type (tried with 2,000 integers, then a text). There one record could
+stop the whole query.
 
 PostgreSQL is read through ADBC (Apache-2.0). Its columns have the types that the server
-declares. psycopg (LGPL-3.0) was tried too, with a cursor at the server: it makes an
-object of each cell, and fails at a date that Python cannot write, such as 'infinity',
-which is a single record's.
+declares. psycopg (LGPL-3.0) was tried too, with a cursor at the server. It makes an
+object for each cell, and fails at a date that Python does not have, such as 'infinity'.
+There, too, one record could stop the query.
 
-No error has a server's text about rows: it may quote a cell. Texts about connections
-and about a query that is prepared, and not yet run, are quoted: nothing has read a
-record then.
+Errors never quote a server's text about rows, because it may quote a cell. They quote
+texts about connections, and about a query that is prepared but not yet executed: until
+then no record was read.
 """
 
 import re
@@ -39,19 +39,18 @@ SqlBlock = dict[str, NDArray[Any]]  # columns of one length, by name
 _POSTGRESQL = ("postgresql://", "postgres://")
 _SQLITE = "sqlite:///"
 _BLOCK_ROWS = 2**16
-_BLOCK_CELLS = 2**20  # of a block from SQLite, as Python's objects
+_BLOCK_CELLS = 2**20  # most cells of a block from SQLite, which are Python's objects
 _FEWEST_ROWS = 64
-# A database without an encoding gives bytes as they are, of which not all need be
-# UTF-8.
+# A database without an encoding returns its bytes unchanged. They may not be UTF-8.
 _SET_ENCODING = """
     SELECT set_config('client_encoding', CASE current_setting('server_encoding')
         WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, false)
 """
-_BATCH_BYTES = 2**22  # of a batch from PostgreSQL
+_BATCH_BYTES = 2**22  # size of a batch from PostgreSQL
 _SECRETS = ("password", "sslpassword")  # parameters of a URI
 _VIEW = "flower_kmeans_query"
 _READ_VIEW = "SELECT * FROM temp.flower_kmeans_query"
-# how SQLite renames the second column of a name
+# SQLite renames a second column of the same name to NAME:1.
 _REPEATED = re.compile(r"(.+):\d+", re.DOTALL)
 _NAMELESS = ("", "?column?")
 _PLAIN = (
@@ -65,15 +64,15 @@ _PLAIN = (
     "timestamp",
     "timestamptz",
 )
-# PostgreSQL's dates begin in 4713 BC. What has no place in the type that ADBC gives is
-# before that.
+# PostgreSQL's dates begin in 4713 BC. Values that do not fit the type of ADBC, such as
+# 'infinity', become earlier dates.
 _FIRST_DATE = np.datetime64("-5000-01-01")
-# classes of SQLSTATE: not read-only; syntax, names, permissions
+# classes of SQLSTATE that the query causes: it writes; or syntax, names, permissions
 _OF_QUERY = ("25", "42")
 _KINDS = {
     "08": "a lost connection",
     "22": "a value that an expression of the query cannot take",
-    "25": "a query that does more than to read",
+    "25": "a query that does more than read",
     "42": "syntax, a name, a type or a missing permission",
     "53": "too few resources of the server",
     "57": "an administrator, or a time-out of the server",
@@ -81,21 +80,21 @@ _KINDS = {
 
 
 def is_uri(text: str) -> bool:
-    """Return whether a text names a database.
+    """Return whether a text is the address of a database.
 
-    As ``postgresql://...`` or ``sqlite:///FILE``.
+    Addresses begin with ``postgresql://``, ``postgres://`` or ``sqlite:///``.
     """
     return text.lower().startswith((*_POSTGRESQL, _SQLITE))
 
 
 @dataclass(frozen=True)
 class SqlQuery:
-    """The records that a query of a database finds, one for each row of its result.
+    """The records of a database: each row of a query's result is a record.
 
-    For `load_data` of a client, and for the partitions of `simulate`. In a run the
-    query is made once, when the client first needs its records, and the run goes on
-    with a private copy (``copy_records`` of the `ClientPolicy`). Nothing is read, and
-    no connection made, before.
+    A client's ``load_data`` may return it, and it may be a partition of `simulate`. A
+    run executes the query once, when the client first needs its records, and then uses
+    a private copy of them (``copy_records`` of the `ClientPolicy`). Before, there is no
+    connection and nothing is read.
 
     Parameters
     ----------
@@ -107,21 +106,22 @@ class SqlQuery:
     query : str
         One SELECT (or WITH). The database is opened for reading only.
     domain : TableDomain, optional
-        Declares the columns to read, as of ``domain.toml``. Without it, all columns
-        that the run names are numbers, or all columns of the query are where it names
-        none.
+        Declares the columns to read, as a ``domain.toml`` does. Without it, the columns
+        that the run names are read as numbers, or all columns of the query if the run
+        names none.
     spelling : Spelling
-        How text writes numbers and dates.
+        The spelling of numbers and dates in text.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If the URI is none, or has a password in it.
+        If the URI is not one of a database, contains a password, or a parameter has
+        another type.
 
     Notes
     -----
-    A row that makes the database fail, such as a division by zero, makes the whole query fail: the
-    client then refuses because of one record. Let the query compute nothing that can fail.
+    A row that makes the database fail, for example by a division by zero, makes the whole query
+    fail. The client then refuses because of one record. Write queries that cannot fail on a row.
     """
 
     uri: str
@@ -141,24 +141,27 @@ class SqlQuery:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the result's columns, in order; no record is read for them."""
+        """Names of the result's columns, in order. The database is asked at first use.
+
+        No record is read for them.
+        """
         with self._opened() as result:
             return result.names
 
     def blocks(self) -> Iterator[SqlBlock]:
-        """Make the query, and yield its rows in blocks of at most 65,536.
+        """Execute the query, and yield its rows in blocks of at most 65,536.
 
         Yields
         ------
         dict from str to ndarray of shape (m,)
             Columns by name: numbers, booleans or dates (datetime64), or Python's
-            objects with ``None`` where a cell is NULL. The type of a cell never depends
-            on others.
+            objects with ``None`` for NULL. The value of a cell never depends on other
+            cells.
 
         Raises
         ------
         ConfigurationError, DataError
-            If the database cannot be reached, or cannot make the query.
+            If the database cannot be reached, or the query fails.
         """
         with self._opened() as result:
             yield from result.blocks()
@@ -170,20 +173,20 @@ class SqlQuery:
 
 
 def open_query(uri: str, query: str) -> SqlQuery:
-    """Return a query that its database accepts, with known ``names``; see `SqlQuery`.
+    """Return a `SqlQuery` that its database has accepted, with known ``names``.
 
     Raises
     ------
-    ConfigurationError, DataError
+    ConfigurationError, ConfigurationTypeError, DataError
         If the URI or the query cannot be used, or the database cannot be reached.
     """
     opened = SqlQuery(uri, query)
-    _ = opened.names  # which the database is asked for here
+    _ = opened.names  # asks the database
     return opened
 
 
 class _Result(NamedTuple):
-    """A query that a database has accepted, and not yet made."""
+    """A query that a database has accepted but not yet executed."""
 
     names: tuple[str, ...]
     blocks: Callable[[], Iterator[SqlBlock]]
@@ -192,9 +195,8 @@ class _Result(NamedTuple):
 def _require_no_password(uri: str) -> None:
     if uri.lower().startswith(_SQLITE):
         return
-    # As PostgreSQL's client reads it, for which # is a character like others. Its
-    # password may hold all signs that divide other URIs, so that everything before the
-    # last @ is looked at.
+    # PostgreSQL's client does not treat # as special, and takes any sign in a password.
+    # So everything before the last @ is searched.
     _, _, query = uri.partition("://")[2].partition("?")
     quoted = [part.partition("=")[0] for part in query.split("&")]
     keys = {unquote(key).strip() for key in quoted}
@@ -215,7 +217,7 @@ def _refuse_names(got: str) -> NoReturn:
 
 
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a result, all of which must be different."""
+    """Return the names of a result's columns, or raise unless all differ."""
     if not names:
         _refuse_names("no columns")
     for place, name in enumerate(names):
@@ -235,14 +237,14 @@ def _sqlite(uri: str, query: str) -> Iterator[_Result]:
     if not path.is_file():
         raise DataError(f"The database file {path} does not exist.")
     with _errors_of_sqlite(path, is_prepared=False):
-        # Nothing is written to the file, nor made beside it.
+        # Nothing is written into the file, and no file is made beside it.
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     with closing(connection):
-        # Else one text that is not UTF-8 would be an error of the whole query.
+        # By default one text that is not UTF-8 would stop the whole query.
         connection.text_factory = _text
         with _errors_of_sqlite(path, is_prepared=True):
-            # A view is one SELECT by the grammar, and has names before anything is
-            # computed.
+            # By SQL's grammar a view is one SELECT. Its names are known before anything
+            # is computed.
             connection.execute(f"CREATE TEMP VIEW {_VIEW} AS\n{query}")
             columns = connection.execute(f"PRAGMA temp.table_info({_VIEW})").fetchall()
         found = [name for _, name, *_ in columns]
@@ -270,13 +272,16 @@ def _sqlite(uri: str, query: str) -> Iterator[_Result]:
 
 
 def _text(data: bytes) -> str:
-    """Return the text of a cell; bytes that are not UTF-8 become U+FFFD."""
+    """Return the text of a cell, with U+FFFD for bytes that are not UTF-8."""
     return data.decode("utf-8", "replace")
 
 
 @contextmanager
 def _errors_of_sqlite(path: Path, *, is_prepared: bool) -> Iterator[None]:
-    """Turn errors into ours, with SQLite's text only while a query ``is_prepared``."""
+    """Turn SQLite's errors into ours.
+
+    SQLite's text is quoted only while the query ``is_prepared``, before it is executed.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -299,12 +304,13 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
     driver: Any = require(
         "adbc_driver_postgresql.dbapi", "A PostgreSQL database", "sql"
     )
-    # The driver writes behind the query, where there may be a semicolon or a comment.
+    # The driver appends text to the query, which a semicolon or a comment at the end
+    # would break.
     query = query.strip().removesuffix(";") + "\n"
     try:
         connection = driver.connect(f"postgresql://{uri.partition('://')[2]}")
     except Exception as error:
-        # The client's own text: it names host, user and database, and never a password.
+        # The client's text names host, user and database, and never a password.
         cause = str(error).partition("Failed to connect:")[2]
         lines = cause.strip().splitlines()
         if lines:
@@ -316,7 +322,8 @@ def _postgresql(uri: str, query: str) -> Iterator[_Result]:
         ) from None
     with closing(connection), closing(connection.cursor()) as cursor:
         with _errors_of_postgresql(is_prepared=True):
-            # Of the only transaction, and nothing that a query calls can take it back.
+            # There is only one transaction, and no function that the query calls can
+            # make it writable again.
             cursor.execute("SET TRANSACTION READ ONLY")
             cursor.execute(_SET_ENCODING)
             cursor.fetchall()
@@ -360,11 +367,11 @@ def _require_plain(field: Any) -> None:
 
 
 def _cells(column: Any) -> NDArray[Any]:
-    """Return a column of pyarrow as `Query.blocks` gives it."""
+    """Return a column of pyarrow as `SqlQuery.blocks` yields it, (m,)."""
     import pyarrow
 
     kind = column.type
-    if isinstance(kind, pyarrow.BaseExtensionType):  # numeric, in decimal digits
+    if isinstance(kind, pyarrow.BaseExtensionType):  # numeric, as decimal text
         digits = column.storage.to_pylist()
         values = [np.nan if cell is None else float(cell) for cell in digits]
         return np.array(values)
@@ -377,20 +384,24 @@ def _cells(column: Any) -> NDArray[Any]:
         dates[dates < _FIRST_DATE] = np.datetime64("NaT")
         return np.asarray(dates)
     if column.null_count and not pyarrow.types.is_floating(kind):
-        # As numbers with NaN, large integers beside a NULL would be others.
+        # As floats with NaN, large integers beside a NULL would be rounded.
         return np.array(column.to_pylist(), dtype=object)
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 @contextmanager
 def _errors_of_postgresql(*, is_prepared: bool) -> Iterator[None]:
-    """Turn errors into ours; the server's text only while a query ``is_prepared``."""
+    """Turn PostgreSQL's errors into ours.
+
+    The server's text is quoted only while the query ``is_prepared``, before it is
+    executed.
+    """
     try:
         yield
     except KMeansError:
         raise
     except Exception as error:
-        # The driver has none for rows that follow the first ones.
+        # The driver gives no SQLSTATE after the first rows.
         state = getattr(error, "sqlstate", None) or ""
         if is_prepared:
             said = re.search(r"ERROR:\s*(.*)", str(error))

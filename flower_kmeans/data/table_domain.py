@@ -2,9 +2,9 @@
 
 A `TableDomain` declares columns from public knowledge, in a file that all parties
 share. It turns the cells of a table into records of a `Box`, and points of the box into
-what people read. Both happen here, at their holder: a run agrees on the box alone,
-whose names of columns say what was done. Each cell is read by itself, so a record stays
-what it is whatever others hold.
+values in the user's units. Both happen at the holder of the table. A run agrees on the
+box alone, whose column names say how the cells were turned into numbers. Each cell is
+read by itself, so no record changes another.
 """
 
 import hashlib
@@ -41,16 +41,16 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.files import parsed_json, parsed_toml
 
-# columns of the box by name, with their bounds
+# from the name of a column of the box to its lower and upper bound
 Coordinates = dict[str, tuple[float, float]]
 
 _EXACT = Context(prec=40)
-_ZEROS = 6  # at the end of a number: so many are counted and not written
+_ZEROS = 6  # a number that ends in so many zeros is written with an exponent
 _EXACT_FLOATS = 2.0**53
-_MOST_DIGITS = 4_000  # of an integer that Python writes, about
+_MOST_DIGITS = 4_000  # a little below the digits of an integer that Python converts
 _FIRST_DAY = np.datetime64("0001-01-01")
 _LAST_DAY = np.datetime64("9999-12-31")
-_DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
+_DAY_ZERO = date(1970, 1, 1).toordinal()  # NumPy counts days from here
 _NOT_PUBLIC = """\
 # NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
 # records, and no run with this file is private. Replace them by public knowledge, and remove the
@@ -71,7 +71,7 @@ class _DeclarationError(ConfigurationError):
 class _Column(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"
 ):
-    """The common part of declarations of columns."""
+    """The common part of all declarations of a column."""
 
     name: str
 
@@ -82,16 +82,15 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     name : str
-        As the table has it.
+        The column's name in the table.
     lower, upper : float
-        Public bounds in the user's units; numbers outside are moved to them.
+        Public bounds in the user's units. Numbers outside are moved to them.
     scale : {"linear", "log"}
-        With ``"log"`` records are compared by their decimal logarithm, and the centroid
-        is a geometric mean. ``lower`` is above 0 then.
+        With ``"log"`` records are compared by their decimal logarithm, and a centroid
+        is a geometric mean. ``lower`` must then be above 0.
     missing : float, optional
-        The public number that a missing cell counts as. Without it, its record counts
-        as none. A cell with something else than a finite number is unreadable, and its
-        record counts as none in any case.
+        The public number that replaces a missing cell. Without it, the record is null.
+        A cell that is not a finite number is unreadable, and its record is always null.
     """
 
     lower: float
@@ -118,8 +117,8 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
             )
         if self.scale == "linear":
             return {self.name: (self.lower, self.upper)}
-        # All parties must have the same bounds, and only decimals have one logarithm
-        # everywhere.
+        # All parties must have the same bounds. The logarithms of floats may differ
+        # between machines, those of decimals do not.
         bounds = (_decimal_logarithm(self.lower), _decimal_logarithm(self.upper))
         return {f"log10({self.name})": bounds}
 
@@ -129,7 +128,7 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         return self.lower, self.upper
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the numbers of a column, (n,), NaN for other cells."""
+        """Return the cells of a column, (n,), as numbers, (n,), NaN for other cells."""
         values = spelling.numbers(cells)
         return np.where(np.isfinite(values), values, np.nan)
 
@@ -137,7 +136,7 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         """Return the column of the box, (n, 1), of the numbers of `read`."""
         values = np.clip(values, self.lower, self.upper)
         if self.scale == "log":
-            # Once more, since this logarithm may be rounded beyond that of a bound.
+            # Rounding may put this logarithm outside the logarithms of the bounds.
             ((low, high),) = self.coordinates().values()
             values = np.clip(np.log10(values), low, high)
         return values[:, None]
@@ -152,26 +151,26 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
 
 
 class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True):
-    """A column of categories: one column of the box for each, which holds 1 or 0.
+    """A column of categories. The box has a column for each, which holds 1 or 0.
 
     Attributes
     ----------
     name : str
-        As the table has it.
+        The column's name in the table.
     values : tuple of str
-        The public categories, two or more. Spaces around a cell do not count, and
-        integers are as they are written. A float is the integer that it equals, below
-        2^53 alone: above, it may be another one, rounded.
+        The public categories, two or more. Spaces around a cell do not count. A float
+        below 2^53 that equals an integer is read as that integer. Larger floats are in
+        no category, because they may be rounded.
     missing : str, optional
-        The category that a cell counts as which is empty or not in ``values``: one of
-        them, such as "other". Without it, the record counts as none.
+        The category, such as "other", of cells that are missing or not in ``values``.
+        It is one of ``values``. Without it, such a record is null.
     """
 
     values: tuple[str, ...]
     missing: str | None = None
 
     def describe(self) -> str:
-        """Return the declaration in words; of many categories the first ones."""
+        """Return the declaration in words, with at most the first 20 categories."""
         values = [_category_text(value) for value in self.values]
         if self.missing is None:
             missing = None
@@ -203,7 +202,7 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
         return 0.0, float(len(self.values) - 1)
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the place of each cell's category, (n,), NaN where it is in none."""
+        """Return the index of each cell's category, (n,), NaN for other cells."""
         places: dict[str | None, float] = {}
         for i, value in enumerate(self.values):
             places[value] = float(i)
@@ -212,7 +211,7 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
         return np.array(found, dtype=np.float64)
 
     def place(self, values: FloatArray) -> FloatArray:
-        """Return the columns of the box, (n, m), of the places of `read`."""
+        """Return the columns of the box, (n, m), of the indices of `read`."""
         columns = np.zeros((len(values), len(self.values)))
         known = np.flatnonzero(~np.isnan(values))
         columns[known, values[known].astype(np.intp)] = 1.0
@@ -220,7 +219,7 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
         return columns
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
-        """Return the shares of categories, by name, of values (k, m)."""
+        """Return the values of the box, (k, m), as a column for each category."""
         shares = points.T.tolist()
         return dict(zip(self.coordinates(), shares, strict=True))
 
@@ -236,19 +235,19 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     name : str
-        As the table has it.
+        The column's name in the table.
     lower, upper : datetime.date
-        Public bounds; dates outside are moved to them.
+        Public bounds. Dates outside are moved to them.
     missing : datetime.date, optional
-        The public date that a missing cell counts as. Without it, its record counts as
-        none. A cell with something else than a date is unreadable, and its record
-        counts as none in any case.
+        The public date that replaces a missing cell. Without it, the record is null. A
+        cell that is not a date is unreadable, and its record is always null.
 
     Notes
     -----
-    A cell is text as ISO 8601 has it, 2024-02-29, or what Python, NumPy, pandas, polars or pyarrow
-    have for dates. Of a time the date counts, and of one with a zone the date in that zone; of a
-    period its first day. A date before the year 1 or after 9999 is none.
+    A cell is a text in the spelling's format, by default ISO 8601 such as 2024-02-29, or a date of
+    Python, NumPy, pandas, polars or pyarrow. A time counts as its date, a time with a zone as the
+    date in that zone, and a period as its first day. A date before the year 1 or after the year
+    9999 is unreadable.
     """
 
     lower: date
@@ -271,7 +270,7 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
         return float(self.lower.toordinal()), float(self.upper.toordinal())
 
     def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
-        """Return the days of a column since the year 1, (n,), or NaN."""
+        """Return the days of a column since the year 1, (n,), NaN for other cells."""
         if cells.dtype.kind == "M":
             dates = cells.astype("datetime64[D]")
             days = dates.astype(np.int64) + float(_DAY_ZERO)
@@ -284,7 +283,7 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
         return np.clip(values, *self.limits)[:, None]
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
-        """Return values of the box, (k, 1), as dates."""
+        """Return values of the box, (k, 1), as the nearest dates."""
         nearest = np.rint(points[:, 0])
         days = np.clip(nearest, 1, date.max.toordinal())
         return {self.name: [date.fromordinal(int(day)) for day in days]}
@@ -297,16 +296,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, init=False)
 class TableDomain(Box):
-    """A `Box` whose columns are declared as people have them in their tables.
+    """A `Box` made from declarations of a table's columns.
 
     Parameters
     ----------
     declared : sequence of Number, Category or Date
         The columns, in order.
     from_records : bool, default: False
-        Whether some of it was read off records: then no run is private. A strategy with
-        a private budget refuses such a domain, and so does a `ClientPolicy` that would
-        pin it.
+        Whether bounds or categories were read off records. No run with the domain is
+        then private: a strategy with a private budget refuses it, and so does a
+        `ClientPolicy` that would pin it.
 
     Raises
     ------
@@ -316,9 +315,9 @@ class TableDomain(Box):
     Notes
     -----
     In the box a logarithm is called ``log10(NAME)``, a date ``days(NAME)``, and each category
-    ``NAME=VALUE``. So clients whose declarations differ have other names or bounds, and a policy
-    that pins the domain refuses them. What a missing cell counts as is not in the box; `digest` has
-    that too.
+    ``NAME=VALUE``. Clients whose declarations differ therefore have other names or bounds, and a
+    policy that pins the domain refuses them. The rules for missing cells are not in the box, but in
+    its `digest`.
     """
 
     declared: tuple[Number | Category | Date, ...] = ()
@@ -328,7 +327,7 @@ class TableDomain(Box):
         self, declared: Sequence[Number | Category | Date], from_records: bool = False
     ) -> None:
         try:
-            # Structs do not check types by themselves.
+            # A struct does not check the types of its fields when it is made.
             values = {"columns": list(declared), "from_records": from_records}
             columns = msgspec.convert(msgspec.to_builtins(values), _File).columns
         except (msgspec.ValidationError, TypeError) as error:
@@ -349,12 +348,13 @@ class TableDomain(Box):
 
     @classmethod
     def from_toml(cls, text: str | bytes, what: str = "text") -> Self:
-        """Return the domain of a TOML text, in UTF-8, which errors call ``what``.
+        """Return the domain of a TOML text in UTF-8. Errors call the text ``what``.
 
         Raises
         ------
         ConfigurationError
-            If it is no TOML, has other keys or values, or declares what cannot be.
+            If the text is not TOML, has other keys or values, or a declaration
+            contradicts itself.
         """
         begin = f"Expected the {what} as a domain."
         try:
@@ -372,7 +372,7 @@ class TableDomain(Box):
             raise ConfigurationError(f"{begin} {found}")
         try:
             file = msgspec.convert(values, _File)
-        except ValueError as error:  # which is also what msgspec raises
+        except ValueError as error:  # msgspec's errors are among them
             raise ConfigurationError(f"{begin} {error}.") from None
         for i, column in enumerate(file.columns):
             try:
@@ -391,7 +391,13 @@ class TableDomain(Box):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the domain of a file ``domain.toml``; errors as of `from_toml`."""
+        """Return the domain of a file ``domain.toml``.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file cannot be read, or as of `from_toml`.
+        """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
@@ -405,10 +411,10 @@ class TableDomain(Box):
         return [f"{column.name}: {column.describe()}" for column in self.declared]
 
     def to_toml(self, comments: Mapping[str, Sequence[str]] | None = None) -> str:
-        """Return the text that `from_toml` reads, the same for equal domains.
+        """Return the text that `from_toml` reads. Equal domains have equal texts.
 
-        ``comments`` has lines that stand below a column, by its name; the domain has
-        none of them.
+        ``comments`` has lines to write below a column, by the column's name. They are
+        not part of the domain.
         """
         notes = comments or {}
         parts = [_NOT_PUBLIC] if self.from_records else []
@@ -439,24 +445,28 @@ class TableDomain(Box):
         Parameters
         ----------
         table : mapping, DataFrame of pandas or polars, table of pyarrow, or datasets.Dataset
-            Has the declared columns by name; others do not count. Also a structured
-            array, and what hands its columns over as Arrow has them
-            (``__arrow_c_stream__``).
+            A table with the declared columns. Other columns are ignored. It may also be
+            a structured array, or any object with ``__arrow_c_stream__``.
         malformed : {"error", "nan"}
-            What to do with a cell that is unreadable, because it is not what its column
-            declares, and with a missing cell, where the column has no ``missing``.
-            ``"error"`` stops. ``"nan"`` is for `load_data` in a run: it is NaN, which
-            makes the record a null record. All of a record is NaN if no cell is usable,
-            whatever ``missing`` says.
+            How to treat an unreadable cell, and a missing cell of a column without
+            ``missing``. ``"error"`` raises an error. ``"nan"`` is for ``load_data`` in
+            a run: the cell becomes NaN, which makes a null record. If no cell of a
+            record is usable, all its cells become NaN, even with ``missing``.
         spelling : Spelling
-            How text writes numbers and dates.
+            The spelling of numbers and dates in text.
+
+        Returns
+        -------
+        ndarray of shape (n, d), float64
+            Records within the bounds of the box.
 
         Raises
         ------
         DataError, ConfigurationTypeError
-            If this is no table, a column is missing, one of dates is declared as
-            numbers, or columns differ in length: nothing that a single record decides.
-            With ``malformed="error"`` also for cells as above, of all columns at once.
+            If this is not a table, a column is missing or its type cannot hold the
+            declared cells, or columns differ in length. No single record decides any of
+            these. With ``malformed="error"`` also for cells as above. The error names
+            all columns with such cells.
         """
         findings = self.findings()
         records = self.examine(table, findings, spelling)
@@ -466,7 +476,7 @@ class TableDomain(Box):
         return records
 
     def findings(self) -> Findings:
-        """Return findings on the declared columns, of no records yet."""
+        """Return empty findings for the declared columns."""
         of_columns = []
         for column in self.declared:
             found = ColumnFindings(
@@ -480,9 +490,9 @@ class TableDomain(Box):
     def examine(
         self, table: Any, findings: Findings, spelling: Spelling = USUAL
     ) -> FloatArray:
-        """Return records as `encode` does with ``"nan"``, and count their cells.
+        """Return records as `encode` does with ``malformed="nan"``, and count their cells.
 
-        ``findings`` are those of `findings`, to which the counts are added.
+        The counts are added to ``findings``, which `findings` made.
         """
         _require_types(table, self.declared)
         cells = [_cells(table, column.name) for column in self.declared]
@@ -493,7 +503,7 @@ class TableDomain(Box):
         columns = zip(self.declared, cells, findings.columns, strict=True)
         for column, own, found in columns:
             values = column.read(own, spelling)
-            # A category may be called NA.
+            # A readable cell is not missing: a category may be called NA.
             missing = are_missing(own) & np.isnan(values)
             found.add(own, values, missing, column.limits)
             unusable &= np.isnan(values)
@@ -501,8 +511,8 @@ class TableDomain(Box):
             if column.missing is not None:
                 cell = np.array([column.missing], dtype=object)
                 rule = column.place(column.read(cell))
-                # A category may stand for all that are not listed, but no number for a
-                # cell that is none.
+                # A category may stand for all texts that are not listed. A number or
+                # date must not stand for an unreadable cell.
                 is_for_all = isinstance(column, Category)
                 part[np.isnan(values) if is_for_all else missing] = rule
             parts.append(part)
@@ -516,8 +526,9 @@ class TableDomain(Box):
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return points of the box, (k, d), as columns in the user's units, by name.
 
-        Numbers are floats and dates are dates. Of a category there is the share of each
-        of its values, ``NAME=VALUE``, noisy like all of a centroid.
+        Numbers are floats, and dates are ``datetime.date``. A category has a column
+        ``NAME=VALUE`` for each of its values, with the fraction of records that have
+        it. In a private run this fraction is as noisy as the rest of a centroid.
         """
         columns: dict[str, list[Any]] = {}
         start = 0
@@ -529,7 +540,7 @@ class TableDomain(Box):
 
 
 def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
-    """Return declarations that make a box; a `DataError` if they make another one."""
+    """Return a domain of declarations, or raise a `DataError` unless it makes the box."""
     differs = difference(domain, box)
     if differs is not None:
         raise DataError(
@@ -539,8 +550,12 @@ def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
 
 
 def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:
-    """Return a domain for an npz file: as JSON, with a `TableDomain`'s declarations."""
-    # Text, since NumPy reads objects by pickle alone.
+    """Return a domain as arrays for an npz file.
+
+    ``domain`` is its configuration as JSON. A `TableDomain` also has ``declared``, its
+    declarations as TOML.
+    """
+    # Arrays of text, because NumPy would need pickle for objects.
     text = json.dumps(domain.to_config())
     arrays = {"domain": np.array(text)}
     if isinstance(domain, TableDomain):
@@ -551,7 +566,7 @@ def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:
 def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
     """Return the domain that `domain_arrays` wrote.
 
-    Anything else raises various exceptions.
+    Other arrays raise exceptions of various types.
     """
     domain = domain_from_config(parsed_json(str(arrays["domain"])))
     if "declared" not in arrays:
@@ -573,7 +588,10 @@ def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:
 
 
 def _require_types(table: Any, declared: Sequence[Number | Category | Date]) -> None:
-    """Refuse a type that cannot hold the declared cells: no record would count."""
+    """Refuse a column whose type cannot hold the declared cells.
+
+    All its records would be null.
+    """
     frame = frame_of(table)
     if frame is None:
         return
@@ -595,7 +613,7 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
     if frame is None or frame.names.count(name) != 1:
         if frame is not None and frame.is_empty and not isinstance(table, Mapping):
             return np.empty(0, dtype=object)
-        # Other names are not listed: without a header, they are a record.
+        # Other names are not listed: in a file without a header they are a record.
         if frame is not None:
             got = ""
         else:
@@ -608,21 +626,21 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
 
 
 def _whole_days(times: NDArray[Any]) -> NDArray[Any]:
-    """Return times of NumPy as days, without those outside of Python's calendar."""
+    """Return times of NumPy as days, NaT outside Python's calendar."""
     unit, _ = np.datetime_data(times.dtype)
-    if unit in ("ps", "fs", "as"):  # of which no int64 counts those of a day
+    if unit in ("ps", "fs", "as"):  # the limits of the calendar do not fit these units
         times = times.astype("datetime64[us]")
     days = times.astype("datetime64[D]")
     is_known = (days >= _FIRST_DAY) & (days <= _LAST_DAY)
-    if unit in ("Y", "M", "W"):  # which may count beyond what days can
+    if unit in ("Y", "M", "W"):  # large counts overflow when they become days
         is_known &= days.astype(times.dtype) == times
     return np.where(is_known, days, np.datetime64("NaT"))
 
 
 def category_of(cell: Any) -> str | None:
-    """Return the spelling of a category, or ``None`` if it is no text.
+    """Return the text of a cell that names a category, or ``None`` without one.
 
-    A whole number is spelt as an integer.
+    A whole number is written as an integer.
     """
     try:
         if isinstance(cell, bytes):
@@ -630,29 +648,29 @@ def category_of(cell: Any) -> str | None:
         if isinstance(cell, np.datetime64):
             cell = _whole_days(np.array([cell])).item()
         if isinstance(cell, datetime):
-            # As in a column of nothing but times, of which the date counts.
+            # In a column of times only the date counts, so also for a single time.
             return str(cell.date())
         if isinstance(cell, np.floating):
             cell = float(cell)
         elif isinstance(cell, np.generic):
             cell = cell.item()
         if isinstance(cell, bool):
-            return str(cell).lower()  # as csv files have it
+            return str(cell).lower()  # csv files have true and false
         if isinstance(cell, Decimal) and cell.adjusted() > _MOST_DIGITS:
-            return None  # else it would take long to write
+            return None  # converting so large a number would take long
         if isinstance(cell, Decimal) and cell == int(cell):
             return str(int(cell))
         if isinstance(cell, float):
             if cell != int(cell):
                 return str(cell)
-            # Above that, a float may be another integer, rounded.
+            # A larger float may be a rounded integer.
             if abs(cell) < _EXACT_FLOATS:
                 return str(int(cell))
             return None
         if cell is None:
             return None
         return str(cell).strip()
-    except Exception:  # NaN, infinity, and whatever an object of the loader raises
+    except Exception:  # NaN, infinity, or any error of the loader's object
         return None
 
 
@@ -661,7 +679,7 @@ def day_of(cell: Any, spelling: Spelling = USUAL) -> float:
     try:
         if isinstance(cell, np.datetime64):
             cell = _whole_days(np.array([cell])).item()
-        # Of a period of pandas its first day counts.
+        # A period of pandas counts as its first day.
         cell = getattr(cell, "start_time", cell)
         if isinstance(cell, bytes):
             cell = cell.decode()
@@ -673,7 +691,7 @@ def day_of(cell: Any, spelling: Spelling = USUAL) -> float:
 
 
 def shortened(texts: Sequence[str], separator: str = ", ", n: int = 20) -> str:
-    """Return texts in one: the first ``n``, and the number of the others."""
+    """Return the first ``n`` texts as one text, and the number of the others."""
     shown = list(texts[:n])
     if len(texts) > n:
         shown.append(f"and {len(texts) - n:,} more")
@@ -681,7 +699,7 @@ def shortened(texts: Sequence[str], separator: str = ", ", n: int = 20) -> str:
 
 
 def number_text(number: float) -> str:
-    """Return a number as short as it is exact: 120, 0.5, 1e6."""
+    """Return a number as its shortest exact text, such as 120, 0.5 or 1e6."""
     text = repr(float(number) + 0.0).removesuffix(".0").replace("e+", "e")
     digits = text.rstrip("0")
     zeros = len(text) - len(digits)
@@ -690,7 +708,7 @@ def number_text(number: float) -> str:
 
 
 def _category_text(value: str) -> str:
-    # In quotes where it could not be told from two of them.
+    # In a list, a category with a comma would look like two.
     if "," in value:
         return json.dumps(value, ensure_ascii=False)
     return value
@@ -702,11 +720,11 @@ def _counts_as(missing: str | None) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, str):
-        # printable, so that TOML reads it alike
+        # The text is printable, so TOML reads JSON's quoting alike.
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # no negative zero
+    # Adding 0.0 removes a negative zero.
     if isinstance(value, float):
         return repr(value + 0.0)
     return str(value)

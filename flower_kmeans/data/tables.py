@@ -1,8 +1,7 @@
-"""Tables of records from files: csv, npy, npz, parquet, Excel, or a database.
+"""Tables of records from files (csv, npy, npz, parquet, Excel) or from a database.
 
 All commands and all nodes read a table by `open_table`, block by block and cell by
-cell. A node differs only in that a malformed cell makes a null record instead of an
-error.
+cell. At a node a malformed cell makes a null record; in a command it is an error.
 """
 
 import logging
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 BLOCK_ROWS = 65_536
 _NAMELESS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-"""Names of nameless columns: pandas and pyarrow call numbers of rows like that."""
+"""Names of columns without a name. pandas and pyarrow give them to row numbers."""
 _CSV = (".csv", ".tsv", ".txt")
 _SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *excel.SUFFIXES)
 
@@ -44,20 +43,22 @@ log = logging.getLogger("flower_kmeans.data")
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Some records of a table, as they are written.
+    """A block of m records of a table, with cells as the file has them.
 
     Attributes
     ----------
     columns : dict from str to ndarray of shape (m,)
-        Cells by column: text as the file has it, or numbers, dates and objects of a
-        format with types.
+        Cells by the name of their column: text, or numbers, dates and objects if the
+        format has types.
     n_records : int
-    malformed : ndarray of shape (m,)
-        Records of which no cell is known.
+        Number of records, m.
+    malformed : ndarray of shape (m,), bool
+        Whether no cell of the record is known.
     first_malformed : int
-        Number of the line of the first of them in its file, from 1; 0 if there is none.
-    stored : RecordBatch of pyarrow, optional
-        The same columns with the types that a parquet file has.
+        Line number in the file, from 1, of the first malformed record. 0 if there is
+        none or the format has no lines.
+    stored : pyarrow.RecordBatch, optional
+        The same columns with the types of a parquet file.
     """
 
     columns: Columns
@@ -67,33 +68,33 @@ class TableBlock:
     stored: Any = None
 
     def whole(self, names: Sequence[str]) -> Columns:
-        """Return the cells of some columns, of the records that are not malformed."""
+        """Return columns by name, without the malformed records."""
         is_whole = ~self.malformed
         return {name: self.columns[name][is_whole] for name in names}
 
     @property
     def n_malformed(self) -> int:
-        """Number of the malformed records."""
+        """Number of malformed records."""
         return int(np.count_nonzero(self.malformed))
 
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A table of which the columns are known, and no record was read.
+    """A table whose columns are known. No record was read yet.
 
     Attributes
     ----------
     path : str
         The file or database, for messages.
     names : tuple of str
-        Of the columns, in order. They may be empty or occur twice.
+        Names of the columns, in order. They may be empty or occur twice.
     has_names : bool
-        Whether the columns have names, of the table itself or given; else they are
-        called x0, x1.
+        Whether the table or its reader names the columns. Otherwise they are called
+        x0, x1, ...
     beside : tuple of str
-        Names of what an npz file holds beside its columns.
+        Names of an npz file's one-dimensional arrays beside its table.
     spelling : Spelling
-        How its text writes numbers and dates.
+        The spelling of numbers and dates in text.
     """
 
     path: str
@@ -109,13 +110,13 @@ class OpenTable:
         Raises
         ------
         ConfigurationError, DataError
-            If one of them is not there, or occurs twice, or if the file cannot be read.
+            If a wanted column is missing or occurs twice, or the file cannot be read.
         """
         self.require(wanted)
         return self._read(tuple(dict.fromkeys(wanted)))
 
     def require(self, wanted: Collection[str]) -> None:
-        """Require that the table has some columns, each of them once."""
+        """Require that the table has each wanted column exactly once."""
         available = (*self.names, *self.beside)
         twice = [name for name in wanted if available.count(name) > 1]
         if twice:
@@ -126,7 +127,7 @@ class OpenTable:
         shown = ", ".join(available[:20])
         if len(available) > 20:
             shown += ", ..."
-        # In a list of names such a name must be quoted.
+        # Options of the command take names divided by commas.
         hint = ""
         if any("," in name for name in available):
             hint = " In a list, a name with a comma stands in double quotes."
@@ -137,7 +138,13 @@ class OpenTable:
                 )
 
     def features(self, excluded: Collection[str | None]) -> tuple[str, ...]:
-        """Return all columns but some, all of which must have different names."""
+        """Return the names of all columns except the excluded ones.
+
+        Raises
+        ------
+        DataError
+            If a column has no name, two have the same name, or no column is left.
+        """
         nameless = [i for i, name in enumerate(self.names, 1) if is_nameless(name)]
         if nameless:
             first = nameless[0]
@@ -164,15 +171,16 @@ class Table:
     Attributes
     ----------
     records : ndarray of shape (n, d), float64
-        The features; finite, unless malformed cells were read as NaN.
+        The features. They are finite, unless malformed cells were read as NaN.
     columns : tuple of str
         Names of the d features.
     labels : ndarray of shape (n,), optional
-        The label column, of any type; never a feature. Those of a csv file are text.
+        The label column, of any type. It is never a feature. Labels of a csv file are
+        text.
     others : mapping from str to ndarray of shape (n,)
-        Columns that were kept beside the features, to split by.
+        Further columns by name, which `load_table` was told to keep.
     findings : Findings
-        How many cells were missing or unreadable, for the holder of the records alone.
+        Numbers of missing and unreadable cells, for the holder of the records alone.
     """
 
     records: NDArray[np.float64]
@@ -185,13 +193,13 @@ class Table:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for NumPy."""
-        # NumPy 1 neither passes this argument nor takes None for it.
+        # NumPy 1 has no `copy` argument that may be None.
         if copy is None:
             return np.asarray(self.records, dtype)
         return np.array(self.records, dtype, copy=copy)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the values of a feature or of a column that was kept."""
+        """Return the values, (n,), of a feature or of a kept column."""
         features = zip(self.columns, self.records.T, strict=True)
         columns: Columns = {**dict(features), **self.others}
         if name not in columns:
@@ -214,54 +222,60 @@ def load_table(
 ) -> Table:
     """Read records from a csv, npy, npz, parquet or Excel file, or from a database.
 
-    Columns without a name are called ``x0``, ``x1``, ... An npz file holds either one
-    two-dimensional array (with, optionally, ``columns``: its names) and any number of
-    one-dimensional ones as long as it has rows, which may serve as label or to split
-    by; or one-dimensional arrays only, which are the columns.
+    Columns without a name are called ``x0``, ``x1``, ... An npz file holds one of two
+    contents. The first is one two-dimensional array of records, optionally
+    ``columns`` with its names, and further one-dimensional arrays with a value for each
+    record, to use as label or to split by. The second is one-dimensional arrays only,
+    which are the columns.
 
-    A record with a missing cell is left out, unless the domain states what the cell
-    counts as. How many there were, and what else its holder must know of the cells, is
-    logged here, and in the table's `findings`.
+    A record with a missing cell is left out, unless the domain states a value for
+    missing cells. The numbers of missing, unreadable and moved cells are logged, and
+    are in the table's ``findings``.
 
     Parameters
     ----------
     path : path
-        The suffix names the format. A ``source.toml`` names the data and how to read it
-        (`read_source_file`), and an address such as ``sqlite:///PATH`` a database.
+        A file, whose suffix names the format; a ``source.toml``, which names the data
+        and how to read it (`read_source_file`); or the address of a database, such as
+        ``sqlite:///PATH``.
     label : str, optional
         Column with labels. It is not a feature.
     features : sequence of str, optional
-        Columns to cluster by; by default all but the label and columns in ``keep`` that
-        hold no numbers. With ``malformed="nan"``: all but the label and columns in
-        ``keep``.
+        Columns to cluster by. By default all columns except the label and the columns
+        in ``keep`` that hold no numbers. With ``malformed="nan"``, all columns except
+        the label and all columns in ``keep``.
     keep : collection of str
-        Further columns to return, whatever they hold.
+        Further columns to return, of any type.
     malformed : {"error", "nan"}
-        What to do with a cell of a feature that is neither missing nor a finite number,
-        and with a line of a csv file that has more or fewer cells than there are
-        columns. ``"error"`` stops, with all columns that have such cells. ``"nan"`` is
-        for `load_data` in a run, where no single record may decide whether a client
-        answers (docs/guarantees, Theorem 7): such a cell, or all
-        of such a line, is NaN, and so a null record. Rows keep their places then: one
-        with a missing cell is NaN as well.
+        How to treat a feature's unreadable cell, or a csv line with more or fewer cells
+        than columns. ``"error"`` raises an error that names all columns with such
+        cells. ``"nan"`` is for ``load_data`` in a run, where no single record may
+        decide whether a client answers (docs/guarantees, Theorem 7): the cell, or the
+        whole line, becomes NaN, which makes a null record. All rows are then kept, and
+        a missing cell is NaN as well.
     header : True or sequence of str, optional
-        ``True`` if the first line of a csv file names its columns, or the names if it
-        does not: the file is then separated by commas, unless ``reading`` has another
-        delimiter. By default the first line names the columns if none of its cells
-        looks like a number, and is a record if all do; a line of both kinds is an
-        error. With ``malformed="nan"`` this is not guessed from a record, and has to be
-        said.
+        ``True`` if the first line names the columns. If the first line is a record, the
+        names of the columns; a csv file is then separated by commas, unless ``reading``
+        has another delimiter. By default the first line names the columns if none of
+        its cells looks like a number, and is a record if all do. A line with both kinds
+        is an error. With ``malformed="nan"`` it is required, because nothing may be
+        guessed from a record.
     domain : TableDomain, optional
-        In place of ``features``: the records are in the columns of its box, as its
-        ``encode`` makes them of the declared columns.
+        Declares the columns, in place of ``features``. The records then have the
+        columns of its box, as `TableDomain.encode` makes them.
     reading : Reading
-        How the file writes cells: delimiter, decimal comma, encoding and the like.
+        The file's spelling: delimiter, decimal comma, encoding and the like.
+
+    Returns
+    -------
+    Table
 
     Raises
     ------
-    ConfigurationError, DataError
-        If an option does not fit the file, a package to read it is missing, or it
-        cannot be read.
+    ConfigurationError, ConfigurationTypeError, DataError
+        If an option does not fit the file, a package to read it is missing, or the file
+        cannot be read. With ``malformed="nan"`` and without a domain, also if a
+        column's type cannot hold numbers.
     """
     reading = reading.with_options(header=header)
     table = read_table(path, reading, label, features, keep, malformed, domain)
@@ -277,26 +291,31 @@ def load_records(
     header: Header | None = None,
     reading: Reading = USUAL_READING,
 ) -> "Table | SqlQuery":
-    """Return a client's records, as ``load_data`` returns them in a run.
+    """Return a client's records, for ``load_data`` in a run.
 
-    Those of a file are read now, as by `load_table` with ``malformed="nan"``. Those of
-    a database are a `SqlQuery`, which a run makes once.
+    The records of a file are read now, as by `load_table` with ``malformed="nan"``.
+    A database becomes a `SqlQuery`, which a run executes once.
 
     Parameters
     ----------
     data : path or str
-        A file, a ``source.toml``, or an address of a database.
+        A file, a ``source.toml``, or the address of a database.
     domain : TableDomain, optional
-        Declares the columns. Without it they are numbers: all of a file, and of a
-        database those that the run names.
+        Declares the columns. Without it all columns are numbers. All columns of a file
+        are read, and of a database the columns that the run names.
     header : True or sequence of str, optional
-        As of `load_table`. By default a ``source.toml`` says it; where it does not, and
-        for other files, the first line names the columns.
+        As of `load_table`. By default the ``source.toml`` decides. If it has no header,
+        or for other files, the first line names the columns.
     reading : Reading
+        As of `load_table`. Its options take precedence over those of a ``source.toml``.
+
+    Returns
+    -------
+    Table or SqlQuery
 
     Raises
     ------
-    ConfigurationError, DataError
+    ConfigurationError, ConfigurationTypeError, DataError
         As of `load_table`.
     """
     named, own = resolved(data, reading.with_options(header=header))
@@ -310,9 +329,9 @@ def load_records(
 
 
 def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
-    """Return the columns of a client's table, as `load_records` names them.
+    """Return the names of a client's columns, as `load_records` names them.
 
-    No record is read.
+    No record is read. ``header`` is that of `load_records`.
     """
     if header is None and Path(data).suffix.lower() != ".toml":
         header = True
@@ -329,7 +348,7 @@ def read_table(
     malformed: str = "error",
     domain: TableDomain | None = None,
 ) -> Table:
-    """Return the table of `load_table`, without logging its findings."""
+    """Return the table as `load_table` does, without logging its findings."""
     if malformed not in ("error", "nan"):
         raise ConfigurationError(
             f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
@@ -379,7 +398,7 @@ def _load(
     beside: Sequence[str],
     refuses_types: bool,
 ) -> Table:
-    """Return all records of a table, NaN where not usable, and the columns beside."""
+    """Return a table of all records, NaN for unusable cells, and the ``beside`` columns."""
     if domain is None:
         names = tuple(chosen)
         findings = Findings(tuple(map(ColumnFindings, chosen)))
@@ -403,7 +422,7 @@ def _load(
 
 
 def _require_types(block: TableBlock, chosen: Sequence[str]) -> None:
-    """Refuse a column of a type without numbers: at a node no record would count."""
+    """Refuse a column whose type cannot hold numbers: all its records would be null."""
     for name in chosen:
         if block.stored is None:
             cells = block.columns[name]
@@ -424,10 +443,9 @@ def records_of(
     findings: Findings,
     spelling: Spelling,
 ) -> NDArray[np.float64]:
-    """Return the records of a block, (m, d), and count their cells.
+    """Return the records of a block, (m, d), and add its cells to ``findings``.
 
-    A record with a cell that is not usable has NaN there; a malformed one has nothing
-    else.
+    Unusable cells are NaN, and all cells of a malformed record.
     """
     cells = block.whole(chosen)
     if domain is None:
@@ -441,13 +459,13 @@ def records_of(
 
 
 def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
-    """Return the names of declared columns, each of which a table has once."""
+    """Return the names of the declared columns, which the table must each have once."""
     names = tuple(column.name for column in domain.declared)
     available = (*opened.names, *opened.beside)
     for name in names:
         n_found = available.count(name)
         if n_found != 1:
-            # Other names are not listed: without a header, they are a record.
+            # Other names are not listed: in a file without a header they are a record.
             raise DataError(
                 f"Expected the column {name!r} once in the table {opened.path}. "
                 f"Got it {n_found} times."
@@ -458,7 +476,7 @@ def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
 def _numbers(
     cells: Columns, findings: Findings, spelling: Spelling
 ) -> NDArray[np.float64]:
-    """Return undeclared columns as records, NaN where a cell is no finite number."""
+    """Return undeclared columns as records, (m, d), NaN for cells without a number."""
     parts = []
     for own, found in zip(cells.values(), findings.columns, strict=True):
         if own.ndim != 1:
@@ -474,7 +492,7 @@ def _numbers(
 
 
 def _without_text(table: Table, keep: Collection[str]) -> Table:
-    """Return a table without features that are kept and hold text, or nothing."""
+    """Return a table whose features exclude kept columns with text or without values."""
     is_feature = []
     columns_found = zip(table.columns, table.findings.columns, strict=True)
     for name, found in columns_found:
@@ -500,23 +518,23 @@ def _with_rows(table: Table, chosen: BoolArray) -> Table:
 def open_table(
     data: str | Path, reading: Reading = USUAL_READING, *, recognises: bool = True
 ) -> OpenTable:
-    """Return a table with its columns; no record is read yet.
+    """Return a table with its columns. No record is read yet.
 
     Parameters
     ----------
     data : path or str
-        A file, an address of a database, or a ``source.toml`` that names one of both.
+        A file, the address of a database, or a ``source.toml`` that names either.
     reading : Reading
-        How it is read; options of a ``source.toml`` hold where this has none.
+        The options for reading. Options that it does not give come from the
+        ``source.toml``.
     recognises : bool
-        Whether the first line may be recognised as names or as a record. At a node it
-        may not.
+        Whether to recognise the first line as names or as a record. A node must not.
 
     Raises
     ------
     ConfigurationError, DataError
-        If there is no such file, its format or its columns cannot be known, or a
-        package to read it is missing.
+        If the file does not exist, its format or its columns are unclear, or a package
+        to read it is missing.
     """
     named, reading = resolved(data, reading)
     opened = _opened(named, reading, recognises)
@@ -545,14 +563,14 @@ def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:
 
 
 def data_name(data: str) -> str:
-    """Return the data's name for a report: a file's name or a database's address."""
+    """Return a short name of the data: the file's name, or the database's address."""
     if "://" in data:
         return data
     return Path(data).name
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix of a format in lower case, also of a compressed csv file."""
+    """Return a file's format as its suffix in lower case, without .gz of a csv file."""
     suffix = path.suffix.lower()
     if suffix == ".gz" and Path(path.stem).suffix.lower() in _CSV:
         return Path(path.stem).suffix.lower()
@@ -581,7 +599,11 @@ def _block_of_rows(
     wanted: Sequence[str],
     places: Sequence[int],
 ) -> TableBlock:
-    """Return a block of rows with their numbers; a malformed one has empty cells."""
+    """Return the block of pairs of a line number and a row, which is None if malformed.
+
+    ``places`` are the indices of the wanted columns in a row. A malformed record has
+    empty cells.
+    """
     malformed = np.array([row is None for _, row in rows], dtype=bool)
     columns = {}
     for name, place in zip(wanted, places, strict=True):
@@ -592,23 +614,23 @@ def _block_of_rows(
 
 
 def is_nameless(name: str) -> bool:
-    """Return whether a column has no name, or a library's for numbers of rows."""
+    """Return whether a column's name is empty, or one that libraries give row numbers."""
     return _NAMELESS.fullmatch(name) is not None
 
 
 def batched(rows: Iterator[T]) -> Iterator[list[T]]:
-    """Yield rows in lists, each as long as a block may be."""
+    """Yield rows in lists of at most `BLOCK_ROWS`."""
     while batch := list(islice(rows, BLOCK_ROWS)):
         yield batch
 
 
 def as_objects(cells: Sequence[Any]) -> NDArray[Any]:
-    """Return cells as an array (m,) of objects, also where each of them is a list."""
+    """Return cells as an array (m,) of objects, even if each cell is a list."""
     return np.fromiter(cells, dtype=object, count=len(cells))
 
 
 def _whole(columns: Columns) -> TableBlock:
-    """Return a block of columns, of which no record is malformed."""
+    """Return a block of columns without malformed records."""
     n_records = len(next(iter(columns.values()), ()))
     if any(len(cells) != n_records for cells in columns.values()):
         raise DataError("Expected columns of one length.")
@@ -629,7 +651,8 @@ def _open_parquet(path: Path) -> OpenTable:
     names = tuple(name.strip() for name in stored)
 
     def read(wanted: Sequence[str]) -> Iterator[TableBlock]:
-        # In the order that is wanted, with the names as the file has them.
+        # From each wanted name, in order, to the name in the file, which may have
+        # spaces around it.
         columns = {name: stored[names.index(name)] for name in wanted}
         in_file = list(columns.values())
         try:
@@ -641,14 +664,14 @@ def _open_parquet(path: Path) -> OpenTable:
                     renamed = batch.select(in_file).rename_columns(list(columns))
                     yield replace(_whole(cells), stored=renamed)
         except (ArrowException, OSError):
-            # The reader's own text quotes the cell at which it failed.
+            # pyarrow's text quotes the cell at which it failed.
             raise error from None
 
     return OpenTable(str(path), names, True, read)
 
 
 def _stored_cells(column: Any) -> NDArray[Any]:
-    """Return the cells of a column of parquet, (m,), each independent of the others."""
+    """Return the cells of a parquet column, (m,), each independent of the others."""
     found = column_of(column)
     if found is None:
         raise DataError("Expected columns of one cell for each record.")
@@ -659,7 +682,7 @@ def _stored_cells(column: Any) -> NDArray[Any]:
 
 
 def _decoded(cell: Any) -> Any:
-    """Return text in place of its bytes; those that are not UTF-8 stay apart."""
+    """Return bytes as text, with bytes that are not UTF-8 as surrogates."""
     if isinstance(cell, bytes):
         return cell.decode("utf-8", "surrogateescape")
     return cell
@@ -698,7 +721,7 @@ def _name_of(cell: Any) -> str:
 
 
 def _open_database(uri: str, reading: Reading) -> OpenTable:
-    from flower_kmeans.data.sql import open_query  # only some need it
+    from flower_kmeans.data.sql import open_query  # files do not need it
 
     query = open_query(uri, _required_query(reading))
 
@@ -728,14 +751,14 @@ def _open_numpy(path: Path) -> OpenTable:
 
 
 def _read_numpy(path: Path) -> tuple[Columns, Columns]:
-    """Return the columns of a file of NumPy, and the arrays beside them."""
+    """Return the columns of a NumPy file, and the one-dimensional arrays beside them."""
     try:
-        # Loading a pickle may run code that it brings.
+        # A pickle may run code when it is loaded.
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.ndarray):
             with loaded:
                 arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
-    except Exception:  # a damaged archive raises what zipfile, zlib and numpy have
+    except Exception:  # for a damaged archive zipfile, zlib and numpy raise many types
         raise DataError(
             f"The data file {path} is not a NumPy file, or it holds objects."
         ) from None

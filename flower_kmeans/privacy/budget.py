@@ -1,4 +1,4 @@
-"""The privacy of a run: epsilon, delta and the unit that they protect."""
+"""The privacy budget of a run: epsilon, delta and the unit that they protect."""
 
 import math
 from collections.abc import Mapping
@@ -23,12 +23,19 @@ class PrivacyBudget:
     Attributes
     ----------
     epsilon : float or None
-        Positive and finite; ``None`` for a run without privacy.
+        Positive and finite. ``None`` is a run without privacy.
     delta : float or None
-        In [0, 1). ``None`` means that `resolved` chooses it; 0 is pure differential
-        privacy, which Laplace noise alone can give.
+        In [0, 1). If it is ``None``, `resolved` chooses it. 0 is pure differential
+        privacy, which only Laplace noise can give.
     unit : {"record", "client"}
-        What one neighbour differs in (docs/guarantees, Theorem 2).
+        The unit of privacy: neighbouring data differ in one record, or in one client
+        with all its records (docs/guarantees, Theorem 2).
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a value is out of range or has another type, or ``delta`` is given without
+        ``epsilon``.
     """
 
     epsilon: float | None
@@ -61,21 +68,22 @@ class PrivacyBudget:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run is private at all."""
+        """Whether the run has a privacy guarantee."""
         return self.epsilon is not None
 
     @property
     def protects_clients(self) -> bool:
-        """Whether the run is private for a client with all of its records."""
+        """Whether the run protects a client with all its records."""
         return self.is_private and self.unit == "client"
 
     def resolved(self, n_units: int) -> "PrivacyBudget":
         """Return this budget with a delta in place of ``None``.
 
-        It is ``min(1e-6, 1 / (100 n_units))``. ``n_units`` is the public number of
-        records or clients, whichever the unit is; never a count of the data. A
-        mechanism that publishes a random record is (0, 1 / n_units)-private, so delta
-        has to stay well below that (docs/guarantees, Theorem 1).
+        The delta is ``min(1e-6, 1 / (100 n_units))``. ``n_units`` is the public number
+        of records or of clients, depending on the unit. It must not be counted from
+        private data. A mechanism that publishes a random record is (0, 1 /
+        n_units)-private, so delta must stay well below that (docs/guarantees,
+        Theorem 1).
         """
         require_positive("n_units", n_units)
         if self.epsilon is None or self.delta is not None:
@@ -93,7 +101,7 @@ class PrivacyBudget:
 
 
 def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
-    """Return the budget that a run document states, or raise ``MessageError``."""
+    """Return the budget of a run document, or raise ``MessageError``."""
     names = {"unit", "epsilon", "delta"}
     if not isinstance(config, Mapping) or not {"unit"} <= set(config) <= names:
         raise MessageError(
@@ -104,7 +112,7 @@ def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
     try:
         return PrivacyBudget(epsilon, delta, cast(Unit, config["unit"]))
     except ConfigurationError:
-        # The inner text advises who made the budget; here that was the server.
+        # The inner text advises the author of the budget, which is the server here.
         raise MessageError(
             "The privacy budget of the run document is out of range."
         ) from None
@@ -114,7 +122,7 @@ def _real_or_none(name: str, value: Any) -> float | None:
     try:
         if isinstance(value, bool):
             raise TypeError
-        # Not float(value) alone, which would also read strings.
+        # float(value) alone would also accept text.
         if value is None:
             return None
         return float(value + 0.0)

@@ -1,11 +1,11 @@
 """The joint cost of several runs, each chosen after earlier results.
 
-Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all
-releases together meet (epsilon, delta) (docs/guarantees, Theorems 3 and
-5). Either sum may keep it: that of mu^2, where a Laplace release counts
-the mu of the Gaussian release that reveals at least as much, or that of pure epsilons,
-as long as all noise is Laplace. Sums are integers, so they are exact in any order, and
-every term is rounded upward.
+This *filter* adds up two sums over all releases. If one of them stays within its limit,
+all releases together meet (epsilon, delta), however the runs were chosen
+(docs/guarantees, Theorems 3 and 5). The first is the sum of mu^2. In it a Laplace
+release counts as the Gaussian release that reveals at least as much. The second is the
+sum of pure epsilons, which holds as long as all noise is Laplace. Sums are integers, so
+they are exact in any order, and every term is rounded upward.
 """
 
 import math
@@ -20,11 +20,10 @@ import mpmath
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.release import Release
 
-# Fine enough for a mu of 2^-48, and integers are exact in any order, whatever runs came
-# first. A sum of squares and a sum of epsilons are counted in steps of 2^-96.
+# Both sums count in steps of 2^-96, which is fine enough for a mu of 2^-48.
 _BITS = 96
-# Beyond these costs the level is bounded by its limit, which is then within 1e-12 or
-# 1e-3 of it.
+# For smaller and larger costs the level is replaced by a bound, which is then within
+# 1e-12 or 1e-3 of it.
 _SMALL = 1e-12
 _LARGE = 1e5
 _DIGITS = 50
@@ -32,11 +31,21 @@ _DIGITS = 50
 
 @dataclass(frozen=True)
 class Charge:
-    """The sums of a filter over some releases. Charges of several releases add up."""
+    """The sums of a filter over some releases. Charges can be added.
 
-    square: int = 0  # of mu^2, in steps of 2^-96
-    pure: int = 0  # of the pure epsilons of the Laplace releases, in steps of 2^-96
-    n_gaussian: int = 0  # releases with Gaussian noise, which has no pure epsilon
+    Attributes
+    ----------
+    square : int
+        Sum of mu^2, in steps of 2^-96.
+    pure : int
+        Sum of the pure epsilons of the Laplace releases, in steps of 2^-96.
+    n_gaussian : int
+        Number of releases with Gaussian noise, which has no pure epsilon.
+    """
+
+    square: int = 0
+    pure: int = 0
+    n_gaussian: int = 0
 
     def __add__(self, other: "Charge") -> "Charge":
         return Charge(
@@ -55,20 +64,20 @@ class Charge:
 
     @property
     def mu(self) -> float:
-        """Root of the sum of mu^2, rounded upward."""
-        # Quotient and root round once each, together by less than the one step that
-        # _upward adds.
+        """Square root of the sum of mu^2, rounded upward."""
+        # Quotient and root are rounded once each, together by less than the step that
+        # `_upward` adds.
         return _upward(math.sqrt(Fraction(self.square, 1 << _BITS)))
 
     def fits(self, epsilon: float, delta: float) -> bool:
-        """Return whether the sums keep the limit (epsilon, delta)."""
+        """Return whether one of the sums keeps the limit (epsilon, delta)."""
         if epsilon == math.inf or not self.square or self._is_pure(epsilon):
             return True
-        # Without a delta only pure epsilons count, which were compared above.
+        # At delta 0 only the sum of pure epsilons counts, which was compared above.
         return delta > 0 and self.square <= _largest_square(epsilon, delta)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon whose limit (epsilon, delta) the sums keep."""
+        """Return the least epsilon for which the limit (epsilon, delta) is kept."""
         if not self.square:
             return 0.0
         if self.n_gaussian:
@@ -78,7 +87,7 @@ class Charge:
         return min(pure, epsilon_of_mu(self.mu, delta))
 
     def delta(self, epsilon: float) -> float:
-        """Return the least delta whose limit (epsilon, delta) the sums keep."""
+        """Return the least delta for which the limit (epsilon, delta) is kept."""
         if self._is_pure(epsilon):
             return 0.0
         return delta_of_mu(self.mu, epsilon)
@@ -91,11 +100,11 @@ class Charge:
 def charge_of(
     releases: Iterable[Release], moves: Iterable[float] | None = None
 ) -> Charge:
-    """Return the charge of releases, which have noise.
+    """Return the charge of releases with noise.
 
-    ``moves`` says by how much the neighbours in question move each release, in the
-    units of its noise and in its norm: by 1, unless they are others than those that it
-    is calibrated to.
+    ``moves`` has the distance, for each release, by which neighbours can change its
+    answer, relative to the sensitivity and in the release's norm. It is 1 for the
+    neighbours that the noise is calibrated to, which is the default.
     """
     total = Charge()
     releases = tuple(releases)
@@ -111,16 +120,23 @@ def charge_of(
 
 @dataclass(frozen=True)
 class Price:
-    """The charges of a run, round by round (docs/guarantees, Theorem 6)."""
+    """The charges of a run, round by round (docs/guarantees, Theorem 6).
 
-    unit: str  # that the run protects: "record" or "client"
-    # Of each round, for the run's unit and for one record; equal where the unit is the
-    # record.
+    Attributes
+    ----------
+    unit : {"record", "client"}
+        The unit of privacy of the run.
+    rounds : tuple of pairs of Charge
+        For each round the charge for the run's unit, and the charge for one record. The
+        two are equal if the unit is the record.
+    """
+
+    unit: str
     rounds: tuple[tuple[Charge, Charge], ...]
 
     @property
     def whole(self) -> tuple[Charge, Charge]:
-        """The charges of all rounds together."""
+        """The charges of all rounds together, for the run's unit and for one record."""
         if self.rounds:
             own, record = zip(*self.rounds, strict=True)
         else:
@@ -136,10 +152,16 @@ def price_of(
 ) -> Price:
     """Return the charges of a run for its releases.
 
-    It protects a unit, "record" or "client". For a run that protects clients, ``moves``
-    says by how much one record of a client that stays moves each release, in the units
-    of its noise: by 2 where it is not known, the way from one end of the clip to the
-    other.
+    Parameters
+    ----------
+    unit : {"record", "client"}
+        The unit of privacy of the run.
+    rounds : sequence of sequences of Release
+        Releases by round.
+    moves : sequence of sequences of float, optional
+        For a run that protects clients: the distance, for each release, by which one
+        record of a client that stays can change its answer, relative to the
+        sensitivity. By default it is 2, from one end of the clip to the other.
     """
     charges = []
     for number, releases in enumerate(rounds):
@@ -154,13 +176,14 @@ def price_of(
 def _laplace_square(cost: float) -> Fraction:
     """Return the square of a Laplace release's level, rounded upward.
 
-    The level is ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve
-    lies nowhere above that of the Laplace release of this pure epsilon
-    (docs/guarantees, Theorem 4).
+    ``cost`` is the pure epsilon of the release. Its level is
+    ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve is nowhere
+    above the release's own (docs/guarantees, Theorem 4).
     """
-    # It is below the roots of both of these, and meets one at either end.
+    # The square is below both of these bounds, and tends to the first for small costs
+    # and to the second for large costs.
     exact = Fraction(cost)
-    # math.pi lies below pi, by less than the last factor adds.
+    # math.pi is below pi, by less than the last factor adds.
     least = min(exact * exact * Fraction(math.pi) / 2, 4 * exact)
     bound = least * (1 + Fraction(1, 1 << 50))
     if not _SMALL < cost < _LARGE:
@@ -168,18 +191,18 @@ def _laplace_square(cost: float) -> Fraction:
     with mpmath.workdps(_DIGITS):
         target = -mpmath.mpf(cost) / 2 - mpmath.log(2)
         x = mpmath.sqrt(mpmath.mpf(bound.numerator) / bound.denominator) / 2
-        # ln Phi(-x) is concave and falls, so Newton's steps from above stay above the
-        # root.
+        # ln Phi(-x) is concave and falling, so Newton's steps from above stay above
+        # the root.
         while True:
             tail = mpmath.ncdf(-x)
             step = (target - mpmath.log(tail)) * tail / mpmath.npdf(x)
             x -= step
             if step < x * mpmath.mpf(10) ** (5 - _DIGITS / 2):
                 break
-        # One more step would change less than this margin.
+        # A further step would change less than this margin.
         widened = 4 * x * x * (1 + mpmath.mpf(2) ** -70)
         mantissa, exponent = mpmath.frexp(widened)
-        # 120 bits of the 50 digits, the last of them rounded upward.
+        # The 50 digits are rounded upward to 120 bits.
         numerator = int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))
         return Fraction(numerator) * Fraction(2) ** (int(exponent) - 120)
 
@@ -189,8 +212,7 @@ def _charge(is_gaussian: bool, multiplier: float, move: float, bound: float) -> 
     cost = Fraction(move) * Fraction(bound) / Fraction(multiplier)
     if is_gaussian:
         return Charge(_steps_above(cost * cost), 0, 1)
-    # The level grows with the cost, so a cost that is rounded upward is one that covers
-    # it.
+    # The level grows with the cost, so the cost may be rounded upward.
     square = _laplace_square(_upward(float(cost)))
     return Charge(_steps_above(square), _steps_above(cost), 0)
 
@@ -201,14 +223,14 @@ def _steps_above(value: Fraction) -> int:
 
 @lru_cache(maxsize=64)
 def _largest_square(epsilon: float, delta: float) -> int:
-    # Downward: terms are rounded upward and the limit downward, so no rounding favours
-    # the spender.
+    # The limit is rounded downward and terms are rounded upward, so no rounding hides a
+    # cost.
     largest = Fraction(mu_of_budget(epsilon, delta))
     return math.floor(largest * largest * (1 << _BITS))
 
 
 def _upward(value: float) -> float:
-    """Return a float64 not below the number that was rounded to this one."""
+    """Return a float64 that is not below any number that rounds to this value."""
     if value:
         return math.nextafter(value, math.inf)
     return 0.0

@@ -1,17 +1,18 @@
-"""A node's memory of its releases and their joint cost, in one SQLite file.
+"""A node's record of its answers and their joint cost, in one SQLite file.
 
-A node starts a process per message, and any of them may die at any moment. So an answer
-is written down, with what it costs, in one exclusive transaction that is on the disk
-before anything is sent: a crash in between loses an answer, never a charge.
+A node starts a process per message, and a process may die at any moment. So an answer
+and its cost are written in one exclusive transaction, which is on the disk before
+anything is sent. A crash in between loses an answer, never a charge.
 
-The first answer or vote in a run reserves its plan; answers turn reservations into
-charges, and what is left comes back when the run has ended. One sum of a round opens,
-so a round is charged once. Of each run the last answer and the last vote stay for good,
-with the charge: so a round that was answered is never answered otherwise, also after
-the run. Sums are those of a filter (`privacy.filter`); they lie in the file, so a
-charge reads nothing of other runs (docs/threat-model.md, "The ledger").
+The first answer or vote in a run reserves the cost of its plan. Answers turn
+reservations into charges, and unused reservations are given back when the run ends.
+Only one sum of a round can be reconstructed, so a round is charged once. The last
+answer and the last vote of each run stay in the file for good. So a client never gives
+another answer to a round, even after the run. The file holds the sums of a filter
+(`privacy.filter`), so a charge reads nothing of other runs (docs/threat-model.md, "The
+ledger").
 
-Beside them lies an opaque memory for each run, the client's session.
+The file also holds an opaque memory for each run: the client's session.
 """
 
 import json
@@ -37,16 +38,16 @@ from flower_kmeans.privacy.ledger_file import (
 )
 
 MAX_UNANSWERED = 16
-"""Most memories that are kept of runs without an answer or a vote."""
+"""Most runs without an answer or a vote whose memories are kept."""
 FORGET_AFTER = 30 * 24 * 3600
-"""Seconds after which an unfinished run that nothing was written of is ended."""
+"""Seconds without a write after which an unfinished run is ended."""
 
 _VERSION = 4
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
-    # a commit is on the disk, with its directory entry, when it returns
+    # when a commit returns, it is on the disk with its directory entry
     "synchronous = EXTRA",
-    # on macOS too, where a drive may keep in its cache what was synced
+    # on macOS a drive may keep synced data in its cache without these
     "fullfsync = ON",
     "checkpoint_fullfsync = ON",
     "secure_delete = ON",  # erased secrets are overwritten in the file
@@ -62,13 +63,13 @@ _CAUSES = {
     sqlite3.SQLITE_IOERR: "The ledger's disk fails, or has no room for this user",
     sqlite3.SQLITE_CANTOPEN: "The ledger cannot be opened",
 }
-# What a run has given: nothing, an answer or a vote, and nothing further as it is over.
+# States of a run: it has given nothing; it has given an answer or a vote; it is over.
 _NOTHING = 0
 _SOMETHING = 1
 _ENDED = 2
-# Of the sums, "client" is there as long as all runs protect clients. "writes" counts
-# what was ever written, so no version of a memory comes twice, not even of one that was
-# dropped and made again.
+# The sum for "client" exists as long as all runs protect clients. "writes" counts all
+# writes, so no version of a memory occurs twice, even if a run's row was deleted and
+# made again.
 _SCHEMA = """
 CREATE TABLE sums (unit TEXT PRIMARY KEY, charge TEXT NOT NULL) WITHOUT ROWID;
 INSERT INTO sums VALUES ('client', '[0, 0, 0]'), ('record', '[0, 0, 0]');
@@ -84,23 +85,23 @@ CREATE INDEX by_age ON runs (given, touched, version);
 
 
 class AnotherAnswerError(KMeansError):
-    """Another answer was given to this query, or another vote in this round, before."""
+    """A different answer to this query, or a different vote in this round, was given."""
 
 
 class StaleAnswerError(KMeansError):
-    """A later query was answered, or a later round voted for, before."""
+    """The client has already answered a later query, or voted in a later round."""
 
 
 class MemoryChangedError(KMeansError):
-    """Another process replaced the memory since it was read: read and decide again."""
+    """Another process replaced the memory after it was read: read it and decide again."""
 
 
 @dataclass(frozen=True)
 class LifetimeLimit:
-    """The (epsilon, delta) that all releases ever charged must meet together.
+    """The (epsilon, delta) that all charged releases must meet together.
 
-    It counts for clients if all runs protect clients, else for single records, and
-    holds also where runs were chosen after earlier results.
+    The limit is for clients if all runs protect clients, else for single records. It
+    holds even if runs were chosen after earlier results.
     """
 
     epsilon: float
@@ -109,23 +110,47 @@ class LifetimeLimit:
 
 @dataclass(frozen=True)
 class LedgerAnswer:
-    """A ledger's entry for one answer."""
+    """A ledger's entry for one answer.
 
-    run: bytes  # hash of the run document
+    Attributes
+    ----------
+    run : bytes
+        Hash of the run document.
+    round, attempt : int
+        Numbers of the round and of the attempt.
+    context : bytes
+        Hash of everything that the answer depends on, except records and secret.
+    digest : bytes
+        SHA-256 of the bytes to send.
+    query : bytes
+        Hash of the round's query, which is the same for all attempts.
+    """
+
+    run: bytes
     round: int
     attempt: int
-    context: bytes  # hash of all that the answer depends on beside records and secret
-    digest: bytes  # SHA-256 of the bytes to send
-    query: bytes  # hash of what the round asks; one for all attempts at it
+    context: bytes
+    digest: bytes
+    query: bytes
 
 
 @dataclass(frozen=True)
 class Vote:
-    """One vote: for which sum of a round a client adds its shares."""
+    """One vote: the sum of a round for which a committee member adds shares.
 
-    run: bytes  # hash of the run document
+    Attributes
+    ----------
+    run : bytes
+        Hash of the run document.
+    round : int
+        Number of the round.
+    variant : bytes
+        Hash of the sum: its context, its parts and their clients.
+    """
+
+    run: bytes
     round: int
-    variant: bytes  # hash of the sum: of its context, its parts and their clients
+    variant: bytes
 
 
 class Ledger:
@@ -134,17 +159,17 @@ class Ledger:
     Parameters
     ----------
     state_dir : path
-        The node's own directory, mode 0700, in a parent that exists; it is made if it
-        is missing. One per node and data set: two directories are two accounts.
+        The node's own directory, mode 0700. It is made if it is missing, but its parent
+        must exist. Each node and data set needs one directory: two directories are two
+        accounts.
     clock : callable, optional
-        Returns the time in seconds since the epoch, by which unfinished runs are
-        forgotten.
+        Returns the time in seconds since the epoch, for ending unfinished runs.
 
     Raises
     ------
     LedgerError
-        If the directory or the file cannot be used, is another user's or open to
-        others, or if the file is a symbolic link, or of another version.
+        If the directory or the file cannot be used, belongs to another user or can be
+        used by others, or if the file is a symbolic link or has another version.
     """
 
     def __init__(
@@ -156,8 +181,8 @@ class Ledger:
         path = make_private_file(Path(state_dir))
         self._clock = clock
         with _ledger_errors():
-            # No level: `_exclusive` begins every transaction itself, with the lock that
-            # it needs.
+            # No isolation level: `_exclusive` begins every transaction itself, with a
+            # write lock.
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None
             )
@@ -184,16 +209,16 @@ class Ledger:
         if _version(self._db) == _VERSION:
             return
         with self._exclusive():
-            if _version(self._db) == 0:  # or another process was first
+            if _version(self._db) == 0:  # unless another process was first
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _forget_old(self) -> None:
-        """End the runs without a write for long; most often there are none."""
+        """End the runs that nothing was written of for `FORGET_AFTER` seconds."""
         old = (_ENDED, int(self._clock()) - FORGET_AFTER)
         query = "SELECT run FROM runs WHERE given < ? AND touched < ?"
-        # A look without a lock first: every message opens the ledger.
+        # Every message opens the ledger, so the usual case takes no lock.
         if self._db.execute(query, old).fetchone() is None:
             return
         with self._exclusive():
@@ -201,8 +226,8 @@ class Ledger:
             for (run,) in ended:
                 self._write_run(run, memory=b"", version=self._next_version())
                 self._give_back(run)
-            # Runs that gave something keep their row: another answer or vote must be
-            # noticed.
+            # Runs that gave something keep their row: a different answer or vote must
+            # still be noticed.
             self._db.execute(
                 "DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1])
             )
@@ -210,9 +235,9 @@ class Ledger:
     # ------------------------------------------------------------------ memories
 
     def load(self, run: bytes) -> tuple[int, bytes] | None:
-        """Return version and content of a run's memory, or ``None``.
+        """Return the version and the content of a run's memory, or ``None``.
 
-        The content is empty where the ledger itself has ended the run (`FORGET_AFTER`).
+        The content is empty if the ledger itself has ended the run (`FORGET_AFTER`).
         """
         row = self._run(run, "version, memory")
         if row is None:
@@ -222,8 +247,12 @@ class Ledger:
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
-        ``version`` is the one that was read, 0 if there was none. If the file holds
-        another one by now, nothing is written and ``MemoryChangedError`` is raised.
+        ``version`` is the version that was read, or 0 if there was none.
+
+        Raises
+        ------
+        MemoryChangedError
+            If the file now has another version. Nothing is written then.
         """
         with self._exclusive():
             return self._replace(run, version, memory)
@@ -231,15 +260,14 @@ class Ledger:
     def _replace(self, run: bytes, version: int, memory: bytes) -> int:
         row = self._run(run, "version")
         if (0 if row is None else row[0]) != version:
-            # What the caller wants to write was decided from a memory that is no longer
-            # there.
+            # The caller decided from a memory that is no longer there.
             raise MemoryChangedError("Another process changed the memory of this run.")
         new = self._next_version()
         if row is None:
-            # Drop the oldest memories of runs that have given nothing, to keep one
-            # more.
+            # The oldest memories of runs that have given nothing make room for the new
+            # one.
             self._db.execute(
-                # SQLite has an OFFSET only behind a LIMIT; -1 is none.
+                # SQLite takes OFFSET only after LIMIT; -1 means no limit.
                 "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
                 "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
                 (_NOTHING, MAX_UNANSWERED - 1),
@@ -268,10 +296,10 @@ class Ledger:
         self._db.execute(statement, (*values.values(), run))
 
     def end(self, run: bytes, version: int, memory: bytes) -> int:
-        """Replace the memory of an ended run, and give back its unused reservation.
+        """End a run: replace its memory, and take its unused reservations out of the sums.
 
-        Parameters and errors are those of `save`. A run that ended before gives back
-        nothing more.
+        Parameters and errors are those of `save`. A run that has ended before has no
+        reservations left.
         """
         with self._exclusive():
             replaced = self._replace(run, version, memory)
@@ -279,10 +307,10 @@ class Ledger:
             return replaced
 
     def end_all(self, change: Callable[[bytes], bytes | None]) -> int:
-        """End runs in one transaction, each as `end` does, and return how many ended.
+        """End runs in one transaction, each as `end` does, and return their number.
 
-        ``change`` returns what replaces the memory of a run that ends now, or ``None``
-        for any other run, which is left as it is.
+        ``change`` takes the memory of a run that has not ended. It returns the new
+        memory if the run ends now, or ``None`` if the run goes on.
         """
         n_ended = 0
         with self._exclusive():
@@ -297,7 +325,7 @@ class Ledger:
         return n_ended
 
     def _give_back(self, run: bytes) -> None:
-        """End a run that has given something: take its reservations out of the sums."""
+        """End a run that has given something, and take its reservations out of the sums."""
         given, reserved = self._run(run, "given, reserved")
         if given != _SOMETHING:
             return
@@ -312,7 +340,7 @@ class Ledger:
         self._write_anew(run)
 
     def _write_anew(self, run: bytes) -> None:
-        """Write a row behind the others: a large one keeps a page of the file."""
+        """Delete a row and insert it anew, because a row that was large keeps its pages."""
         row = tuple(self._run(run, "*"))
         self._db.execute("DELETE FROM runs WHERE run = ?", (run,))
         places = ", ".join("?" for _ in row)
@@ -323,14 +351,14 @@ class Ledger:
     def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes, bytes] | None:
         """Return a run's last answer, or ``None``.
 
-        It is round, attempt, context, digest and query.
+        The answer is a tuple (round, attempt, context, digest, query).
         """
         last: tuple[int, int, bytes, bytes, bytes] | None
         last = self._last(run, "round, attempt, context, digest, query")
         return last
 
     def last_vote(self, run: bytes) -> tuple[int, bytes] | None:
-        """Return round and variant of a run's last vote, or ``None``."""
+        """Return the round and the variant of a run's last vote, or ``None``."""
         last: tuple[int, bytes] | None = self._last(run, "vote_round, variant")
         return last
 
@@ -348,33 +376,49 @@ class Ledger:
         version: int,
         memory: bytes,
     ) -> int:
-        """Write an answer, its cost and the memory that goes with it, all or nothing.
+        """Write an answer, its cost and the run's memory, all or nothing.
 
-        It is on the disk when this returns: send the answer then, and not before.
+        Everything is on the disk when this returns. The answer must not be sent before.
 
-        ``price`` is the run's, of its verified plan; ``None`` for a run without
-        privacy. The limit is checked only if the answer is charged; what was charged
-        before is not refused. The rest is as in `save`.
+        Parameters
+        ----------
+        answer : LedgerAnswer
+        price : Price or None
+            The price of the run's verified plan, or ``None`` for a run without privacy.
+        limit : LifetimeLimit
+            The limit of all runs. It is checked only if the sums grow: a repeated
+            answer, or a round that is reserved, is not refused.
+        version : int
+        memory : bytes
+            As in `save`.
+
+        Returns
+        -------
+        int
+            The new version of the memory.
 
         Raises
         ------
         BudgetError
             If all runs together would exceed the limit.
-        StaleAnswerError, AnotherAnswerError, MemoryChangedError
-            If a later (round, attempt) was answered, or this one otherwise, or this
-            round for another query, or if the file holds another version of the memory
-            by now.
+        StaleAnswerError
+            If a later (round, attempt) was answered.
+        AnotherAnswerError
+            If this (round, attempt) was answered in another way, or this round for
+            another query.
+        MemoryChangedError
+            If the file now has another version of the memory.
         """
         with self._exclusive():
-            # The memory first: the answer was made from this version of it. An error
-            # undoes both.
+            # The memory comes first, because the answer was made from this version. An
+            # error undoes both.
             replaced = self._replace(answer.run, version, memory)
             last = self.last_answer(answer.run)
             place = answer.round, answer.attempt
             _require_order(last, place, answer.context, answer.digest, answer.query)
             _require_one_query(last, answer)
-            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and
-            # restart").
+            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger,
+            # restart and resuming").
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit)
             written = asdict(answer)
@@ -389,11 +433,11 @@ class Ledger:
         version: int,
         memory: bytes,
     ) -> int:
-        """Write which sum of a round the client adds its shares for, with the memory.
+        """Write a vote and the run's memory, all or nothing.
 
-        The first vote in a run reserves its plan, as a first answer does: so the budget
-        bounds the runs that a client votes in without an answer. Parameters and errors
-        are those of `charge`.
+        The first vote in a run reserves the cost of its plan, as the first answer does.
+        So the limit also bounds the runs in which a client votes without an answer.
+        Parameters, result and errors are those of `charge`.
         """
         with self._exclusive():
             replaced = self._replace(vote.run, version, memory)
@@ -404,7 +448,7 @@ class Ledger:
             return replaced
 
     def _give(self, run: bytes, **values: Any) -> None:
-        """Write the state of a run; a run that is over stays so."""
+        """Write values of a run that gives something. A run that is over stays over."""
         self._write_run(run, **values)
         statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
         self._db.execute(statement, (_SOMETHING, run, _NOTHING))
@@ -412,9 +456,9 @@ class Ledger:
     def _charge_round(
         self, answer: LedgerAnswer, price: Price, limit: LifetimeLimit
     ) -> None:
-        """Charge a new round, from the plan's reservation where it holds."""
+        """Charge a new round, from the run's reservation if there is one."""
         (given,) = self._run(answer.run, "given")
-        # its reservations came back, so each round is charged alone
+        # An ended run has given its reservations back, so each round is charged alone.
         if given == _ENDED:
             self._add(price.rounds[answer.round - 1], price.unit, limit)
             return
@@ -424,9 +468,10 @@ class Ledger:
         self._write_run(answer.run, reserved=_price_text(rest))
 
     def _reserve(self, run: bytes, price: Price, limit: LifetimeLimit) -> Price:
-        """Return a run's reservation; at first its whole plan, unless the run is over.
+        """Return a run's reservation, and reserve its whole plan if it has none yet.
 
-        The whole plan, or runs that began together could all get stuck half way.
+        With smaller reservations, runs that began together could all get stuck half
+        way. A run that is over reserves nothing.
         """
         given, reserved = self._run(run, "given, reserved")
         if reserved is not None:
@@ -437,7 +482,7 @@ class Ledger:
         return price
 
     def _add(self, due: tuple[Charge, Charge], unit: str, limit: LifetimeLimit) -> None:
-        """Add a charge to the sums; a `BudgetError` if that would exceed the limit."""
+        """Add a charge to the sums, or raise a `BudgetError` if they exceed the limit."""
         sums = _with(_sums(self._db), due, unit)
         _require(sums, limit)
         self._write_sums(sums)
@@ -452,11 +497,16 @@ class Ledger:
     def require_room(
         self, run: bytes, price: Price | None, limit: LifetimeLimit
     ) -> None:
-        """Require that a run fits with its plan, or as it is if that is reserved.
+        """Require that the limit has room for a run's plan, if it is not reserved yet.
 
-        A run that was charged costs nothing further, but the limit may have been
-        tightened since. Only `charge` decides: another process may take the room in
-        between.
+        A run that is reserved or charged costs nothing further. It is still checked,
+        because the limit may have been tightened since. The result is not binding:
+        another process may take the room before `charge`.
+
+        Raises
+        ------
+        BudgetError
+            If all runs together exceed the limit.
         """
         if price is None:
             return
@@ -467,45 +517,49 @@ class Ledger:
             _require(sums, limit)
 
     def _is_counted(self, run: bytes) -> bool:
-        """Return whether the sums hold a run already: it was answered, or voted in."""
+        """Return whether the sums contain a run already, by an answer or a reservation."""
         row = self._run(run, "round, reserved")
         return row is not None and tuple(row) != (None, None)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon of all charges and reservations at a delta."""
+        """Return the least epsilon of all charges and reservations together at a delta."""
         with _ledger_errors():
             return _total(_sums(self._db)).epsilon(delta)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the file against other writers; all inside happens, or nothing."""
+        """Run a transaction with the write lock: all of it happens, or nothing."""
         with _ledger_errors():
             # IMMEDIATE takes the write lock before anything is read, so no two
-            # processes decide from the same sums. A deferred one would fail at its
-            # first write instead of waiting.
+            # processes decide from the same sums. A deferred transaction would fail at
+            # its first write instead of waiting.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                # SQLite rolls back by itself after some errors, as when the disk is
-                # full.
+                # SQLite rolls back by itself after some errors, such as a full disk.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
 
 
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
-    """Return the joint cost of all charges and reservations at a delta.
+    """Return the joint epsilon of all charges and reservations at a delta.
 
-    Nothing on the disk changes. It is ``None`` if there is no ledger yet, and one can
-    be made. ``LedgerError`` is raised where `Ledger` would raise it, and if the charges
-    cannot be read.
+    Nothing on the disk changes. The result is ``None`` if there is no ledger yet, and
+    one can be made.
+
+    Raises
+    ------
+    LedgerError
+        If `Ledger` would raise it, or the charges cannot be read.
     """
     path = find_private_file(Path(state_dir))
     if path is None:
         return None
-    # Read only: a reader that may write would finish a dead process's rollback.
+    # Read-only, because a reader that may write would roll back a dead process's
+    # transaction.
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with (
         _ledger_errors(),
@@ -517,8 +571,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
             else:
                 charge = Charge()
         except sqlite3.OperationalError as error:
-            # SQLite's name for a journal that was left behind, which only a writer may
-            # play back.
+            # A dead process left a journal, which only a writer may roll back.
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
             raise LedgerError(
@@ -529,7 +582,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """Return the version of a file's tables; 0 if it has none yet."""
+    """Return the version of a file's tables, or 0 if it has none yet."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, _VERSION):
         raise LedgerError(
@@ -541,7 +594,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
-    """Return the sums of charges and reservations, by the unit that they protect."""
+    """Return the sums of charges and reservations by the unit that they protect."""
     rows = db.execute("SELECT unit, charge FROM sums")
     return {unit: _charge_from(json.loads(text)) for unit, text in rows}
 
@@ -549,7 +602,11 @@ def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
 def _with(
     sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str
 ) -> dict[str, Charge]:
-    """Return sums with the charge of a run of a unit."""
+    """Return sums with the charge of a run that protects ``unit``.
+
+    ``due`` has the charge for the run's unit and the charge for one record. After a run
+    that protects records, there is no sum for clients.
+    """
     added = {"record": sums["record"] + due[1]}
     if unit == "client" and "client" in sums:
         added["client"] = sums["client"] + due[0]
@@ -557,13 +614,12 @@ def _with(
 
 
 def _total(sums: dict[str, Charge]) -> Charge:
-    """Return the decisive sum: for clients if all runs protect clients, else records.
+    """Return the decisive sum: for clients if all runs protect clients, else for records.
 
-    A run that protects clients protects a single record too; what one record of a
-    client that stays may move is part of the run's price.
+    A run that protects clients protects single records too. Its price therefore
+    contains a charge for one record of a client that stays.
     """
-    # "client" is gone for good after the first run that protects single records
-    # (`_with`).
+    # The sum for clients is removed by the first run that protects records (`_with`).
     return sums.get("client", sums["record"])
 
 
@@ -589,7 +645,7 @@ def _require_order(
         raise StaleAnswerError(
             "A later query was answered, or a later round voted for, before."
         )
-    # The same answer again is wanted: a server that lost a reply asks once more, at no
+    # A repeated answer is welcome: a server that lost a reply asks once more, at no
     # cost.
     if now == place and content != before:
         raise AnotherAnswerError("Something else was answered, or voted for, before.")
@@ -598,7 +654,7 @@ def _require_order(
 def _require_one_query(
     last: tuple[int, int, bytes, bytes, bytes] | None, answer: LedgerAnswer
 ) -> None:
-    """Require that all attempts at a round ask the same."""
+    """Require that all attempts at a round have the same query."""
     if last is None:
         return
     round_number, _, _, _, query = last
@@ -620,7 +676,7 @@ def _price_from(text: str) -> Price:
 
 
 def _charge_from(values: Any) -> Charge:
-    # isinstance would let booleans pass.
+    # isinstance would accept booleans.
     is_listed = isinstance(values, list)
     if not is_listed or not all(type(value) is int for value in values):
         raise TypeError
@@ -628,8 +684,8 @@ def _charge_from(values: Any) -> Charge:
 
 
 def _sentence_of(error: sqlite3.Error) -> str:
-    """Return why SQLite could not use the file, which is never the budget's limit."""
-    # The last byte is the kind of error; those above it say in which step it came.
+    """Return the sentence on an error of SQLite. Such an error never means a limit."""
+    # The last byte is the kind of error. The other bytes are details.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     cause = _CAUSES.get(code, "The ledger cannot be used")
     return f"{cause}: {error}."

@@ -1,4 +1,4 @@
-"""Where a ledger lies: one file in a directory, both this user's and closed to others.
+"""The private file of a ledger, in a directory that only its owner can use.
 
 A server keeps a run that may be resumed in such a file, too
 (`flower_kmeans.protocol.resume`).
@@ -22,7 +22,7 @@ READ_ONLY = (
     "The ledger is read-only, and this user must be able to write it and its directory"
 )
 DAMAGED = "The ledger is damaged, or no ledger, and cannot be used"
-"""Why a ledger cannot be used; none of them is that it does not allow a run."""
+"""Causes why the machine cannot use a ledger. None is that its limit refuses a run."""
 _CAUSES = {
     errno.ENOSPC: FULL,
     errno.EDQUOT: FULL,
@@ -36,11 +36,23 @@ _FILE_MODE = 0o600
 
 @dataclass(frozen=True)
 class PrivateFile:
-    """The name of a private file in errors, and their kind."""
+    """A kind of private file, and its errors.
 
-    name: str  # of the file
+    Attributes
+    ----------
+    name : str
+        The name of the file in its directory.
+    what : str
+        The word for the file in errors.
+    directory : str
+        The parameter that names its directory.
+    error : type of KMeansError
+        The type of errors about it.
+    """
+
+    name: str
     what: str
-    directory: str  # the parameter that names its directory
+    directory: str
     error: type[KMeansError]
 
 
@@ -48,31 +60,31 @@ _LEDGER = PrivateFile(FILE_NAME, "ledger", "state_dir", LedgerError)
 
 
 def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
-    """Return the path of a file in a directory, both their owner's alone.
+    """Return the path of a private file, and make the file and its directory if missing.
 
-    Both are made if missing. A symbolic link is refused, as is what belongs to others
-    or is open to them: who placed it there could choose what is written.
+    Only their owner can use them. A symbolic link is an error, and so is a file or
+    directory that belongs to others or that others can use: whoever placed it there
+    could choose its content.
     """
     path = directory / file.name
     with _os_errors(directory, file):
         if not directory.exists():
-            # Not its parents: they may be unmounted.
+            # Missing parents are not made: they may be unmounted.
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         facts = directory.stat()
         require_own(facts, directory, file.directory, _DIRECTORY_MODE, file.error)
-        # Where the system has no such flag, a check before opening is the best there
-        # is.
+        # A system without this flag can only check before opening.
         if not hasattr(os, "O_NOFOLLOW"):
             _require_no_link(path, file)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
             descriptor = os.open(path, flags, _FILE_MODE)
         except OSError as error:
-            # What O_NOFOLLOW gives for a link.
+            # With O_NOFOLLOW, a link gives this error.
             if error.errno == errno.ELOOP:
                 _require_no_link(path, file)
             raise
-        # Of the open file, which nobody can replace in between.
+        # The open file is checked, which nobody can replace in between.
         try:
             require_own(os.fstat(descriptor), path, file.what, _FILE_MODE, file.error)
         finally:
@@ -81,9 +93,14 @@ def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
 
 
 def find_private_file(directory: Path) -> Path | None:
-    """Return the ledger's path, or ``None`` if one can be made.
+    """Return the ledger's path, or ``None`` if there is none yet and it can be made.
 
-    Nothing changes. ``LedgerError`` is raised where `make_private_file` would raise it.
+    Nothing on the disk changes.
+
+    Raises
+    ------
+    LedgerError
+        If `make_private_file` would raise it.
     """
     path = directory / FILE_NAME
     with _os_errors(directory):
@@ -92,7 +109,7 @@ def find_private_file(directory: Path) -> Path | None:
             return None
         require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
         _require_writable(directory, "state_dir")
-        # exists() follows links, so a dangling one would pass for no ledger.
+        # exists() follows links, so it would not see a dangling link.
         if not os.path.lexists(path):
             return None
         _require_no_link(path)
@@ -108,14 +125,14 @@ def require_own(
     expected: int,
     error: type[KMeansError] = LedgerError,
 ) -> None:
-    """Require a place to be this user's or root's, and closed to all others."""
+    """Require that a path belongs to this user or to root, and that others cannot use it."""
     if not is_own(facts):
         raise error(
             f"Expected {name} {path} to belong to this user or to root. "
             f"Got user id {facts.st_uid} instead."
         )
     mode = stat.S_IMODE(facts.st_mode)
-    # Sessions' secrets lie in the file, so others may not even read it.
+    # The file holds secrets of sessions, so others must not even read it.
     if mode & 0o077:
         raise error(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
 
@@ -142,7 +159,7 @@ def _require_no_link(path: Path, file: PrivateFile = _LEDGER) -> None:
 
 
 def os_sentence(place: str, error: OSError) -> str:
-    """Return why the machine let a place of the ledger not be used."""
+    """Return the sentence on an error of the operating system at a ledger's place."""
     reason = error.strerror or str(error)
     cause = _CAUSES.get(error.errno or 0)
     if cause is None:

@@ -1,17 +1,17 @@
 r"""Exact integer noise, vectorised.
 
 Guarantee: if the words of the stream are uniform, every sampler has exactly the law
-that it names, not one within some distance of it, and its result is a function of the
-words alone, on every processor (docs/guarantees, Theorem 9).
+that it names, without any approximation. Its result depends on the words alone, on
+every processor (docs/guarantees, Theorem 9).
 
-How: a word is the leading bits of a uniform real. Where neither its further bits nor
-the error of float64 can change the integer, float64 decides. The rare others (one in
-ten million or so at usual scales) are settled with mpmath: the uniform's interval is
-compared with the exact boundary, with more words from the branch of that very position
-until it lies on one side.
+Method: a word is the leading bits of a uniform real. If neither its further bits nor
+the error of float64 can change the integer, float64 decides. The other cases (about one
+in ten million at usual scales) are settled with mpmath. There the uniform's interval is
+compared with the exact boundary, and refined by words of the position's branch until it
+lies on one side.
 
-The running time depends on the noise (by far less than a network's jitter), never on
-records.
+The running time depends on the noise, by far less than a network's jitter. It never
+depends on records.
 """
 
 from bisect import bisect_right
@@ -32,53 +32,59 @@ from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
-# Above it, a draw could leave int64 with more than a negligible probability.
+# With a larger scale, a draw could exceed int64 with more than negligible probability.
 MAX_SCALE = 2.0**55
-# Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to
-# 7e-17.
+# Kairouz, Liu & Steinke 2021: from this standard deviation on, a sum of discrete
+# Gaussians is a discrete Gaussian up to 7e-17.
 MIN_SHARE_STD = 2.0
 _BELOW_PI_SQUARED = 9.8696  # a smaller value widens the noise
 
 # Bound on the error of ndtri, log and exp, and of the few operations around them,
 # relative to 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
 _FLOAT_ERROR = 2.0**-46
-# Words whose leading bits are all zero carry too little of the uniform for the fast
-# path.
+# A word whose leading bits are all zero has too few significant bits for float64.
 _MIN_HEAD = 2**20
 _GUARD_BITS = 40
-# at once, of the discrete Gaussian; part of the map from words to noise
+# Proposals of the discrete Gaussian at once. The map from words to noise depends on it.
 _PROPOSALS = 64
 
 
 @dataclass(frozen=True)
 class _Law:
-    """A symmetric law on the reals, by its upper tail at unit scale: tail(0) = 1/2."""
+    """A symmetric law on the reals at scale 1, given by its upper tail, tail(0) = 1/2.
 
-    # float64: tail probabilities in (0, 1/2] -> x >= 0. Its density is at least 0.79
-    # tail, so a relative error r of the tail moves x by at most 1.26 r / (1 - r).
+    Attributes
+    ----------
+    inverse : callable
+        Takes tail probabilities in (0, 1/2] and returns x >= 0, in float64. The density
+        must be at least 0.79 tail. Then a relative error r of the tail moves x by at
+        most 1.26 r / (1 - r).
+    exact_tail, exact_inverse : callable
+        The tail and its inverse in mpmath, at the working precision.
+    """
+
     inverse: Callable[[FloatArray], FloatArray]
-    # mpmath, at the working precision.
     exact_tail: Callable[[Any], Any]
     exact_inverse: Callable[[Any], Any]
 
 
 def _gaussian_quantile(tail: Any) -> Any:
-    # here, so that clients that draw no such noise start faster
+    # The import is here, so clients that draw no such noise start faster.
     from scipy.special import ndtri
 
     return -ndtri(tail)
 
 
 def _gaussian_tail(x: Any) -> Any:
-    # mpmath overflows far out. A uniform reaches this tail, 2^-(2^39), after 2^33 zero
-    # words.
+    # mpmath overflows for larger x. A uniform reaches this tail, 2^-(2^39), only after
+    # 2^33 zero words.
     x = min(x, mpmath.mpf(2**20))
     return mpmath.erfc(x / mpmath.sqrt(2)) / 2
 
 
 def _gaussian_inverse(tail: Any) -> Any:
     # Newton's method on the logarithm, which is smooth and nearly a parabola. The
-    # caller checks what comes out, so this needs to be good, not proved.
+    # caller checks the result, so convergence needs no proof.
     log_tail = mpmath.log(tail)
     if tail > 1e-300:
         x = mpmath.mpf(_gaussian_quantile(float(tail)))
@@ -107,7 +113,7 @@ _LAPLACE = _Law(
 
 
 class _UniformWords:
-    """The next words of streams, one after the other, and further bits of them."""
+    """The next words of several streams, joined, and further bits of each word."""
 
     def __init__(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
         self._streams = streams
@@ -116,14 +122,14 @@ class _UniformWords:
         self.taken = np.concatenate([stream.words(n) for stream, n in pairs])
 
     def branch(self, index: int) -> Iterator[int]:
-        """Yield the words that refine the one at an index."""
+        """Yield words with further bits of the word at an index."""
         number = bisect_right(self._ends, index)
         stream = self._streams[number]
         return stream.branch(stream.position - self._ends[number] + index)
 
 
 class _Uniform:
-    """The uniform in [0, 1) whose first bits are known, refined on demand."""
+    """A uniform real in [0, 1) whose first bits are known, refined on demand."""
 
     def __init__(self, head: int, bits: int, more: Iterator[int]) -> None:
         self._value = head
@@ -135,7 +141,7 @@ class _Uniform:
         self.bits += 64
 
     def ends(self) -> tuple[Any, Any]:
-        """Return the interval's ends, exact at a precision of ``bits`` or more."""
+        """Return the interval's ends, exact if the precision is ``bits`` or more."""
         low = mpmath.ldexp(self._value, -self.bits)
         high = mpmath.ldexp(self._value + 1, -self.bits)
         return low, high
@@ -144,14 +150,15 @@ class _Uniform:
 def discrete_gaussian(variance: FloatArray, stream: Stream) -> IntArray:
     """Draw discrete Gaussians: P(n) proportional to exp(-n^2 / (2 variance)).
 
-    Canonne, Kamath & Steinke 2020, Algorithm 3: a discrete Laplace proposal of scale
-    t = floor(sqrt(variance)) + 1, in float64, is accepted with probability
-    exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
+    This is Algorithm 3 of Canonne, Kamath & Steinke 2020. A discrete Laplace proposal
+    has the scale t = floor(sqrt(variance)) + 1, computed in float64. It is accepted
+    with probability exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for
+    any t.
 
-    Variances, (m,), are in squared grid units, in [0, 2^111]; 0 gives 0. The stream
-    gives two words per proposal. Each of p coordinates makes ``1 + 64 // p`` proposals
-    at once, of which the first accepted one counts; those without one propose again, in
-    order.
+    Variances, (m,), are in squared grid units, in [0, 2^111]. A variance of 0 gives 0.
+    A proposal takes two words of the stream. Each of p coordinates makes ``1 + 64 //
+    p`` proposals at once, and takes the first accepted one. Coordinates without one
+    propose again, in order.
     """
     variances = np.asarray(variance)[None]
     drawn: IntArray = discrete_gaussians(variances, [stream])[0]
@@ -159,14 +166,18 @@ def discrete_gaussian(variance: FloatArray, stream: Stream) -> IntArray:
 
 
 def discrete_gaussians(variances: FloatArray, streams: Sequence[Stream]) -> IntArray:
-    """Draw `discrete_gaussian` of n streams at once, (n, m) from variances (n, m)."""
+    """Draw `discrete_gaussian` for n streams at once.
+
+    Variances and result have the shape (n, m). Row i uses stream i.
+    """
     flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
     noise = np.zeros(flat.shape, dtype=np.int64)
     settled = flat == 0
     while (pending := np.flatnonzero(~settled)).size:
         rows = pending // variances.shape[1]
         counts = np.bincount(rows, minlength=len(streams))
-        # A pass over few numbers costs as much as one over some hundreds.
+        # A pass over few numbers takes as long as one over hundreds, so few coordinates
+        # make many proposals each.
         each = 1 + _PROPOSALS // np.maximum(counts, 1)
         proposing = np.repeat(pending, each[rows])
         here = flat[proposing]
@@ -175,22 +186,23 @@ def discrete_gaussians(variances: FloatArray, streams: Sequence[Stream]) -> IntA
         scale = np.floor(np.sqrt(here)) + 1
         size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
         taken = _accepted(size, scale, here, words)
-        # Zero has one sign only, or it would come twice as often.
+        # A negative zero is rejected: zero would otherwise occur twice as often.
         taken &= ~(negative & (size == 0))
         chosen = proposing[taken]
         values = np.where(negative, -size, size)[taken]
-        first = np.diff(chosen, prepend=-1) > 0  # of a coordinate's proposals
+        # whether it is the first accepted proposal of its coordinate
+        first = np.diff(chosen, prepend=-1) > 0
         noise[chosen[first]] = values[first]
         settled[chosen] = True
     return noise.reshape(variances.shape)
 
 
 def _rounded(law: _Law, scale: FloatArray, stream: Stream) -> IntArray:
-    """Draw floor(scale X + 1/2), X of the law, of one word for every coordinate.
+    """Draw the integers nearest to scale times X, where X has the law.
 
-    Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most
-    draws are settled exactly, which is slow. Noise beyond int64 (probability below
-    e^-255) wraps modulo 2^64.
+    Scales, (m,), are in grid units, in [0, 2^55]. A scale of 0 gives 0. Each coordinate
+    takes one word. Above about 2^40 most draws are settled exactly, which is slow.
+    Noise beyond int64 (probability below e^-255) wraps modulo 2^64.
     """
     scale = _checked("scale", scale)
     words = _UniformWords([stream], [scale.size])
@@ -200,13 +212,12 @@ def _rounded(law: _Law, scale: FloatArray, stream: Stream) -> IntArray:
 
 
 SAMPLERS: dict[str, Callable[[FloatArray, Stream], IntArray]] = {
-    # Run documents name the sampler, so that client and server agree on the law that is
-    # drawn.
+    # Run documents name the sampler, so client and server agree on the law.
     "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
     "rounded-laplace/1": partial(_rounded, _LAPLACE),
     "discrete-gaussian/2": discrete_gaussian,
 }
-"""Samplers by name and version; another map from words to noise is a new version."""
+"""Samplers by name and version. A change of the map from words to noise needs a new version."""
 
 
 def sampler_name(release: Release, shared: bool = False) -> str:
@@ -215,10 +226,11 @@ def sampler_name(release: Release, shared: bool = False) -> str:
 
 
 def draw(release: Release, sensitivities: FloatArray, stream: Stream) -> IntArray:
-    """Draw the noise of one release, (m,), in grid units; zeros if its multiplier is 0.
+    """Draw the noise of one release, (m,), int64, in grid units.
 
-    ``sensitivities`` are the public units of its coordinates, (m,), in grid units:
-    times the noise multiplier, they are the scales of the noise.
+    ``sensitivities`` are the public sensitivities of its coordinates, (m,), in grid
+    units. Multiplied by the noise multiplier, they are the scales of the noise. The
+    noise is 0 if the multiplier is 0.
     """
     return SAMPLERS[sampler_name(release)](_scale(release, sensitivities), stream)
 
@@ -226,19 +238,28 @@ def draw(release: Release, sensitivities: FloatArray, stream: Stream) -> IntArra
 def draw_share(
     release: Release, sensitivities: FloatArray, shares: int, stream: Stream
 ) -> IntArray:
-    """Draw one client's noise share of a Gaussian release.
+    """Draw one client's noise share of a Gaussian release, (m,), int64, in grid units.
 
-    See docs/guarantees, Theorem 41. A discrete Gaussian of variance ``v /
-    shares``: the sum of ``shares`` of them carries the planned noise. ``v`` is
-    ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that the sum is as
-    private as the continuous Gaussian that was planned. Units and result are those of
-    `draw`.
+    The share is a discrete Gaussian of variance ``v / shares``, so the sum of
+    ``shares`` shares has the planned noise (docs/guarantees, Theorem 41). ``v`` exceeds
+    ``(multiplier * sensitivity)^2`` by about ``1 / pi^2``, which makes the sum as
+    private as the planned continuous Gaussian.
+
+    Parameters
+    ----------
+    release : Release
+        A Gaussian release.
+    sensitivities : ndarray of shape (m,)
+        As in `draw`.
+    shares : int
+        Number of noise shares that together have the planned noise.
+    stream : Stream
 
     Raises
     ------
     ConfigurationError
-        If the release is not Gaussian, ``shares`` is not a positive integer, or a
-        share's standard deviation is below 2 grid units.
+        If the release is not Gaussian, ``shares`` is not a positive integer, or the
+        standard deviation of a share is below 2 grid units.
     """
     if release.mechanism != "gaussian":
         raise ConfigurationError(
@@ -246,13 +267,13 @@ def draw_share(
             f"{release.mechanism} release {release.name!r} instead."
         )
     require_positive("shares", shares)
-    # Bytes, because arrays cannot be keys of a cache.
+    # Arrays cannot be keys of a cache, but bytes can.
     checked = _checked("sensitivities", sensitivities)
     variance = _drawn_variance(release, checked.tobytes(), shares)
     return discrete_gaussian(variance, stream)
 
 
-@lru_cache(maxsize=8)  # clients of one process are in one round
+@lru_cache(maxsize=8)  # the clients of one process are in the same round
 def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> FloatArray:
     variance = share_variance(release, np.frombuffer(sensitivities), shares)
     narrow = variance[(variance > 0) & (variance < MIN_SHARE_STD**2)]
@@ -269,21 +290,20 @@ def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> Floa
 def share_variance(
     release: Release, sensitivities: FloatArray, shares: int
 ) -> FloatArray:
-    """Return the variances of one of several noise shares, (m,).
+    """Return the variances of one noise share of ``shares``, (m,), in squared grid units.
 
-    They are in squared grid units.
+    They are rounded upward.
     """
-    # Rounded upward. A coordinate of unit 0, which no record can change, has variance
-    # 0.
+    # A coordinate of sensitivity 0, which no record can change, has variance 0.
     scale = _checked("std", _scale(release, sensitivities))
     variance = _upwards(scale * scale)
-    # an infinite variance is refused where it is drawn
+    # An infinite variance is refused when it is drawn.
     with np.errstate(over="ignore"):
         # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as
-        # private as a continuous one of variance v, for any v that a sum of shares may
-        # have (docs/guarantees, Theorem 42). The formula needs a variance above
-        # 1/pi^2. Below 1 nothing is drawn from it: such shares are too narrow, and
-        # refused.
+        # private as the continuous Gaussian of variance v, for any v that a sum of
+        # shares may have (docs/guarantees, Theorem 42). The formula needs a variance
+        # above 1/pi^2. Below 1 its result is never drawn: such shares are too narrow,
+        # and are refused.
         lost = 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0))
         wider = variance / (1.0 - lost)
         whole = _upwards(_upwards(wider))
@@ -293,11 +313,11 @@ def share_variance(
 def part_variance(
     release: Release, sensitivities: FloatArray, shares: int, more_shares: int
 ) -> FloatArray:
-    """Return the variances of the part of a noise share that larger sums remove.
+    """Return the variances, (m,), of the removable part of a noise share.
 
-    Its variance and that of one of ``more_shares`` shares add up to at least that of
-    one of ``shares`` shares (docs/guarantees, Theorem 41), in squared grid
-    units, (m,).
+    A sum of more clients removes this part. Its variance, and the variance of one of
+    ``more_shares`` shares, add up to at least the variance of one of ``shares`` shares
+    (docs/guarantees, Theorem 41). Variances are in squared grid units.
     """
     kept = share_variance(release, sensitivities, more_shares)
     removed = share_variance(release, sensitivities, shares) - kept
@@ -312,7 +332,7 @@ def _scale(release: Release, sensitivities: FloatArray) -> FloatArray:
 
 
 def _upwards(values: FloatArray) -> FloatArray:
-    """Return the next float64 above, so that rounding never makes noise too small."""
+    """Return the next larger float64s, so that rounding never makes noise too small."""
     return np.nextafter(values, np.inf)
 
 
@@ -334,7 +354,7 @@ def _checked(name: str, values: FloatArray, largest: float = MAX_SCALE) -> Float
 def _sign_and_head(
     words: NDArray[np.uint64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Split words into a fair sign and 63 leading bits of the magnitude's uniform."""
+    """Return each word's sign bit, and its 63 other bits for the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
 
 
@@ -346,19 +366,22 @@ def _magnitudes(
     words: _UniformWords,
     stride: int,
 ) -> IntArray:
-    """Return floor(scale |X| + offset), X of the law; head i is of word stride i."""
+    """Return floor(scale |X| + offset), where X has the law.
+
+    ``heads`` are the leading bits of the uniforms. Head i is from word ``stride * i``.
+    """
     head = heads.astype(np.float64)
     # The uniform of tail probabilities lies in [head, head + 1) / 2^64, below 1/2.
     x = law.inverse((head + 0.5) * 2.0**-64)
     value = scale * x + offset
     nearest = np.rint(value)
-    # Relative error r of the tail: float64's rounding of 63 bits, and half a step of
-    # the word's interval. It moves x by at most 1.26 r / (1 - r) (`_Law`), below the 2
-    # r of the next line.
+    # The relative error r of the tail: float64's rounding of 63 bits, and half the
+    # width of the word's interval. It moves x by at most 1.26 r / (1 - r) (`_Law`),
+    # which is below the 2 r of the next line.
     doubt = 2.0**-52 + 0.5 / np.maximum(head, 1.0)
     error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
     unsettled = (np.abs(value - nearest) <= error) | (heads < _MIN_HEAD)
-    # A scale of 0 gives 0 for every word, also where one happens to need more bits.
+    # A scale of 0 gives 0 for every word, even if the word needs more bits.
     unsettled &= scale > 0
     settled = np.where(unsettled, 0.0, value)
     size = np.floor(settled).astype(np.int64)
@@ -373,17 +396,17 @@ def _settled_magnitude(
 ) -> int:
     while True:
         uniform.refine()
-        # Boundaries are computed to a relative 2^-(bits + 20) at least, the interval is
-        # exact.
+        # The interval is exact. Boundaries have a relative error of at most 2^-(bits +
+        # 20).
         with mpmath.workprec(uniform.bits + _GUARD_BITS):
             low, high = uniform.ends()
-            # An interval that reaches 0 leaves the magnitude without an upper end.
+            # If the interval reaches 0, the magnitude has no upper bound yet.
             if low == 0:
                 continue
             middle = law.exact_inverse((low + high) / 2)
             size = int(mpmath.floor(middle * scale + offset))
             margin = mpmath.ldexp(1, -uniform.bits - _GUARD_BITS // 2)
-            # The real exceeds a boundary exactly where the uniform is below its tail.
+            # The real exceeds a boundary exactly if the uniform is below its tail.
             upper = (mpmath.mpf(size) + 1 - offset) / scale
             if low < law.exact_tail(upper) * (1 + margin):
                 continue
@@ -398,10 +421,10 @@ def _accepted(
     size: IntArray, scale: FloatArray, variance: FloatArray, words: _UniformWords
 ) -> NDArray[np.bool_]:
     """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
-    # Divided first: squares of large scales stay far from overflow, and errors stay
+    # Division comes first, so squares of large scales do not overflow, and errors stay
     # relative to 1 + the exponent.
     std = np.sqrt(variance)
-    # Beyond 1e4 the chance is below e^-1e7, and squares might overflow.
+    # Above 1e4 the probability is below e^-1e7, and squares might overflow.
     ratio = np.minimum(size / std, 1e4)
     away = ratio - std / scale
     exponent = away * away / 2
@@ -424,12 +447,12 @@ def _settled_acceptance(
 ) -> bool:
     exact = Fraction(variance)
     exponent = (size - exact / scale) ** 2 / (2 * exact)
-    # Every uniform is below 1, but the end of its interval may not be.
+    # The probability is 1. The uniform is below it, but its interval may end at 1.
     if exponent == 0:
         return True
     while True:
         uniform.refine()
-        # e^-x loses as many bits as x has before its point.
+        # e^-x loses as many bits as the integer part of x has.
         extra = max(0, int(exponent)).bit_length()
         with mpmath.workprec(uniform.bits + _GUARD_BITS + extra):
             low, high = uniform.ends()

@@ -1,11 +1,11 @@
 """The releases of a run, round by round, and their joint cost.
 
-Guarantee: a run whose answers carry the planned noise is (epsilon,
+Guarantee: a run whose answers have the planned noise is (epsilon,
 delta)-differentially private for its unit under null-record adjacency, adaptively
-composed over all rounds (docs/guarantees, Theorem 2). Runs that are
-chosen after the results of others cost together what the filter of `privacy.filter`
-sums up. The same :class:`Release` objects draw the noise and are accounted, so the two
-cannot drift apart.
+composed over all rounds (docs/guarantees, Theorem 2). The filter of `privacy.filter`
+adds up the cost of several runs, each chosen after the results of others. The same
+:class:`Release` objects draw the noise and are accounted, so the two cannot drift
+apart.
 """
 
 import math
@@ -33,9 +33,9 @@ from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
 from flower_kmeans.templates import TextTable, html_summary, shown
 
-# Far beyond any run; keeps a hostile document from occupying a client for long.
+# No run has so many. A hostile document must not occupy a client for long.
 _MAX_RELEASES = 10_000
-# Every further scale of Laplace noise is one more numerical composition.
+# Each scale of Laplace noise costs one more numerical composition.
 _MAX_LAPLACE_SCALES = 256
 _NOT_PRIVATE = "NOT PRIVATE: no noise is added to any answer."
 
@@ -48,18 +48,24 @@ class PrivacyPlan:
     ----------
     budget : PrivacyBudget
         The budget that the run keeps, with its delta resolved.
-    n_records, n_clients : int or None
-        The public numbers of record slots and, if the budget protects clients, of
-        client slots.
+    n_records : int or None
+        The public number of record slots.
     rounds : tuple of tuples of Release
         Releases by round.
+    n_clients : int or None
+        The public number of client slots, if the budget protects clients.
     is_chosen_later : bool
-        Whether the rounds are those of several runs, each of which may have been chosen
-        after the results of those before: what `then` returns. Such a plan is for its
-        reader, and no run's.
+        Whether the rounds are from several runs, each of which may have been chosen
+        after the results of earlier runs. `then` returns such a plan. It describes a
+        joint cost, and no run can have it.
     notes : tuple of str
-        What else the run costs, in sentences that `describe` ends with; no part of the
-        plan.
+        Further sentences for the reader, at the end of `describe`. They are not part of
+        the plan.
+
+    Raises
+    ------
+    ConfigurationError
+        If the parts do not fit together, such as noise in a run without privacy.
     """
 
     budget: PrivacyBudget
@@ -105,8 +111,8 @@ class PrivacyPlan:
         n_parts = 0
         for release in self.releases:
             n_parts += sum(number for _, number in release.parts)
-        # One client can change every word, so bounds of single words cover records only
-        # (docs/guarantees, Theorem 15).
+        # One client can change every word, so bounds of single words protect records
+        # only (docs/guarantees, Theorem 15).
         most = 0 if self.budget.protects_clients else MAX_PARTS
         if n_parts > most:
             raise ConfigurationError(
@@ -126,7 +132,7 @@ class PrivacyPlan:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run has any guarantee."""
+        """Whether the run has a privacy guarantee."""
         return self.budget.is_private
 
     @property
@@ -136,16 +142,19 @@ class PrivacyPlan:
 
     @property
     def mu(self) -> float | None:
-        """The run's mu-GDP level; ``None`` if not private or with Laplace noise."""
+        """The run's mu-GDP level, or ``None`` without privacy or with Laplace noise."""
         mu, laplace = _split(self.releases)
         return mu if self.is_private and not laplace else None
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Return the run's least epsilon at a delta (the budget's by default)."""
+        """Return the run's least epsilon at a delta, by default the budget's delta.
+
+        It is infinite without privacy.
+        """
         return self.group(1, delta)
 
     def delta(self, epsilon: float) -> float:
-        """Return the run's least delta at an epsilon; 1 if it is not private."""
+        """Return the run's least delta at an epsilon. It is 1 without privacy."""
         if not self.is_private:
             return 1.0
         if self.is_chosen_later:
@@ -156,11 +165,11 @@ class PrivacyPlan:
         return mixture_delta(mu, laplace, epsilon)
 
     def group(self, size: int, delta: float | None = None) -> float:
-        """Return the least epsilon of a group of units (records or clients) together.
+        """Return the least epsilon for a group of ``size`` records, or clients.
 
-        A group changes every answer by at most ``size`` units of the release, so the
-        group's guarantee is that of noise ``size`` times smaller (all-Gaussian:
-        ``size * mu``-GDP).
+        A group changes every answer by at most ``size`` sensitivities. Its guarantee is
+        therefore that of noise ``size`` times smaller. With Gaussian noise alone it is
+        ``size * mu``-GDP.
         """
         require_positive("size", size)
         if not self.is_private:
@@ -170,8 +179,8 @@ class PrivacyPlan:
         mu, laplace = _split(self.releases)
         if not laplace and not self.is_chosen_later:
             return epsilon_of_mu(_mu_above(mu, self.releases, size), delta)
-        # Clients compute epsilon for every request, and new releases would be most of
-        # that.
+        # Clients compute epsilon for every request, and copies of the releases would
+        # take most of the time.
         if size == 1:
             releases = self.releases
         else:
@@ -181,12 +190,17 @@ class PrivacyPlan:
         return mixture_epsilon(*_split(releases), delta)
 
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
-        """Return the joint plan of this run and another one over the same records.
+        """Return the joint plan of this run and another run over the same records.
 
-        The other run, of the same unit, may have been chosen after the results of this
-        one (docs/guarantees, Theorem 3). The plan
-        has the larger delta, and the epsilon that both meet there; numbers in which
-        they differ are ``None``.
+        The other run may have been chosen after the results of this one
+        (docs/guarantees, Theorem 3). The joint plan has the larger of the two deltas,
+        and the epsilon that both runs together meet there. Public numbers that differ
+        become ``None``.
+
+        Raises
+        ------
+        ConfigurationError
+            If a plan is not private, or the units of privacy differ.
         """
         if not (self.is_private and other.is_private):
             raise ConfigurationError(
@@ -212,7 +226,7 @@ class PrivacyPlan:
         )
 
     def describe(self) -> str:
-        """Return the plan as a table for its reader."""
+        """Return the plan as a table in plain text, with the joint cost below it."""
         if not self.is_private:
             return _NOT_PRIVATE
         (releases,) = self.tables
@@ -240,7 +254,7 @@ class PrivacyPlan:
 
     @property
     def tables(self) -> tuple[TextTable, ...]:
-        """A row for each release with its cost alone; no table without privacy."""
+        """A table with the noise and the cost of each release; none without privacy."""
         if not self.is_private:
             return ()
         rows = []
@@ -285,7 +299,13 @@ class PrivacyPlan:
         return html_summary("PrivacyPlan", facts, self.tables, notes)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the plan for a run document; the plan of several runs has none."""
+        """Return the plan for a run document.
+
+        Raises
+        ------
+        ConfigurationError
+            If this is the joint plan of several runs.
+        """
         if self.is_chosen_later:
             raise ConfigurationError(
                 "Expected the plan of one run for a run document. Got that of several instead."
@@ -313,7 +333,7 @@ def _calibrated(
     mu, laplace = _split(releases)
     epsilon = cast(float, budget.epsilon)
     delta = cast(float, budget.delta)
-    # refuses a delta of 0
+    # With Gaussian noise, a delta of 0 is an error here.
     if mu:
         allowed = mu_of_budget(epsilon, delta)
     else:
@@ -334,29 +354,37 @@ def calibrate(
     n_records: int | None,
     n_clients: int | None = None,
 ) -> PrivacyPlan:
-    """Scale the noise of all releases by one factor to meet the budget together.
+    """Scale the noise of all releases by one factor, so that together they meet a budget.
 
-    Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and
-    all noise is Laplace; otherwise bisection over the numerical composition of privacy
-    loss distributions (docs/guarantees, Theorem 2).
+    The factor has a closed form if all noise is Gaussian. If delta is 0 and all noise
+    is Laplace, it follows from the sum of the epsilons. Otherwise it is found by a
+    search over numerical compositions of privacy loss distributions (docs/guarantees,
+    Theorem 2).
 
     Parameters
     ----------
     budget : PrivacyBudget
-        A delta of ``None`` is resolved with the public number of what it protects.
+        The budget of the run. If its delta is ``None``, it is resolved with the public
+        number of records, or of clients if it protects clients.
     rounds : sequence of sequences of Release
-        Releases by round; only the ratios of their noise multipliers matter. They
-        become 0 when ``budget.epsilon`` is ``None``.
+        Releases by round. Only the ratios of their noise multipliers matter. All
+        multipliers become 0 if ``budget.epsilon`` is ``None``.
     n_records : int or None
         Public number of record slots.
     n_clients : int, optional
-        Public number of client slots; for a private budget with ``unit="client"`` only.
+        Public number of client slots, only for a private budget with ``unit="client"``.
+
+    Returns
+    -------
+    PrivacyPlan
 
     Raises
     ------
     BudgetError
-        If no scale can meet the budget: delta 0 with Gaussian noise, or one that is
-        nearly 0 with Gaussian and Laplace noise.
+        If no scale can meet the budget: with Gaussian noise and delta 0, or with both
+        kinds of noise and a delta near 0.
+    ConfigurationError
+        If delta cannot be resolved, or the parts do not fit together.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
@@ -371,22 +399,21 @@ def calibrate(
                 f"The 'n_{budget.unit}s' parameter is required: delta is to be chosen from the "
                 f"public number of {budget.unit}s. Got None instead."
             )
-        # A delta must come from a public number: one from len(records) would itself
-        # reveal it.
+        # Delta must come from a public number. A delta from len(records) would reveal
+        # that number.
         budget = budget.resolved(n_units)
-    # Checks the given multipliers and public numbers before anything is computed from
-    # them.
+    # This checks multipliers and public numbers before anything is computed from them.
     PrivacyPlan(budget, n_records, given, n_clients)
     return _calibrated(budget, given, n_records, n_clients)
 
 
 def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
-    """Return the plan that a run document states.
+    """Return the plan of a run document.
 
     Raises
     ------
     MessageError
-        If it is malformed, or its releases cost more than the budget it states.
+        If the plan is malformed, or its releases cost more than its budget.
     """
     required = {"budget", "rounds"}
     optional = {"n_records", "n_clients", "mu"}
@@ -398,7 +425,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     if not is_listed or not all(isinstance(group, list) for group in rounds):
         raise MessageError("The rounds of a privacy plan must be lists of releases.")
     budget = budget_from_config(config["budget"])
-    # Counted before any of them is parsed: the document may be hostile.
+    # Releases are counted before any is parsed, because the document may be hostile.
     if sum(map(len, rounds)) > _MAX_RELEASES:
         raise MessageError(
             f"A privacy plan must have at most {_MAX_RELEASES} releases."
@@ -414,8 +441,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         raise MessageError(
             "The privacy plan of the run document is out of range."
         ) from None
-    # Compared as text, bit for bit: mu follows from the releases, so it can say nothing
-    # else.
+    # Mu follows from the releases, so its text must be the same bit for bit.
     if config.get("mu") != plan.to_config().get("mu"):
         raise MessageError("The mu of a privacy plan must be that of its releases.")
     if plan.is_private and not _meets(plan.releases, budget):
@@ -430,16 +456,16 @@ def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
 
 
 def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -> float:
-    """Return a scale, widened until the plan and ledgers' exact sums fit.
+    """Return a scale, widened until the plan and the exact sums of ledgers fit.
 
-    The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the
-    same, and ledgers with such a limit refuse it.
+    The sums of ledgers are too coarse for a mu near 2^-48. The plan meets such a budget
+    all the same, but a ledger with such a limit refuses it.
     """
     epsilon = cast(float, budget.epsilon)
     delta = cast(float, budget.delta)
     wider = scale
-    # The step doubles from one rounding of float64 on, so the noise grows by 2^-32 at
-    # most.
+    # The step begins at one rounding of float64 and doubles, so the noise grows by at
+    # most a fraction 2^-32.
     for bits in range(52, 32, -1):
         scaled = _scaled(releases, wider)
         if _meets(scaled, budget) and charge_of(scaled).fits(epsilon, delta):
@@ -449,7 +475,7 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
 
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
-    """Return the composed mu of Gaussian releases, and the epsilons of Laplace ones."""
+    """Return the joint mu of the Gaussian releases, and the Laplace mechanisms' epsilons."""
     releases = tuple(releases)
     gaussian = [each for each in releases if each.mechanism == "gaussian"]
     squares = [each.cost * each.cost for each in gaussian]
@@ -461,13 +487,13 @@ def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
 
 
 def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
-    """Return a float64 not below the exact mu of a group.
+    """Return a float64 that is not below the exact mu of a group of ``size``.
 
-    It follows from the mu of Gaussian releases. That one was rounded at every step, and
-    may lie some roundings below the exact root.
+    ``mu`` is the joint mu of Gaussian releases. It was rounded at every step, so it may
+    be some roundings below the exact root.
     """
-    # Integers in place of fractions, whose denominators would grow with every release.
-    # Each square is rounded upward, by 2^-238 of the sum at most.
+    # Sums of fractions would have growing denominators, so integers are used. Each
+    # square is rounded upward, by at most 2^-238 of the sum.
     bits = max(0, 120 - math.frexp(mu)[1])
     total = 0
     numbers = Counter(each.noise_multiplier for each in releases)
@@ -484,31 +510,31 @@ def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
 def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
     """Return whether releases meet a budget.
 
-    Cheap refusals come first: they bound the work of the rest.
+    Cheap refusals come first, so they bound the work of the numerical composition.
     """
     epsilon = cast(float, budget.epsilon)
     delta = cast(float, budget.delta)
     mu, laplace = _split(releases)
     if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
         return False
-    # mu alone decides Gaussian plans, exactly; the sum of epsilons is enough for
-    # Laplace ones.
+    # For Gaussian noise alone, mu decides exactly. For Laplace noise alone, the sum of
+    # epsilons suffices.
     if not laplace or (not mu and math.fsum(laplace) <= epsilon):
         return True
     if delta == 0 or any(laplace_delta(cost, epsilon) > delta for cost in laplace):
         return False
-    # Other processors may have found a scale whose last bits differ.
+    # Another processor may have found a scale with other last bits.
     return mixture_delta(mu, laplace, epsilon) <= delta * (1 + 1e-6)
 
 
 def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) -> float:
     mu, laplace = _split(releases)
-    # Half of the budget to either kind meets it by basic composition.
+    # Half of the budget for each kind of noise meets it by basic composition.
     high = math.fsum(laplace) / epsilon
     if mu:
         high = max(2 * high, mu / mu_of_budget(epsilon / 2, delta))
-    # Both kinds must meet the budget alone, so no scale below this one can.
-    # The first is the inverse of `laplace_delta`, for the costliest Laplace release.
+    # Each kind of noise must meet the budget alone, which gives lower bounds. The first
+    # is the inverse of `laplace_delta` for the costliest Laplace release.
     low = max(laplace) / (epsilon - 2 * math.log1p(-delta))
     if mu:
         low = max(low, mu / mu_of_budget(epsilon, delta))
@@ -518,15 +544,15 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
         mu, laplace = _split(scaled)
         over = mixture_epsilon(mu, laplace, delta) / epsilon - 1
         # Every composition adds about 1e-15 to the probability of an infinite loss,
-        # however large the noise is.
+        # even with large noise.
         if over == math.inf and scale >= high:
             raise BudgetError(
                 f"Expected a larger delta, such as 1e-9. Got {delta:g}, which the numerical "
                 "composition of Laplace and Gaussian noise does not reach: take a larger one, or "
                 "noise of one kind."
             )
-        # Both numbers are printed, so both must hold; they may differ in their last
-        # digits.
+        # The plan prints epsilon and delta, so both must hold. Their last digits may
+        # disagree.
         if mixture_delta(mu, laplace, epsilon) > delta:
             return max(over, 1e-9)
         return over

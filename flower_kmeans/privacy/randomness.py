@@ -1,12 +1,11 @@
 """The one module that reads the operating system's randomness.
 
-Keys, run identifiers and privacy noise all start here, and never from a seed that
-anybody could choose: a client that knows the seed can subtract the noise
-(docs/guarantees, Theorem 9). Nothing public in this library takes
-a seed for them.
+Keys, run identifiers and privacy noise all start here. No public parameter of this
+library is a seed for them: whoever knows the seed can subtract the noise
+(docs/guarantees, Theorem 9).
 
-The seam: everything secret goes through the private name ``_os_random`` of this module,
-a function from a number of bytes to that many bytes. Tests replace it to make a run
+All secret randomness comes from the private function ``_os_random`` of this module,
+which takes a number of bytes and returns that many. Tests replace it to make a run
 repeatable.
 """
 
@@ -26,27 +25,27 @@ _os_random: Callable[[int], bytes] = os.urandom
 
 _KEY_BYTES = 32
 _WORD_BYTES = 8
-_MAX_BRANCHES = 2**64 - 1  # branch i is number i + 1, in 8 bytes
+_MAX_BRANCHES = 2**64 - 1  # branch i has the number i + 1, in 8 bytes
 
 
 def token(n_bytes: int) -> bytes:
-    """Return secret bytes from the operating system."""
+    """Return ``n_bytes`` secret random bytes of the operating system."""
     require_positive("n_bytes", n_bytes)
     return _os_random(n_bytes)
 
 
 class Stream:
-    """Endless uniform 64-bit words.
+    """An endless stream of uniform 64-bit words.
 
-    They are AES-256 in counter mode (docs/protocol.md, "Noise share"). The main stream
-    starts at counter block 0. Beside it, every position has its own branch, words that
-    refine the one at that position: branch ``i`` starts at counter block u64be(i + 1)
-    || u64be(0), so no two of them share a block.
+    The words are AES-256 in counter mode (docs/protocol.md, "Noise share"). The main
+    stream starts at counter block 0. Each position of the main stream has a branch:
+    words with further bits of the word at that position. Branch ``i`` starts at counter
+    block u64be(i + 1) || u64be(0), so no two branches have a block in common.
 
     Parameters
     ----------
     key : bytes of length 32
-        Secret: every word follows from it.
+        Secret. It determines every word.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -65,7 +64,7 @@ class Stream:
 
     @classmethod
     def from_key(cls, key: bytes) -> "Stream":
-        """Return the stream of a key, from its first word."""
+        """Return the stream of a key, at its first word."""
         return cls(key)
 
     def __repr__(self) -> str:
@@ -74,18 +73,18 @@ class Stream:
 
     @property
     def position(self) -> int:
-        """Number of words of the main stream that were taken."""
+        """Number of words taken from the main stream so far."""
         return self._position
 
     def words(self, n_words: int) -> NDArray[np.uint64]:
-        """Return the next words of the main stream, (n_words,)."""
+        """Return the next words of the main stream, (n_words,), uint64."""
         self._position += n_words
         # Little-endian words on every processor.
         data = self._main(n_words * _WORD_BYTES)
         return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
     def branch(self, position: int) -> Iterator[int]:
-        """Yield the words that refine the one at a position of the main stream."""
+        """Yield words with further bits of the word at a position of the main stream."""
         if not 0 <= position < _MAX_BRANCHES:
             raise ConfigurationError(
                 f"A position must be in [0, {_MAX_BRANCHES}). Got {position!r} instead."

@@ -1,4 +1,4 @@
-"""One noisy answer: its blocks and its noise."""
+"""One noisy answer: the blocks of a statistic that it covers, and its noise."""
 
 import math
 from collections.abc import Mapping
@@ -13,35 +13,42 @@ Norm = Literal["l2", "l1", "linf"]
 
 _NORMS_OF = {"gaussian": ("l2",), "laplace": ("l1", "linf")}
 _FIELDS = {"name", "mechanism", "norm", "noise_multiplier", "blocks"}
-# Below it, costs and their squares would overflow.
+# With a smaller multiplier, costs and their squares would overflow.
 _MIN_MULTIPLIER = 1e-100
 MAX_PARTS = 2**17
-"""Most parts of a release, and of a plan: a hostile document cannot occupy a client."""
+"""Most parts of a release, and of a plan, so a hostile document cannot occupy a client."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy answer, or a part of one.
+    """One noisy answer, or some blocks of one.
+
+    Each coordinate has a public sensitivity. Answers of neighbouring data, divided by
+    it, differ by at most 1 in ``norm``, jointly over all blocks.
 
     Attributes
     ----------
     name : str
-        What a user reads.
+        The name for users, in plans and reports.
     mechanism : {"gaussian", "laplace"}
-        Law of the noise, before rounding.
+        The law of the noise before rounding.
     norm : {"l2", "l1", "linf"}
-        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise; linf for the
-        latter where there are ``parts``.
+        The norm of the sensitivity: l2 for Gaussian noise, l1 for Laplace noise, and
+        linf for Laplace noise with ``parts``.
     noise_multiplier : float
-        Noise of a coordinate over its public unit: a standard deviation for Gaussian,
-        the scale ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``,
-        in units, jointly over all blocks. 0 in a run without privacy.
+        The scale of the noise over the sensitivity: the standard deviation of Gaussian
+        noise, the scale ``b`` of Laplace noise. 0 in a run without privacy.
     blocks : tuple of str
-        Blocks of the round's statistic that this release covers.
+        The blocks of the round's statistic that this release covers.
     parts : tuple of (float, int)
-        With the norm linf only: bounds in units, in (0, 1], each with the number of
-        words that one record changes at most by that bound. Each of these words has a
-        Laplace mechanism to itself, of cost bound / multiplier.
+        Only with the norm linf: pairs of a bound in (0, 1] and a number of words. One
+        record changes each of these words by at most the bound, relative to the
+        sensitivity. Each word has its own Laplace mechanism of cost bound / multiplier.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of range, or the values do not fit together.
     """
 
     name: str
@@ -65,7 +72,7 @@ class Release:
             expected = "be given where its norm is 'linf', and only there"
             raise _wrong("parts", expected, (self.norm, self.parts))
         for bound, number in self.parts:
-            # type(), since True is an int as well; these values may come from a
+            # type(), because True is an int as well. The values may come from a run
             # document.
             is_number = type(number) is int and 1 <= number <= MAX_PARTS
             if not 0 < bound <= 1 or not is_number:
@@ -82,7 +89,10 @@ class Release:
 
     @property
     def cost(self) -> float:
-        """Joint mu (Gaussian) or pure epsilon (Laplace) of all parts, or infinity."""
+        """Joint mu (Gaussian) or pure epsilon (Laplace) of all parts.
+
+        It is infinite without noise.
+        """
         parts = self.parts or ((1.0, 1),)
         bound = math.fsum(bound * number for bound, number in parts)
         if self.noise_multiplier:
@@ -91,7 +101,7 @@ class Release:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The cost of each mechanism in the release: one, or one for each part."""
+        """The cost of each mechanism: one, or one for each word of the parts."""
         if not self.parts or not self.noise_multiplier:
             return (self.cost,)
         costs: list[float] = []
@@ -101,7 +111,7 @@ class Release:
 
     @property
     def measure(self) -> str:
-        """The norm for a reader, with the number of words where there are parts."""
+        """The norm in words, with the number of words of the parts."""
         words = sum(number for _, number in self.parts)
         return f"{self.norm} of {words} words" if self.parts else self.norm
 
@@ -121,7 +131,7 @@ class Release:
 
 
 def release_from_config(config: Any) -> Release:
-    """Return the release that a run document states, or raise ``MessageError``."""
+    """Return a release of a run document, or raise ``MessageError``."""
     if not isinstance(config, Mapping) or set(config) - {"parts"} != _FIELDS:
         raise MessageError("A release must have exactly the fields of a release.")
     blocks = config["blocks"]

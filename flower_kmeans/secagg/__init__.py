@@ -1,7 +1,8 @@
-"""Secure sums: masks, shares, plain words; the hashes and keys that they are made with.
+"""Secure sums (masks, shares and plain words), with their hashes and keys.
 
-Nothing here knows of k-means or of Flower. docs/protocol.md, sections 2, 3 and 5, is
-the specification. Importing this package registers the three sums under their names.
+This package knows nothing of k-means or of Flower. Its specification is
+docs/protocol.md, sections 2, 3 and 5. Importing it registers the three sums under their
+names.
 """
 
 from flower_kmeans.secagg import masks, shares

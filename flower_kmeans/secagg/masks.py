@@ -1,10 +1,10 @@
 """Masks that telescope over a cohort (docs/protocol.md, section 3).
 
 Without the group key the masks of a cohort are uniform on all tuples of vectors, so not
-even the sum shows (docs/guarantees, Theorem 37). With it
-the masks of any survivors cancel up to the ends of their
-cyclic runs: removing them costs 2 vectors per run and one more, making one costs 2 or
-3, whatever the cohort's size is.
+even the sum is visible (docs/guarantees, Theorem 37). With the group key, the masks of
+any survivors cancel except at the ends of their cyclic runs. The cost does not depend
+on the size of the cohort: a mask takes 2 or 3 vectors, and removing the masks takes 2
+vectors for each run and one more.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from flower_kmeans.arrays import IntArray, WordArray
 from flower_kmeans.secagg import base
 from flower_kmeans.secagg.primitives import kdf, word_drawer
 
-# No slot has this number: cohorts have 2^17 slots at most.
+# No slot has this number, because cohorts have at most 2^17 slots.
 _G_STREAM = 2**64 - 1
 
 
 @base.register_secure_sum
 class MaskedSum(base.PlainSum):
-    """Masked words: the server adds them up, and the group key unmasks the sum."""
+    """Masked words. The server adds them, and the group key unmasks the sum."""
 
     name = "masks"
     is_protected = True
@@ -30,9 +30,9 @@ class MaskedSum(base.PlainSum):
     def protect(
         self, vector: IntArray, context: base.SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
-        """Return the masked words.
+        """Return the masked vector as one part.
 
-        The mask follows from the context. The secret is not needed.
+        The mask follows from the context and the slot. The secret is not needed.
         """
         own = mask(mask_key(context), slot, context.n_slots, context.n_words)
         masked = vector + own.view(np.int64)
@@ -44,30 +44,34 @@ class MaskedSum(base.PlainSum):
         survivors: NDArray[np.bool_],
         context: base.SumContext,
     ) -> base.ReconstructedSum:
-        """Return the sum without the survivors' masks."""
+        """Return the sum after removing the survivors' masks."""
         masked = super().reconstruct(combined, survivors, context).vector
         removed = correction(mask_key(context), survivors, context.n_words)
         return base.ReconstructedSum(masked - removed.view(np.int64))
 
 
 def mask_key(context: base.SumContext) -> bytes:
-    """Return the key of a context's masks (round, attempt, cohort, transcript)."""
+    """Return the key, 32 bytes, of the masks of one context.
+
+    The context determines round, attempt, cohort and transcript.
+    """
     return kdf(context.group_key, context.digest, b"mask")
 
 
 def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> WordArray:
-    """Return the mask of the client at a slot, shape (n_words,), under `mask_key`."""
+    """Return the mask of a slot, (n_words,), uint64, under a `mask_key`."""
     draw = word_drawer(key, n_words)
     result = draw(slot).copy()
     result -= draw((slot + 1) % n_slots)
-    # Without this one the masks of a full cohort would cancel, and the sum would show.
+    # Without this stream the masks of a full cohort would cancel, and the server would
+    # see the sum.
     if slot == 0:
         result += draw(_G_STREAM)
     return result
 
 
 def correction(key: bytes, survivors: NDArray[np.bool_], n_words: int) -> WordArray:
-    """Return the sum of the survivors' masks, shape (n_words,)."""
+    """Return the sum of the survivors' masks, (n_words,), uint64."""
     draw = word_drawer(key, n_words)
     result = np.zeros(n_words, dtype=np.uint64)
     before = np.roll(survivors, 1)  # before[i]: whether slot i - 1 survived

@@ -1,8 +1,8 @@
 """Hashes, keys and seals (docs/protocol.md, sections 2 and 5).
 
-Every digest and key has a separate label, so that no value for one purpose equals
-another's. All functions are deterministic: the caller passes secrets in, 32 random
-bytes each. An X25519 secret key is any 32 random bytes, and so is the seed of a lasting
+Each purpose and direction has its own label, so that no digest or key for one purpose
+equals another's. All functions are deterministic: the caller passes secrets of 32
+random bytes. Any 32 random bytes can be an X25519 secret key, or the seed of a lasting
 Ed25519 key.
 """
 
@@ -40,7 +40,7 @@ _COUNTER = struct.Struct(">QQ")
 
 KEY_BYTES = 32
 CLAIM_BYTES = 64
-SEAL_BYTES = 16  # how much longer sealed data is
+SEAL_BYTES = 16  # sealed data is longer by this
 KEY_ID_BYTES = 16
 _SEAL_KEY_BYTES = 64
 
@@ -54,22 +54,23 @@ _SMALL_ORDER = (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)  # y of 8 point
 _PROBE = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 
 SecretKey = bytes | X25519PrivateKey
-"""32 bytes, or what they load to: loading costs as much as an exchange."""
+"""A secret key as 32 bytes, or loaded. Loading takes as long as an exchange."""
 
 
 # ------------------------------------------------------------------------ hashes, words
 
 
 def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the protocol's name)
-    """Return the SHA-256 digest of parts, each after its length, for a purpose.
+    """Return the SHA-256 digest, 32 bytes, of a label and of parts with their lengths.
 
-    The label holds no zero byte. A memoryview must be contiguous with one-byte items.
+    The label must not contain a zero byte. A memoryview must be contiguous with
+    one-byte items.
     """
     return begin_hash(label, *parts).digest()
 
 
 def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
-    """Return the hash object of `H`, for further parts, each after its length."""
+    """Return the hash object of `H`. A caller adds further parts after their lengths."""
     digest = hashlib.sha256(VERSION + label + b"\0")
     for part in parts:
         digest.update(u64(len(part)))
@@ -78,28 +79,31 @@ def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
 
 
 def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> bytes:
-    """Return a key derived by HKDF-SHA256 (RFC 5869) for one purpose and salt."""
+    """Return ``length`` bytes derived by HKDF-SHA256 (RFC 5869) for a label and salt."""
     info = VERSION + label
     derivation = HKDF(algorithm=_SHA256, length=length, salt=salt, info=info)
     return derivation.derive(key)
 
 
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
-    """Return words (length,), uint64, of a stream.
+    """Return the first words, (length,), uint64, of a stream.
 
-    They are AES-256-CTR from the counter block ``u64be(stream) u64be(0)``.
+    The stream is AES-256-CTR from the counter block ``u64be(stream) u64be(0)``.
     """
     return word_drawer(key, length)(stream)
 
 
 def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
-    """Return a function that draws streams with one cipher, into one memory."""
-    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream
-    # reaches another.
+    """Return a function from a stream to its first words, (length,), uint64.
+
+    All calls share one cipher and one memory: a call overwrites the last result.
+    """
+    # Counter mode turns zeros into the stream itself. Streams are 2^64 blocks apart, so
+    # none reaches another.
     counter_mode = modes.CTR(bytes(16))
     cipher = Cipher(algorithms.AES(key), counter_mode).encryptor()
     zeros = bytes(8 * length)
-    # the cipher needs that much room
+    # The cipher requires 15 more bytes than the data.
     buffer = np.empty(8 * length + 15, dtype=np.uint8)
     memory = memoryview(buffer.data)
     vector = buffer[: 8 * length].view("<u8")
@@ -107,7 +111,7 @@ def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
     def draw(stream: int) -> WordArray:
         cipher.reset_nonce(_COUNTER.pack(stream, 0))
         cipher.update_into(zeros, memory)
-        # a copy on big-endian processors only
+        # This copies on big-endian processors only.
         return vector.astype(np.uint64, copy=False)
 
     return draw
@@ -117,7 +121,7 @@ def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
 
 
 def load(secret: bytes) -> X25519PrivateKey:
-    """Return a secret key that is loaded, for many exchanges."""
+    """Return a loaded secret key, for many exchanges."""
     return X25519PrivateKey.from_private_bytes(secret)
 
 
@@ -126,16 +130,16 @@ def public_key(secret: bytes) -> bytes:
     return load(secret).public_key().public_bytes_raw()
 
 
-@lru_cache(maxsize=1024)  # clients of one process have the same peers
+@lru_cache(maxsize=1024)  # the clients of one process have the same peers
 def _load_public(public: bytes) -> X25519PublicKey:
-    # X25519 would take 2^255 - 19 + u for u: one key would have two spellings.
+    # X25519 treats 2^255 - 19 + u as u, so a key would have two encodings.
     if int.from_bytes(public, "little") >= _P:
         raise ValueError
     return X25519PublicKey.from_public_bytes(public)
 
 
 def is_acceptable(public: bytes) -> bool:
-    """Return whether an ephemeral public key has its one spelling and gives secrets."""
+    """Return whether `agree` accepts an ephemeral public key."""
     try:
         agree(_PROBE, public)
     except MessageError:
@@ -146,8 +150,11 @@ def is_acceptable(public: bytes) -> bool:
 def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, of a secret key and another's public key.
 
-    A `MessageError` if the public key is none, is spelt in another way than the one
-    below 2^255 - 19, or is a point that gives zeros with every secret key.
+    Raises
+    ------
+    MessageError
+        If the public key does not have 32 bytes, is not below 2^255 - 19, or is a point
+        that gives zeros with every secret key.
     """
     try:
         own = load(secret) if isinstance(secret, bytes) else secret
@@ -162,12 +169,12 @@ def pair_secret(
     static: SecretKey = b"",
     their_static: bytes = b"",
 ) -> bytes:
-    """Return the common secret of two client sessions.
+    """Return the common secret of two client sessions, 32 bytes.
 
-    With a roster it is of lasting keys, too.
+    With lasting keys, which a roster has, it is 64 bytes from both kinds of keys.
     """
-    # The ephemeral half protects against a later theft, the lasting half against a
-    # swapped key.
+    # The ephemeral half protects against a later theft of lasting keys, the lasting
+    # half against a swapped ephemeral key.
     shared = agree(ephemeral, their_ephemeral)
     if static or their_static:
         return shared + agree(static, their_static)
@@ -185,8 +192,11 @@ def lasting_key(seed: bytes) -> bytes:
 def y_of(lasting: bytes) -> int:
     """Return the y coordinate of a lasting public key.
 
-    A `MessageError` if it is not below the prime, or is that of a point of small order:
-    such a key would verify signatures that nobody made.
+    Raises
+    ------
+    MessageError
+        If the key does not have 32 bytes, or y is not below the prime, or the point has
+        a small order. A key of small order would verify signatures that nobody made.
     """
     y = int.from_bytes(lasting, "little") % _SIGN
     if len(lasting) != KEY_BYTES or y >= _P or y in _SMALL_ORDER:
@@ -195,20 +205,23 @@ def y_of(lasting: bytes) -> int:
 
 
 def is_on_curve(lasting: bytes) -> bool:
-    """Return whether a lasting public key is a point; others verify no signature."""
+    """Return whether a lasting public key is a point on the curve.
+
+    A key that is not verifies no signature. Errors are those of `y_of`.
+    """
     square = y_of(lasting) ** 2 % _P
-    # x^2 is the quotient of these two: the product is a square exactly if the quotient
-    # is. Euler's criterion says whether it is.
+    # x^2 is the quotient of these two factors. Their product is a square exactly if the
+    # quotient is, which Euler's criterion decides.
     product = (square - 1) * (_D * square + 1)
     return pow(product, (_P - 1) // 2, _P) == 1
 
 
 def exchange_secret(seed: bytes) -> bytes:
-    """Return the X25519 secret key of a seed, by the usual conversion."""
+    """Return the X25519 secret key, 32 bytes, of a lasting key's seed."""
     return hashlib.sha512(seed).digest()[:KEY_BYTES]
 
 
-@lru_cache(maxsize=2**14)  # each takes as long as half an exchange
+@lru_cache(maxsize=2**14)  # a conversion takes half as long as an exchange
 def exchange_key(lasting: bytes) -> bytes:
     """Return the X25519 public key, 32 bytes, of a lasting public key."""
     y = y_of(lasting)
@@ -236,7 +249,7 @@ def is_claim(
     node_id: int,
     ephemeral: bytes,
 ) -> bool:
-    """Return whether a claim is the slot owner's, for this run, node and key."""
+    """Return whether the slot's owner signed a claim for this run, node and key."""
     content = _claimed(doc_hash, slot, node_id, ephemeral)
     try:
         Ed25519PublicKey.from_public_bytes(lasting).verify(signature, content)
@@ -256,15 +269,15 @@ def share_key(
     dealer_public: bytes,
     member_public: bytes,
 ) -> bytes:
-    """Return the key, 64 bytes, that seals a dealer's share for a committee member."""
+    """Return the key, 64 bytes, that seals a client's share for a committee member."""
     label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
     return kdf(ikm, context, label, _SEAL_KEY_BYTES)
 
 
 def noise_key(session_secret: bytes, context: bytes) -> bytes:
-    """Return the key of a client's noise share.
+    """Return the key of a client's noise share, 32 bytes.
 
-    A repeated request repeats the key, another one has another key.
+    A repeated request has the same key, and any other request has another key.
     """
     return kdf(session_secret, context, b"noise")
 
@@ -283,12 +296,15 @@ def group_key(secret: bytes, doc_hash: bytes) -> bytes:
 
 
 def query_key(group_key: bytes) -> bytes:
-    """Return the key of the tags of queries that clients compute."""
+    """Return the key, 32 bytes, for the tags of queries that clients compute."""
     return kdf(group_key, bytes(DIGEST_BYTES), b"query")
 
 
 def key_id(group_key: bytes, doc_hash: bytes) -> bytes:
-    """Return 16 bytes by which a server sees which clients have the same group key."""
+    """Return the identifier of a group key, 16 bytes.
+
+    The server compares identifiers to see which clients have the same group key.
+    """
     return kdf(group_key, doc_hash, b"key id", KEY_ID_BYTES)
 
 
@@ -306,17 +322,20 @@ def sum_share_key(
 def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
     """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
 
-    There is no nonce that could repeat: equal data under one key of 64 bytes gives
-    equal bytes, no more. The associated bytes are authenticated, and do not travel.
-    Empty data cannot be sealed.
+    The key has 64 bytes. There is no nonce that could repeat: sealing equal data twice
+    under a key reveals that they are equal, and nothing else. ``associated`` is
+    authenticated but not contained. Empty data cannot be sealed.
     """
     return AESSIV(key).encrypt(data, [associated])
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Return the data that `seal` encrypted, or raise a `MessageError`.
+    """Return the data that `seal` encrypted.
 
-    Key and associated bytes must be the same.
+    Raises
+    ------
+    MessageError
+        If the key, the sealed data or ``associated`` differ from those of `seal`.
     """
     try:
         return AESSIV(key).decrypt(sealed, [associated])

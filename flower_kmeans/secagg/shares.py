@@ -1,14 +1,15 @@
 """Packed secret sharing among a committee (docs/protocol.md, section 3).
 
-A client deals its vector in shares, one for each position of a committee. Any tau
-shares say nothing; tau + k sums of shares reconstruct the sum. Position j of m is the point j
-+ 1, secret s the point m + 1 + s: each block of k words is the values, at the secret
-points, of a polynomial of degree below R = tau + k.
+A client splits its vector into shares, one for each position of a committee. Any tau
+shares reveal nothing. Sums of shares at tau + k positions reconstruct the sum. Each
+block of k words has a polynomial of degree below R = tau + k. The block's words are the
+values at the points m + 1 + s, s = 0, ..., k - 1. The share of position j of m is the
+value at the point j + 1.
 
-The ring is that of residues modulo three primes below 2^21, whose product P is almost
-2^63. A product of two residues is below 2^42, so a product of matrices is exact in
-float64 and BLAS does it. Arrays of residues have shape (3, ...), a row for each prime,
-and dtype float64 where matrices are multiplied.
+Numbers are residues modulo three primes below 2^21, whose product P is almost 2^63. A
+product of two residues is below 2^42, so BLAS multiplies matrices of residues exactly
+in float64. Arrays of residues have shape (3, ...), a row for each prime, and dtype
+float64 for multiplications.
 """
 
 import hashlib
@@ -32,35 +33,49 @@ PRIMES = (2097143, 2097133, 2097131)  # the largest three below 2^21
 RING = math.prod(PRIMES)  # P: signed words of a sum are between -P/2 and P/2
 _BITS = 21
 _FIELD = np.uint64(2**_BITS - 1)
-_ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
-_EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
-_BATCH_ELEMENTS = 2**17  # elements that are added up at a time
-_DECODINGS = 8  # a false share passes a random combination once in two million
+_ELEMENT = np.uint64(2**63 - 1)  # mask of the three fields of an element
+_EXACT_TERMS = 2**11  # so many products of residues have an exact sum in float64
+_BATCH_ELEMENTS = 2**17  # elements that are added at a time
+_DECODINGS = 8  # a random combination misses a false share once in two million
 
 
 @base.register_secure_sum
 class SharedSum(base.SecureSum):
-    """Shares for a committee, whose members add them and see neither vector nor sum."""
+    """Shares for a committee. Its members add them and see neither vectors nor sum."""
 
     name = "shares"
     by_committee = True
     limit = RING // 2
 
     def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
-        """Return the threshold and the packing of a committee.
+        """Return the parameters of the sharing among a committee.
 
-        Any two sets of positions that reconstruct a sum have more than a third of the honest
-        positions in common, so one sum of a round can be reconstructed if each honest position adds
-        once (docs/guarantees, Theorem 38). Absent positions
-        count: no server gains by calling them so.
+        Any two sets of positions that reconstruct a sum have more than a third of the
+        honest positions in common. So only one sum of a round can be reconstructed if
+        each honest position adds once (docs/guarantees, Theorem 38). Absent positions
+        count as honest ones, so a server gains nothing by calling positions absent.
+
+        Parameters
+        ----------
+        n_positions : int
+            Number of positions, with absent ones.
+        n_corrupt : int
+            Number of positions that may be corrupt.
+        n_present : int
+            Number of positions with a member.
+
+        Raises
+        ------
+        ConfigurationError
+            If too few positions are present to reconstruct a sum.
         """
         if not 1 <= n_corrupt < n_positions:
             raise ConfigurationError(
                 f"Expected between 1 and {n_positions - 1} corrupt positions of a committee of "
                 f"{n_positions}. Got {n_corrupt} instead."
             )
-        # Not a majority: votes that are split among three sums would reveal
-        # combinations of them.
+        # A majority would not suffice: votes that are split among three sums would
+        # reveal combinations of them.
         privacy = n_corrupt + 2 * (n_positions - n_corrupt) // 3
         if n_present <= privacy:
             raise ConfigurationError(
@@ -73,15 +88,15 @@ class SharedSum(base.SecureSum):
     def protect(
         self, vector: IntArray, context: SumContext, slot: int, secret: bytes
     ) -> tuple[bytes, ...]:
-        """Return one share for each position, absent ones included.
+        """Return one share for each position, with absent ones.
 
-        Equal calls give equal shares. Another vector or another context has other
+        Equal arguments give equal shares. Another vector or context has other
         polynomials.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
         privacy = sharing.privacy
         data = vector.astype("<i8", copy=False).tobytes()
-        # Two vectors under the same random elements would show their difference.
+        # Two vectors with the same random elements would reveal their difference.
         salt = context.digest + hashlib.sha256(data).digest()
         key = kdf(secret, salt, b"polynomial")
         # The first shares are random. With the secrets they determine the polynomials.
@@ -108,8 +123,8 @@ class SharedSum(base.SecureSum):
             shares, proper = _elements(chunk, n_blocks)
             if not proper.all():
                 raise base.PartError(n_added + int(np.argmin(proper)))
-            # Residues of 21 bits: 2^43 of them fit a word, so they are reduced once, at
-            # the end.
+            # Residues have 21 bits, so 2^43 of them fit a word. They are reduced once,
+            # at the end.
             total += _fields(shares).sum(axis=1)
             n_added += len(chunk)
         residues = total % np.array(PRIMES, "u8")[:, None]
@@ -121,12 +136,17 @@ class SharedSum(base.SecureSum):
         survivors: NDArray[np.bool_],
         context: SumContext,
     ) -> base.ReconstructedSum:
-        """Reconstruct the sum of sum-shares, and find the positions of false sum-shares.
+        """Return the sum, and the positions of false sum-shares.
 
-        More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false
-        ones are found and left out. Every other one lies on the reconstructed polynomials in
-        every block, so all with the same sum-shares reconstruct the same sum. Malformed
-        sum-shares are false ones.
+        n' > R sum-shares can correct errors: up to (n' - R) // 2 false sum-shares are
+        found and left out. All other sum-shares lie on the reconstructed polynomials in
+        every block, so everyone with the same sum-shares gets the same sum. Malformed
+        sum-shares count as false.
+
+        Raises
+        ------
+        SumError
+            If too few sum-shares are left, or too many are false.
         """
         sharing, n_blocks = _layout(context.n_words, context.sharing)
         known = [j for j in sorted(combined) if 0 <= j < sharing.n_positions]
@@ -141,8 +161,8 @@ class SharedSum(base.SecureSum):
         values = _fields(shares[proper]).astype(np.float64)
         true = _true_shares(positions + 1, values, sharing.threshold)
         liars.update(positions[~true].tolist())
-        # Any R true shares give the same sum; the first most often have their matrices
-        # in a cache.
+        # Any R true shares give the same sum. The matrices of the first R are most
+        # likely in the cache.
         used = np.flatnonzero(true)[: sharing.threshold]
         nodes = tuple((positions[used] + 1).tolist())
         secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])
@@ -150,22 +170,22 @@ class SharedSum(base.SecureSum):
         return base.ReconstructedSum(vector, tuple(sorted(liars)))
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
-        """Return eight bytes for each block of words."""
+        """Return the length of a share: eight bytes for each block of words."""
         _, n_blocks = _layout(n_words, sharing)
         return 8 * n_blocks
 
 
 def blocks(vector: IntArray, packing: int) -> IntArray:
-    """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
+    """Return the blocks of a vector as columns, (k, n_blocks), padded with zeros."""
     n_blocks = -(-len(vector) // packing)
     columns = np.zeros((packing, n_blocks), vector.dtype)
-    # np.pad takes longer than a short vector's sum
+    # For a short vector np.pad would take longer than all the rest.
     columns.reshape(-1)[: len(vector)] = vector
     return columns
 
 
 def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
-    """Return a vector's sharing, and B: its blocks, which are elements of a share."""
+    """Return the sharing, and B, the number of a vector's blocks or a share's elements."""
     if sharing is None:
         raise ConfigurationError(
             "Expected the sharing of a committee. Got None instead."
@@ -174,18 +194,18 @@ def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
 
 
 def _secret_points(sharing: Sharing) -> tuple[int, ...]:
-    """Return the points of a block's secrets, after those of the positions."""
+    """Return the points of a block's words, which follow the points of the positions."""
     first = sharing.n_positions + 1
     return tuple(range(first, first + sharing.packing))
 
 
 def to_residues(values: IntArray) -> IntArray:
-    """Return the residues, shape (3, ...), of signed integers."""
+    """Return the residues, (3, ...), of signed integers modulo the three primes."""
     return np.stack([values % prime for prime in PRIMES])
 
 
 def from_residues(residues: NDArray[Any]) -> IntArray:
-    """Return the signed integers nearest to zero, shape (n,), of residues (3, n)."""
+    """Return the signed integers nearest to zero, (n,), with given residues, (3, n)."""
     first, second, third = residues.astype(np.int64)
     p, q, r = PRIMES
     # Mixed radix: value = first + p (a + q b).
@@ -198,16 +218,16 @@ def from_residues(residues: NDArray[Any]) -> IntArray:
 
 
 def uniform(key: bytes, stream: int, length: int) -> IntArray:
-    """Return uniform residues (3, length) of a stream's words.
+    """Return uniform residues, (3, length), int64, from a stream's words.
 
-    Words that are no elements are left out.
+    Words that are not elements are skipped.
     """
     elements = _uniform_words(key, length, stream)
     return _fields(elements).astype(np.int64)
 
 
 def _uniform_words(key: bytes, length: int, stream: int = 0) -> WordArray:
-    # one word of 43,000 is no element: skipped, so that the law is exact
+    # One word in 43,000 is not an element. It is skipped, which keeps the law exact.
     n_drawn = length
     while True:
         n_drawn += length // 1024 + 16
@@ -218,13 +238,13 @@ def _uniform_words(key: bytes, length: int, stream: int = 0) -> WordArray:
 
 
 def _fields(elements: WordArray) -> WordArray:
-    """Return the three residues of each word, shape (3, ...)."""
+    """Return the three residues of each word, (3, ...), uint64."""
     shifts = [np.uint64(_BITS * i) for i in range(3)]
     return np.stack([elements >> shift & _FIELD for shift in shifts])
 
 
 def _joined(residues: NDArray[Any]) -> WordArray:
-    """Return the word of each three residues: the inverse of `_fields`."""
+    """Return the word of each triple of residues: the inverse of `_fields`."""
     first, second, third = residues.astype(np.uint64)
     joined: WordArray = (
         first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
@@ -235,7 +255,7 @@ def _joined(residues: NDArray[Any]) -> WordArray:
 def _elements(
     parts: Sequence[bytes], length: int
 ) -> tuple[WordArray, NDArray[np.bool_]]:
-    """Return the words of parts, (n_parts, length), and a mask of proper parts."""
+    """Return the words of parts, (n_parts, length), and whether each part is proper."""
     size = 8 * length
     fit = np.array([len(part) == size for part in parts], dtype=np.bool_)
     filled = [part if len(part) == size else bytes(size) for part in parts]
@@ -245,7 +265,7 @@ def _elements(
 
 
 def _are_elements(elements: WordArray) -> NDArray[np.bool_]:
-    """Return a mask of the words whose three fields are residues."""
+    """Return whether the three fields of each word are residues."""
     proper = elements <= _ELEMENT
     for field, prime in zip(_fields(elements), PRIMES, strict=True):
         proper &= field < prime
@@ -255,7 +275,11 @@ def _are_elements(elements: WordArray) -> NDArray[np.bool_]:
 def _evaluate(
     nodes: tuple[int, ...], points: tuple[int, ...], values: FloatArray
 ) -> FloatArray:
-    """Return the least polynomials' residues at points, from values at other nodes."""
+    """Return polynomials' residues at points from their residues at nodes.
+
+    ``values`` has the shape (3, n_nodes, n_blocks), the result (3, n_points, n_blocks).
+    The polynomials have the least degree.
+    """
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
         matrix = _lagrange(nodes, points, prime)
@@ -265,12 +289,15 @@ def _evaluate(
 
 
 def _reduce(values: FloatArray, prime: int) -> None:
-    """Reduce integers below 2^53 modulo a prime, in place: faster than ``np.mod``."""
+    """Reduce non-negative integers below 2^53 modulo a prime, in place.
+
+    It is faster than ``np.mod``.
+    """
     quotients = values * (1.0 / prime)
     np.floor(quotients, out=quotients)
     quotients *= prime
     values -= quotients
-    # A rounded quotient can be one off.
+    # A rounded quotient can be off by one.
     np.add(values, prime, out=values, where=values < 0)
     np.subtract(values, prime, out=values, where=values >= prime)
 
@@ -279,7 +306,7 @@ def _reduce(values: FloatArray, prime: int) -> None:
 def _lagrange(
     nodes: tuple[int, ...], points: tuple[int, ...], prime: int
 ) -> FloatArray:
-    """Return the matrix (n_points, n_nodes) from values at nodes to points."""
+    """Return the matrix, (n_points, n_nodes), that maps values at nodes to points."""
     x = np.array(nodes)
     beyond = np.array(points)[:, None] - x
     numerators = _products(beyond, prime)[:, None]
@@ -291,14 +318,14 @@ def _lagrange(
 
 
 def _weights(points: IntArray, prime: int) -> IntArray:
-    """Return the inverse of each point's product of differences from all others."""
+    """Return the inverse of each point's product of differences from all other points."""
     between = points[:, None] - points
     np.fill_diagonal(between, 1)
     return _inverses(_products(between, prime), prime)
 
 
 def _products(factors: IntArray, prime: int) -> IntArray:
-    """Return the product of each row."""
+    """Return the product of each row modulo a prime."""
     return reduce(lambda product, column: product * column % prime, factors.T)
 
 
@@ -312,36 +339,42 @@ def _inverses(values: IntArray, prime: int) -> IntArray:
 def _true_shares(
     points: IntArray, values: FloatArray, degree: int
 ) -> NDArray[np.bool_]:
-    """Return a mask of the shares (3, n, n_blocks) on polynomials below a degree.
+    """Return whether each share lies on the polynomials in every block, (n,).
 
-    A true share lies on them in every block.
+    ``values`` are the shares, (3, n, n_blocks). The polynomials have degrees below
+    ``degree``.
+
+    Raises
+    ------
+    SumError
+        If more than ``(n - degree) // 2`` shares are false.
     """
-    # no share is false: the usual case, and much faster
+    # Usually no share is false, and this test is much faster.
     if _fit(points, values, degree):
         return np.ones(len(points), dtype=np.bool_)
     for _ in range(_DECODINGS):
-        # A random combination stands for all blocks: a share that is false in any of
-        # them is false there, but for one chance in a prime.
+        # A random combination stands for all blocks: a share that is false in any block
+        # is false in it, except with probability 1/prime.
         weights = uniform(token(32), 0, values.shape[2])
         true = np.ones(len(points), dtype=np.bool_)
         for i, prime in enumerate(PRIMES):
             floats = weights[i].astype(np.float64)
             combined = _combination(values[i], floats, prime)
             true &= _decode(points, combined, degree, prime)
-        _require_few(~true, degree)  # of all primes together
+        _require_few(~true, degree)
         if _fit(points[true], values[:, true], degree):
             return true
     raise SumError("The sum-shares lie on no polynomials.")
 
 
 def _require_few(false: NDArray[np.bool_], degree: int) -> None:
-    """Require so few false shares that the others determine them."""
+    """Require so few false shares that the true shares are unique."""
     if 2 * np.count_nonzero(false) > len(false) - degree:
         raise SumError("Too many sum-shares are false.")
 
 
 def _fit(points: IntArray, values: FloatArray, degree: int) -> bool:
-    """Return whether all shares lie on polynomials below a degree, in every block."""
+    """Return whether all shares lie on polynomials below a degree in every block."""
     nodes = tuple(points[:degree].tolist())
     rest = tuple(points[degree:].tolist())
     if not rest:
@@ -351,7 +384,7 @@ def _fit(points: IntArray, values: FloatArray, degree: int) -> bool:
 
 
 def _combination(values: FloatArray, weights: FloatArray, prime: int) -> IntArray:
-    """Return a linear combination, shape (n,), of columns of residues (n, n_blocks)."""
+    """Return a linear combination, (n,), of the columns of residues, (n, n_blocks)."""
     sums = []
     for start in range(0, len(weights), _EXACT_TERMS):
         part = slice(start, start + _EXACT_TERMS)
@@ -363,13 +396,18 @@ def _combination(values: FloatArray, weights: FloatArray, prime: int) -> IntArra
 def _decode(
     points: IntArray, values: IntArray, degree: int, prime: int
 ) -> NDArray[np.bool_]:
-    """Return a mask of the values on the polynomial below a degree that most share.
+    """Return whether each value lies on the polynomial of most values, (n,).
 
-    Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the
-    points of all false values. L times the values lies on a polynomial too: some of its
-    syndromes are zero. So the coefficients of L are in the kernel of a Hankel matrix of
-    the values' syndromes, and any vector of that kernel is such an L. A `SumError` if
-    more than ``(n - degree) // 2`` are false.
+    The polynomial has a degree below ``degree``. The method is Peterson's decoding of
+    Reed-Solomon codes. Let L be a polynomial that is zero at the points of all false
+    values. L times the values lies on a polynomial too, so some of its syndromes are
+    zero. So the coefficients of L are in the kernel of a Hankel matrix of the values'
+    syndromes, and any vector of that kernel is such an L.
+
+    Raises
+    ------
+    SumError
+        If more than ``(n - degree) // 2`` values are false.
     """
     most = (len(points) - degree) // 2
     terms = values * _weights(points, prime) % prime
@@ -381,7 +419,7 @@ def _decode(
     locator = _in_kernel(hankel, prime)
     if locator is not None:
         located = _polynomial(locator, points, prime)
-        # L has so few zeros that enough are left
+        # L has few zeros, so enough other points are left.
         nodes = np.flatnonzero(located)[:degree]
         rest = np.setdiff1d(np.arange(len(points)), nodes)
         node_points = tuple(points[nodes].tolist())
@@ -404,13 +442,10 @@ def _polynomial(coefficients: IntArray, points: IntArray, prime: int) -> IntArra
 
 
 def _in_kernel(matrix: IntArray, prime: int) -> IntArray | None:
-    """Return a vector, not zero, that a matrix takes to zero modulo a prime.
-
-    ``None`` if there is none.
-    """
+    """Return a nonzero vector in the kernel of a matrix modulo a prime, or ``None``."""
     rows = matrix % prime
     for column in range(rows.shape[1]):
-        # The columns before are those of the unit matrix.
+        # The columns before this one are columns of the identity matrix.
         pivots = np.flatnonzero(rows[column:, column])
         if not pivots.size:
             vector = np.zeros(rows.shape[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Make what the machines of a deployment need to know each other: certificates and keys.
+"""Make the certificates and keys by which the machines of a deployment know each other.
 
 ``link``   the SuperLink's certificate, and the authority that nodes check it against
 ``node``   one SuperNode's key pair; only the public half leaves the node
@@ -27,11 +27,11 @@ _USAGE["digital_signature"] = True
 
 
 def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
-    """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``, valid for so many days.
+    """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``, valid for ``days``.
 
-    Nodes, and those who submit runs, get ``ca.crt``; the keys have mode 0600 and stay.
-    ``names`` are those and the addresses under which the SuperLink is reached.
-    ``localhost`` and ``127.0.0.1`` are always among them: its own processes use them.
+    Nodes, and people who submit runs, get ``ca.crt``. The keys have mode 0600 and stay
+    here. ``names`` are the names and addresses of the SuperLink. ``localhost`` and
+    ``127.0.0.1`` are always added, because its own processes use them.
     """
     _private_directory(directory)
     now = dt.datetime.now(dt.UTC)
@@ -123,8 +123,8 @@ def _private_directory(directory: Path) -> None:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    # Never over an existing file: a key that is in use would be lost. Never open to
-    # others, not even between its creation and a chmod.
+    # An existing file is never replaced, because a key in use would be lost. The file
+    # has its mode from the beginning, so others can never read it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,1 +1,4 @@
-"""Arithmetic that gives the same integers on every processor."""
+"""Numerical code of the algorithms.
+
+Code that clients replay gives the same integers on every processor. Each module says so.
+"""

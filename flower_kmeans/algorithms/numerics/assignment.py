@@ -1,15 +1,15 @@
 """Nearest centroids and cluster sums, exactly.
 
-An integer-valued float64 below 2**53 is added and multiplied without rounding, in any
-order. So BLAS gives exact squared distances, and a record's cluster cannot depend on
-which records share its block (docs/guarantees, Theorem 8).
+Sums and products of integers below 2**53 are exact in float64, in any order. So BLAS
+gives exact squared distances, and a record's cluster cannot depend on the other records
+of its block (docs/guarantees, Theorem 8).
 
-The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``,
-which orders the centroids of a record x as the distance does, the matrix product yields
-``K s_j + j`` for K a power of two and j < K: one minimum over j then finds the nearest
-centroid, its index and its distance, and ties go to the lowest index. Every partial sum
-of that product is an integer of at most ``K d 4**(q + 1)``: with q = 16, up to 64
-centroids at once for d <= 8,192.
+Spare bits below 2**53 make the search fast. The score ``s_j = |c_j|**2 - 2 x . c_j``
+orders the centroids of a record x as the distance does. The matrix product yields
+``K s_j + j``, where K is a power of two and j < K. One minimum over j then finds the
+nearest centroid, its index and its distance, and ties go to the lowest index. Every
+partial sum of that product is an integer of at most ``K d 4**(q + 1)``. With q = 16 up
+to 64 centroids fit at once if d <= 8,192.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,15 +27,15 @@ from flower_kmeans.threads import blas_threads, in_parts, sum_in_parts
 _Scored = tuple[slice, LabelArray, FloatArray]
 
 _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
-_GROUP = 64  # centroids that are compared at once, at most
-# of a thread's block: few enough for a cache, and for threads to meet rarely
+_GROUP = 64  # most centroids that are compared at once
+# A thread's block must fit a cache, and be so large that threads rarely meet.
 _BLOCK_BYTES = 2**22
-_SCORES = 2**17  # of a product, 1 MB
+_SCORES = 2**17  # scores of one product: 1 MB
 _MAX_ROWS = 2**15
-_ROW_WORK = 256  # of a record, in products: its cost beside k and d
-_ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
-_FUSED_WORK = 2**33  # in products; NumPy takes about a second
-# a block of the kernel has a fixed number of rows, and must stay small
+_ROW_WORK = 256  # products that take as long as reading a record
+_ROWS_PER_VOTER = 1_000  # fewer rows are not worth a second thread
+_FUSED_WORK = 2**33  # products that take NumPy about a second
+# A block of the kernel has a fixed number of rows, and must stay small.
 _FUSED_COLUMNS = 2**12
 
 _work_so_far = 0.0
@@ -49,9 +49,16 @@ def largest_weight(n_features: int, fraction_bits: int) -> int:
 def check_exactness(
     n_features: int, fraction_bits: int, weighted: bool = False
 ) -> None:
-    """Require that squared distances are exact in float64, also less a weight.
+    """Require that squared distances are exact in float64.
 
-    Of points of ``[-2**q, 2**q]**d`` these are at most ``d 4**(q + 1)``, or twice that.
+    Squared distances between points of ``[-2**q, 2**q]**d`` are at most
+    ``d 4**(q + 1)``. With weights subtracted (``weighted``) they are at most twice
+    that.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are too many columns for ``fraction_bits``, q.
     """
     check_fraction_bits(fraction_bits)
     if largest_weight(n_features, fraction_bits) << weighted > 2**53:
@@ -63,11 +70,15 @@ def check_exactness(
 
 
 class Centers:
-    """Centroids (k, d) prepared for comparisons, once for all clients of a process.
+    """Centroids prepared for comparisons, once for all clients of a process.
 
-    Centroids and points are integers, within the bounds of `check_exactness`. With
-    weights (k,) of at most `largest_weight`, a point belongs to the centroid with the
-    least ``|x - c_j|^2 - w_j``.
+    Parameters
+    ----------
+    centroids : ndarray of shape (k, d), int64
+        Within the bounds of `check_exactness`, as all points.
+    weights : ndarray of shape (k,), int64, optional
+        Weights of a power diagram, at most `largest_weight`. A point then belongs to
+        the centroid with the least ``|x - c_j|^2 - w_j``.
     """
 
     def __init__(self, centroids: IntArray, weights: IntArray | None = None) -> None:
@@ -79,14 +90,14 @@ class Centers:
         self._doubled = np.ascontiguousarray(-2 * self.points.T)
 
     def nearest(self, points: FloatArray) -> LabelArray:
-        """Return the nearest centroid (n,) of points (n, d), of several the first."""
+        """Return the nearest centroid, (n,), of points, (n, d). Ties go to the first."""
         labels = np.empty(len(points), dtype=np.int32)
         for rows, scores in self._scores(points):
             labels[rows] = scores.argmin(axis=1)
         return labels
 
     def assign(self, points: FloatArray) -> tuple[LabelArray, FloatArray]:
-        """Return each point's nearest centroid (n,) and squared distance (n,)."""
+        """Return each point's nearest centroid, (n,), and squared distance, (n,)."""
         labels = np.empty(len(points), dtype=np.int32)
         d2 = np.empty(len(points))
         for rows, scores in self._scores(points):
@@ -111,10 +122,10 @@ class Centers:
 def assign(
     points: FloatArray, centroids: IntArray, weights: IntArray | None = None
 ) -> tuple[LabelArray, FloatArray]:
-    """Return each point's nearest centroid (n,) and squared distance (n,).
+    """Return each point's nearest centroid, (n,), and squared distance, (n,).
 
-    Of several nearest centroids it is the first. Points (n, d) are integers in float64;
-    distances are exact (`Centers`).
+    Ties go to the first centroid. Points, (n, d), are integers in float64. Distances
+    are exact (`Centers`).
     """
     return Centers(centroids, weights).assign(points)
 
@@ -122,16 +133,23 @@ def assign(
 def cluster_sums(
     records: GridRecords, centroids: IntArray, radius2: int | None = None
 ) -> tuple[IntArray, IntArray]:
-    """Return the sums (k, d) and numbers (k,) of records by cluster, as int64.
+    """Return the sums, (k, d), and numbers, (k,), of records by cluster, int64.
 
-    Streams over the records, on as many threads as BLAS would use, with a few megabytes
-    each; the result depends on neither. Centroids (k, d) are on the records' grid. A
-    record counts only if its squared distance to its centroid is at most ``radius2``.
+    The records are read in blocks on as many threads as BLAS would use, with a few
+    megabytes each. The result depends neither on blocks nor on threads.
+
+    Parameters
+    ----------
+    records : GridRecords
+    centroids : ndarray of shape (k, d), int64
+        Points on the records' grid.
+    radius2 : int, optional
+        A record counts only if its squared distance to its centroid is at most this.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
-        radius2 = None  # no two points of the grid are further apart
+        radius2 = None  # no two points of the grid are farther apart
     work = n * (len(centroids) * d + _ROW_WORK)
     fused = fused_kernel(work, d)
     part: Any
@@ -145,15 +163,15 @@ def cluster_sums(
 
 
 def fused_kernel(work: float, n_features: int) -> Any:
-    """Return the compiled kernel `fused`, or ``None`` where NumPy should compute.
+    """Return the compiled kernel `fused`, or ``None`` if NumPy should compute.
 
-    Importing Numba and reading the compiled code back takes most of a second, in each
-    process. So the kernel is loaded once the ``work`` of the calls so far, in products,
-    would have taken about as long with NumPy. It needs the extra ``fast`` and a folder
+    Importing Numba and loading the compiled code takes most of a second in each
+    process. So the kernel is loaded after the ``work`` of all calls, in products, would
+    have taken NumPy about as long. It needs the extra ``fast`` and a writable folder
     for compiled code.
     """
     global _work_so_far
-    # Without a lock: a call that is lost only moves the time of loading.
+    # There is no lock: a lost addition only delays the loading.
     _work_so_far += work
     is_worth_it = _work_so_far >= _FUSED_WORK and n_features <= _FUSED_COLUMNS
     return _load_fused() if is_worth_it else None
@@ -164,7 +182,7 @@ def _load_fused() -> Any:
     try:
         from flower_kmeans.algorithms.numerics import fused
     except Exception:
-        # no Numba, none for this NumPy, or no folder for compiled code
+        # Numba is missing or too old for this NumPy, or has no folder for its code.
         return None
     return fused
 
@@ -172,13 +190,12 @@ def _load_fused() -> Any:
 def vote_counts(
     records: GridRecords, candidates: Iterable[FloatArray], n_candidates: int
 ) -> IntArray:
-    """Return the number of records nearest to each candidate, (n_candidates,) int64.
+    """Return the number of records nearest to each candidate, (n_candidates,), int64.
 
-    Of several the first has a record's vote. Candidates come in blocks (m, d), integers
-    in float64 on the records' grid; those that are missing have no votes. Memory is
-    that of one block of candidates, of a few blocks of records, and of 16 bytes for
-    every record and candidate: a client calls this for one block of its records after
-    the other.
+    Ties go to the first candidate. Candidates come in blocks, (m, d), of integers in
+    float64 on the records' grid. Missing candidates have no votes. The memory holds one
+    block of candidates, a few blocks of records, and 16 bytes for every record and
+    every candidate. A client calls this for one block of its records after the other.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
@@ -205,7 +222,7 @@ def vote_counts(
             np.copyto(labels[rows], nearest + first, where=closer)
 
     for block in candidates:
-        # no other block to compare with
+        # A single block needs no comparison with other blocks.
         if fused is not None and len(block) == n_candidates:
             (counts,) = sum_in_parts(n, work, fused.vote_counts(records, block))
             return counts
@@ -230,8 +247,7 @@ class _Query:
         room = 2**53 // (d * 4 ** (fraction_bits + 1))
         largest_index = min(k, _GROUP) - 1
         bits = min(room.bit_length() - 1, largest_index.bit_length())
-        # With too little room the indices stay out of the scores, and argmin finds
-        # them.
+        # With too few spare bits the scores hold no indices, and argmin finds them.
         self.packed = 2**bits >= min(k, 8)
         self.factor = 2**bits if self.packed else 1
         self.group = min(k, self.factor if self.packed else _GROUP)
@@ -246,15 +262,15 @@ class _Query:
 
 
 class _Worker:
-    """Buffers for blocks of a fixed number of rows, and the steps with one block."""
+    """Buffers for blocks of a fixed number of rows, and the steps on one block."""
 
     def __init__(self, query: _Query, rows: int) -> None:
         self.query = query
         d = query.d
-        # The product needs columns by records, and a row of ones for the norms of the
-        # centroids; the sums need records by columns. Long records share one array.
-        # BLAS is faster with short ones that are transposed in memory, so those are
-        # kept twice.
+        # The product needs columns by records, and a row of ones for the centroids'
+        # norms. The sums need records by columns. With many columns one array serves
+        # both. With few columns BLAS is faster on an array that is transposed in
+        # memory, so there are two.
         if d > _TRANSPOSED:
             self._table = np.empty((rows, d + 1))
             self._features = self._table.T
@@ -273,11 +289,11 @@ class _Worker:
         self._best = np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
         self.labels: LabelArray = np.zeros(rows, dtype=np.int32)
-        # the last one for those out of reach
+        # The last group is for records out of reach.
         self._groups = Groups(self.labels, query.k + 1)
 
     def label(self) -> None:
-        """Write the clusters of ``points`` to ``labels``, k if out of reach."""
+        """Write the cluster of each of ``points`` to ``labels``, or k if out of reach."""
         query = self.query
         if self.query.d <= _TRANSPOSED:
             np.copyto(self._features[:-1], self.points.T)
@@ -289,9 +305,9 @@ class _Worker:
             np.copyto(self.labels, self._index, where=closer)
             np.copyto(self._best, self._lowest, where=closer)
         if query.radius2 is not None:
-            # The features hold a 1 beside x, and the lowest score may still hold an
-            # index below K: d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2
-            # + 2).
+            # The features have a 1 beside x, and the lowest score may include an index
+            # below K. So d2 <= radius2 means
+            # K (s + |x|**2 + 1) + index < K (radius2 + 2).
             features = self._features
             norms = np.einsum("ij,ij->j", features, features, out=self._lowest)
             norms *= query.factor
@@ -300,7 +316,7 @@ class _Worker:
             np.copyto(self.labels, query.k, where=far)
 
     def scores(self) -> FloatArray:
-        """Return |c|^2 - 2 x . c of each point's nearest centroid, after ``label``."""
+        """Return |c|^2 - 2 x . c for each point's nearest centroid. Call ``label`` first."""
         if self.query.packed and len(self.query.groups) == 1:
             self._best -= self.labels
         self._best *= 1 / self.query.factor
@@ -323,7 +339,7 @@ class _Worker:
                 index[part] = scores.argmin(axis=0)
                 lowest[part] = scores[index[part], np.arange(n)]
         if self.query.packed:
-            np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
+            np.copyto(self._packed, lowest, casting="unsafe")  # the values are integers
             mask = self.query.factor - 1
             np.bitwise_and(self._packed, mask, out=index, casting="same_kind")
             if len(self.query.groups) > 1:

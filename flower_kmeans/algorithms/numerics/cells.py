@@ -1,8 +1,8 @@
-"""Records in cells: counts, residuals and slacks over the radius of the cell.
+"""Sums over cells: counts, residuals and slacks, relative to the radius of the cell.
 
-A record's residual is divided by the radius of its nearest cell, moved into the unit
-ball and put on the grid. Its slack is 1 minus its squared length. So for any cells, a
-record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees, Theorem 23).
+A record's residual u is its offset from the nearest cell's centre, divided by the
+cell's radius, moved into the unit ball and put on the grid. Its slack is
+``w = 1 - |u|^2``. So for any cells ``|u|^2 + w^2 <= 1`` (docs/guarantees, Theorem 23).
 """
 
 from functools import partial
@@ -18,25 +18,39 @@ from flower_kmeans.threads import IntArrays, sum_in_parts
 
 _BLOCK_NUMBERS = 2**18
 _FEWEST_ROWS = 64
-_ROW_WORK = 64  # of a coordinate, in products: reading it, and its residual
+_ROW_WORK = 64  # products that take as long as reading a coordinate and its residual
 
 
 class CellSums(NamedTuple):
-    """Sums over the records of each of m cells, int64."""
+    """Sums over the records of each of m cells.
 
-    # (m, p), residuals over the radius, none longer than 1, of exponent q
+    Attributes
+    ----------
+    sums : ndarray of shape (m, p), int64
+        Sums of residuals, none longer than 1, in steps of 2**-q.
+    counts : ndarray of shape (m,), int64
+        Numbers of records.
+    slacks : ndarray of shape (m,), int64
+        Sums of slacks, each in [0, 1], in steps of 2**-q.
+    """
+
     sums: IntArray
-    counts: IntArray  # (m,), of exponent 0
-    # (m,), 1 - squared residual / squared radius, at least 0, of exponent q
+    counts: IntArray
     slacks: IntArray
 
 
 class Cells:
     """Cells prepared for comparisons, once for all clients of a process.
 
-    Centres (m, p) are on a grid that passes ``assignment.check_exactness``; radii (m,)
-    are in [1, 2**25]. ``weights`` (m,) are those of power cells (`assignment.Centers`):
-    residuals are from the cell's centre all the same.
+    Parameters
+    ----------
+    centers : ndarray of shape (m, p), int64
+        Points of a grid that passes ``assignment.check_exactness``.
+    radii : ndarray of shape (m,), int64
+        In grid units, in [1, 2**25].
+    weights : ndarray of shape (m,), int64, optional
+        Weights of a power diagram (`assignment.Centers`), which decide about the cell
+        of a record. Residuals are offsets from the cell's centre all the same.
     """
 
     def __init__(
@@ -52,12 +66,20 @@ class Cells:
     def sums(
         self, records: GridRecords, fraction_bits: int, weighted: bool = False
     ) -> CellSums:
-        """Return counts, residuals (toward zero) and slacks (rounded down) by cell.
+        """Return the sums by cell. Residuals are rounded towards zero, slacks downward.
 
-        Every number of a record, on the grid of the centres, is the same alone and in
-        any block. ``weighted`` residuals are multiplied by the root of 1 plus their
-        slack w, which fills the unit: ``|u|^2 (1 + w) + w^2 = 1`` where
-        ``w = 1 - |u|^2`` (docs/guarantees, Theorem 13).
+        A record adds the same integers in any block. Records must be on the grid of the
+        centres.
+
+        Parameters
+        ----------
+        records : GridRecords
+        fraction_bits : int
+            q, the fractional bits of residuals and slacks.
+        weighted : bool
+            Whether residuals are multiplied by the square root of 1 plus their slack w.
+            They then use the whole sensitivity: ``|u|^2 (1 + w) + w^2 = 1``
+            (docs/guarantees, Theorem 13).
         """
         n_records, p = records.shape
         m = len(self.centers)
@@ -93,9 +115,9 @@ class Cells:
         for block in records.blocks(n_rows, start, stop):
             labels = self._centers.nearest(block)
             block -= self._centers.points.take(labels, axis=0)
-            # of integers, as the residuals are: exact
+            # These are exact, because offsets are integers.
             d2 = squared_norms(block)
-            # below 2**53 as d2 is: differences are exact
+            # Both are below 2**53, so their differences are exact.
             own = self._squares.take(labels)
             longer = np.maximum(own, d2)
             shares = longer - d2
@@ -109,7 +131,7 @@ class Cells:
             residuals = np.trunc(block, out=block)
             groups = Groups(labels, m)
             counts += np.bincount(labels, minlength=m)
-            # integers below 2**53: exact
+            # Sums of integers below 2**53 are exact.
             sums += groups.sums(residuals).astype(np.int64)
             slacks += groups.sums(shares).astype(np.int64)
         return sums, counts, slacks
@@ -123,5 +145,5 @@ def cell_sums(
     weighted: bool = False,
     weights: IntArray | None = None,
 ) -> CellSums:
-    """Return the sums of records in `Cells` of these centres, radii and weights."""
+    """Return `Cells.sums` of the records for the given centres, radii and weights."""
     return Cells(centers, radii, weights).sums(records, fraction_bits, weighted)

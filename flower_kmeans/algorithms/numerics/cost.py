@@ -1,8 +1,8 @@
-"""The cost of a clustering as a release: from squared distances to public points.
+"""The cost of a clustering as a release, from squared distances to public points.
 
-With a round's sums and counts, the sum Q of squared distances to the centroids before,
-or to the origin where sums are of records, gives the cost at the centroids that follow
-(docs/guarantees, Theorem 16).
+A round releases Q, the sum of squared distances to the centroids before the round, or
+to the origin if its sums are of records. With the sums and counts of the same round, Q
+gives the cost of the centroids after the round (docs/guarantees, Theorem 16).
 """
 
 import math
@@ -15,8 +15,8 @@ from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords, squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
-COST = "cost"  # the block, and the release, of squared distances
-COST_SHARE = 0.02  # of mu^2, where the rest of a plan has 1
+COST = "cost"  # name of the block, and of the release, of squared distances
+COST_SHARE = 0.02  # mu^2 of the cost, if all other releases together have mu^2 = 1
 
 _BLOCK_NUMBERS = 2**18
 
@@ -24,11 +24,11 @@ _BLOCK_NUMBERS = 2**18
 def squared_distances(
     records: GridRecords, centroids: IntArray, largest: int, radius2: int | None = None
 ) -> int:
-    """Return the sum of squared distances of records to their nearest centroids (k, d).
+    """Return the sum of squared distances of records to their nearest centroids, (k, d).
 
-    Of exponent q, as the records: every squared distance, cut to ``largest`` squared
-    grid units, loses its q last bits. A record counts only if its squared distance is
-    at most ``radius2``.
+    Each squared distance is cut to ``largest`` squared grid units, and loses its last q
+    bits. So the sum is in steps of 2**-q, as the records. A record counts only if its
+    squared distance is at most ``radius2``.
     """
     total = 0
     n_rows = max(1, _BLOCK_NUMBERS // records.shape[1])
@@ -57,11 +57,28 @@ def last_cost(
 ) -> tuple[float, float, float]:
     """Return the noisy cost after a Lloyd round, its bias and its standard error.
 
-    By the bias it is too low. All are in scaled units: the sum ``q`` of squared
-    distances, and sums (k, d) of offsets from references (k, d), which are the
-    centroids before, or the origin. ``quotients`` (k, d) are sums over counts (k,),
-    where these are usable (k,), and ``after`` (k, d) the centroids on a grid of a step.
-    ``noise`` has the standard deviations of q, of a sum's coordinate, and of a count.
+    The cost is too low by the bias. All numbers are in units of the scaled domain.
+
+    Parameters
+    ----------
+    q : float
+        Noisy sum of squared distances to the references.
+    sums : ndarray of shape (k, d)
+        Noisy sums of offsets from the references.
+    counts : ndarray of shape (k,)
+        Noisy numbers of records.
+    references : ndarray of shape (k, d)
+        The centroids before the round, or the origin.
+    after : ndarray of shape (k, d)
+        The centroids after the round, on a grid.
+    quotients : ndarray of shape (k, d)
+        Sums over counts, for usable counts.
+    usable : ndarray of shape (k,), bool
+        Whether each count is large enough to divide by.
+    noise : tuple of three floats
+        Standard deviations of ``q``, of a coordinate of a sum, and of a count.
+    step : float
+        The step of the centroids' grid.
     """
     std_q, std_sum, std_count = noise
     moves = after - references
@@ -69,9 +86,9 @@ def last_cost(
     # Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid.
     gained = float(np.einsum("ij,ij->", sums, moves))
     value = q - 2 * gained + float(counts @ squares)
-    # A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the
-    # term -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order, and likewise for
-    # the counts. Centroids that were kept, or moved into the domain, are left out.
+    # A centroid moves towards its own noise. With delta = (R + n_R) / (C + n_C) the
+    # term -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order. The counts add a
+    # similar term. Centroids that were kept, or moved into the domain, have no bias.
     wanted = references + quotients
     is_near = np.abs(wanted - after) <= step
     whole = usable & is_near.all(axis=1)
@@ -86,7 +103,8 @@ def last_cost(
 def user_scale(domain: Domain) -> tuple[float, bool]:
     """Return the user's units in one scaled unit, and whether all columns share them.
 
-    Otherwise it is 1: a cost is then in squared units of the scaled domain.
+    If columns differ, the number is 1, and a cost is in squared units of the scaled
+    domain.
     """
     unit = domain.common_unit
     if unit is None:

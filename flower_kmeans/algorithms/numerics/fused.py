@@ -1,20 +1,19 @@
 """The statistics of `assignment`, `cells` and `projection` in one compiled pass.
 
-Needs the extra ``fast`` (Numba). Answers are those of the NumPy path, bit for bit. A
-block of records is read, put on the grid, and ranked: scores
-``(|c|^2 - w) / 2 - x . c`` in float32 order the centroids of a record x, and `_slack`
-bounds what rounding can change. A record whose two lowest scores are closer than that,
-or which lies near the edge of the radius, is decided by squared distances in float64,
-which are exact integers (docs/guarantees, Theorem 8). So
-rounding decides nothing, and the time depends, slightly, on how many records are near
-ties (docs/threat-model.md).
+This module needs the extra ``fast`` (Numba). Its results equal those of the NumPy code,
+bit for bit. A block of records is read, put on the grid, and ranked: scores
+``(|c|^2 - w) / 2 - x . c`` in float32 order the centroids of a record x. `_slack`
+bounds the effect of rounding. If the two lowest scores of a record are closer than
+that, or the record lies near the edge of the radius, squared distances in float64
+decide, which are exact integers (docs/guarantees, Theorem 8). So rounding decides
+nothing. The time depends slightly on the number of near ties (docs/threat-model.md).
 
-Tables of few columns are ranked by columns, four centroids at once in registers; those
-of many columns by BLAS.
+Tables with few columns are ranked by columns, with four centroids at once in registers.
+Tables with many columns are ranked by BLAS.
 
-This is one of the files whose formulas stay dense: the compiled loops are written for
-the vectoriser. Their conditional expressions are selections without a branch, and their
-order of operations is the answer's last bit.
+The formulas of this file stay dense, because the compiled loops are written for the
+vectoriser. Their conditional expressions are selections without a branch, and their
+order of operations decides the last bits.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,47 +30,50 @@ from flower_kmeans.threads import IntArrays, find_blas_again
 
 find_blas_again()
 
-# of a block; known when compiling, so that inner loops become vector instructions
+# Rows of a block. The compiler must know it, to make vector instructions of inner loops.
 _ROWS = 512
 _NARROW = 8  # columns up to which a block is ranked by columns
 _TILE = 512  # numbers of a narrow table that are read in one loop, with repeated bounds
 _GROUP = 128  # centroids of one product
-_SMALL = 16  # so few are quicker as records times centroids: BLAS copies nothing then
-_FLOAT32_BITS = 24  # of an integer that float32 holds exactly
-# adding and subtracting it rounds to the nearest integer, ties to even
+# For so few centroids, BLAS multiplies records by centroids faster: it copies nothing.
+_SMALL = 16
+_FLOAT32_BITS = 24  # float32 holds integers of so many bits exactly
+# Adding and subtracting this number rounds to the nearest integer, ties to even.
 _ROUND = 1.5 * 2.0**52
 _READ_ROWS = 4_096
-_MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
+_MAX_ROWS = 2**24  # sums of so many integers up to 2**25 are exact in float64
 _LABEL_ROWS = 2**16
-_FEW = 24  # near ties of a block that are settled one by one
-# Threads share the rows, so without the GIL. NumPy's division has no branch, which
-# would stop vectorisation. So do indices that might be negative: Numba counts these
-# from the end.
+_FEW = 24  # most near ties of a block that are settled one by one
+# Threads share the rows, so the code runs without the GIL. NumPy's rules of division
+# need no branch, which would prevent vectorisation. Unsigned indices need none either:
+# Numba counts negative ones from the end.
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
-RowRange = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
+# takes a start and a stop, and returns the sums of these rows
+RowRange = Callable[[int, int], IntArrays]
 
 
 class _Centers(NamedTuple):
-    """Centroids for the ranking, filled up to fours.
+    """Centroids for the ranking. Their number is padded to a multiple of four.
 
-    Narrow ones have 4 or 8 columns.
+    Those of narrow tables are padded to 4 or 8 columns.
     """
 
-    # -c in scaled units; of few centroids of wide tables the transpose
+    # -c in scaled units; transposed for few centroids of wide tables
     matrix: Float32Array
     offsets: Float32Array  # (|c|^2 - w) / 2
-    exact_matrix: FloatArray  # -2 c on the grid; of few centroids the transpose
+    exact_matrix: FloatArray  # -2 c on the grid; transposed for few centroids
     exact_offsets: FloatArray  # |c|^2 - w
     points: FloatArray  # (k, d), c on the grid
-    columns: NDArray[Any]  # (d, k), the same in the type of the records
+    columns: NDArray[Any]  # (d, k), c on the grid in the type of the records
     weights: FloatArray  # (k,), w
-    slack: Float32Array  # (2,), of two scores, and of a score and the radius
+    # (2,), least sure difference of two scores, and of a score and the radius
+    slack: Float32Array
 
 
 class _FusedBounds(NamedTuple):
-    """The map from user's units to grid points, for a record or a tile of records."""
+    """The map from the user's units to grid points, for a record or a tile of records."""
 
     center: FloatArray
     factor: FloatArray
@@ -82,14 +84,14 @@ class _Block(NamedTuple):
     """Buffers for a block of records."""
 
     points: NDArray[Any]  # (_ROWS, d), grid points
-    flat: NDArray[Any]  # the same
-    columns: NDArray[Any]  # those of narrow tables by columns, 4 or 8
-    # those of narrow tables from their centroids, by columns, and slacks
+    flat: NDArray[Any]  # view of `points` as one row of numbers
+    columns: NDArray[Any]  # grid points of narrow tables by columns, 4 or 8
+    # narrow tables: offsets from the nearest centroids by columns, then slacks
     offsets: FloatArray
     labels: LabelArray
     best: Float32Array
     second: Float32Array
-    # (_GROUP, _ROWS); of few centroids also as rows, behind their columns
+    # (_GROUP, _ROWS); for few centroids the products by rows lie behind the columns
     scores: Float32Array
     exact_points: FloatArray
     exact_best: FloatArray
@@ -105,13 +107,13 @@ def _quantised(value, center, factor, limit):
     value = (value - center) * factor
     value = -limit if value < -limit else value  # NaN stays NaN
     value = limit if value > limit else value
-    # No caller may allow reassociation, which would cancel `_ROUND`.
+    # Callers must not allow reassociation, which would cancel `_ROUND`.
     return (value + _ROUND) - _ROUND
 
 
 @_compiled
 def _read(records, first, m, bounds, block):
-    """Write rows as grid points, those of narrow tables by columns as well."""
+    """Write rows as grid points, and for narrow tables also by columns."""
     d = records.shape[1]
     center, factor, limit = bounds
     if d > _NARROW:
@@ -137,10 +139,13 @@ def _read(records, first, m, bounds, block):
             column[i] = rest[np.uintp(i * d)]
 
 
-# Fused multiplications are fine here: `_slack` covers how they round.
+# Fused multiplications are allowed here, because `_slack` covers their rounding.
 @njit(fastmath={"contract"}, **_OPTIONS)
 def _score(columns, w, j, scores):
-    """Write the products of 4 or 8 columns and of four centroids from the j-th on."""
+    """Write the products of a block with four centroids from the j-th on.
+
+    ``columns`` are 4 or 8 columns.
+    """
     for f in range(0, w.shape[1], 4):
         a0 = w[j, f]
         a1 = w[j, f + 1]
@@ -181,9 +186,9 @@ def _score(columns, w, j, scores):
 
 @_compiled
 def _rank(scores, offsets, j, best, second, labels):
-    """Update each record's lowest score, second lowest score, and label of the lowest.
+    """Update each record's lowest and second lowest score, and the label of the lowest.
 
-    Scores are those of four centroids from the j-th on, without their offsets.
+    ``scores`` are the products with four centroids from the j-th on, without offsets.
     """
     o0 = offsets[j]
     o1 = offsets[j + 1]
@@ -209,9 +214,10 @@ def _rank(scores, offsets, j, best, second, labels):
 
 @_compiled
 def _rank_products(points, matrix, offsets, scores, best, second, labels):
-    """Rank all centroids, whose products with the records BLAS computes.
+    """Rank all centroids by products that BLAS computes.
 
-    Products of at most `_SMALL` centroids come as rows, and become columns.
+    Products with at most `_SMALL` centroids are computed by rows, and copied to
+    columns.
     """
     for i in range(_ROWS):
         best[i] = np.inf
@@ -238,7 +244,7 @@ def _rank_products(points, matrix, offsets, scores, best, second, labels):
 
 @njit(fastmath={"contract", "reassoc"}, inline="always", **_OPTIONS)
 def _distance2(points, i, centers, j):
-    total = 0.0  # of integers below 2**53: exact in any order
+    total = 0.0  # the sum of integers below 2**53 is exact in any order
     for f in range(points.shape[1]):
         difference = np.float64(points[i, f]) - centers[j, f]
         total += difference * difference
@@ -247,9 +253,9 @@ def _distance2(points, i, centers, j):
 
 @_compiled
 def _label(m, block, centers):
-    """Write the label of each record of a block.
+    """Write the label of each record of a block: the least ``|x - c|^2 - w``.
 
-    It is the first centroid of the least ``|x - c|^2 - w``.
+    Ties go to the first centroid.
     """
     best = block.best
     second = block.second
@@ -272,7 +278,7 @@ def _label(m, block, centers):
     unsure = 0
     for i in range(m):
         unsure += not second[i] - best[i] > slack
-    if unsure > _FEW:  # so that ties cost no more than a second pass, in float64
+    if unsure > _FEW:  # a second pass in float64 bounds the cost of many ties
         block.exact_points[...] = block.points
         _rank_products(
             block.exact_points, centers.exact_matrix, centers.exact_offsets, block.exact_scores,
@@ -294,7 +300,7 @@ def _label(m, block, centers):
 def _distances2(m, block, centers, out):
     """Write the squared distance of each record to the centroid of its label.
 
-    Of narrow tables the offsets are kept, by columns.
+    For narrow tables the offsets are kept by columns.
     """
     labels = block.labels
     points = block.points
@@ -318,7 +324,7 @@ def _add_columns(m, d, columns, labels, sums, counts):
     for i in range(m):
         a = np.uint32(labels[i])
         counts[a] += 1
-        # A loop over so few columns would take twice as long.
+        # A loop over the few columns would take twice as long.
         sums[a, 0] += columns[i]
         if d > 1:
             sums[a, 1] += columns[_ROWS + i]
@@ -351,7 +357,10 @@ def _add_rows(m, points, labels, sums, counts):
 def _sum_rows(
     records, start, stop, bounds, block, centers, radius2, unit2, sums, counts
 ):
-    """Add the rows from start to stop to sums and counts; those too far, to row k."""
+    """Add the rows from start to stop to sums and counts by label.
+
+    Records beyond the radius are added to row k.
+    """
     d = records.shape[1]
     k = np.int32(len(centers.weights))
     labels = block.labels
@@ -383,7 +392,7 @@ def _sum_rows(
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 def _squares(m, block, half, out):
-    """Write half of the squared norm of each record in scaled units, rounded."""
+    """Write half of each record's squared norm in scaled units, rounded to float32."""
     points = block.points
     if points.shape[1] <= _NARROW:
         for i in range(_ROWS):
@@ -404,10 +413,10 @@ def _squares(m, block, half, out):
 def _cell_rows(
     records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts
 ):
-    """Add the rows' residuals over the radii of their cells, slacks and counts.
+    """Add the rows' residuals, slacks and counts by cell.
 
-    Every operation on a record is one that IEEE 754 rounds correctly, in the order of
-    `cells`.
+    Operations have the order of `cells`, and IEEE 754 rounds each of them correctly. So
+    the results are the same.
     """
     d = records.shape[1]
     labels = block.labels
@@ -458,7 +467,7 @@ def _moment_rows(records, start, stop, bounds, block, factor, total):
         _read(records, first, m, bounds, block)
         for i in range(_ROWS * d):
             short[i] = np.int16(flat[i] * factor)
-        for low in range(0, _ROWS, _ROWS // 4):  # so few rows stay in the nearest cache
+        for low in range(0, _ROWS, _ROWS // 4):  # a quarter fits the nearest cache
             for f in range(d):
                 column = columns[np.uintp(f), low:]
                 rest = short[low * d + f :]
@@ -478,7 +487,10 @@ def _moment_rows(records, start, stop, bounds, block, factor, total):
 
 @_compiled
 def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts):
-    """Write each row's label and squared distance to its centroid, or count labels."""
+    """Write each row's label and squared distance, or only count labels.
+
+    Labels are counted if ``counts`` is not empty.
+    """
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
@@ -498,7 +510,10 @@ def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts
 def cluster_sums(
     records: GridRecords, centroids: IntArray, radius2: int | None
 ) -> RowRange:
-    """Return `assignment` of ranges of rows: sums (k, d) and counts (k,), int64."""
+    """Return a function from a range of rows to sums, (k, d), and counts, (k,), int64.
+
+    The results are those of `assignment.cluster_sums`.
+    """
     k, d = centroids.shape
     bits = records.fraction_bits
     centers = _centers(centroids, None, bits)
@@ -529,7 +544,7 @@ def cell_sums(
     weighted: bool,
     weights: IntArray | None,
 ) -> RowRange:
-    """Return `cells` of ranges of rows: sums (m, p), counts, slacks (m,), int64."""
+    """Return a function from a range of rows to the sums of `cells.CellSums`."""
     m, p = points.shape
     centers = _centers(points, weights, records.fraction_bits)
     bounds = _bounds(records)
@@ -549,10 +564,10 @@ def cell_sums(
 
 
 def second_moments(records: GridRecords, bits: int) -> RowRange:
-    """Return the second moments of ranges of rows: the upper triangle of (d, d), int64.
+    """Return a function from a range of rows to second moments, (d, d), int64.
 
-    Coordinates are at most 2**bits, of at most 10, so the products of a block add up in
-    int32.
+    Only the upper triangle is filled. Coordinates are at most 2**bits, with bits <= 10,
+    so int32 holds the sums of a block.
     """
     d = records.shape[1]
     bounds = _bounds(records)
@@ -570,9 +585,9 @@ def second_moments(records: GridRecords, bits: int) -> RowRange:
 
 
 def vote_counts(records: GridRecords, points: FloatArray) -> RowRange:
-    """Return the number of rows nearest to each point, (k,), for ranges of rows.
+    """Return a function from a range of rows to the number nearest to each point, (k,).
 
-    Of several nearest points the first counts.
+    Ties go to the first point.
     """
     centers = _centers(points, None, records.fraction_bits)
     bounds = _bounds(records)
@@ -593,10 +608,10 @@ def vote_counts(records: GridRecords, points: FloatArray) -> RowRange:
 def nearest(
     records: GridRecords, points: FloatArray, start: int, stop: int
 ) -> Iterator[tuple[slice, LabelArray, FloatArray]]:
-    """Yield ranges of rows, the nearest point of each, and its squared distance.
+    """Yield a range of rows, the nearest point of each row, and its squared distance.
 
-    Of several nearest points it is the first. Squared distances are exact integers, in
-    squared grid units.
+    Ties go to the first point. Squared distances are exact integers, in squared grid
+    units. The arrays are overwritten by the next range.
     """
     centers = _centers(points, None, records.fraction_bits)
     bounds = _bounds(records)
@@ -618,7 +633,7 @@ def nearest(
 def _tables(
     records: GridRecords, start: int, stop: int
 ) -> Iterator[tuple[NDArray[Any], int, int]]:
-    """Yield tables with ranges of their rows, as `_bounds` expects them."""
+    """Yield tables for `_bounds`, each with a start and a stop of rows to read."""
     if records.box is not None:
         for first in range(start, stop, _MAX_ROWS):
             yield records.table, first, min(first + _MAX_ROWS, stop)
@@ -632,9 +647,9 @@ def _tables(
 
 
 def _bounds(records: GridRecords) -> _FusedBounds:
-    """Return the map of values of `_tables` to grid points.
+    """Return the map from values of `_tables` to grid points.
 
-    Without a box they are grid points already.
+    Without a box the values are grid points already.
     """
     d = records.shape[1]
     box = records.box
@@ -642,7 +657,7 @@ def _bounds(records: GridRecords) -> _FusedBounds:
     if box is None:
         parts: tuple[Any, ...] = 0, 1, 2.0**bits
     else:
-        # The factor of `Box.to_unit`: dividing would round otherwise.
+        # `Box.to_unit` multiplies by the reciprocal, too: a quotient rounds differently.
         parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
     rows = _TILE // d if d <= _NARROW else 1
     tiles = [np.full((rows, d), each, np.float64) for each in parts]
@@ -650,10 +665,7 @@ def _bounds(records: GridRecords) -> _FusedBounds:
 
 
 def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:
-    """Return a type that holds grid points exactly.
-
-    It is float64 for many bits of few columns.
-    """
+    """Return a type that holds grid points exactly: float32, or float64 for many bits."""
     return np.float64 if fraction_bits > _FLOAT32_BITS else np.float32
 
 
@@ -686,7 +698,7 @@ def _centers(
     unit = 2.0**-fraction_bits
     shifts = np.zeros(k) if weights is None else weights.astype(np.float64)
     exact = squared_norms(points) - shifts  # integers up to 2**53
-    # Filled up to a multiple of four by centroids that never win.
+    # The padding consists of centroids that are never nearest.
     filled = k + -k % 4
     width = d + -d % 4 if d <= _NARROW else d
     matrix = np.zeros((filled, width), real)
@@ -719,14 +731,14 @@ def _centers(
 def _slack(size: float, d: int) -> Float32Array:
     """Return the least sure difference of two scores, and of a score and the radius.
 
-    Both are float32. With u = 2**-24 and coordinates at most 1, a score of at most d +
-    2 roundings is off by at most ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2)
-    u / (1 - (d + 2) u), in whatever order it is added and with or without fused
-    multiplications; half a squared norm by at most ``g d / 2``. So BLAS may add in any
-    order, but it must not multiply in less than float32, nor by Strassen's algorithm.
-    Eight roundings more, of which one is that of a coordinate with 25 bits, and a
-    factor of 1.01 cover the comparisons themselves. ``size`` is the largest ``|o| + sum
-    |c_f|``.
+    Let u = 2**-24, and coordinates be at most 1. A score has at most d + 2 roundings.
+    Its error is at most ``g (|o| + sum |c_f|)``, where o is its offset and
+    g = (d + 2) u / (1 - (d + 2) u). This holds for any order of additions, with and
+    without fused multiplications. Half a squared norm has an error of at most
+    ``g d / 2``. So BLAS may add in any order, but it must not multiply in less than
+    float32, nor by Strassen's algorithm. Six further roundings and a factor of 1.01
+    cover the comparisons, and the rounding of a coordinate with 25 bits. ``size`` is
+    the largest ``|o| + sum |c_f|``.
     """
     g = (d + 8) * 2.0**-24
     g = 1.01 * g / (1 - g)

@@ -1,12 +1,13 @@
-"""Weighted k-means on integer points: the same integers on every processor.
+"""Weighted k-means on integer points, with the same result on every processor.
 
-All numbers are integers that float64 or int64 holds exactly, in any order of additions
-(docs/guarantees, Theorem 11). Products of more than 53 bits
-are rounded once, element by element, and lose their last bits before anything is added:
-with coordinates of at most B and weights that sum to W, as many as it takes for W <
-2^53, W B < 2^60, and all weighted squared distances below 2^62. How long it takes
-follows from sizes alone: steps are made where nothing moves any more, and points
-without weight are carried along.
+All numbers are integers that float64 or int64 holds exactly, so sums do not depend on
+the order of additions (docs/guarantees, Theorem 11). Weights and products that are too
+large lose last bits, element by element, before anything is added. Let coordinates be
+at most B and weights sum to W. As many bits are dropped as are needed for W < 2^53,
+W B < 2^60, and a sum of weighted squared distances below 2^62.
+
+The time depends on sizes alone: all steps are made even if nothing moves any more, and
+points without weight are computed like others.
 """
 
 import math
@@ -22,15 +23,23 @@ from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import squared_norms
 from flower_kmeans.threads import single_threaded_blas
 
-_EXACT_BITS = 53  # of an integer in float64
-_SUM_BITS = 60  # of an int64, with room for a sign, a doubling and a rounding
+_EXACT_BITS = 53  # float64 holds integers of so many bits
+_SUM_BITS = 60  # bits of an int64, less those for a sign, a doubling and a rounding
 
 
 class GridCenters(NamedTuple):
-    """Centres of a weighted k-means, within points' and given centres' bounds."""
+    """Centres of a weighted k-means.
 
-    points: IntArray  # (k, p)
-    cost: float  # sum of weighted squared distances to the nearest centre
+    Attributes
+    ----------
+    points : ndarray of shape (k, p), int64
+        Within the bounds of the points and of given centres.
+    cost : float
+        Sum of weighted squared distances to the nearest centres.
+    """
+
+    points: IntArray
+    cost: float
 
 
 def grid_kmeans(
@@ -41,17 +50,32 @@ def grid_kmeans(
     n_starts: int = 5,
     n_steps: int = 20,
 ) -> GridCenters:
-    """Return the best of some starts of weighted k-means by greedy k-means++.
+    """Return the best of several starts of weighted k-means by greedy k-means++.
 
-    A centre is drawn with a probability proportional to its weight times its squared
-    distance to the nearest centre before, as the best of ``2 + floor(bits(k) / 2)``
-    candidates; the first one by its weight alone. Lloyd's steps follow. How many words
-    are taken depends on ``n_clusters`` and ``n_starts`` alone.
+    The first centre is drawn by weight. Each further centre is the best of
+    ``2 + floor(bits(k) / 2)`` candidates, which are drawn by weight times squared
+    distance to the nearest centre before. Lloyd's steps follow. If there are fewer
+    different points than clusters, some centres are equal.
 
-    Points (n, p) are integers of at most B in absolute value, with
-    ``4 p B**2 <= 2**53``, and weights (n,) at least 0: a ValueError otherwise. If all
-    weights are 0, all points count alike. Where fewer points than clusters differ, some
-    centres are equal.
+    Parameters
+    ----------
+    points : ndarray of shape (n, p)
+        Integers of at most B in absolute value, with ``4 p B**2 <= 2**53``.
+    weights : ndarray of shape (n,), int64
+        At least 0. If all are 0, all points count alike.
+    n_clusters : int
+        Number of centres, k.
+    source : Philox
+        Public words. The number taken depends on ``n_clusters`` and ``n_starts`` alone.
+    n_starts : int
+        Number of starts, of which the cheapest counts.
+    n_steps : int
+        Number of Lloyd's steps after each start.
+
+    Raises
+    ------
+    ValueError
+        If points or weights are out of range.
     """
     data = _Data(points, weights)
     n_candidates = 2 + n_clusters.bit_length() // 2
@@ -70,11 +94,11 @@ def grid_kmeans(
 def lloyd_steps(
     points: IntArray | FloatArray, weights: IntArray, centers: IntArray, n_steps: int
 ) -> GridCenters:
-    """Return centres (k, p) after Lloyd's steps on weighted points.
+    """Return centres, (k, p), after Lloyd's steps on weighted points.
 
-    Points and weights are as in `grid_kmeans`. A step moves each to the mean of its
-    points, rounded half up; one without points stays. Of several nearest centres a
-    point belongs to the first.
+    Points, weights and errors are those of `grid_kmeans`. A step moves each centre to
+    the mean of its points, rounded half up. A centre without points does not move. Ties
+    go to the first centre.
     """
     data = _Data(points, weights, centers)
     with single_threaded_blas():
@@ -88,7 +112,7 @@ def grid_means(
     labels: IntArray,
     centers: IntArray,
 ) -> IntArray:
-    """Return the means (k, p) of points by label, as a step of `lloyd_steps` does."""
+    """Return the means, (k, p), of points by label, as in a step of `lloyd_steps`."""
     return _means(_Data(points, weights, centers), labels, centers)
 
 
@@ -96,7 +120,7 @@ def grid_means(
 
 
 class _Data:
-    """Points with their weights, and the kept bits of weights and masses."""
+    """Points with their weights, without the last bits that exact sums have no room for."""
 
     def __init__(
         self,
@@ -120,27 +144,28 @@ class _Data:
         if not weights.any():
             weights = np.ones(n, dtype=np.int64)
         total = _sum(weights)
-        # Sums of weights are exact in float64, and of weighted coordinates in int64.
+        # Sums of weights must be exact in float64, and sums of weighted coordinates in
+        # int64.
         room = min(_EXACT_BITS, _SUM_BITS - largest.bit_length())
         shift = max(0, total.bit_length() - room)
         self.points = np.ascontiguousarray(points, dtype=np.float64)
         self.weights = weights >> shift
         self.weighted = self.points.astype(np.int64) * self.weights[:, None]
         self._norms = squared_norms(self.points)
-        # of a squared distance: for every start the same bits
+        # The bound of squared distances is the same for every start.
         longest = 4 * p * largest**2
         mass_bits = (total >> shift).bit_length() + longest.bit_length()
         self._shorter = max(0, mass_bits - 62)
         self._factors = np.ldexp(self.weights.astype(np.float64), -self._shorter)
-        self.cut_bits = shift + self._shorter  # that sums of masses lack of the cost
+        self.cut_bits = shift + self._shorter  # bits that sums of masses have lost
 
     def masses(self, d2: FloatArray) -> IntArray:
-        """Return weights times squared distances (..., n), whose sum is below 2^62."""
+        """Return weights times squared distances, (..., n). Their sum is below 2^62."""
         found: IntArray = np.floor(self._factors * d2).astype(np.int64)
         return found
 
     def distances(self, chosen: NDArray[np.intp]) -> FloatArray:
-        """Return the exact squared distances (m, n) of all points to some of them."""
+        """Return the exact squared distances, (m, n), of all points to chosen points."""
         doubled = -2 * self.points[chosen]
         found: FloatArray = doubled @ self.points.T
         found += self._norms
@@ -151,9 +176,9 @@ class _Data:
 def _spread(
     data: _Data, first: NDArray[np.uint64], others: NDArray[np.uint64]
 ) -> NDArray[np.intp]:
-    """Return the places (k,) of the points that greedy k-means++ draws.
+    """Return the indices, (k,), of the points that greedy k-means++ draws.
 
-    ``first`` is (1,), ``others`` (k - 1, m).
+    ``first``, (1,), and ``others``, (k - 1, m), are random words.
     """
     chosen = _draw(data.weights, first)
     nearest = data.distances(chosen)[0]
@@ -168,16 +193,16 @@ def _spread(
 
 
 def _draw(masses: IntArray, words: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return a place for every word, with probabilities proportional to the masses."""
+    """Return an index for every word, with probabilities proportional to the masses."""
     reached = np.cumsum(masses)
     total = int(reached[-1])
-    # Python's integers: a product may have 126 bits.
+    # A product may have 126 bits, so these are Python's integers.
     drawn = np.array([int(word) * total >> 64 for word in words], dtype=np.int64)
     return np.asarray(np.searchsorted(reached, drawn, side="right"))
 
 
 def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]:
-    """Return the cost, without its last bits, and the centres after Lloyd's steps."""
+    """Return the cost without its last ``cut_bits``, and the centres after the steps."""
     labels, d2 = assign(data.points, centers)
     for _ in range(n_steps):
         centers = _means(data, labels, centers)
@@ -188,7 +213,7 @@ def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]
 def _means(
     data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray
 ) -> IntArray:
-    """Return the means of points by label; the old centre if a label has no weight."""
+    """Return the means of points by label. A label without weight keeps its centre."""
     k = len(centers)
     sums = Groups(labels, k).sums(data.weighted)
     sizes = np.bincount(labels, data.weights, k).astype(np.int64)[:, None]
@@ -201,7 +226,7 @@ def _largest(points: IntArray | FloatArray) -> int:
 
 
 def _sum(weights: IntArray) -> int:
-    """Return the sum of any weights of at least 0, which int64 need not hold."""
+    """Return the sum of weights of at least 0, even if it exceeds int64."""
     high = int((weights >> 32).sum())
     low = int((weights & (2**32 - 1)).sum())
     return (high << 32) + low

@@ -8,33 +8,33 @@ from numpy.typing import NDArray
 
 T = TypeVar("T", np.int64, np.float64)
 
-# Columns that are added one by one: as fast as a matrix, whose SciPy takes 0.1 s to
-# load.
+# So few columns are added one by one. A sparse matrix would be no faster, and SciPy takes
+# 0.1 s to load.
 _FEW_COLUMNS = 3
-_SOME_COLUMNS = 8  # of at most `_SOME_NUMBERS`
+_SOME_COLUMNS = 8  # the same limit for at most `_SOME_NUMBERS`
 _SOME_NUMBERS = 2**13
-_FEW_NUMBERS = 2**11  # added one by one: making a matrix takes as long
+_FEW_NUMBERS = 2**11  # adding so few numbers is faster than making a matrix
 
 
 class Groups:
-    """Rows with labels (n,) in [0, n_groups); the labels may change in place."""
+    """Rows with labels, (n,), in [0, n_groups). The labels may change in place."""
 
     def __init__(self, labels: NDArray[np.integer[Any]], n_groups: int) -> None:
         self._labels = labels
         self._n_groups = n_groups
 
     def sums(self, values: NDArray[T]) -> NDArray[T]:
-        """Return the sums of numbers (n,) or rows (n, d) by label.
+        """Return the sums by label of numbers, (n,), or rows, (n, d).
 
-        Their shape is (n_groups,) or (n_groups, d). They are exact for int64, and for
-        integers in float64 whose sums stay below 2**53.
+        The shape is (n_groups,) or (n_groups, d). Sums are exact for int64, and for
+        integers in float64 if sums stay below 2**53.
         """
         is_narrow = values.ndim == 1 or _is_narrow(values)
         are_many = values.size >= _FEW_NUMBERS and self._n_groups <= len(values)
         if are_many and not is_narrow:
             return np.asarray(self._choice @ values)
         sums = np.zeros((self._n_groups, *values.shape[1:]), values.dtype)
-        # NumPy is ten times as fast with these
+        # NumPy is ten times as fast with indices of its own type.
         labels = self._labels.astype(np.intp, copy=False)
         if values.ndim == 2 and is_narrow:
             for column, numbers in zip(sums.T, values.T, strict=True):
@@ -45,14 +45,14 @@ class Groups:
 
     @cached_property
     def _choice(self) -> Any:
-        """The matrix whose product with rows adds them up."""
-        # Imported here: a node starts a process for each message, and most do not need
-        # it.
+        """The sparse matrix whose product with rows is their sums by label."""
+        # A node starts a process for each message, and most do not need this import.
         from scipy.sparse import csc_array
 
-        # One entry per column; its rows are the labels themselves, not a copy.
+        # There is one entry per column. Its row indices are the labels, not a copy, so
+        # the matrix changes with them.
         n = len(self._labels)
-        # Small integers, which do not turn others into floats.
+        # Small integers do not turn int64 into floats.
         ones = np.ones(n, np.int8)
         ends = np.arange(n + 1, dtype=self._labels.dtype)
         entries = (ones, self._labels, ends)
@@ -60,7 +60,7 @@ class Groups:
 
 
 def _is_narrow(values: NDArray[Any]) -> bool:
-    """Return whether the columns of rows (n, d) are best added one by one."""
+    """Return whether it is fastest to add the columns of rows, (n, d), one by one."""
     n_columns = values.shape[1]
     is_small = values.size <= _SOME_NUMBERS
     return n_columns <= _FEW_COLUMNS or (is_small and n_columns <= _SOME_COLUMNS)

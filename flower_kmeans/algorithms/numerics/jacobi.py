@@ -1,8 +1,8 @@
-"""Eigenvectors that are the same bits on every processor, unlike those of LAPACK.
+"""Eigenvectors with the same bits on every processor, unlike those of LAPACK.
 
-Jacobi's rotations in a fixed order (Golub & Van Loan, Matrix Computations, section
-8.5): d/2 disjoint pairs at once, as in a round-robin tournament, in a number of sweeps
-that is fixed.
+The method is Jacobi's, with rotations in a fixed order (Golub & Van Loan, Matrix
+Computations, section 8.5). d/2 disjoint pairs of columns rotate at once, as in a
+round-robin tournament. The number of sweeps is fixed.
 """
 
 import math
@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import row_sums
 
-# enough for 128 columns: each about squares what is left beside the diagonal
+# Enough for 128 columns: each sweep about squares the entries beside the diagonal.
 _SWEEPS = 9
-_SMALL = 1e-14  # of the two diagonal entries: a rotation for less would change nothing
+# An entry this small, relative to its two diagonal entries, needs no rotation.
+_SMALL = 1e-14
 
 
 def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return eigenvectors and eigenvalues (d,) of a symmetric matrix (d, d).
+    """Return the eigenvectors, (d, d), and eigenvalues, (d,), of a symmetric matrix.
 
-    Eigenvalues descend. The vectors are orthonormal columns. The matrix is finite, of
-    at most 1e150 in absolute value.
+    Eigenvalues descend, and eigenvectors are orthonormal columns. The matrix, (d, d),
+    must be finite, with entries of at most 1e150 in absolute value.
     """
     d = len(matrix)
     half = (d + 1) // 2
     work = np.zeros((2 * half, 2 * half))
     vectors = np.eye(2 * half)
-    # an odd one is paired with a column of zeros, which is never rotated
+    # With an odd d, one column is paired with a column of zeros, which never rotates.
     work[:d, :d] = matrix
     turn = _turn(half)
     for _ in range(_SWEEPS):
@@ -41,9 +42,10 @@ def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def orthonormal(columns: FloatArray) -> FloatArray:
-    """Return an orthonormal basis (d, p) of independent columns (Gram and Schmidt)."""
+    """Return an orthonormal basis, (d, p), of independent columns by Gram and Schmidt."""
     rows = columns.T.copy()
-    # rounding leaves parts of the vectors before, and nothing after twice
+    # After one pass rounding leaves parts of earlier vectors. A second pass removes
+    # them.
     for _ in range(2):
         for i, row in enumerate(rows):
             square = float(row_sums((row * row)[None])[0])
@@ -55,7 +57,7 @@ def orthonormal(columns: FloatArray) -> FloatArray:
 
 
 def _turn(half: int) -> NDArray[np.intp]:
-    """Return the places of the next round's columns: 0 stays, the others go around."""
+    """Return the order of the columns in the next round: 0 stays, the others rotate."""
     top = np.arange(half)
     bottom = np.arange(half, 2 * half)
     if half == 1:

@@ -1,8 +1,8 @@
-"""Random numbers of given laws that are the same bits on every processor.
+"""Random numbers of given laws, with the same bits on every processor.
 
-Generators change with NumPy, and logarithms with libraries. So all starts from raw
-Philox words and uses only what IEEE 754 rounds correctly (+ - * / sqrt floor, powers of
-two), element by element.
+NumPy's generators change between versions, and logarithms between libraries. So
+everything here starts from raw Philox words, and uses only operations that IEEE 754
+rounds correctly (+ - * / sqrt floor, powers of two), element by element.
 """
 
 import math
@@ -13,21 +13,21 @@ import numpy as np
 from flower_kmeans.arrays import FloatArray, WordArray
 
 LEVY_BETA = 1.75  # stability of the heavy-tailed law (PE-means, Section III-C)
-# Its sigma_u by equation 4, whose gamma function is not the same in every library.
+# Its sigma_u by equation 4. A constant, because gamma functions differ between libraries.
 LEVY_SCALE = float.fromhex("0x1.03d08d016489p-1")
 
-_LOG_TERMS = 11  # of s^2, at most 0.0295: the rest is below 1e-17
-_EXP_TERMS = 13  # of powers up to 0.347: the rest is below 1e-16
-_SINE_TERMS = 11  # of squares up to 2.47: the rest is below 1e-17
+_LOG_TERMS = 11  # s^2 is at most 0.0295, so the remainder is below 1e-17
+_EXP_TERMS = 13  # powers are of at most 0.347, so the remainder is below 1e-16
+_SINE_TERMS = 11  # squares are at most 2.47, so the remainder is below 1e-17
 _LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 _GOLDEN = (math.sqrt(5.0) - 1) / 2
-_ROOT_HALF = math.sqrt(0.5)  # a root is rounded correctly everywhere
+_ROOT_HALF = math.sqrt(0.5)  # all processors round a square root correctly
 
 
 def logarithm(values: FloatArray) -> FloatArray:
     """Return natural logarithms of positive normal numbers, to about 1e-15.
 
-    With ``x = m 2^e``, ``m`` in [sqrt 1/2, sqrt 2):
+    The method writes ``x = m 2^e`` with ``m`` in [sqrt 1/2, sqrt 2), and uses
     ``log m = 2 artanh((m - 1) / (m + 1))``.
     """
     mantissa, exponent = np.frexp(values)
@@ -70,19 +70,22 @@ def quarter_sine(fractions: FloatArray) -> FloatArray:
 
 
 def uniforms(words: WordArray) -> FloatArray:
-    """Return numbers in (0, 1), odd multiples of 2^-33, from words' upper halves."""
+    """Return uniform numbers in (0, 1) from the upper halves of words.
+
+    They are odd multiples of 2^-33.
+    """
     upper_halves = words >> np.uint64(32)
     return (upper_halves.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def normals(words: WordArray) -> FloatArray:
-    """Return a standard normal number from every word.
+    """Return a standard normal number from every word, by Box and Muller.
 
-    Its probability is in steps of 2^-32.
+    Radius and angle have 32 random bits each.
     """
     squared = -2 * logarithm(uniforms(words))
-    # The lower half of a word: a sign for the cosine, and an angle within a quarter
-    # turn.
+    # The lower half of a word gives the sign of the cosine, and an angle within a
+    # quarter turn.
     low = words & np.uint64(2**32 - 1)
     angle = (low >> np.uint64(1)).astype(np.float64)
     is_negative = (low & np.uint64(1)).astype(bool)
@@ -97,11 +100,12 @@ def normals(words: WordArray) -> FloatArray:
 def levy_table() -> FloatArray:
     """Return 2^16 equally likely values of Mantegna's heavy-tailed law, read-only.
 
-    ``sigma_u u / |v|^(1 / beta)``, u and v independent standard normal numbers
-    (Mantegna 1994; PE-means, equation 4), by Box and Muller from points of a lattice
-    that fill the unit square. A table costs a fiftieth of drawing u and v. Its largest
-    value is about 200: longer steps would leave the domain. The second half
-    is the first with the other sign.
+    The law is that of ``sigma_u u / |v|^(1 / beta)``, where u and v are independent
+    standard normal numbers (Mantegna 1994; PE-means, equation 4). They come by Box and
+    Muller from the points of a lattice that fills the unit square. Drawing from the
+    table takes a fiftieth of the time of drawing u and v. Its largest value is about
+    200; longer steps would leave the domain. The second half is the first half with the
+    other sign.
     """
     n = 2**15
     points = np.arange(n, dtype=np.float64)
@@ -119,7 +123,7 @@ def levy_table() -> FloatArray:
 
 
 def levy_steps(words: WordArray) -> FloatArray:
-    """Return four numbers of `levy_table`'s law from every word, (4 m,) from (m,)."""
+    """Return four values of `levy_table` from every word: (4 m,) from (m,)."""
     places = words.astype("<u8", copy=False).view("<u2")
     steps: FloatArray = levy_table()[places]
     return steps

@@ -1,8 +1,7 @@
 """From noisy sums to centroids: public arithmetic that is the same on every processor.
 
-Only operations that IEEE 754 rounds correctly, in an order that NumPy does not choose:
-no BLAS, no transcendental functions. All is total: any integers give centroids, without
-errors or warnings.
+It uses only operations that IEEE 754 rounds correctly, in a fixed order: no BLAS and no
+transcendental functions. Any integers give centroids, without errors or warnings.
 """
 
 import math
@@ -16,16 +15,16 @@ from flower_kmeans.data.domain import Box, Domain, row_sums
 MIN_COUNT = 1.0
 """Fewest noisy records of a cluster whose sum is divided by them; public."""
 
-_FAR = 2.0**62  # rounded integers saturate there, so that a sum of two cannot wrap
+_FAR = 2.0**62  # integers saturate here, so a sum of two cannot overflow int64
 
 
 def quotients(
     sums: IntArray, counts: IntArray, fraction_bits: int, min_count: float
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return sums (k, d) per record, and a mask of the usable counts (k,).
+    """Return sums divided by counts, (k, d), and whether each count is usable, (k,).
 
-    Counts below ``min_count`` are not usable: their quotients are 0. Counts are in
-    units of ``2**-fraction_bits`` records, ``min_count`` in records and positive.
+    Counts are in steps of ``2**-fraction_bits`` records, and ``min_count`` > 0 is in
+    records. A smaller count is not usable, and its quotients are 0.
     """
     records = counts.astype(np.float64) * 2.0**-fraction_bits
     usable = records >= min_count
@@ -36,9 +35,10 @@ def quotients(
 
 
 def clip_rows(vectors: FloatArray, radius: FloatArray | float) -> FloatArray:
-    """Shorten vectors (k, d) to an l2 norm of a radius, or of one radius (k,) for each.
+    """Return vectors, (k, d), shortened to an l2 norm of at most ``radius``.
 
-    But for a few roundings: no guarantee rests on it.
+    The radius may be one number or one for each vector, (k,). The norm may exceed it by
+    a few roundings, so no guarantee may depend on it.
     """
     squares = row_sums(vectors * vectors)
     longer = squares > radius * radius
@@ -48,21 +48,22 @@ def clip_rows(vectors: FloatArray, radius: FloatArray | float) -> FloatArray:
 
 
 def to_grid(values: FloatArray) -> IntArray:
-    """Return the nearest integers, ``floor(x + 1/2)``; beyond 2**62 they saturate."""
+    """Return the nearest integers, ``floor(x + 1/2)``. They saturate at 2**62."""
     nearest = np.floor(values + 0.5)
     return np.clip(nearest, -_FAR, _FAR).astype(np.int64)
 
 
 def scaled(integers: IntArray, exponent: int) -> FloatArray:
-    """Return the values of integers of an exponent."""
+    """Return integers in steps of ``2**-exponent`` as float64."""
     return integers.astype(np.float64) * 2.0**-exponent
 
 
 def fold(points: IntArray, half_widths: IntArray) -> IntArray:
-    """Reflect coordinates (k, d) at the box's walls until they lie inside.
+    """Return coordinates, (k, d), reflected at the walls of the box until they are inside.
 
-    They are at most 2**62 + 2**26. See docs/guarantees, Theorem 12.
-    FastLloyd's formula sends 1.2 B to -0.8 B.
+    Coordinates must be at most 2**62 + 2**26 in absolute value (docs/guarantees,
+    Theorem 12). The formula in the FastLloyd paper does not reflect: it sends 1.2 B to
+    -0.8 B.
     """
     period = np.maximum(4 * half_widths, 1)
     r = (points + half_widths) % period
@@ -71,12 +72,15 @@ def fold(points: IntArray, half_widths: IntArray) -> IntArray:
 
 
 def truncate(points: IntArray, half_widths: IntArray) -> IntArray:
-    """Move coordinates that lie outside the box to its walls."""
+    """Return coordinates, with those outside the box moved to its walls."""
     return np.clip(points, -half_widths, half_widths)
 
 
 def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArray:
-    """Move points (k, d) outside of the domain onto its boundary, coordinates first."""
+    """Return points, (k, d), with those outside the domain moved to its boundary.
+
+    For a ball, coordinates are first moved into its enclosing box.
+    """
     inside = truncate(points, domain.grid_half_widths(fraction_bits))
     if isinstance(domain, Box):
         return inside
@@ -88,14 +92,14 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
 
 
 def zero_small(histogram: FloatArray, total: float) -> FloatArray:
-    """Return a noisy histogram (m,) with zeros for its smallest bins.
+    """Return a noisy histogram, (m,), with zeros for its smallest bins.
 
-    The largest bins are kept until they sum to more than the total (PE-means, Algorithm
-    2, lines 7 to 9), of equal bins the first. Noise moves many records' worth into
-    empty bins, but little into each.
+    The largest bins are kept until their sum exceeds the total (PE-means, Algorithm 2,
+    lines 7 to 9). Ties go to the first bin. Noise puts many records' worth into the
+    empty bins together, but little into each.
     """
     order = np.argsort(-histogram, kind="stable")
-    # Negative bins come last, so the sums rise before they fall: the first excess
+    # Negative bins come last, so the sums rise before they fall, and the first excess
     # counts.
     beyond = np.cumsum(histogram[order]) > total
     if beyond.any():
@@ -108,9 +112,9 @@ def zero_small(histogram: FloatArray, total: float) -> FloatArray:
 
 
 def surely_counted(histogram: FloatArray, noise: float) -> float:
-    """Return the sum of bins (m,) less three of its standard deviations.
+    """Return the sum of bins, (m,), minus three standard deviations of its noise.
 
-    ``noise`` is the standard deviation of a bin.
+    ``noise`` is the standard deviation of the noise in a bin.
     """
     total = math.fsum(histogram.tolist())
     return total - 3 * noise * math.sqrt(len(histogram))
@@ -119,12 +123,22 @@ def surely_counted(histogram: FloatArray, noise: float) -> float:
 def expected_total(
     histogram: FloatArray, noise: float, planned: float, answered: float
 ) -> float:
-    """Return the number of records in the answers, in [0, planned].
+    """Return an estimate of the number of records in the answers, in [0, planned].
 
-    ``planned`` is a public figure or infinite. A part ``answered`` of the clients has
-    that part of the planned records if all have as many; those who are missing may have
-    none, or twice as many. That figure and the noisy total, of bins (m,) of standard
-    deviation ``noise``, are weighted by their variances.
+    The estimate weighs two numbers by their variances. The first is the noisy total of
+    the bins. The second is ``answered * planned``, which holds if all clients have
+    equally many records; missing clients may have none, or twice as many.
+
+    Parameters
+    ----------
+    histogram : ndarray of shape (m,)
+        Noisy numbers of records.
+    noise : float
+        Standard deviation of the noise in a bin.
+    planned : float
+        Public number of records, or infinity.
+    answered : float
+        Fraction of the clients that answered.
     """
     likely = answered * planned
     spread = (1 - answered) * planned / 2

@@ -14,29 +14,29 @@ from flower_kmeans.data.domain import Ball, Domain, GridRecords, squared_norms
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 MOMENTS = "moments"
-# most of the records behind second moments: a thousandth of the domain
+# most fractional bits of records in second moments: steps of a thousandth of the domain
 MOMENT_BITS = 10
 
 _MAX_BITS = 25
 _BLOCK_BYTES = 2**22
 _FEWEST_ROWS = 64
 _MAX_ROWS = 2**15
-_ROW_WORK = 64  # of a coordinate, in products: the cost of reading it
-_FUSED_COLUMNS = 64  # of more, BLAS is quicker than the kernel
+_ROW_WORK = 64  # products that take as long as reading a coordinate
+_FUSED_COLUMNS = 64  # for more columns BLAS is faster than the kernel
 
 
 # ----------------------------------------------------------------------- second moments
 
 
 def moment_bits(fraction_bits: int) -> int:
-    """Return the fractional bits q' of the coarser grid of second moments."""
+    """Return q', the fractional bits of the coarser grid of second moments."""
     return min(fraction_bits, MOMENT_BITS)
 
 
 def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
-    """Return the largest squared norm of a record, without its ``coarser`` last bits.
+    """Return the largest squared norm of a record, exactly.
 
-    It is exact.
+    Coordinates are without their ``coarser`` last bits.
     """
     if isinstance(domain, Ball):
         return int(4 ** (fraction_bits - coarser))
@@ -45,16 +45,17 @@ def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
 
 
 def second_moments(records: GridRecords) -> IntArray:
-    """Return X'^T X' of the records on the coarser grid, as words (d (d + 1) / 2,).
+    """Return X'^T X' of the records on the coarser grid, (d (d + 1) / 2,), int64.
 
-    The diagonal (d,), then the entries above it, row by row, of exponent ``2 q'``.
-    Every coordinate loses its last bits toward zero, which cannot lengthen a record.
+    The diagonal, (d,), comes first, and then the entries above it, row by row. They are
+    in steps of ``2**(-2 q')``. Coordinates are truncated towards zero, which cannot
+    lengthen a record.
     """
     d = records.shape[1]
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
-    # A product of few rows would cost less than adding it to the total. Its entries are
-    # integers of at most 4**bits a record, and exact below 2**53.
+    # With few rows, adding the product to the total would take longer than the product.
+    # A record adds at most 4**bits to an entry, and entries below 2**53 are exact.
     exact_rows = 2 ** (53 - 2 * bits)
     rows = min(max(_rows(d), min(d, _MAX_ROWS)), exact_rows)
 
@@ -80,8 +81,8 @@ def second_moments(records: GridRecords) -> IntArray:
 def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
     """Return the sensitivities of second moments, (d (d + 1) / 2,), in grid units.
 
-    D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on
-    the coarser grid (docs/guarantees, Theorem 19).
+    They are D'^2 on the diagonal and D'^2 / sqrt 2 above it. D' is the largest norm of
+    a record on the coarser grid (docs/guarantees, Theorem 19).
     """
     d = domain.n_features
     coarser = fraction_bits - moment_bits(fraction_bits)
@@ -92,7 +93,7 @@ def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
 
 
 def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
-    """Return the symmetric matrix (d, d) of a diagonal and upper triangle."""
+    """Return the symmetric matrix, (d, d), from words of `second_moments`."""
     d = n_features
     matrix = np.zeros((d, d))
     matrix[np.triu_indices(d, 1)] = words[d:]
@@ -104,9 +105,10 @@ def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
 def leading_directions(
     words: IntArray, n_features: int, n_directions: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the leading eigenvectors (d, p) and eigenvalues (p,) of noisy moments.
+    """Return the leading eigenvectors, (d, p), and eigenvalues, (p,), of noisy moments.
 
-    They are in descending order; the first columns and NaN if the decomposition failed.
+    Eigenvalues descend. If the decomposition fails, the vectors are the first p axes,
+    and the eigenvalues are NaN.
     """
     try:
         with np.errstate(all="ignore"), single_threaded_blas():
@@ -123,34 +125,45 @@ def leading_directions(
 
 @dataclass(frozen=True)
 class Projection:
-    """The grids of a projection from d columns to a few.
+    """The grids of a projection from d columns to a few directions.
 
-    A projected record is ``trunc(x V / 2**shift)``, the same alone and in any block. It
-    is cut to ``[-limit, limit]``, where squared distances are exact; an orthonormal V
-    never reaches that.
+    A projected record is ``trunc(x V / 2**shift)``, which is the same in any block. It
+    is cut to ``[-limit, limit]``, where squared distances are exact. An orthonormal V
+    never reaches the limit.
+
+    Attributes
+    ----------
+    domain : Box or Ball
+        The domain of the records.
+    fraction_bits : int
+        q, the fractional bits of the records and of V.
+    n_directions : int
+        p, the number of directions.
+    most_bits : int
+        Most bits of a projected coordinate. Fewer bits make comparisons faster.
     """
 
     domain: Domain
-    fraction_bits: int  # q, of the records and of V
+    fraction_bits: int
     n_directions: int
-    most_bits: int = _MAX_BITS  # of a projected coordinate: fewer leave room for speed
+    most_bits: int = _MAX_BITS
 
     @cached_property
     def bits(self) -> int:
-        """Bits of the largest projected coordinate; squared distances are exact."""
+        """Bits of a projected coordinate, so few that squared distances are exact."""
         exact_bits = (51 - (self.n_directions - 1).bit_length()) // 2
         return min(self.most_bits, exact_bits)
 
     @cached_property
     def shift(self) -> int:
-        """Bits that are cut off ``x V``: those of V, more if records are too long."""
+        """Last bits of ``x V`` to drop: those of V, and more if records are too long."""
         longest = math.isqrt(squared_bound(self.domain, self.fraction_bits)) + 1
         too_long = max(0, longest.bit_length() - self.bits)
         return self.fraction_bits + too_long
 
     @property
     def exponent(self) -> int:
-        """A projected coordinate i stands for ``i * 2**-exponent``."""
+        """Fractional bits of projected coordinates: i means ``i * 2**-exponent``."""
         return 2 * self.fraction_bits - self.shift
 
     @property
@@ -159,20 +172,23 @@ class Projection:
         return int(2**self.bits)
 
     def matrix(self, directions: FloatArray) -> IntArray:
-        """Return directions (d, n_directions) on the grid, int64."""
+        """Return directions, (d, n_directions), on the grid, int64."""
         one = 2**self.fraction_bits
         grid: FloatArray = np.clip(np.rint(directions * one), -one, one)
         return grid.astype(np.int64)
 
     def project(self, points: FloatArray, matrix: FloatArray) -> FloatArray:
-        """Return projected points (n, n_directions); all are integers in float64."""
+        """Return the projections of points, (n, n_directions).
+
+        Points, (n, d), matrix and result are integers in float64.
+        """
         projected: FloatArray = points @ matrix
         projected *= 2.0**-self.shift
         np.trunc(projected, out=projected)
         return np.clip(projected, -self.limit, self.limit, out=projected)
 
     def lift(self, projected: IntArray, matrix: IntArray) -> FloatArray:
-        """Return the points (k, d) of given projections, in grid units of records."""
+        """Return points, (k, d), with the given projections, in grid units of records."""
         coordinates = projected.astype(np.float64)
         directions = matrix.astype(np.float64)
         with single_threaded_blas():
@@ -181,7 +197,7 @@ class Projection:
 
 
 class ProjectedRecords(GridRecords):
-    """Records seen through a projection, made block by block."""
+    """Records after a projection, which is computed block by block."""
 
     def __init__(
         self, records: GridRecords, projection: Projection, matrix: IntArray
@@ -193,7 +209,7 @@ class ProjectedRecords(GridRecords):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of records and of directions."""
+        """Number of records and number of directions."""
         return self._inner.shape[0], self._projection.n_directions
 
     def read(
@@ -215,10 +231,10 @@ def lifted_sums(
     centers: IntArray,
     margin: float = 1.0,
 ) -> tuple[IntArray, IntArray]:
-    """Return the sums (k, d) and numbers (k,) of records by projected centre (k, p).
+    """Return the sums, (k, d), and numbers, (k,), of records by nearest projected centre.
 
-    A record counts for its nearest centre only if that is at most ``margin`` times as
-    far as the second nearest.
+    ``centers`` has the shape (k, p). A record counts only if its nearest centre is at
+    most ``margin`` times as far as the second nearest.
     """
     k = len(centers)
     d = records.shape[1]
@@ -231,7 +247,8 @@ def lifted_sums(
         for block in records.blocks(_rows(d + k), start, stop):
             projected = projection.project(block, directions)
             labels = _nearest(projected, points, margin)
-            # Integers below 2**53, so exact. Records of the last group count for none.
+            # Sums are exact, because all integers are below 2**53. Records of the last
+            # group do not count.
             of_groups = Groups(labels, k + 1).sums(block)
             sums += of_groups[:k].astype(np.int64)
             counts += np.bincount(labels, minlength=k + 1)[:k]
@@ -246,16 +263,16 @@ def lifted_sums(
 def _nearest(
     points: FloatArray, centers: FloatArray, margin: float
 ) -> NDArray[np.intp]:
-    """Return the nearest centre of each point, or k if it is ambiguous.
+    """Return the nearest centre of each point, or k if the second is about as near.
 
-    Of several nearest centres it is the lowest.
+    Ties go to the first centre.
     """
     scores = points @ (-2 * centers.T)
     scores += squared_norms(centers)
     labels: NDArray[np.intp] = scores.argmin(axis=1)
     if margin < 1 and len(centers) > 1:
-        # Squared distances are integers below 2**53; one product rounds, alike for
-        # every record.
+        # Squared distances are integers below 2**53. Only the product with the margin
+        # rounds, alike in every block.
         scores += squared_norms(points)[:, None]
         ordered = np.partition(scores, 1, axis=1)
         nearest = ordered[:, 0]
@@ -265,5 +282,5 @@ def _nearest(
 
 
 def _rows(width: int) -> int:
-    """Return the number of rows of a width that are read at a time."""
+    """Return the number of rows to read at a time, for rows of ``width`` numbers."""
     return max(_FEWEST_ROWS, min(_MAX_ROWS, _BLOCK_BYTES // (8 * width)))

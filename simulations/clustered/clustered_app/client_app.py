@@ -13,7 +13,7 @@ app = ClientApp()
 
 
 def keep(result: ClientResult, context: Context) -> None:
-    """Keep nothing: the server sends the centroids when it asks for the cluster."""
+    """Keep nothing, because the server sends the centroids when it asks for the cluster."""
 
 
 register_kmeans(app, statistic, ClientPolicy.for_simulation(), keep)
@@ -31,7 +31,7 @@ def cluster(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the model that came on this client's images, and return it."""
+    """Train the received model on this client's images, and return it."""
     model = message.content.array_records["arrays"].to_numpy_ndarrays()
     images, digits, _, _ = split(context)
     config = context.run_config
@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Return how many of the images that were kept aside the model recognises."""
+    """Return the number of evaluation images that the model recognises."""
     model = message.content.array_records["arrays"].to_numpy_ndarrays()
     _, _, images, digits = split(context)
     metrics = MetricRecord(

@@ -1,4 +1,4 @@
-"""Each client's digits, as its scanner shows them, and the statistic that is clustered."""
+"""Each client's digits as its scanner shows them, and the statistic to cluster by."""
 
 from functools import lru_cache
 
@@ -15,9 +15,9 @@ N_GROUPS = 4  # kinds of scanners
 
 
 def split(context: Context) -> tuple[Images, Labels, Images, Labels]:
-    """Return images (n, 8, 8) and digits (n,) to train with, then the last fifth, to evaluate with.
+    """Return training images, (n, 8, 8), and digits, (n,), and then those for evaluation.
 
-    No image is at two clients.
+    The last fifth is for evaluation. No two clients have the same image.
     """
     partition, n = (
         int(context.node_config[x]) for x in ("partition-id", "num-partitions")
@@ -32,7 +32,7 @@ def split(context: Context) -> tuple[Images, Labels, Images, Labels]:
 
 
 def scanned(images: Images, group: int) -> Images:
-    """Return images as a kind of scanner shows them: upright or turned, as a negative or not."""
+    """Return images as a kind of scanner shows them: maybe turned, maybe as a negative."""
     turned = np.rot90(images, axes=(1, 2)) if group % 2 else images
     return INK - turned if group >= 2 else turned
 

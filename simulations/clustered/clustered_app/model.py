@@ -18,7 +18,7 @@ def initial_model() -> list[Array]:
 def fit(
     model: Sequence[Array], images: Images, digits: Labels, rate: float, passes: int
 ) -> list[Array]:
-    """Return the model after so many steps along the gradient of all images."""
+    """Return the model after gradient steps on all images."""
     weights, offsets = model
     inputs = _inputs(images)
     for _ in range(passes):
@@ -30,7 +30,7 @@ def fit(
 
 
 def n_right(model: Sequence[Array], images: Images, digits: Labels) -> int:
-    """Return how many images are recognised."""
+    """Return the number of images that the model recognises."""
     return int((_probabilities(model, _inputs(images)).argmax(axis=1) == digits).sum())
 
 

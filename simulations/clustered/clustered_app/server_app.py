@@ -1,4 +1,4 @@
-"""The server clusters the clients privately, then trains one model for all and one per cluster."""
+"""The server clusters clients privately, and trains one model for all and one per cluster."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -29,8 +29,8 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     n_clients, n_clusters = int(config["n-clients"]), int(config["n-clusters"])
     epsilon, seed = float(config["epsilon"]), int(config["seed"])
-    box = Box([0.0, 0.0], [INK, INK])  # public: what pixels can be
-    # One record per client, so that epsilon is for a client with all of its images.
+    box = Box([0.0, 0.0], [INK, INK])  # the public range of pixels
+    # Each client has one record, so epsilon protects a client with all its images.
     clustering = SynopsisKMeans(
         n_clusters,
         box,
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def clusters_of(grid: Grid, centroids: ArrayRecord) -> list[list[int]]:
-    """Return the nodes of each cluster that has any, as the nodes tell."""
+    """Return the nodes of each cluster with nodes, after asking the nodes."""
     messages = [
         Message(RecordDict({"centroids": centroids}), node, "query.cluster")
         for node in sorted(grid.get_node_ids())
@@ -70,7 +70,7 @@ def clusters_of(grid: Grid, centroids: ArrayRecord) -> list[list[int]]:
 
 
 def train(grid: Grid, nodes: Collection[int], num_rounds: int) -> MetricRecord:
-    """Train a model by FedAvg among some nodes, and return how many images it recognises."""
+    """Train a model by FedAvg among ``nodes``, and return the number of recognised images."""
     strategy = FedAvgAmong(nodes, num_rounds)
     result = strategy.start(grid, ArrayRecord(initial_model()), num_rounds)
     return result.evaluate_metrics_clientapp[num_rounds]
@@ -117,7 +117,7 @@ def _totals(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
 
 
 def accuracy(totals: Collection[MetricRecord]) -> float:
-    """Return the share of the images of all clients that their model recognises."""
+    """Return the fraction of the images of all clients that their model recognises."""
     right, n = (
         sum(int(each[name]) for each in totals) for name in ("right", "num-examples")
     )

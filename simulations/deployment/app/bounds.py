@@ -1,4 +1,4 @@
-"""Public bounds of a run: in a file that all parties share, or as text in its configuration."""
+"""Public bounds of a run, from a file that all parties share or from its configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,25 +1,25 @@
 """Each node answers with protected, noisy sums of the records in its own file.
 
-What a node has and accepts is said by its operator, in ``--node-config``:
+The node's operator states its records and its policy in ``--node-config``:
 
 ``data``
-    The file with the node's records, such as csv or parquet, or a source.toml that says
-    which file or database it is and how it is written. A cell that is no number, or a
-    line with too many or too few cells, makes its record count as none: it neither
-    stops a run nor shows, but the node's own log has how many there were.
+    The file with the node's records, such as csv or parquet, or a source.toml that
+    names a file or database and how to read it. A cell that is not a number, or a line
+    with too many or too few cells, makes a null record. It does not stop a run, and
+    nobody else sees it. The node's own log has the number of such records.
 ``header``
-    For a csv file whose first line is a record: the names of its columns, ``a,b``.
-    Otherwise left out, and the first line names them, or the source.toml says so.
+    The names of the columns, ``a,b``, for a csv file whose first line is a record. By
+    default the source.toml decides, or the first line names the columns.
 ``domain``
-    A domain.toml, the same at all nodes and at the server: it declares categories,
-    dates and other columns, and what a missing cell counts as. Otherwise left out, and
-    all columns are numbers.
+    A domain.toml, which is the same at all nodes and at the server. It declares
+    categories, dates and other columns, and values for missing cells. By default all
+    columns are numbers.
 ``policy-file``
-    Absolute path of the operator's policy: which runs are answered, and where the
-    node's key, the roster and the ledger are. A node without one answers no private
-    run.
+    Absolute path of the operator's policy. It states the runs that the node answers,
+    and the paths of the node's key, the roster and the ledger. A node without a policy
+    answers no private run.
 ``result``
-    The npz file that the node writes its result to, for this user alone:
+    The npz file for the node's result. Only this user can read it.
     ``flower-kmeans assign --centroids FILE`` takes it.
 """
 
@@ -55,7 +55,7 @@ def header_of(context: Context) -> list[str] | None:
 
 
 def on_result(result: ClientResult, context: Context) -> None:
-    """Write all of the result to the node's file, with its columns, whole or not at all."""
+    """Write the result with its columns to the node's file, whole or not at all."""
     path, declared = Path(str(context.node_config["result"])), domain_of(context)
     if declared is not None:
         result = replace(result, domain=declared)  # centroids in units that people read

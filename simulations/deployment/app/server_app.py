@@ -1,9 +1,9 @@
-"""The server asks for noisy sums and writes what the run was: a report, and the same as a page.
+"""The server asks for noisy sums, and writes a report of the run and a page of the report.
 
 Under ``trust="distributed-noise"``, the default, it sees the noisy sums, and the page
 shows the centroids. Under ``"clients-only"`` and ``"oblivious-server"`` it never sees a
-sum, and neither file has a centroid: all strategies run so but ``"feddp"``, which
-starts from points of the server's own that stay on its machine.
+sum, and neither file has a centroid. All strategies have these two trust models except
+``"feddp"``, which starts from the server's own points.
 """
 
 import json
@@ -69,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
 def strategy_of(
     config: Mapping[str, Any], on_round: Callable[[RoundInfo], None] | None = None
 ) -> KMeansStrategy:
-    """Return the strategy that the run's configuration asks for."""
+    """Return the strategy of the run's configuration."""
     name, domain = str(config["strategy"]), domain_of(config)
     options: dict[str, Any] = {
         "n_clusters": int(config["n-clusters"]),
@@ -104,9 +104,10 @@ def strategy_of(
 def write_reports(
     path: Path, strategy: KMeansStrategy, result: Result | None, ends: Sequence[float]
 ) -> None:
-    """Write what a run was, for programs and as a page, also if it failed (``result=None``).
+    """Write the report of a run, for programs and as a page, even if the run failed.
 
-    Where the server has the centroids, the page shows them: both files have mode 0600.
+    ``result`` is ``None`` if the server has no centroids. Otherwise the page shows
+    them. So both files have mode 0600.
     """
     arrays = () if result is None else result.arrays
     values = strategy.report.to_dict()

@@ -12,7 +12,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the model that came for one pass, and return it."""
+    """Train the received model for one pass, and return it."""
     model = message.content.array_records["arrays"].to_numpy_ndarrays()
     server_round = message.content.config_records["config"]["server-round"]
     model, n = fit(model, context, int(str(server_round)))
@@ -24,7 +24,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Return the accuracy of the model that came."""
+    """Return the accuracy of the received model."""
     share, n = accuracy(
         message.content.array_records["arrays"].to_numpy_ndarrays(), context
     )

@@ -1,4 +1,4 @@
-"""What is clustered, and what a client does with the clusters. This file was added."""
+"""The records to cluster, and a client's use of the clusters. This file was added."""
 
 import numpy as np
 from flwr.app import Context
@@ -12,7 +12,7 @@ from flower_kmeans.client import ClientResult
 def load_data(context: Context) -> NDArray[np.float64]:
     """Return the mean ink in the four quarters of each of this client's images, shape (n, 4).
 
-    1,797 records are too few for clusters in 64 columns that survive the noise.
+    1,797 records are too few to find clusters in 64 columns despite the noise.
     """
     images = load_images(context).reshape(-1, 2, 4, 2, 4)
     return np.asarray(images.mean(axis=(2, 4)).reshape(-1, 4))

@@ -30,7 +30,7 @@ def load_labels(context: Context) -> Labels:
 
 
 def split(context: Context) -> tuple[Images, Labels, Images, Labels]:
-    """Return images and labels to train with, then the last fifth, to evaluate with."""
+    """Return training images and labels, and then the last fifth for evaluation."""
     images, labels = load_images(context), load_labels(context)
     n_train = len(images) * 4 // 5
     return images[:n_train], labels[:n_train], images[n_train:], labels[n_train:]

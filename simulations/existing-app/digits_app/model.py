@@ -49,7 +49,7 @@ def fit(
 
 
 def accuracy(model: Sequence[Array], context: Context) -> tuple[float, int]:
-    """Return the share of this client's evaluation images that are recognised, and their number."""
+    """Return the fraction of recognised evaluation images, and the number of images."""
     _, _, images, labels = split(context)
     return float((_probabilities(model, images).argmax(axis=1) == labels).mean()), len(
         images

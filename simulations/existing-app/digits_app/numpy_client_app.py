@@ -24,13 +24,13 @@ class DigitsClient(NumPyClient):
     def fit(
         self, parameters: Arrays, config: dict[str, Any]
     ) -> tuple[Arrays, int, dict[str, Any]]:
-        """Train the model that came for one pass, and return it."""
+        """Train the received model for one pass, and return it."""
         return *fit(parameters, self._context, int(config["server-round"])), {}
 
     def evaluate(
         self, parameters: Arrays, config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return the accuracy of the model that came."""
+        """Return the accuracy of the received model."""
         share, n = accuracy(parameters, self._context)
         return 1 - share, n, {"accuracy": share}
 

@@ -14,7 +14,7 @@ from flower_kmeans.strategies import SynopsisKMeans  # added
 
 
 def server_fn(context: Context) -> ServerAppComponents:
-    """Return FedAvg, and for how many rounds."""
+    """Return FedAvg and its number of rounds."""
     accuracies: dict[int, float] = {}
 
     def on_metrics(metrics: list[tuple[int, Metrics]]) -> Metrics:

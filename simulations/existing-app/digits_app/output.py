@@ -1,4 +1,4 @@
-"""What a run leaves behind, in the directory that the configuration names."""
+"""Results of a run, in the directory that the configuration names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def directory(context: Context) -> Path:
-    """Return the directory for results; it is made if need be."""
+    """Return the directory for results, and make it if it is missing."""
     path = Path(str(context.run_config["output"])).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     return path
