@@ -51,7 +51,7 @@ from .starting import NO_STOP, require_empty, require_start
 
 
 class RunServer(Protocol):
-    """The server of one run, of any kind: what all strategies need of it."""
+    """The server of one run, of any kind, as all strategies need it."""
 
     @property
     def run(self) -> Run:
@@ -74,7 +74,7 @@ class RunServer(Protocol):
         """Whether every client stated that it keeps a ledger."""
 
     def set_up(self, nodes: Iterable[int], trip: Trip, /) -> None:
-        """Enrol the clients, and do what they need before the first round."""
+        """Enrol the clients, and prepare them for the first round."""
 
     def join(self, node_ids: Iterable[int], /) -> Mapping[int, Request]:
         """Return enrolments for nodes that connect during the set-up."""
@@ -96,7 +96,7 @@ def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 class ClusteringStrategy(Strategy, Generic[S]):
-    """Flower's hooks, for clients with different records as for parties with different columns.
+    """Flower's hooks, for clients with different records and for parties with different columns.
 
     A subclass sets the attributes below, and implements the abstract methods. The class
     is long because Flower's interface is one class: a run's state is shared by ``start``
@@ -104,6 +104,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
     """
 
     ALGORITHM: ClassVar[type[Algorithm]]
+    THEOREMS: ClassVar[tuple[int, ...]] = ()
+    """Numbers of the theorems that the guarantee rests on. A report cites them."""
     n_clusters: int
     domain: Domain
     privacy: PrivacyBudget
@@ -524,6 +526,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         # Before clients are asked: a run that fails in its set-up has a report too.
         self._report = Report(
             strategy=type(self).__name__,
+            theorems=self.THEOREMS,
             plan=self.plan,
             trust_model=self.trust_model,
             keys=self.keys,

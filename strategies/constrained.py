@@ -65,6 +65,7 @@ class ConstrainedLloyd(KMeansStrategy):
     """
 
     ALGORITHM = ConstrainedLloydAlgorithm
+    THEOREMS = (17, 18)
     TRUST = "oblivious-server"
 
     def __init__(

@@ -58,6 +58,7 @@ class FastLloyd(KMeansStrategy):
     """
 
     ALGORITHM = FastLloydAlgorithm
+    THEOREMS = (13, 14)
     TRUST = "oblivious-server"
 
     def __init__(

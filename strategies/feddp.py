@@ -103,6 +103,7 @@ class FedDPKMeans(KMeansStrategy):
     """
 
     ALGORITHM = FedDPAlgorithm
+    THEOREMS = (19, 20, 21)
     TRUST = "distributed-noise"
     ROUNDS = "n_lloyd_rounds"
     OMITS = ("n_server_points", "server_points", "laplace")

@@ -65,7 +65,8 @@ class KMeansStrategy(ClusteringStrategy[Server]):
     passes on those of all strategies. Under which trust models it runs follows from the algorithm
     (`TrustModel.objection`). Where the server sees the sums, it computes each query and
     the result from the sum before, with its own algorithm object: what that holds
-    beside its declared parameters never leaves the server.
+    beside its declared parameters never leaves the server. The class is long because it
+    documents the options that all strategies share.
 
     Parameters
     ----------

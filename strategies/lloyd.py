@@ -68,6 +68,7 @@ class SuLloyd(KMeansStrategy):
     """
 
     ALGORITHM = SuLloydAlgorithm
+    THEOREMS = (15,)
     TRUST = "oblivious-server"
     OMITS = ("cost",)
 
@@ -107,6 +108,7 @@ class GLloyd(KMeansStrategy):
     """
 
     ALGORITHM = GLloydAlgorithm
+    THEOREMS = (15,)
     TRUST = "oblivious-server"
 
     def __init__(

@@ -59,6 +59,7 @@ class PEMeans(KMeansStrategy):
     """
 
     ALGORITHM = PEMeansAlgorithm
+    THEOREMS = (28,)
     TRUST = "distributed-noise"
     ROUNDS = "n_vote_rounds"
 
@@ -116,6 +117,7 @@ class HDPEMeans(KMeansStrategy):
     """
 
     ALGORITHM = HDPEMeansAlgorithm
+    THEOREMS = (28,)
     TRUST = PEMeans.TRUST
     ROUNDS = PEMeans.ROUNDS
 

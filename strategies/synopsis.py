@@ -65,6 +65,7 @@ class SynopsisKMeans(KMeansStrategy):
     """
 
     ALGORITHM = SynopsisAlgorithm
+    THEOREMS = (22, 24)
     TRUST = "distributed-noise"
     OMITS = ("schedule", "min_clusters")
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from pages import PAGES
 
+from flower_kmeans import strategies
+
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("claims", ROOT / ".ci/claims.py")
 claims = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(claims)
 
 THEOREMS = claims.theorems()
+FRONT = ROOT / "docs/guarantees.md"
 PARTS = ("Statement", "Assumptions", "Proof", "Code", "Tests")
 
 
@@ -140,6 +143,33 @@ def cited(paths):
 
 def test_the_code_cites_every_theorem():
     assert sorted(THEOREMS.keys() - cited(CODE)) == []
+
+
+def named(strategy):
+    """Return the theorems that a strategy's reports name."""
+    return getattr(strategies, strategy).THEOREMS
+
+
+ROW = re.compile(r"^\| `(\w+)` \|(.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cells"),
+    ROW.findall(FRONT.read_text("utf-8")),
+)
+def test_a_strategy_names_the_theorems_of_its_row(strategy, cells):
+    for cell in cells.strip("| ").split(" | "):
+        numbers = re.findall(r"\[(\d+)\]", cell)
+        assert cell == "–" or tuple(map(int, numbers)) == named(strategy)
+
+
+def test_every_private_strategy_has_a_row():
+    rows = {strategy for strategy, _ in ROW.findall(FRONT.read_text("utf-8"))}
+    classes = {each.__name__ for each in strategies.BY_NAME.values()}
+    private = {name for name in classes if named(name)}
+    assert rows == private
+    # The former has no guarantee, and the reports of the latter have their own words.
+    assert classes - private == {"Lloyd", "VerticalKMeans"}
 
 
 def test_every_number_that_is_cited_exists():

@@ -44,7 +44,7 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
     *("n_rounds", "n_clients", "n_slots", "min_clients", "max_colluders"),
     *("max_attempts", "attempts", "repeats", "round_trips"),
     *("noise_factor", "added_noise_factor", "levels"),
-    *("sampler", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
+    *("sampler", "theorems", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
     "resumptions",
 )
@@ -188,6 +188,7 @@ class Report(Proceedings):
     levels: tuple[int, ...] = ()
     ledger: bool = False  # whether every client stated that it keeps one
     sampler: str = ""
+    theorems: tuple[int, ...] = ()  # of its strategy, by number
     seconds: float = 0.0
     dropped: list[Dropped] = field(default_factory=list)  # whom a round went on without
     # all that was not an orderly reply

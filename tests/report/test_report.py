@@ -316,6 +316,15 @@ def test_sizes_stand_beside_their_bounds_where_the_server_has_them():
     assert made("trusted-server").to_dict()["sizes"] is None
 
 
+def test_a_report_names_the_theorems_of_its_guarantee():
+    text = " ".join(report_of(fast("trusted-server")).statements)
+    assert "FastLloyd is proved in docs/guarantees, Theorems 13, 14." in text
+    clients = " ".join(made("trusted-server", theorems=(28,), clip=10.0).statements)
+    assert "Theorem 28, and for clients in Theorems 34 and 35." in clients
+    assert "is proved in" not in " ".join(made("plain", theorems=(13,)).statements)
+    assert "is proved in" not in " ".join(made("trusted-server").statements)
+
+
 @pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")
 def test_a_report_has_what_one_must_know_to_sign_it(tmp_path, monkeypatch):
     software = {"flower-kmeans": "0.3", "cryptography": "1.2.3"}
