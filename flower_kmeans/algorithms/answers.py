@@ -1,4 +1,4 @@
-"""What a client adds to the sum of a round, before noise and masks."""
+"""Answers: the integers that a client adds to a round's sum, before noise and masks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What some algorithms release beside centroids and counts.
+"""Capabilities: the releases of some algorithms beside centroids and counts.
 
 Each is a property of `Algorithm`, ``None`` where the algorithm lacks it. ``noise_factor``
 is by how much the noise's standard deviation exceeded the plan's (distributed noise).

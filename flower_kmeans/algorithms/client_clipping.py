@@ -1,4 +1,4 @@
-"""Client-level privacy: the clipping that holds one client to what may count of it.
+"""Client-level privacy: the clipping that limits the answer of one client.
 
 One client, with all of its records, changes a release by 1 at most in units of the
 noise, which are ``clip`` times those of one record (docs/guarantees,

@@ -1,4 +1,4 @@
-"""What a run must keep to before anything is sent: sizes, clips, and room in the sums.
+"""Limits that a run is checked against before anything is sent: sizes, clips, room in sums.
 
 A client makes what a run document describes, so no document may ask for hours or
 gigabytes of work. `Algorithm.require_feasible` calls these checks.

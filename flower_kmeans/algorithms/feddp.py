@@ -239,7 +239,7 @@ class FedDPAlgorithm(base.Algorithm):
 
     @cached_property
     def lloyd_sums(self) -> LloydSums:
-        """What the Lloyd rounds sum."""
+        """The sums of the Lloyd rounds."""
         return LloydSums(self._setting, self.sums, self.alpha)
 
     @property

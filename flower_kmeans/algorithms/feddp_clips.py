@@ -1,4 +1,4 @@
-"""Clips of FedDP-KMeans: from public numbers, or from what the server's points suggest.
+"""Clips of FedDP-KMeans, from public numbers or from the server's points.
 
 A clip far above what clients add buys noise and nothing else, and one below it shortens
 them. What they add is private, but the server has points: clients that are drawn from

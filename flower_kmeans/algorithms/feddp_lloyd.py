@@ -45,7 +45,7 @@ Sums = Literal["absolute", "relative", "narrowing"]
 
 @dataclass(frozen=True, eq=False)
 class LloydSums:
-    """What is summed in the Lloyd rounds, and within which radius."""
+    """The sums of the Lloyd rounds, and the radius within which records count."""
 
     setting: FedDPSetting
     kind: Sums
@@ -162,7 +162,7 @@ class LloydStage:
         return ranges
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
-        """Return each cluster's sum and number of records, and what else is released."""
+        """Return each cluster's sum and number of records, with the further blocks of a release."""
         has_squares = self.has_spread or self.has_cost
         largest = self.sums.largest_cost if has_squares else None
         factor = self.sums.factor_of(query)
@@ -204,7 +204,7 @@ class LloydStage:
         flags: BoolArray,
         rng: np.random.Generator,
     ) -> NamedArrays:
-        """Return the moved centroids (k, d), the counts (k,), and what else is needed later."""
+        """Return the moved centroids (k, d), the counts (k,), and the arrays of later rounds."""
         setting = self.setting
         old = before["centroids"]
         factor = self.sums.factor_of(before)

@@ -1,4 +1,4 @@
-"""What FedDP-KMeans leaves to the library, each choice from a draft that has those before it.
+"""Choices of the library for FedDP-KMeans, each from a draft that has the former ones.
 
 The rules are in docs/guarantees, Theorem 19. The numbers are measured.
 """

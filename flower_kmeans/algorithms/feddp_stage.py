@@ -1,4 +1,4 @@
-"""What the rounds of FedDP-KMeans share: their order, public figures and warnings."""
+"""Stages of FedDP-KMeans: the order, public figures and warnings of its rounds."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What an algorithm knows after a round, and what it asks clients in the next one."""
+"""The state of an algorithm after a round, and its query for the next round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

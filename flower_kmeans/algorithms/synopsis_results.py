@@ -1,4 +1,4 @@
-"""What SynopsisKMeans releases beside centroids and counts: sizes, and a mixture."""
+"""Sizes and mixture that SynopsisKMeans releases beside centroids and counts."""
 
 import math
 from dataclasses import dataclass

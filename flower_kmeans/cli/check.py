@@ -149,7 +149,7 @@ def _of_kinds(policy: ClientPolicy) -> list[CheckedItem]:
 
 
 def _check_part(kind: str) -> CheckPart | None:
-    """Return what a kind of run needs more of a node than most do, if anything."""
+    """Return the checks that a kind of run adds for a node, if any."""
     path = run_kind(kind).check
     if path is None:
         return None
@@ -158,7 +158,7 @@ def _check_part(kind: str) -> CheckPart | None:
 
 
 def hint_for(name: str) -> str:
-    """Return what to do about a finding that is not well: of the usual ones, or of a kind."""
+    """Return the advice about a finding that is not well, of the usual ones or of a kind."""
     part = None if name in _HINTS else _check_part(name)
     return _HINTS[name] if part is None else part.hint
 

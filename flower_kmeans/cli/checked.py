@@ -1,4 +1,4 @@
-"""What a kind of run adds to ``flower-kmeans check``."""
+"""The part that a kind of run adds to ``flower-kmeans check``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -277,7 +277,7 @@ def _draw_pairs(figure: "Figure", picture: Picture) -> None:
     figure.set_size_inches(2 + 2.2 * n, 1.5 + 2.2 * n)
     panels = figure.subplots(n, n, squeeze=False, sharex="col")
     for row, i in enumerate(places):
-        # The panels of a row have the same vertical axis, except the density.
+        # The panels of a row have the same y axis, except the density.
         first = panels[row, 1 if row == 0 else 0] if n > 1 else None
         for column, j in enumerate(places):
             axes = panels[row, column]

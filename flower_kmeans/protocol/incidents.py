@@ -1,4 +1,4 @@
-"""What was not an orderly reply, and who was missing in a round, for the report."""
+"""Incidents of a run for its report: replies out of order, and clients that were missing."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""Kinds of runs: what the clients of a run hold, and the code that only such runs need.
+"""Kinds of runs: the data that clients hold, and the code that only such runs need.
 
 A run document names its kind by the tag of its body. Each kind is registered by an
 import string and loaded on first use: a client loads the code of its own run alone.
@@ -142,7 +142,7 @@ def kind_names() -> tuple[str, ...]:
 
 
 def held_by(name: str) -> str:
-    """Return the word for what the clients of a kind of run hold."""
+    """Return the word for the data that clients of a kind of run hold."""
     return _REGISTERED[name].holds
 
 

@@ -186,7 +186,7 @@ class Server:
 
     @property
     def findings(self) -> list[Finding]:
-        """What no records explain in sums that the server saw."""
+        """Findings in the sums that the server saw: values that no records explain."""
         return self._course.findings
 
     @property

@@ -36,7 +36,7 @@ class TrustModel:
 
     @cached_property
     def is_homomorphic(self) -> bool:
-        """Whether one party computes on what others encrypt, so that no vectors are added."""
+        """Whether one party computes on the others' encrypted columns, so no vectors are added."""
         return self.secure_sum == HOMOMORPHIC
 
     @cached_property

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ReportPart(Protocol):
-    """What the report of a run has of its kind, in place of what most runs have."""
+    """The part of a report that a kind of run has in place of the usual one."""
 
     @property
     def neighbours(self) -> str:

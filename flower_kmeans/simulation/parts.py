@@ -12,7 +12,7 @@ from flower_kmeans.protocol.policy import ClientPolicy
 
 @dataclass(frozen=True)
 class SimulationPart:
-    """What a simulation of a kind of run has in place of what most have.
+    """The part of a simulation that a kind of run has in place of the usual one.
 
     Its clients cannot be given by a function, and Ray runs them only where it is named.
 

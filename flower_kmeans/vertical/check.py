@@ -1,4 +1,4 @@
-"""What ``flower-kmeans check`` looks at for runs over columns."""
+"""Checks of ``flower-kmeans check`` for runs over columns."""
 
 import os
 import shutil

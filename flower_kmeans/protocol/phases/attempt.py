@@ -1,4 +1,4 @@
-"""An attempt at a round: its frame, and what has come so far (docs/protocol.md, section 6)."""
+"""An attempt at a round: its frame, and its replies so far (docs/protocol.md, section 6)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How far a run is, and what the server saw of its sums (docs/protocol.md, section 6)."""
+"""The course of a run: its head, and the sums that the server saw (docs/protocol.md, section 6)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ class Course:
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
-        """Take back what happens inside if it ends by an error."""
+        """Restore the course if the block inside ends by an error."""
         before = {**vars(self), "findings": list(self.findings)}
         try:
             yield

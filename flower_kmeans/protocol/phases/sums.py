@@ -81,7 +81,7 @@ class RoundSums:
         return found
 
     def _see(self, attempt: Attempt, found: CleanSum) -> None:
-        """Take the state after a sum, and what the sum shows about members and noise."""
+        """Take the state after a sum, with the sum's findings about members and noise."""
         course = self._course
         algorithm = self._run.algorithm
         proceedings = self._talk.proceedings

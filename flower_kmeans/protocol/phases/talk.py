@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class Talk:
-    """What the server and the clients of a run say to each other.
+    """The messages between the server and the clients of a run.
 
     Parameters
     ----------
