@@ -37,7 +37,9 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
     centers = check_records(centroids, name="centroids")
     points = check_records(records, centers.shape[1])
     if not len(centers):
-        raise DataError("centroids must hold at least one centroid, got none.")
+        raise DataError(
+            "Expected centroids with at least one centroid. Got none instead."
+        )
     shift = centers.mean(axis=0)  # far from the origin products would lose digits
     centers = centers - shift
     norms = squared_norms(centers)
@@ -62,7 +64,7 @@ def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
     """
     n_records = len(check_records(records))
     if not n_records:
-        raise DataError("records must hold at least one record, got none.")
+        raise DataError("Expected records with at least one record. Got none instead.")
     return inertia(records, centroids) / n_records
 
 
@@ -80,7 +82,8 @@ def matched_centroid_error(centroids: ArrayLike, truth: ArrayLike) -> float:
     known = check_records(truth, found.shape[1], name="truth")
     if len(found) != len(known) or not len(found):
         raise DataError(
-            f"centroids and truth must hold equally many, got {len(found)} and {len(known)}."
+            "Expected centroids and truth with one number of centroids, at least 1. "
+            f"Got {len(found)} and {len(known)} instead."
         )
     costs = cdist(found, known, "sqeuclidean")
     rows, columns = linear_sum_assignment(costs)

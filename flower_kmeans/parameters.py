@@ -58,7 +58,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
         number = None
     if number is None or isinstance(value, bool | np.bool_):
         raise ConfigurationTypeError(
-            f"{name} must be an integer, got {type(value).__name__}."
+            f"Expected {name} as an integer. Got {type(value).__name__} instead."
         )
     if not low <= number <= high:
         raise ConfigurationError(
@@ -80,7 +80,7 @@ def _require_number(name: str, value: Any) -> None:
         value, int | float | np.integer | np.floating
     ):
         raise ConfigurationTypeError(
-            f"{name} must be a number, got {type(value).__name__}."
+            f"Expected {name} as a number. Got {type(value).__name__} instead."
         )
 
 
@@ -168,7 +168,8 @@ def reals(*names: str) -> ParameterKind:
             value = dict(value)
         if not isinstance(value, Mapping):
             raise ConfigurationTypeError(
-                f"{name} must be a mapping from releases to numbers, got {type(value).__name__}."
+                f"Expected {name} as a mapping from releases to numbers. "
+                f"Got {type(value).__name__} instead."
             )
         for key, each in value.items():
             if not isinstance(key, str) or key not in names:
@@ -216,7 +217,7 @@ def _positive(name: str, value: Any) -> float:
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigurationTypeError(
-            f"{name} must be a bool, got {type(value).__name__}."
+            f"Expected {name} as a bool. Got {type(value).__name__} instead."
         )
     return value
 
@@ -330,7 +331,9 @@ def read_parameters(holder: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         # "auto".
         is_default = each.may_lack and values[name] == each.default
         if is_default or is_auto(values[name]):
-            raise ConfigurationTypeError(f"{name} must be resolved in a run document.")
+            raise ConfigurationTypeError(
+                f"Expected {name} to be resolved in a run document, and no default."
+            )
     return values
 
 

@@ -58,7 +58,7 @@ def test_bad_numbers_are_refused(options):
     ("n_clusters", "parts", "message"),
     [
         (3, [[[1.0]], [[2.0]], np.empty((0, 1))], "Got 2 from 2 clients"),
-        (1, [[[1.0]], [[2.0, 3.0]]], "must have 1 columns"),
+        (1, [[[1.0]], [[2.0, 3.0]]], "with 1 columns"),
     ],
 )
 def test_records_that_do_not_fit_are_refused(n_clusters, parts, message):

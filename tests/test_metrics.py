@@ -55,11 +55,15 @@ def test_matching_is_the_cheapest_of_all():
     [
         (nicv, (np.empty((0, 2)), [[0, 0]]), "at least one record"),
         (inertia, ([[1, 2]], np.empty((0, 2))), "at least one centroid"),
-        (inertia, ([[1, 2]], [[1, 2, 3]]), "records must have 3 columns, got 2"),
-        (inertia, ([[1, np.nan]], [[1, 2]]), "records must be finite"),
-        (inertia, ([[1, 2]], [[1, np.inf]]), "centroids must be finite"),
-        (matched_centroid_error, ([[1, 2]], [[1, 2], [3, 4]]), "got 1 and 2"),
-        (matched_centroid_error, ([[1, 2]], [[1, 2, 3]]), "truth must have 2 columns"),
+        (inertia, ([[1, 2]], [[1, 2, 3]]), "Expected records with 3 columns. Got 2"),
+        (inertia, ([[1, np.nan]], [[1, 2]]), "Expected records to be finite"),
+        (inertia, ([[1, 2]], [[1, np.inf]]), "Expected centroids to be finite"),
+        (matched_centroid_error, ([[1, 2]], [[1, 2], [3, 4]]), "Got 1 and 2"),
+        (
+            matched_centroid_error,
+            ([[1, 2]], [[1, 2, 3]]),
+            "Expected truth with 2 columns",
+        ),
     ],
 )
 def test_wrong_input_is_named(function, arguments, message):

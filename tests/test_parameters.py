@@ -65,10 +65,10 @@ def planned(**options):
     [
         ({"k": 0}, ConfigurationError, r"Expected k in \[1, 9\]. Got 0 instead"),
         ({"k": 10}, ConfigurationError, r"Got 10 instead"),
-        ({"k": 2.0}, ConfigurationTypeError, "k must be an integer, got float"),
-        ({"k": True}, ConfigurationTypeError, "k must be an integer, got bool"),
-        ({"k": None}, ConfigurationTypeError, "k must be an integer, got NoneType"),
-        ({"k": "auto"}, ConfigurationTypeError, "k must be an integer, got str"),
+        ({"k": 2.0}, ConfigurationTypeError, "Expected k as an integer. Got float"),
+        ({"k": True}, ConfigurationTypeError, "Expected k as an integer. Got bool"),
+        ({"k": None}, ConfigurationTypeError, "Expected k as an integer. Got NoneType"),
+        ({"k": "auto"}, ConfigurationTypeError, "Expected k as an integer. Got str"),
         (
             {"rounds": "many"},
             ConfigurationError,
@@ -83,11 +83,15 @@ def planned(**options):
         ),
         ({"bounded": math.nan}, ConfigurationError, "bounded in"),
         ({"bounded": 10**400}, ConfigurationError, "bounded in"),
-        ({"bounded": "1"}, ConfigurationTypeError, "bounded must be a number, got str"),
+        (
+            {"bounded": "1"},
+            ConfigurationTypeError,
+            "Expected bounded as a number. Got str",
+        ),
         (
             {"bounded": True},
             ConfigurationTypeError,
-            "bounded must be a number, got bool",
+            "Expected bounded as a number. Got bool",
         ),
         ({"chosen": 0.4}, ConfigurationError, r"chosen in \[0.5, 2\]. Got 0.4 instead"),
         (
@@ -98,22 +102,22 @@ def planned(**options):
         (
             {"chosen": None},
             ConfigurationTypeError,
-            "chosen must be a number, got NoneType",
+            "Expected chosen as a number. Got NoneType",
         ),
         ({"clip": 0}, ConfigurationError, "clip positive and finite. Got 0 instead"),
         ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
         ({"clip": math.nan}, ConfigurationError, "clip positive and finite"),
         ({"clip": math.inf}, ConfigurationError, "clip positive and finite"),
-        ({"clip": "5"}, ConfigurationTypeError, "clip must be a number, got str"),
-        ({"clip": True}, ConfigurationTypeError, "clip must be a number, got bool"),
-        ({"cost": 1}, ConfigurationTypeError, "cost must be a bool, got int"),
+        ({"clip": "5"}, ConfigurationTypeError, "Expected clip as a number. Got str"),
+        ({"clip": True}, ConfigurationTypeError, "Expected clip as a number. Got bool"),
+        ({"cost": 1}, ConfigurationTypeError, "Expected cost as a bool. Got int"),
         (
             {"how": "c"},
             ConfigurationError,
             r"how in \['auto', 'a', 'b'\]. Got 'c' instead",
         ),
         ({"how": 1}, ConfigurationError, "how in"),
-        ({"clips": [1]}, ConfigurationTypeError, "clips must be a mapping"),
+        ({"clips": [1]}, ConfigurationTypeError, "Expected clips as a mapping"),
         (
             {"clips": {"z": 1}},
             ConfigurationError,
@@ -122,7 +126,7 @@ def planned(**options):
         (
             {"clips": {"x": "1"}},
             ConfigurationTypeError,
-            "clips for 'x' must be a number, got str",
+            "Expected clips for 'x' as a number. Got str",
         ),
         (
             {"clips": {"x": 0}},

@@ -186,9 +186,9 @@ def test_what_cannot_be_fitted_is_refused(changes, message):
         ("dicts", "or a DataFrame. Got list"),
         ("structured", "or a DataFrame. Got ndarray"),
         ("datasets", "or a DataFrame. Got Dataset"),
-        ("lazy", r"got LazyFrame: call collect\(\)"),
-        ("splits", "got DatasetDict"),
-        ("a name of a file", "got str"),
+        ("lazy", r"Got LazyFrame instead: call collect\(\)"),
+        ("splits", "Got DatasetDict"),
+        ("a name of a file", "Got str"),
     ],
 )
 def test_what_is_no_array_and_no_table_is_refused_by_its_type(

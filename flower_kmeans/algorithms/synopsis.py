@@ -91,7 +91,7 @@ _SIGNAL_TOLERANCE = 1e-6  # calibration differs between processors by far less
 def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigurationTypeError(
-            f"{name} must be a list, got {type(value).__name__}."
+            f"Expected {name} as a list. Got {type(value).__name__} instead."
         )
     if not 1 <= len(value) <= _MOST_SYNOPSES:
         raise ConfigurationError(

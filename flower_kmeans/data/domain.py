@@ -143,17 +143,18 @@ class Box(_Bounds):
         highs = _vector("upper", upper)
         if len(lows) != len(highs):
             raise ConfigurationError(
-                f"lower and upper must have one bound per column, got {len(lows)} and {len(highs)}."
+                "Expected lower and upper with one bound for each column. "
+                f"Got {len(lows)} and {len(highs)} instead."
             )
         for column, (low, high) in enumerate(zip(lows, highs, strict=True)):
             if not high - low >= _SMALLEST_WIDTH:
                 raise ConfigurationError(
-                    f"lower must be below upper in every column, got lower={low!r} and "
-                    f"upper={high!r} in column {column}."
+                    f"Expected lower below upper in every column. Got lower={low!r} and "
+                    f"upper={high!r} in column {column} instead."
                 )
         if scale not in ("column", "common"):
             raise ConfigurationError(
-                f"scale must be 'column' or 'common', got {scale!r}."
+                f"Expected scale as 'column' or 'common'. Got {scale!r} instead."
             )
         names = check_names(columns, n_features=len(lows))
         fields = {"lower": lows, "upper": highs, "scale": scale, "columns": names}
@@ -245,11 +246,11 @@ class Ball(_Bounds):
     ) -> None:
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number):
             raise ConfigurationTypeError(
-                f"radius must be a number, got {type(radius).__name__}."
+                f"Expected radius as a number. Got {type(radius).__name__} instead."
             )
         if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
             raise ConfigurationError(
-                f"radius must be positive and finite, got {radius!r}."
+                f"Expected radius positive and finite. Got {radius!r} instead."
             )
         middle = _vector("center", center)
         names = check_names(columns, n_features=len(middle))
@@ -339,14 +340,18 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     found = set(config) - {"columns"}
     if own is None or found != own | {"name", "n_features"}:
         raise ConfigurationError(
-            "domain must hold exactly the fields of a 'box' or a 'ball'."
+            "Expected domain with exactly the fields of a 'box' or a 'ball'. Got others instead."
         )
     width = config["n_features"]
     columns = config.get("columns")
     if type(width) is not int or width < 1:
-        raise ConfigurationError("n_features of a domain must be a positive integer.")
+        raise ConfigurationError(
+            "Expected n_features of a domain as a positive integer. Got another value instead."
+        )
     if "columns" in config and not isinstance(columns, list):
-        raise ConfigurationError("columns of a domain must be a list of names.")
+        raise ConfigurationError(
+            "Expected columns of a domain as a list of names. Got another value instead."
+        )
     if name == "box":
         lower = array_from_text(config["lower"], (width,))
         upper = array_from_text(config["upper"], (width,))
@@ -390,20 +395,26 @@ def check_names(
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise ConfigurationTypeError(
-            f"{name} must be a sequence of names, got {type(columns).__name__}."
+            f"Expected {name} as a sequence of names. Got {type(columns).__name__} instead."
         )
     for column in columns:
         if not isinstance(column, str):
             raise ConfigurationTypeError(
-                f"{name} must be a sequence of names, got {type(column).__name__} among them."
+                f"Expected {name} as a sequence of names. "
+                f"Got {type(column).__name__} among them instead."
             )
         if not column or not column.isprintable():
-            raise ConfigurationError(f"{name} must be printable names, got {column!r}.")
+            raise ConfigurationError(
+                f"Expected {name} as printable names. Got {column!r} instead."
+            )
     if not columns or len(set(columns)) < len(columns):
-        raise ConfigurationError(f"{name} must be one or more different names.")
+        raise ConfigurationError(
+            f"Expected {name} as one or more different names. Got none, or one name twice, instead."
+        )
     if n_features not in (None, len(columns)):
         raise ConfigurationError(
-            f"{name} must name all {n_features} columns, got {len(columns)} names."
+            f"Expected {name} with a name for each of {n_features} columns. "
+            f"Got {len(columns)} names instead."
         )
     return tuple(columns)
 
@@ -443,7 +454,7 @@ class GridRecords:
         check_fraction_bits(fraction_bits)
         if records.ndim != 2 or records.shape[1] != domain.n_features:
             raise DataError(
-                f"records must have shape (n, {domain.n_features}), got {records.shape}."
+                f"Expected records of shape (n, {domain.n_features}). Got {records.shape} instead."
             )
         # float32 stays: readers convert a block at a time to float64, exactly.
         kept = np.float32 if records.dtype == np.float32 else np.float64
@@ -466,10 +477,13 @@ class GridRecords:
         values = np.asarray(grid)
         points = values.astype(np.float64)
         if values.ndim != 2 or not (np.rint(points) == points).all():
-            raise DataError("grid must be a two-dimensional array of integers.")
+            raise DataError(
+                "Expected grid as a two-dimensional array of integers. Got another array instead."
+            )
         if points.size and np.abs(points).max() > 2**fraction_bits:
             raise DataError(
-                f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}]."
+                f"Expected grid in [-{2**fraction_bits}, {2**fraction_bits}]. "
+                "Got a number outside instead."
             )
         self = cls.__new__(cls)
         self.table = np.ascontiguousarray(points)
@@ -616,14 +630,15 @@ def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:
     array = as_numbers(values, name)
     if array.ndim != 1 or not array.size:
         raise ConfigurationError(
-            f"{name} must be one number per column, of shape (d,), got shape {array.shape}."
+            f"Expected {name} with one number for each column, of shape (d,). "
+            f"Got shape {array.shape} instead."
         )
     # Adding 0.0 removes negative zeros, so equal domains have equal text.
     vector = array.astype(np.float64) + 0.0
     wrong = np.flatnonzero(~(np.abs(vector) <= _LARGEST_BOUND))
     if wrong.size:
         raise ConfigurationError(
-            f"{name} must be finite (at most {_LARGEST_BOUND:g}), got {vector[wrong[0]]!s} in "
-            f"column {wrong[0]}."
+            f"Expected {name} to be finite (at most {_LARGEST_BOUND:g}). "
+            f"Got {vector[wrong[0]]!s} in column {wrong[0]} instead."
         )
     return tuple(vector.tolist())

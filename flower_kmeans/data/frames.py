@@ -229,7 +229,7 @@ def _is_a(value: Any, module: str, name: str) -> bool:
 
 def _refusal(got: str, advice: str) -> ConfigurationTypeError:
     return ConfigurationTypeError(
-        f"records must be a two-dimensional table of real numbers, got {got}: {advice}."
+        f"Expected records as a two-dimensional table of real numbers. Got {got} instead: {advice}."
     )
 
 
@@ -323,7 +323,7 @@ def _require_fields(
 ) -> None:
     if columns is None and len(names) != n_features:
         raise DataError(
-            f"records must have {n_features} columns, got {len(names)} in {kind}."
+            f"Expected records with {n_features} columns. Got {len(names)} in {kind} instead."
         )
     for name in columns or ():
         if name not in names:
@@ -368,12 +368,12 @@ def _numpy_column(array: NDArray[Any]) -> FrameColumn:
 def _structured(array: NDArray[Any]) -> ForeignFrame:
     if is_masked(array):
         raise ConfigurationTypeError(
-            "records must not be a masked array of real numbers: remove masked rows."
+            "Expected records without a mask. Got a masked array instead: remove masked rows."
         )
     if array.ndim != 1:
         raise DataError(
-            "records must be two-dimensional, or one-dimensional with named fields, got shape "
-            f"{array.shape} with named fields."
+            "Expected records as a two-dimensional array, or one-dimensional with named fields. "
+            f"Got shape {array.shape} with named fields instead."
         )
     return _frame(array, array.dtype.names or (), len(array))
 

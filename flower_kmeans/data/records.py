@@ -65,7 +65,9 @@ def check_records(
         checked = np.ascontiguousarray(table, dtype)
     bad = first_bad_row(checked)
     if bad is not None:
-        raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
+        raise DataError(
+            f"Expected {name} to be finite. Got NaN or infinity in row {bad} instead."
+        )
     return checked
 
 
@@ -131,8 +133,8 @@ def _as_array(records: Any) -> NDArray[Any]:
         return np.asarray(records)
     except Exception as error:  # for example a tensor on another device
         raise ConfigurationTypeError(
-            f"records must be a table of real numbers. Got {type(records).__name__}, which NumPy "
-            f"cannot read ({type(error).__name__})."
+            f"Expected records as a table of real numbers. Got {type(records).__name__} instead, "
+            f"which NumPy cannot read ({type(error).__name__})."
         ) from None
 
 
@@ -145,8 +147,8 @@ def _table_of_frame(
     check_columns(frame.names, columns)
     if len(frame.names) != n_features:
         raise DataError(
-            f"records must have {n_features} columns, got {len(frame.names)}: a table of real "
-            "numbers, without labels."
+            f"Expected records with {n_features} columns: a table of real numbers, without "
+            f"labels. Got {len(frame.names)} instead."
         )
     found = [frame.column(i) for i in range(n_features)]
     for name, column in zip(frame.names, found, strict=True):
@@ -200,7 +202,8 @@ def check_columns(
         return
     if tuple(found) != tuple(expected):
         raise DataError(
-            f"{name} must have the columns {list(expected)} in this order, got {list(found)}."
+            f"Expected {name} with the columns {list(expected)} in this order. "
+            f"Got {list(found)} instead."
         )
 
 
@@ -208,15 +211,17 @@ def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return an array of real numbers of any shape, or raise an error."""
     if is_masked(values):
         raise ConfigurationTypeError(
-            f"{name} must not be a masked array: remove masked rows."
+            f"Expected {name} without a mask. Got a masked array instead: remove masked rows."
         )
     try:
         array = np.asarray(values)
     except ValueError:
-        raise DataError(f"{name} must be rectangular: rows differ in length.") from None
+        raise DataError(
+            f"Expected {name} as a rectangular array. Got rows of different lengths instead."
+        ) from None
     if array.dtype.kind not in "biuf":
         raise ConfigurationTypeError(
-            f"{name} must be an array of real numbers, got dtype {array.dtype}."
+            f"Expected {name} as an array of real numbers. Got dtype {array.dtype} instead."
         )
     return array
 
@@ -227,10 +232,13 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> NDArray[
         width = "d" if n_features is None else n_features
         hint = " Use reshape(-1, 1) for a single column." if array.ndim == 1 else ""
         raise DataError(
-            f"{name} must be two-dimensional, of shape (n, {width}), got shape {array.shape}.{hint}"
+            f"Expected {name} as a two-dimensional array of shape (n, {width}). "
+            f"Got shape {array.shape} instead.{hint}"
         )
     if n_features is not None and array.shape[1] != n_features:
-        raise DataError(f"{name} must have {n_features} columns, got {array.shape[1]}.")
+        raise DataError(
+            f"Expected {name} with {n_features} columns. Got {array.shape[1]} instead."
+        )
     return array
 
 

@@ -251,9 +251,9 @@ def _called(name: str) -> Iterator[None]:
         yield
     except (DataError, ConfigurationTypeError) as error:
         text = str(error)
-        named = text.removeprefix("records ")
-        between = ": " if named == text else " "
-        raise type(error)(f"{name}{between}{named}") from None
+        rest = text.removeprefix("Expected records ")
+        named = f"{name}: {text}" if rest == text else f"Expected {name} {rest}"
+        raise type(error)(named) from None
 
 
 def _checked_table(
@@ -276,8 +276,8 @@ def _require_finite(table: NDArray[Any], start: int) -> None:
     bad = first_bad_row(table)
     if bad is not None:
         raise DataError(
-            f"records must be finite, got NaN or infinity in row {start + bad}, or a cell that is "
-            "no number."
+            "Expected records to be finite. Got NaN, infinity or a cell that is no number in row "
+            f"{start + bad} instead."
         )
 
 
@@ -431,12 +431,13 @@ def _of_sparse(matrix: Any, n_features: int, columns: Sequence[str] | None) -> S
     """
     if matrix.ndim != 2 or matrix.shape[1] != n_features:
         raise DataError(
-            f"records must be two-dimensional, of shape (n, {n_features}), got shape "
-            f"{matrix.shape} of {type(matrix).__name__}."
+            f"Expected records as a two-dimensional array of shape (n, {n_features}). "
+            f"Got shape {matrix.shape} of {type(matrix).__name__} instead."
         )
     if matrix.dtype.kind not in "biufc":
         raise ConfigurationTypeError(
-            f"records must be a sparse matrix of real numbers, got dtype {matrix.dtype}."
+            "Expected records as a sparse matrix of real numbers. "
+            f"Got dtype {matrix.dtype} instead."
         )
     rows = matrix.tocsr()
 
@@ -454,8 +455,9 @@ def _dense(matrix: Any, n_features: int, columns: Sequence[str] | None) -> NDArr
     source = _of_sparse(matrix, n_features, columns)
     if matrix.shape[0] * n_features > _DENSE_NUMBERS:
         raise DataError(
-            f"records must be a sparse matrix of at most {_DENSE_NUMBERS} cells, for a simulation "
-            f"holds all of them, got shape {matrix.shape}: give a function that returns chunks."
+            f"Expected records as a sparse matrix of at most {_DENSE_NUMBERS} cells, because a "
+            f"simulation holds all of them. Got shape {matrix.shape} instead: give a function that "
+            "returns chunks."
         )
     table = source.loaded(keep_null=True)
     _require_finite(table, 0)
@@ -621,8 +623,8 @@ def _chosen(
     names = list(wanted or columns or schema.names)
     if columns is None and len(names) != n_features:
         raise DataError(
-            f"records must have {n_features} columns, got {len(names)}: name those to read in "
-            "columns= of the domain."
+            f"Expected records with {n_features} columns. Got {len(names)} instead: name those to "
+            "read in columns= of the domain."
         )
     for name in names:
         n_found = schema.names.count(name)
@@ -680,7 +682,9 @@ def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Sou
         encoded = list(domain.columns)
         check_columns(encoded, columns)
     if len(encoded) != n_features:
-        raise DataError(f"records must have {n_features} columns, got {len(encoded)}.")
+        raise DataError(
+            f"Expected records with {n_features} columns. Got {len(encoded)} instead."
+        )
     for name in names:
         if name not in query.names:
             raise DataError(

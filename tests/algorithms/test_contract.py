@@ -757,7 +757,7 @@ def make(kind, **options):
         (
             {"k": 2.0},
             ConfigurationTypeError,
-            "n_clusters must be an integer, got float",
+            "Expected n_clusters as an integer. Got float",
         ),
         (
             {"k": 11, "n_records": 10},

@@ -420,8 +420,8 @@ def test_documents_have_the_least_weight_that_was_chosen(options):
             r"min_weight in .*, or 'auto'. Got 'noise' instead",
         ),
         ("5", ConfigurationError, r"min_weight in .*, or 'auto'. Got '5' instead"),
-        (None, ConfigurationTypeError, "min_weight must be a number, got NoneType"),
-        (True, ConfigurationTypeError, "min_weight must be a number, got bool"),
+        (None, ConfigurationTypeError, "Expected min_weight as a number. Got NoneType"),
+        (True, ConfigurationTypeError, "Expected min_weight as a number. Got bool"),
     ],
 )
 def test_other_least_weights_are_refused(value, error, message):
@@ -723,7 +723,7 @@ def test_other_configurations_are_refused(name, value):
     ("options", "message"),
     [
         ({"server_data": None}, "server_data is required"),
-        ({"server_data": DATA[:, :3]}, "server_data must have 4 columns"),
+        ({"server_data": DATA[:, :3]}, "Expected server_data with 4 columns"),
         ({"server_data": DATA[:2]}, "server_data with at least n_clusters=3"),
         ({"server_data": DATA[[0, 1] * 5]}, "different points. Got 2"),
         ({"server_data": DATA, "n_server_points": 13}, "n_server_points=6.*Got 13"),

@@ -274,13 +274,13 @@ def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
             LloydAlgorithm,
             {"initial": [[0]] * 3},
             DataError,
-            "initial must have 2 columns",
+            "Expected initial with 2 columns",
         ),
         (
             LloydAlgorithm,
             {"initial": [[0, math.nan]] * 3},
             DataError,
-            "initial must be finite",
+            "Expected initial to be finite",
         ),
         (
             LloydAlgorithm,

@@ -239,8 +239,8 @@ def test_a_run_document_has_both_numbers():
         ((2, 9), {"min_size": 10}, r"with min_size or max_size.*Got \(2, 9\)"),
         ((2, 9), {"min_clusters": 2}, r"as an integer with min_clusters. Got \(2, 9\)"),
         ((2, 9), {"n_records": 8}, "at most n_records=8. Got 9"),
-        ((2.0, 9), {}, "must be an integer, got float"),
-        ("2-9", {}, "must be an integer, got str"),
+        ((2.0, 9), {}, "as an integer. Got float"),
+        ("2-9", {}, "as an integer. Got str"),
     ],
 )
 def test_bad_numbers_are_refused(numbers, options, message):

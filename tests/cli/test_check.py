@@ -295,8 +295,8 @@ def three_columns(node):
         ("ledger", "state_dir", state_of("file")),
         ("files", "table", lambda node: (node / "records.csv").chmod(0o640)),
         ("files", "rows.key", lambda node: written(node / "rows.key", "k" * 32, 0o644)),
-        ("data", "got ['income', 'age']", records("income,age\n1,2\n")),
-        ("data", "got ['age']", records("age\n1\n")),
+        ("data", "Got ['income', 'age']", records("income,age\n1,2\n")),
+        ("data", "Got ['age']", records("age\n1\n")),
         (
             "data",
             "Got numbers instead: name the columns with --header",

@@ -81,8 +81,8 @@ def test_the_file_without_a_mistake_is_read():
          "upper in the column 'age'. Got 0.0 and -1.0 instead."),
         ("upper = 120", "upper = 120\nmissing = 121", "Line 8, column 'age', key 'missing': "
          "Expected missing of the column 'age' within its bounds. Got 121.0 instead."),
-        ("upper = 120", "upper = inf", "Line 3, column 'age': upper must be finite (at most "
-         "1e+300), got inf in column 0."),
+        ("upper = 120", "upper = inf", "Line 3, column 'age': Expected upper to be finite (at most "
+         "1e+300). Got inf in column 0 instead."),
         ('"linear"', '"logs"', "Line 8, column 'age', key 'scale': expected \"linear\" or "
          "\"log\"; got the text \"logs\" (did you mean 'log'?)."),
         ('"linear"', '"log"', "Line 6, column 'age', key 'lower': Expected lower above 0 in the "

@@ -114,8 +114,8 @@ NO_TABLES = [
         for records in (7.0, np.zeros((2, 2, 2)), np.zeros((3, 0)))
     ),
     (np.zeros(2), r"two-dimensional.*reshape\(-1, 1\)"),
-    (np.zeros((3, 5)), "must have 2 columns, got 5"),
-    (np.empty((0, 3)), "must have 2 columns, got 3"),
+    (np.zeros((3, 5)), "with 2 columns. Got 5"),
+    (np.empty((0, 3)), "with 2 columns. Got 3"),
     (np.ma.masked_array(np.zeros((2, 2))), "masked"),
     *(
         (records, "real numbers")
@@ -169,7 +169,7 @@ def test_check_refuses_the_rows_that_usable_leaves_out(bad):
     assert check_records(records, 2) is records
     records[[9_000, 19_999], 1] = bad
     with pytest.raises(
-        DataError, match="data must be finite, got NaN or infinity in row 9000"
+        DataError, match=r"Expected data to be finite\. Got NaN or infinity in row 9000"
     ):
         check_records(records, 2, name="data")
     usable, n_null = usable_records(records, 2)

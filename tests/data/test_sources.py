@@ -144,7 +144,9 @@ def test_columns_are_chosen_by_name(tmp_path):
     for make in (ds.dataset, pq.ParquetFile):
         found = as_source(make(path), 2, ["c", "a"]).loaded()
         np.testing.assert_array_equal(found, GOOD_OF_TWO)
-        with pytest.raises(DataError, match=r"must have 2 columns, got 3: name those"):
+        with pytest.raises(
+            DataError, match=r"with 2 columns. Got 3 instead: name those"
+        ):
             as_source(make(path), 2)
         with pytest.raises(
             DataError, match=r"Expected the column 'x' once. Got it 0 times"
@@ -346,9 +348,9 @@ def test_a_factory_returns_chunks_anew_at_each_call():
 @pytest.mark.claim("own-data", "columns-domain-chooses-columns")
 def test_chunks_are_tables_of_the_runs_columns():
     for chunk, message in (
-        (np.zeros((2, 4)), "must have 3 columns, got 4"),
+        (np.zeros((2, 4)), "with 3 columns. Got 4"),
         (np.zeros(3), "two-dimensional"),
-        (arrow(names=["a", "c", "b"]), "must have the columns"),
+        (arrow(names=["a", "c", "b"]), "with the columns"),
     ):
         source = as_source(lambda chunk=chunk: [TABLE, chunk], 3, NAMES)
         with pytest.raises(DataError, match=message):
@@ -375,7 +377,7 @@ def test_a_simulation_may_tell_which_record_is_malformed(tmp_path, monkeypatch):
     small_blocks(monkeypatch, 3 * 64)
     for kind in ("array", "map", "chunks", "data set"):
         with pytest.raises(
-            DataError, match=r"partitions\[4\] must be finite.* in row 3"
+            DataError, match=r"Expected partitions\[4\] to be finite.* in row 3"
         ):
             checked_source(KINDS[kind](tmp_path), 3, None, "partitions[4]")
     late = lambda: [TABLE[10:]]  # noqa: E731

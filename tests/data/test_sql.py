@@ -354,10 +354,10 @@ def test_without_a_domain_columns_are_numbers(people):
 @pytest.mark.parametrize(
     ("width", "columns", "domain", "message"),
     [
-        (2, None, None, "must have 2 columns, got 3"),
+        (2, None, None, "with 2 columns. Got 3"),
         (1, ["x"], None, "Expected the column 'x' in the query. Got age, sex, seen"),
-        (4, ["a", "b", "c", "d"], DOMAIN, "must have the columns"),
-        (3, None, DOMAIN, "must have 3 columns, got 4"),
+        (4, ["a", "b", "c", "d"], DOMAIN, "with the columns"),
+        (3, None, DOMAIN, "with 3 columns. Got 4"),
         (
             1,
             None,
@@ -380,7 +380,7 @@ def test_a_simulation_reads_a_query_once(people, tmp_path):
     )
     np.testing.assert_array_equal(records, [[30], [40.5], [50]])
     assert isinstance(records, np.ndarray)
-    with pytest.raises(DataError, match=r"x must be finite.* in row 3"):
+    with pytest.raises(DataError, match=r"Expected x to be finite.* in row 3"):
         checked_source(SqlQuery(people, "SELECT age FROM t"), 1, ["age"], "x")
 
 

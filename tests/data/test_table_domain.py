@@ -785,7 +785,7 @@ def test_what_can_be_read_only_once_is_no_table():
     reader = pa.table({"a": [1.0], "b": [2.0]}).to_reader()
     domain = TableDomain([Number("a", 0, 8), Number("b", 0, 8)])
     with pytest.raises(
-        ConfigurationTypeError, match=r"RecordBatchReader: it can be read only"
+        ConfigurationTypeError, match=r"RecordBatchReader instead: it can be read only"
     ):
         domain.encode(reader)
 

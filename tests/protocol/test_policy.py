@@ -323,7 +323,7 @@ AGE = '[[columns]]\nkind = "number"\nname = "age"\nlower = {}\nupper = 1\n'
         ("[domain]\nradius = 1", "expected center; got nothing"),
         ("[domain]\nradius = 1\ncentre = [0]", "got 'centre' (did you mean 'center'?)"),
         ("[domain]", "expected lower; got nothing"),
-        ("[domain]\nlower = [1]\nupper = [0]", "lower must be below upper"),
+        ("[domain]\nlower = [1]\nupper = [0]", "Expected lower below upper"),
         (
             'columns = ["a"]\n[domain]\nlower = [0, 0]\nupper = [1, 1]',
             "columns as the 2 of domain",

@@ -429,5 +429,5 @@ def test_bad_input_is_one_sentence():
         synopsis.sample(-1, RNG(0))
     with pytest.raises(ConfigurationTypeError, match="Expected rng"):
         synopsis.sample(3, 0)
-    with pytest.raises(DataError, match="X must have 4 columns"):
+    with pytest.raises(DataError, match="Expected X with 4 columns"):
         synopsis.log_density([[1.0]])

@@ -300,11 +300,11 @@ def test_a_function_whose_tables_are_refused_sends_nothing(monkeypatch):
     assert_same(simulate(lloyd(), [ray.put(table(i)) for i in range(M)], engine="ray"))
     monkeypatch.setattr("flower_kmeans.simulation.ray.RayGrid.push_messages", None)
     with pytest.raises(
-        ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"
+        ConfigurationTypeError, match=r"partition 3 cannot be used.*Got LazyFrame"
     ):
         simulate(lloyd(), lazy_table, engine="ray")
     with pytest.raises(
-        ConfigurationTypeError, match=r"partition 3 cannot be used.*got LazyFrame"
+        ConfigurationTypeError, match=r"partition 3 cannot be used.*Got LazyFrame"
     ):
         simulate(lloyd(), [ray.put(lazy_table(i)) for i in range(M)], engine="ray")
     with pytest.raises(DataError, match=r"finite numbers in partition 3"):

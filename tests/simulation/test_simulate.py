@@ -592,7 +592,7 @@ def test_partitions_that_name_their_columns_have_those_of_the_domain():
     )
     named[1] = named[1][["y", "x"]]
     with pytest.raises(
-        DataError, match=r"partitions\[1\] must have the columns \['x', 'y'\]"
+        DataError, match=r"Expected partitions\[1\] with the columns \['x', 'y'\]"
     ):
         simulate(Lloyd(3, box, n_rounds=2), named)
 

@@ -127,7 +127,7 @@ def test_parties_name_the_columns_that_are_theirs(first, second, wrong):
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(RECORDS, columns=COLUMNS)
     with pytest.raises(
-        DataError, match=rf"partitions\[{wrong}\] must have the columns"
+        DataError, match=rf"Expected partitions\[{wrong}\] with the columns"
     ):
         simulate(made(), [table[first], table[second]])
 

@@ -743,7 +743,7 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
         ("parties as a list", {"parties": 2}),
         ("parties as a list of names", {"parties": ["age", "income"]}),
         ("check_ids as", {"check_ids": 1}),
-        ("radius must be a bool", {"radius": 1}),
+        ("Expected radius as a bool", {"radius": 1}),
         ("on_round as", {"on_round": 1}),
     ],
 )

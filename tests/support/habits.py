@@ -252,7 +252,7 @@ EMPTY: dict[str, Make] = {
 }
 """Clients without records."""
 
-_TABLE = "must be a two-dimensional table of real numbers, got "
+_TABLE = "as a two-dimensional table of real numbers. Got "
 _LIST = "Expected a list of records"
 _COLUMN = "Expected the column 'a' as numbers. Got "
 REFUSED: dict[str, tuple[Make, str]] = {
@@ -288,18 +288,18 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda: [OtherRow(*row) for row in X],
         "column 'b' in OtherRow",
     ),
-    "series": (lambda: _frame.a, f"{_TABLE}Series: a column is no table"),
+    "series": (lambda: _frame.a, f"{_TABLE}Series instead: a column is no table"),
     "series of objects": (lambda: pd.Series([[1.0, 2.0]]), f"{_TABLE}Series"),
     "index": (lambda: pd.Index(_a), f"{_TABLE}Index"),
     "extension": (lambda: pd.array([1, 2]), f"{_TABLE}IntegerArray"),
     "groups": (lambda: _frame.groupby("a"), f"{_TABLE}DataFrameGroupBy"),
-    "more columns": (lambda: _frame.assign(c=1.0), "must have the columns"),
-    "no names": (lambda: pd.DataFrame(X), "must have the columns .* got .'<int>'"),
+    "more columns": (lambda: _frame.assign(c=1.0), "with the columns"),
+    "no names": (lambda: pd.DataFrame(X), "with the columns .* Got .'<int>'"),
     "names in two lines": (
         lambda: pd.DataFrame(
             X, columns=pd.MultiIndex.from_tuples([("a", "x"), ("b", "x")])
         ),
-        "must have the columns .* got .'<tuple>'",
+        "with the columns .* Got .'<tuple>'",
     ),
     "dates": (
         lambda: pandas_of(pd.date_range("2020", periods=4)),
@@ -328,7 +328,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "dates of polars": (lambda: polars_of([_day] * 4), f"{_COLUMN}Date"),
     "lists of polars": (lambda: polars_of([[1]] * 4), rf"{_COLUMN}List\(Int64\)"),
-    "lazy": (lambda: pl.LazyFrame(_columns), rf"{_TABLE}LazyFrame: call collect\(\)"),
+    "lazy": (
+        lambda: pl.LazyFrame(_columns),
+        rf"{_TABLE}LazyFrame instead: call collect\(\)",
+    ),
     "series of polars": (lambda: pl.Series(_a), f"{_TABLE}Series"),
     "dates of pyarrow": (lambda: arrow_of(pa.array([_day] * 4)), f"{_COLUMN}date32"),
     "lists of pyarrow": (lambda: arrow_of(pa.array([[1]] * 4)), f"{_COLUMN}list"),
@@ -351,9 +354,9 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "wide csr": (
         lambda: sparse.csr_array(np.eye(3)),
-        r"got shape \(3, 3\) of csr_array",
+        r"Got shape \(3, 3\) of csr_array",
     ),
-    "flat coo": (lambda: sparse.coo_array(_a), r"got shape \(4,\) of coo_array"),
+    "flat coo": (lambda: sparse.coo_array(_a), r"Got shape \(4,\) of coo_array"),
     "dict of cells": (
         lambda: {"a": 1.0, "b": 2.0},
         "column 'a' as one cell for each record",
@@ -375,26 +378,29 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda: np.ma.masked_array(_frame.to_records(index=False)),
         "masked array",
     ),
-    "one dimension": (lambda: _a, r"two-dimensional, .* got shape \(4,\)"),
-    "three dimensions": (lambda: X[None], r"two-dimensional, .* got shape \(1, 4, 2\)"),
-    "no dimension": (lambda: np.array(1.0), r"two-dimensional, .* got shape \(\)"),
-    "numbers in a buffer": (lambda: array.array("d", [1.0, 2.0]), r"got shape \(2,\)"),
-    "durations of NumPy": (lambda: X.astype("m8[s]"), "got dtype timedelta64"),
+    "one dimension": (lambda: _a, r"two-dimensional .* Got shape \(4,\)"),
+    "three dimensions": (lambda: X[None], r"two-dimensional .* Got shape \(1, 4, 2\)"),
+    "no dimension": (lambda: np.array(1.0), r"two-dimensional .* Got shape \(\)"),
+    "numbers in a buffer": (lambda: array.array("d", [1.0, 2.0]), r"Got shape \(2,\)"),
+    "durations of NumPy": (lambda: X.astype("m8[s]"), "Got dtype timedelta64"),
     "a range": (lambda: range(5), f"{_TABLE}range"),
     "a set": (lambda: {1.0, 2.0}, f"{_TABLE}set"),
     "values": (_columns.values, f"{_TABLE}dict_values"),
     "a name of a file": (
         lambda: "records.csv",
-        rf"{_TABLE}str: read a file by load_table\(path\)",
+        rf"{_TABLE}str instead: read a file by load_table\(path\)",
     ),
     "a path": (lambda: pathlib.Path("records.csv"), f"{_TABLE}PosixPath"),
     "bytes": (lambda: b"1,2", f"{_TABLE}bytes"),
     "nothing": (lambda: None, f"{_TABLE}NoneType"),
-    "a number": (lambda: 7, r"got shape \(\)"),
+    "a number": (lambda: 7, r"Got shape \(\)"),
     "an object": (object, f"{_TABLE}object"),
     "a generator": (lambda: (row for row in X), "Got the iterable itself, a generator"),
     "zip": (lambda: zip(_a, _b, strict=True), "Got the iterable itself, a zip"),
     "a class": (lambda: Point, "Got the class Point"),
-    "a tensor elsewhere": (lambda: Tensor(None), "Got Tensor, which NumPy cannot read"),
+    "a tensor elsewhere": (
+        lambda: Tensor(None),
+        "Got Tensor instead, which NumPy cannot read",
+    ),
 }
 """Each with its error: no record counts, and none decides it."""

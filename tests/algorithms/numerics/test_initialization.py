@@ -168,11 +168,11 @@ def test_all_randomness_is_that_of_the_generator():
         ),
         (np.ones((9, 2)), 2, ConfigurationError, "different points. Got 1"),
         (np.empty((0, 2)), 1, ConfigurationError, "different points. Got 0"),
-        ([[0.0, np.inf]], 1, ConfigurationError, "server_data must be finite"),
+        ([[0.0, np.inf]], 1, ConfigurationError, "Expected server_data to be finite"),
         ([1.0, 2.0], 1, ConfigurationError, "server_data"),
         ([["a"]], 1, ConfigurationTypeError, "server_data"),
         (POINTS, 0, ConfigurationError, "n_clusters in"),
-        (POINTS, 2.0, ConfigurationTypeError, "n_clusters must be an integer"),
+        (POINTS, 2.0, ConfigurationTypeError, "Expected n_clusters as an integer"),
     ],
 )
 def test_unusable_server_data_are_refused(start, points, k, error, message):
