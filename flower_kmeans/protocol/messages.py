@@ -8,7 +8,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -21,11 +21,11 @@ from flower_kmeans.protocol.wire import (
     B48,
     MAX_DOCUMENT,
     MAX_MESSAGE,
-    NOT_A_MESSAGE,
     U32,
     Count,
+    Family,
     Struct,
-    decode,
+    tag_of,
 )
 from flower_kmeans.secagg.primitives import (
     CLAIM_BYTES,
@@ -379,50 +379,29 @@ class Refusal(Reply, tag="refusal", frozen=True, kw_only=True):
     slot: U32 | None = msgspec.field(name="place", default=None)
 
 
-_CORE: dict[str, type[Request | Reply]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        *(Enrol, Keys, Hold, Ask, Add, Finish, Abort),
-        *(Enrolled, Wrapped, Held, Answer, Added, Finished, Refusal),
-    )
-}
-"""Structs by tag, but for those that kinds of runs have alone."""
-
-
-class _Tagged(msgspec.Struct, frozen=True, kw_only=True):
-    tag: str = msgspec.field(name="type")
-
-
-_read_tag = msgspec.msgpack.Decoder(_Tagged).decode
 _Message = TypeVar("_Message", Request, Reply)
 
 
-def _type_of(data: bytes, base: type[_Message]) -> type[_Message]:
-    """Return the struct of a message by its tag; a `MessageError` if there is none of a base."""
-    try:
-        tag = _read_tag(data).tag
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        raise MessageError(NOT_A_MESSAGE) from None
-    found = _CORE.get(tag)
-    if found is None:
-        kind = kind_of_message(tag)
-        of_kind = () if kind is None else kind.messages
-        found = next((e for e in of_kind if e.__struct_config__.tag == tag), None)
-    if found is None or not issubclass(found, base):
-        raise MessageError(NOT_A_MESSAGE)
-    return found
+def _of_kind(base: type[_Message], tag: str) -> type[_Message] | None:
+    """Return the struct of a tag that one kind of run has alone; ``None`` if there is none."""
+    kind = kind_of_message(tag)
+    if kind is None:
+        return None
+    for found in kind.messages:
+        if tag_of(found) == tag and issubclass(found, base):
+            return found
+    return None
 
 
-def decode_request(data: bytes) -> Request:
-    """Return the request that bytes encode; a `MessageError` if they encode none."""
-    request: Request = decode(data, _type_of(data, Request))
-    return request
-
-
-def decode_reply(data: bytes) -> Reply:
-    """Return the reply that bytes encode; a `MessageError` if they encode none."""
-    reply: Reply = decode(data, _type_of(data, Reply))
-    return reply
+REQUESTS = Family[Request](
+    (Enrol, Keys, Hold, Ask, Add, Finish, Abort), partial(_of_kind, Request)
+)
+REPLIES = Family[Reply](
+    (Enrolled, Wrapped, Held, Answer, Added, Finished, Refusal),
+    partial(_of_kind, Reply),
+)
+decode_request = REQUESTS.decode
+decode_reply = REPLIES.decode
 
 
 @cache
@@ -433,6 +412,6 @@ def _head_reader(head: type[Head]) -> Callable[[bytes], Head]:
 def read_head(data: bytes) -> Head:
     """Return the head of an encoded request; a `MessageError` if it has none."""
     try:
-        return _head_reader(_type_of(data, Request).HEAD)(data)
+        return _head_reader(REQUESTS.type_of(data).HEAD)(data)
     except (MessageError, msgspec.MsgspecError, RecursionError, UnicodeError):
         raise MessageError("A long message is malformed.") from None

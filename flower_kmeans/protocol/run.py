@@ -103,7 +103,7 @@ class Run:
     # results that follow from the run; a changed run has none
     kept: Kept = field(default_factory=Kept, init=False, repr=False)
 
-    @property
+    @cached_property
     def kind(self) -> RunKind:
         """The kind of run that the document's body is for."""
         return kinds.run_kind(self.document.body.kind)

@@ -6,10 +6,10 @@ the same message.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -82,6 +82,50 @@ def decode(data: bytes, kind: Any, read: Callable[..., Any] | None = None) -> An
     if not is_the_one:
         raise MessageError(NOT_A_MESSAGE)
     return value
+
+
+class _Tag(msgspec.Struct, frozen=True, kw_only=True):
+    tag: str = msgspec.field(name="type")
+
+
+_read_tag = msgspec.msgpack.Decoder(_Tag).decode
+T = TypeVar("T", bound=Struct)
+
+
+def tag_of(kind: type[Struct]) -> str:
+    """Return the tag of a tagged struct."""
+    return str(kind.__struct_config__.tag)
+
+
+class Family(Generic[T]):
+    """Messages that their tags tell apart.
+
+    ``later(tag)`` returns the struct of a tag that is not among ``kinds``, or ``None``.
+    """
+
+    def __init__(
+        self, kinds: Iterable[type[T]], later: Callable[[str], type[T] | None]
+    ) -> None:
+        self.kinds = {tag_of(kind): kind for kind in kinds}
+        self._later = later
+
+    def type_of(self, data: bytes) -> type[T]:
+        """Return the struct of an encoded message; a `MessageError` if it has none."""
+        try:
+            tag = _read_tag(data).tag
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            raise MessageError(NOT_A_MESSAGE) from None
+        found = self.kinds.get(tag)
+        if found is None:
+            found = self._later(tag)
+        if found is None:
+            raise MessageError(NOT_A_MESSAGE)
+        return found
+
+    def decode(self, data: bytes) -> T:
+        """Return the message that bytes encode; a `MessageError` if they encode none."""
+        message: T = decode(data, self.type_of(data))
+        return message
 
 
 def to_content(data: bytes) -> RecordDict:

@@ -165,7 +165,7 @@ def test_any_content_gets_a_code(tmp_path):
 
 
 def test_every_request_has_a_handler():
-    core = {each for each in messages._CORE.values() if issubclass(each, Request)}
+    core = set(messages.REQUESTS.kinds.values())
     handled = set(run_kind(USUAL).handlers)
     assert handled == core - {messages.Abort}  # which is answered without a run
     others = [run_kind(name) for name in kind_names() if name != USUAL]
@@ -180,7 +180,7 @@ def test_each_kind_has_the_tags_that_it_was_registered_with():
         assert kind.body.__struct_config__.tag == name
         tags = [each.__struct_config__.tag for each in kind.messages]
         assert tags == list(kinds._REGISTERED[name].tags)
-        assert not {*tags} & set(messages._CORE)
+        assert not {*tags} & {*messages.REQUESTS.kinds, *messages.REPLIES.kinds}
 
 
 def test_a_long_document_is_refused_and_not_kept():
