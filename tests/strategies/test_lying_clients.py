@@ -69,7 +69,7 @@ def run(strategy, lie=None, liar=4, **options):
 
     def vector(conversation, query, context):
         words = real(conversation, query, context)
-        if lie is None or conversation._client.load_records() is not PARTS[liar]:
+        if lie is None or conversation.client.load_records() is not PARTS[liar]:
             return words
         return np.append(lie(words[:-1]), words[-1:])
 
