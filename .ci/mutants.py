@@ -2,6 +2,7 @@
 
     python .ci/mutants.py check        # every fault is found, is the only one there, and compiles
     python .ci/mutants.py map          # which test reaches which line (the whole suite, once)
+    python .ci/mutants.py map --suite default       # the same for the default tests alone
     python .ci/mutants.py run          # every fault against the tests that reach it (a night)
     python .ci/mutants.py table        # write .ci/mutants.md again from the results
 
@@ -68,6 +69,7 @@ FAULTS = ROOT / ".ci" / "faults.toml"
 TABLE = ROOT / ".ci" / "mutants.md"
 WORK = ROOT / "build" / "mutants"
 WHOLE = "not slow and not deployment"
+SUITES = {"default": f"not thorough and {WHOLE}", "whole": WHOLE}
 NOT_COPIED = (".git", "build", "dist", "site", ".venv", ".*_cache", ".hypothesis")
 # It reads the anchors, so it fails with every fault, and is evidence of none.
 OWN_TEST = "tests/test_mutants.py"
@@ -401,8 +403,10 @@ def hashes(faults: Iterable[Fault]) -> dict[str, str]:
     }
 
 
-def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
-    """Run the whole suite, or some tests of it, and write which lines each test reaches."""
+def make_map(
+    faults: Sequence[Fault], suite: str, tests: Sequence[str], jobs: int
+) -> int:
+    """Run a suite, or some tests of it, and write which lines each test reaches."""
     import coverage
 
     parts = WORK / "parts"
@@ -421,7 +425,9 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
     # Coverage starts itself in every process that has this setting, also in those of
     # tests.
     more = {"COVERAGE_PROCESS_START": str(settings), "MUTANTS_MAP": str(parts)}
-    command = with_plugin("-m", WHOLE, *(["-n", str(jobs)] if jobs > 1 else []), *tests)
+    command = with_plugin(
+        "-m", SUITES[suite], *(["-n", str(jobs)] if jobs > 1 else []), *tests
+    )
     code = subprocess.run(
         command, cwd=ROOT, env=environment(ROOT, **more), check=False
     ).returncode
@@ -829,9 +835,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mapping.add_argument(
         "--tests", nargs="+", default=(), help="not the whole suite, but these"
     )
+    mapping.add_argument("--suite", choices=tuple(SUITES), default="whole")
     running = tasks.add_parser("run", help="run the tests that reach each fault")
     running.add_argument("--fault", nargs="+", default=(), help="names; all without it")
-    running.add_argument("--suite", choices=("default", "whole"), default="whole")
+    running.add_argument("--suite", choices=tuple(SUITES), default="whole")
     running.add_argument(
         "--kills", type=int, default=KILLS, help="failures that end a batch"
     )
@@ -845,7 +852,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = read_faults()
     tasks_of: dict[str, Callable[[], int]] = {
         "check": lambda: _checked(faults),
-        "map": lambda: make_map(faults, given.tests, given.jobs),
+        "map": lambda: make_map(faults, given.suite, given.tests, given.jobs),
     }
     try:
         if given.task in tasks_of:
