@@ -14,7 +14,7 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.layout import COUNTS
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.data.domain import Box, Domain
+from flower_kmeans.data.domain import Box, Domain, keeps_categories
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import (
     check_arguments,
@@ -353,5 +353,10 @@ def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:
         raise ConfigurationError(
             f"Expected parties with at least one column each and {domain.n_features} columns "
             f"together, those of the domain. Got {widths} instead."
+        )
+    if not keeps_categories(domain, widths):
+        raise ConfigurationError(
+            "Expected parties that hold all columns of a category, or none. "
+            f"Got {widths} columns by party."
         )
     return widths

@@ -350,7 +350,7 @@ class LloydFamily(base.Algorithm):
     @cached_property
     def _initial_grid(self) -> IntArray:
         if self.initial is not None:
-            unit = self.domain.to_unit(np.array(self.initial))
+            unit = self.domain.place(np.array(self.initial))
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
         # A packing takes seconds, and all simulated clients of a process need the same.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)

@@ -381,8 +381,9 @@ class PEMeansAlgorithm(Algorithm):
         name = "centroids" if self.projects else "centers"
         if name not in state.arrays:
             return None
-        found = scaled(state.arrays[name], self.fraction_bits)
-        return self.domain.from_unit(found)
+        # A candidate may have a negative share of a category's level.
+        inside = into_domain(state.arrays[name], self.domain, self.fraction_bits)
+        return self.domain.from_unit(scaled(inside, self.fraction_bits))
 
     # ------------------------------------------------------------------ derived sizes
 

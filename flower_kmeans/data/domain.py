@@ -4,13 +4,18 @@ A record is clipped to the public bounds, scaled to the unit box or ball, and ro
 the grid of step ``2**-fraction_bits`` (docs/guarantees, Theorem 7). Each step reads one
 record alone. A record therefore has the same grid point in every block, and changes a
 sum by its own grid point only.
+
+A box may hold categories: ranges of columns of which one is 1 and the others 0. It is
+then a product of numbers and of levels, and its norms are those of the product
+(docs/guarantees, Theorem 44).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,9 +43,22 @@ MAX_FRACTION_BITS = 25
 _LARGEST_BOUND = 1e300
 _SMALLEST_WIDTH = 1e-280
 _INNER_LOOP = 4_096  # numbers in one pass of NumPy's inner loop
+NUMBER_WEIGHT = 1.0
+# Two levels are as far apart as the middle of a number's range and its end.
+CATEGORY_WEIGHT = 0.5
+_SMALLEST_REACH = 1e-3  # largest scaled coordinate that weights can give
 # Relative. It is far above the effect of the order of additions, or of rounding a
 # bound.
 _SLACK = 1e-9
+
+
+class Factor(NamedTuple):
+    """A number or a category of a box, in its columns ``start`` to ``stop``."""
+
+    name: str
+    start: int
+    stop: int
+    is_category: bool
 
 
 class _Bounds:
@@ -50,7 +68,7 @@ class _Bounds:
     half_widths: FloatArray
     """Largest absolute scaled coordinate of each column, (d,), float64.
 
-    It is 1, or less with ``scale="common"``. It is public.
+    It is 1, or less with ``scale="common"`` or weights. It is public.
     """
     _center: FloatArray  # (d,), in the user's units; scaled, it is 0
     _unit: FloatArray  # user's units in one scaled unit: () for all columns, or (d,)
@@ -94,6 +112,11 @@ class _Bounds:
         limits: FloatArray = np.rint(self.half_widths * 2**fraction_bits)
         return limits.astype(np.int64)
 
+    def grid_bounds(self, fraction_bits: int) -> tuple[IntArray, IntArray]:
+        """Return the least and the largest integer coordinate of each column, (d,)."""
+        limits = self.grid_half_widths(fraction_bits)
+        return -limits, limits
+
     def _config(self, name: str, **bounds: Any) -> dict[str, Any]:
         if self.columns is None:
             names = {}
@@ -119,18 +142,31 @@ class Box(_Bounds):
         Public, printable names of the d columns, in order. With them, a client whose
         records name their columns answers only if it has the same names in the same
         order.
+    weights : sequence of float, optional
+        Of the d columns, public and positive: a column counts in distances in
+        proportion to its weight. It is scaled to ``[-weight, weight]``. Where the
+        largest scaled coordinate would exceed 1, or stay below 0.001, all are divided
+        by it: only ratios of weights count. By default weights are 1, and 0.5 for
+        columns of categories. Not with ``scale="common"``.
+    categories : sequence of (int, int), optional
+        The first column of each category, and the one behind its last, as
+        `TableDomain` declares them. One column of a record is 1 and the others are 0,
+        and a record with other values becomes the nearest of these, the first of
+        several. All of them have one weight, and two levels are ``2 weight`` apart.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If bounds are not finite or not in order, their numbers differ, or ``scale`` or
-        ``columns`` is not as above.
+        If bounds are not finite or not in order, their numbers differ, or another
+        parameter is not as above.
     """
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     scale: Literal["column", "common"] = "column"
     columns: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    categories: tuple[tuple[int, int], ...] = ()
 
     def __init__(
         self,
@@ -138,6 +174,8 @@ class Box(_Bounds):
         upper: ArrayLike,
         scale: Literal["column", "common"] = "column",
         columns: Sequence[str] | None = None,
+        weights: ArrayLike | None = None,
+        categories: Sequence[tuple[int, int]] = (),
     ) -> None:
         lows = _vector("lower", lower)
         highs = _vector("upper", upper)
@@ -157,63 +195,250 @@ class Box(_Bounds):
                 f"Expected scale as 'column' or 'common'. Got {scale!r} instead."
             )
         names = check_names(columns, n_features=len(lows))
-        fields = {"lower": lows, "upper": highs, "scale": scale, "columns": names}
-        vars(self).update(fields)
+        blocks = _checked_categories(categories, lows, highs)
+        vars(self).update(lower=lows, upper=highs, scale=scale, columns=names)
+        vars(self).update(weights=None, categories=blocks)
         # Halves first: the sum of two large bounds would overflow.
         a = np.array(lows) / 2
         b = np.array(highs) / 2
-        if scale == "common":
-            unit = np.full_like(a, (b - a).max())
-        else:
-            unit = b - a
+        if scale == "column":
+            chosen = _default_weights(len(lows), blocks)
+            if weights is not None:
+                chosen = _checked_weights(weights, len(lows), blocks)
+            vars(self).update(weights=chosen)
+            self._scale_by_weights(a + b, b - a, np.array(chosen))
+            return
+        if weights is not None or blocks:
+            raise ConfigurationError(
+                "Expected scale='column' with weights or categories: with scale='common' all "
+                f"columns have one unit. Got scale={scale!r} instead."
+            )
+        unit = np.full_like(a, (b - a).max())
         self._scale_by(a + b, unit, (b - a) / unit)
 
+    def _scale_by_weights(
+        self, center: FloatArray, widths: FloatArray, weights: FloatArray
+    ) -> None:
+        """Scale columns with half widths (d,) to their weights, and categories' levels.
+
+        Level i of m becomes ``sqrt(2) weight (e_i - 1/m)``, about the levels' mean.
+        """
+        reaches = weights.copy()
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            center[own] = 1 / (stop - start)
+            widths[own] = math.sqrt(0.5)
+            reaches[own] *= math.sqrt(2.0) * (1 - center[own])
+        # Squared distances are exact for coordinates of at most 1 (docs/guarantees,
+        # Theorem 8), and tiny ones would share few points of the grid.
+        largest = float(reaches.max())
+        if _SMALLEST_REACH <= largest <= 1:
+            largest = 1.0
+        unit = widths * (largest / weights)
+        if not (unit <= 1 / _SMALLEST_WIDTH).all():
+            raise ConfigurationError(
+                "Expected weights that are not too small for their columns' bounds. Got a width "
+                f"over its weight of {2 * unit.max():.3g}."
+            )
+        half_widths = reaches / largest
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            # as `place` has it for a level, in all digits
+            half_widths[own] = (1.0 - center[own]) * (1 / unit[own])
+        self._scale_by(center, unit, half_widths)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether some column's weight is not the default one."""
+        usual = _default_weights(self.n_features, self.categories)
+        return self.weights not in (None, usual)
+
     def to_unit(self, records: FloatArray) -> FloatArray:
-        """Return records, (n, d), clipped, and scaled to ``[-half_widths, half_widths]``."""
+        """Return records, (n, d), clipped, and scaled to ``[-half_widths, half_widths]``.
+
+        Columns of a category become those of the nearest level, the first of several.
+        """
+        if self.categories:
+            records = self._with_levels(records)
+        return self.place(records)
+
+    def place(self, points: FloatArray) -> FloatArray:
+        """Return points, (m, d), such as centroids, clipped to the bounds and scaled.
+
+        Of a category the shares of its levels stay, unlike in `to_unit`.
+        """
         with np.errstate(over="ignore"):
-            # Far records become infinite and are then clipped. `_box_reader` uses the
+            # Far points become infinite and are then clipped. `_box_reader` uses the
             # same reciprocal: a quotient would round differently.
-            unit = (records - self._center) * (1 / self._unit)
-        return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
+            unit = (points - self._center) * (1 / self._unit)
+        return np.clip(unit, self._lows, self.half_widths, out=unit)
 
     def outside(self, records: NDArray[Any]) -> IntArray:
         """Return the number of values outside the bounds in each column, (d,), int64.
 
-        The numbers are private.
+        In a category these are the values that `to_unit` changes. The numbers are
+        private.
         """
         below = np.count_nonzero(records < np.array(self.lower), axis=0)
         above = np.count_nonzero(records > np.array(self.upper), axis=0)
-        return np.asarray(below + above, dtype=np.int64)
+        found = np.asarray(below + above, dtype=np.int64)
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            is_other = records[:, own] != _levels(records[:, own])
+            found[own] = np.count_nonzero(is_other, axis=0)
+        return found
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
         """Return the nearest grid points of scaled points, (n, d), integers in float64.
 
-        Ties go to even integers.
+        Ties go to even integers. Columns of categories are truncated toward zero.
         """
-        limit = self.grid_half_widths(fraction_bits)
-        grid = np.rint(unit_points * float(2**fraction_bits))
-        return np.clip(grid, -limit, limit, out=grid)
+        low, high = self.grid_bounds(fraction_bits)
+        points = unit_points * float(2**fraction_bits)
+        grid = np.rint(points)
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            np.trunc(points[:, own], out=grid[:, own])
+        return np.clip(grid, low, high, out=grid)
+
+    def grid_half_widths(self, fraction_bits: int) -> IntArray:
+        """Return the largest absolute integer coordinate of each column, (d,)."""
+        _, high = self.grid_bounds(fraction_bits)
+        return high
+
+    def grid_bounds(self, fraction_bits: int) -> tuple[IntArray, IntArray]:
+        """Return the least and the largest integer coordinate of each column, (d,).
+
+        Those of a category are the coordinates of its levels.
+        """
+        check_fraction_bits(fraction_bits)
+        one = 2**fraction_bits
+        high: FloatArray = np.rint(self.half_widths * one)
+        low = -high
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            high[own] = np.trunc(self.half_widths[own] * one)
+            low[own] = np.trunc(self._lows[own] * one)
+        return low.astype(np.int64), high.astype(np.int64)
+
+    def squared_bound(self, fraction_bits: int, coarser: int = 0) -> int:
+        """Return the largest squared l2 norm of a record in grid units, exact, attained.
+
+        Every coordinate loses its ``coarser`` last bits toward zero.
+        """
+        sizes = self._largest_record(fraction_bits).tolist()
+        return sum((size >> coarser) ** 2 for size in sizes)
 
     def l2_bound(self, fraction_bits: int) -> float:
         """Return the largest l2 norm of a quantised record, in grid units, rounded up.
 
-        A corner of the box attains it.
+        A corner of the numbers, with any levels, attains it.
         """
-        half_widths = self.grid_half_widths(fraction_bits).tolist()
-        return _sqrt_up(sum(width**2 for width in half_widths))
+        return _sqrt_up(self.squared_bound(fraction_bits))
 
     def l1_bound(self, fraction_bits: int) -> float:
         """Return the largest l1 norm of a quantised record, in grid units.
 
-        A corner of the box attains it.
+        A corner of the numbers, with any levels, attains it.
         """
-        return float(self.grid_half_widths(fraction_bits).sum())
+        return float(self._largest_record(fraction_bits).sum())
+
+    def _largest_record(self, fraction_bits: int) -> IntArray:
+        """Return absolute coordinates of the largest record, (d,), in every norm.
+
+        All levels of a category have those of the first one, in another order.
+        """
+        low, high = self.grid_bounds(fraction_bits)
+        sizes = high.copy()
+        for start, stop in self.categories:
+            sizes[start + 1 : stop] = -low[start + 1 : stop]
+        return sizes
+
+    @cached_property
+    def _lows(self) -> FloatArray:
+        """Least scaled coordinates, (d,)."""
+        lows = -self.half_widths
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            lows[own] = (0.0 - self._center[own]) * (1 / self._unit[own])
+        lows.setflags(write=False)
+        return lows
+
+    def _with_levels(self, records: FloatArray) -> FloatArray:
+        """Return records (n, d) with the nearest level of each category."""
+        found = np.array(records, dtype=np.float64)
+        for start, stop in self.categories:
+            own = slice(start, stop)
+            found[:, own] = _levels(found[:, own])
+        return found
+
+    def factors(self) -> list[Factor]:
+        """Return numbers and categories as people name them, in order."""
+        names = self.columns
+        ends = dict(self.categories)
+        found = []
+        start = 0
+        while start < self.n_features:
+            stop = ends.get(start, start + 1)
+            if names is None:
+                name = f"column {start + 1}"
+            elif start in ends:
+                name = _common_name(names[start:stop])
+            else:
+                name = names[start]
+            found.append(Factor(name, start, stop, is_category=start in ends))
+            start = stop
+        return found
+
+    def weighted(self, weights: Mapping[str, float]) -> "Box":
+        """Return the box with other weights, by the names of `factors`."""
+        chosen = list(self.weights or _default_weights(self.n_features, ()))
+        known = {factor.name: factor for factor in self.factors()}
+        for name, weight in checked_by_name(weights, known).items():
+            factor = known[name]
+            chosen[factor.start : factor.stop] = [weight] * (factor.stop - factor.start)
+        return Box(
+            self.lower, self.upper, self.scale, self.columns, chosen, self.categories
+        )
+
+    def weights_by_name(self) -> dict[str, float]:
+        """Return the weights of numbers and categories, by the names of `factors`."""
+        weights = self.weights or _default_weights(self.n_features, ())
+        return {factor.name: weights[factor.start] for factor in self.factors()}
+
+    def part(self, own: slice) -> "Box":
+        """Return the box of a range of columns, scaled as in the whole if that has no weights.
+
+        Raises
+        ------
+        ConfigurationError
+            If the range divides a category.
+        """
+        first, behind, _ = own.indices(self.n_features)
+        blocks = []
+        for start, stop in self.categories:
+            if stop <= first or start >= behind:
+                continue
+            if start < first or stop > behind:
+                raise ConfigurationError(
+                    "Expected parties with whole categories. Got columns "
+                    f"{first} to {behind - 1}, which divide that of columns {start} to {stop - 1}."
+                )
+            blocks.append((start - first, stop - first))
+        names = None if self.columns is None else self.columns[own]
+        weights = None if self.weights is None else self.weights[own]
+        return Box(self.lower[own], self.upper[own], self.scale, names, weights, blocks)
 
     def to_config(self) -> dict[str, Any]:
         """Return the box for a run document."""
         lower = array_to_text(self.lower)
         upper = array_to_text(self.upper)
-        return self._config("box", lower=lower, upper=upper, scale=self.scale)
+        more: dict[str, Any] = {}
+        if self.is_weighted:
+            more["weights"] = array_to_text(np.array(self.weights))
+        if self.categories:
+            more["categories"] = [list(block) for block in self.categories]
+        return self._config("box", lower=lower, upper=upper, scale=self.scale, **more)
 
 
 @dataclass(frozen=True, init=False)
@@ -276,6 +501,10 @@ class Ball(_Bounds):
             unit[outside] /= lengths[:, None]
         return unit
 
+    def place(self, points: FloatArray) -> FloatArray:
+        """Move points (m, d), such as centroids, into the ball, as `to_unit`."""
+        return self.to_unit(points)
+
     def outside(self, records: NDArray[Any]) -> IntArray:
         """Return the number of records outside the ball, (1,), int64.
 
@@ -302,6 +531,13 @@ class Ball(_Bounds):
             factor = (1 - 2.0**-40) * 2**fraction_bits / np.sqrt(squared[outside])
             grid[outside] = np.trunc(grid[outside] * factor[:, None])
         return grid
+
+    def squared_bound(self, fraction_bits: int, coarser: int = 0) -> int:
+        """Return the largest squared l2 norm of a record in grid units, exact, attained.
+
+        Every coordinate loses its ``coarser`` last bits toward zero.
+        """
+        return int(4 ** (fraction_bits - coarser))
 
     def l2_bound(self, fraction_bits: int) -> float:
         """Return the largest l2 norm of a quantised record, in grid units.
@@ -337,7 +573,8 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     own = fields.get(name) if isinstance(name, str) else None
-    found = set(config) - {"columns"}
+    optional = {"columns", "weights", "categories"} if name == "box" else {"columns"}
+    found = set(config) - optional
     if own is None or found != own | {"name", "n_features"}:
         raise ConfigurationError(
             "Expected domain with exactly the fields of a 'box' or a 'ball'. Got others instead."
@@ -355,9 +592,35 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     if name == "box":
         lower = array_from_text(config["lower"], (width,))
         upper = array_from_text(config["upper"], (width,))
-        return Box(lower, upper, config["scale"], columns)
+        weights = None
+        if "weights" in config:
+            weights = array_from_text(config["weights"], (width,))
+        categories = config.get("categories", [])
+        if not isinstance(categories, list) or (
+            "categories" in config and not categories
+        ):
+            raise ConfigurationError(
+                "Expected categories of a domain as a list of ranges."
+            )
+        box = Box(lower, upper, config["scale"], columns, weights, categories)
+        # Otherwise a document would have two encodings.
+        if ("weights" in config) != box.is_weighted:
+            raise ConfigurationError(
+                "Expected weights of a domain only where they differ from the default ones."
+            )
+        return box
     center = array_from_text(config["center"], (width,))
     return Ball(real_from_text(config["radius"]), center, columns)
+
+
+def keeps_categories(domain: Domain, widths: Sequence[int]) -> bool:
+    """Return whether parties with these numbers of columns divide no category."""
+    if not isinstance(domain, Box):
+        return True
+    edges = set(accumulate(widths))
+    return not any(
+        start < edge < stop for start, stop in domain.categories for edge in edges
+    )
 
 
 def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
@@ -382,7 +645,10 @@ def _parts(domain: Domain) -> list[tuple[str, Any]]:
     if isinstance(domain, Box):
         bounds = enumerate(zip(domain.lower, domain.upper, strict=True))
         columns = [(f"bounds of column {i}", pair) for i, pair in bounds]
-        return [*parts, ("scale", domain.scale), *columns]
+        own = enumerate(domain.weights or ())
+        weights = [(f"weight of column {i}", weight) for i, weight in own]
+        categories = ("columns of categories", domain.categories)
+        return [*parts, ("scale", domain.scale), categories, *columns, *weights]
     center = [(f"center in column {i}", value) for i, value in enumerate(domain.center)]
     return [*parts, ("radius", domain.radius), *center]
 
@@ -445,7 +711,7 @@ class GridRecords:
         If the records have another shape.
     """
 
-    # set if the domain is a box and `table` is in the user's units
+    # set if the domain is a box of numbers alone and `table` is in the user's units
     box: Box | None = None
 
     def __init__(
@@ -459,7 +725,8 @@ class GridRecords:
         # float32 stays: readers convert a block at a time to float64, exactly.
         kept = np.float32 if records.dtype == np.float32 else np.float64
         self.table = np.ascontiguousarray(records, dtype=kept)
-        self.box = domain if isinstance(domain, Box) else None
+        if isinstance(domain, Box) and not domain.categories:
+            self.box = domain
         self.fraction_bits = int(fraction_bits)
         self._read = _reader_of(domain, self.fraction_bits)
 
@@ -526,7 +793,10 @@ class GridRecords:
 @lru_cache(maxsize=8)  # the clients of one process share a domain
 def _reader_of(domain: Domain, fraction_bits: int) -> _Reader:
     if isinstance(domain, Box):
-        return _box_reader(domain, fraction_bits)
+        read_numbers = _box_reader(domain, fraction_bits)
+        if not domain.categories:
+            return read_numbers
+        return _product_reader(domain, read_numbers, fraction_bits)
 
     def read(rows: _Rows, out: FloatArray, _: FloatArray) -> None:
         out[...] = domain.quantise(domain.to_unit(rows), fraction_bits)
@@ -588,6 +858,34 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     return read
 
 
+def _product_reader(box: Box, read_numbers: _Reader, fraction_bits: int) -> _Reader:
+    """Return a reader of a box with categories: that of numbers, and levels over it."""
+    low, high = box.grid_bounds(fraction_bits)
+
+    def read(rows: _Rows, out: FloatArray, scratch: FloatArray) -> None:
+        read_numbers(rows, out, scratch)
+        every = np.arange(len(rows))
+        for start, stop in box.categories:
+            out[:, start:stop] = low[start]
+            found = start + _nearest_levels(rows[:, start:stop])
+            out[every, found] = high[start]
+
+    return read
+
+
+def _nearest_levels(values: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the place of the 1 in each row's nearest unit vector, of several the first, (n,)."""
+    found: NDArray[np.intp] = values.argmax(axis=1)
+    return found
+
+
+def _levels(values: NDArray[Any]) -> FloatArray:
+    """Return the nearest unit vector of each row (n, m), of several the first, (n, m)."""
+    found = np.zeros(values.shape)
+    found[np.arange(len(values)), _nearest_levels(values)] = 1.0
+    return found
+
+
 def row_sums(values: FloatArray) -> FloatArray:
     """Return the sum of each row, (n,), adding halves in place.
 
@@ -623,6 +921,110 @@ def _sqrt_up(square: int) -> float:
     if below:
         return math.nextafter(root, math.inf)
     return root
+
+
+def _default_weights(
+    n_features: int, categories: Sequence[tuple[int, int]]
+) -> tuple[float, ...]:
+    weights = [NUMBER_WEIGHT] * n_features
+    for start, stop in categories:
+        weights[start:stop] = [CATEGORY_WEIGHT] * (stop - start)
+    return tuple(weights)
+
+
+def _checked_weights(
+    weights: ArrayLike, n_features: int, categories: Sequence[tuple[int, int]]
+) -> tuple[float, ...]:
+    """Return positive weights of all columns, equal in each category."""
+    found = _vector("weights", weights)
+    if len(found) != n_features:
+        raise ConfigurationError(
+            f"Expected weights with one number for each of {n_features} columns. "
+            f"Got {len(found)} instead."
+        )
+    for column, weight in enumerate(found):
+        check_weight(weight, f"column {column}")
+    for start, stop in categories:
+        if len(set(found[start:stop])) > 1:
+            raise ConfigurationError(
+                f"Expected equal weights in the columns {start} to {stop - 1} of a category. "
+                f"Got {found[start:stop]} instead."
+            )
+    return found
+
+
+def check_weight(weight: object, column: str) -> float:
+    """Return the weight of a column; an error names the column."""
+    is_number = isinstance(weight, int | float | np.number)
+    if isinstance(weight, bool) or not is_number:
+        raise ConfigurationTypeError(
+            f"Expected the weight of {column} as a number. Got {type(weight).__name__} instead."
+        )
+    found = float(weight)  # type: ignore[arg-type]
+    if not 0 < found <= _LARGEST_BOUND:
+        raise ConfigurationError(
+            f"Expected the weight of {column} as positive and finite. Got {found!r} instead."
+        )
+    return found
+
+
+def checked_by_name(
+    weights: Mapping[str, float], known: Collection[str]
+) -> dict[str, float]:
+    """Return weights of known columns by name."""
+    if not isinstance(weights, Mapping):
+        raise ConfigurationTypeError(
+            "Expected weights as a mapping from names of columns to numbers. "
+            f"Got {type(weights).__name__} instead."
+        )
+    for name in weights:
+        if name not in known:
+            raise ConfigurationError(
+                f"Expected weights of columns from {list(known)}. Got {name!r} instead."
+            )
+    return {
+        name: check_weight(weight, f"the column {name!r}")
+        for name, weight in weights.items()
+    }
+
+
+def _common_name(columns: Sequence[str]) -> str:
+    """Return NAME of the columns NAME=VALUE of a category, or else the first and the last."""
+    first = columns[0]
+    for end, letter in enumerate(first):
+        begins = [column.startswith(first[: end + 1]) for column in columns]
+        if letter == "=" and all(begins):
+            return first[:end]
+    return f"{first} to {columns[-1]}"
+
+
+def _checked_categories(
+    categories: Sequence[tuple[int, int]], lows: Sequence[float], highs: Sequence[float]
+) -> tuple[tuple[int, int], ...]:
+    """Return ranges of at least two columns between 0 and 1, in ascending order."""
+    found: list[tuple[int, int]] = []
+    done = 0
+    for block in categories:
+        is_pair = isinstance(block, list | tuple) and len(block) == 2
+        if not is_pair or not all(type(place) is int for place in block):
+            raise ConfigurationTypeError(
+                f"Expected categories as pairs of integers. Got {block!r} instead."
+            )
+        start, stop = block
+        if start < done or not start + 2 <= stop <= len(lows):
+            raise ConfigurationError(
+                "Expected categories as ascending ranges of two or more of the "
+                f"{len(lows)} columns. Got {block!r} instead."
+            )
+        own = slice(start, stop)
+        if set(lows[own]) != {0.0} or set(highs[own]) != {1.0}:
+            raise ConfigurationError(
+                "Expected the bounds 0 and 1 in columns of categories. "
+                f"Got others in {block!r} instead."
+            )
+        found.append((start, stop))
+        done = stop
+    return tuple(found)
 
 
 def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:

@@ -57,17 +57,20 @@ KEYS: dict[str, dict[str, _Key]] = {
         "upper": _Key(_NUMBER, _is_number, True),
         "scale": _Key('"linear" or "log"', _is_scale, False),
         "missing": _Key(_NUMBER, _is_number, False),
+        "weight": _Key(_NUMBER, _is_number, False),
     },
     "category": {
         "name": _NAME,
         "values": _Key('texts in quotes, such as ["a", "b"]', _is_texts, True),
         "missing": _Key("text in quotes", _is_text, False),
+        "weight": _Key(_NUMBER, _is_number, False),
     },
     "date": {
         "name": _NAME,
         "lower": _Key(_DATE, _is_date, True),
         "upper": _Key(_DATE, _is_date, True),
         "missing": _Key(_DATE, _is_date, False),
+        "weight": _Key(_NUMBER, _is_number, False),
     },
 }
 

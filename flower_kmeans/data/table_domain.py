@@ -19,13 +19,19 @@ from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import (
+    CATEGORY_WEIGHT,
+    NUMBER_WEIGHT,
     Box,
     Domain,
+    Factor,
     check_names,
+    check_weight,
+    checked_by_name,
     difference,
     domain_from_config,
 )
@@ -91,19 +97,22 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
     missing : float, optional
         The public number that replaces a missing cell. Without it, the record is null.
         A cell that is not a finite number is unreadable, and its record is always null.
+    weight : float, default: 1.0
+        Public. The column counts in distances in proportion to it.
     """
 
     lower: float
     upper: float
     scale: Literal["linear", "log"] = "linear"
     missing: float | None = None
+    weight: float = NUMBER_WEIGHT
 
     def describe(self) -> str:
         """Return the declaration in words, in the user's units."""
         scale = ", log scale" if self.scale == "log" else ""
         bounds = f"number {number_text(self.lower)} to {number_text(self.upper)}{scale}"
         missing = None if self.missing is None else number_text(self.missing)
-        return bounds + _counts_as(missing)
+        return bounds + _weighing(self) + _counts_as(missing)
 
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
@@ -164,10 +173,14 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
     missing : str, optional
         The category, such as "other", of cells that are missing or not in ``values``.
         It is one of ``values``. Without it, such a record is null.
+    weight : float, default: 0.5
+        Public. Two categories are ``2 weight`` apart, where the range of a number of
+        weight 1 is 2 wide.
     """
 
     values: tuple[str, ...]
     missing: str | None = None
+    weight: float = CATEGORY_WEIGHT
 
     def describe(self) -> str:
         """Return the declaration in words, with at most the first 20 categories."""
@@ -176,7 +189,7 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
             missing = None
         else:
             missing = _category_text(self.missing)
-        return f"category {shortened(values)}{_counts_as(missing)}"
+        return f"category {shortened(values)}{_weighing(self)}{_counts_as(missing)}"
 
     def coordinates(self) -> Coordinates:
         """Return the columns of the box, or raise a `ConfigurationError`."""
@@ -241,6 +254,8 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     missing : datetime.date, optional
         The public date that replaces a missing cell. Without it, the record is null. A
         cell that is not a date is unreadable, and its record is always null.
+    weight : float, default: 1.0
+        As for `Number`.
 
     Notes
     -----
@@ -253,11 +268,13 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     lower: date
     upper: date
     missing: date | None = None
+    weight: float = NUMBER_WEIGHT
 
     def describe(self) -> str:
         """Return the declaration in words."""
         missing = None if self.missing is None else str(self.missing)
-        return f"date {self.lower} to {self.upper}{_counts_as(missing)}"
+        bounds = f"date {self.lower} to {self.upper}"
+        return bounds + _weighing(self) + _counts_as(missing)
 
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
@@ -315,9 +332,9 @@ class TableDomain(Box):
     Notes
     -----
     In the box a logarithm is called ``log10(NAME)``, a date ``days(NAME)``, and each category
-    ``NAME=VALUE``. Clients whose declarations differ therefore have other names or bounds, and a
-    policy that pins the domain refuses them. The rules for missing cells are not in the box, but in
-    its `digest`.
+    ``NAME=VALUE``. Clients whose declarations differ therefore have other names, bounds or
+    weights, and a policy that pins the domain refuses them. The rules for missing cells are not in
+    the box, but in its `digest`.
     """
 
     declared: tuple[Number | Category | Date, ...] = ()
@@ -336,14 +353,23 @@ class TableDomain(Box):
             ) from None
         check_names([column.name for column in columns], "names of declared columns")
         names: list[str] = []
-        lower = []
-        upper = []
+        lower: list[float] = []
+        upper: list[float] = []
+        weights: list[float] = []
+        categories = []
         for column in columns:
+            _require_weight(column)
+            start = len(names)
             for name, (low, high) in column.coordinates().items():
                 names.append(name)
                 lower.append(low)
                 upper.append(high)
-        super().__init__(lower, upper, columns=names)
+                weights.append(column.weight)
+            if isinstance(column, Category):
+                categories.append((start, len(names)))
+        super().__init__(
+            lower, upper, columns=names, weights=weights, categories=categories
+        )
         vars(self).update(declared=tuple(columns), from_records=from_records)
 
     @classmethod
@@ -422,6 +448,9 @@ class TableDomain(Box):
             values = {"kind": column.__struct_config__.tag}
             values |= msgspec.structs.asdict(column)
             lines = ["[[columns]]"]
+            if not _is_weighted(column):
+                # so that files without weights are what they were
+                values.pop("weight")
             for key, value in values.items():
                 if value is not None:
                     lines.append(f"{key} = {_toml(value)}")
@@ -474,6 +503,27 @@ class TableDomain(Box):
             findings.require_readable("the table")
             findings.require_present("the table")
         return records
+
+    def factors(self) -> list[Factor]:
+        """Return the declared columns, with their places in the box."""
+        found = []
+        start = 0
+        for column in self.declared:
+            stop = start + len(column.coordinates())
+            is_category = isinstance(column, Category)
+            found.append(Factor(column.name, start, stop, is_category))
+            start = stop
+        return found
+
+    def weighted(self, weights: Mapping[str, float]) -> "TableDomain":
+        """Return the domain with other weights of declared columns, by name."""
+        names = [column.name for column in self.declared]
+        chosen = checked_by_name(weights, names)
+        columns = [
+            replace(column, weight=chosen.get(column.name, column.weight))
+            for column in self.declared
+        ]
+        return TableDomain(columns, self.from_records)
 
     def findings(self) -> Findings:
         """Return empty findings for the declared columns."""
@@ -531,11 +581,8 @@ class TableDomain(Box):
         it. In a private run this fraction is as noisy as the rest of a centroid.
         """
         columns: dict[str, list[Any]] = {}
-        start = 0
-        for column in self.declared:
-            stop = start + len(column.coordinates())
-            columns |= column.decode(points[:, start:stop])
-            start = stop
+        for column, factor in zip(self.declared, self.factors(), strict=True):
+            columns |= column.decode(points[:, factor.start : factor.stop])
         return columns
 
 
@@ -572,6 +619,25 @@ def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
     if "declared" not in arrays:
         return domain
     return declared_as(TableDomain.from_toml(str(arrays["declared"])), domain)
+
+
+def _require_weight(column: Number | Category | Date) -> None:
+    try:
+        check_weight(column.weight, f"the column {column.name!r}")
+    except ConfigurationError as error:
+        raise _DeclarationError("weight", str(error)) from None
+
+
+def _is_weighted(column: Number | Category | Date) -> bool:
+    """Return whether a column's weight is not the default one of its kind."""
+    usual = CATEGORY_WEIGHT if isinstance(column, Category) else NUMBER_WEIGHT
+    return column.weight != usual
+
+
+def _weighing(column: Number | Category | Date) -> str:
+    if not _is_weighted(column):
+        return ""
+    return f", weight {number_text(column.weight)}"
 
 
 def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:

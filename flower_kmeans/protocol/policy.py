@@ -182,8 +182,8 @@ class ClientPolicy:
 
         Its keys are the parameters of this class; what it leaves out keeps its strict
         default. ``domain`` is the path of a ``domain.toml`` (`TableDomain`), or a table
-        with ``lower``, ``upper`` and perhaps ``scale``, or with ``radius`` and
-        ``center``. Relative paths are taken from the file's own directory.
+        with ``lower``, ``upper`` and perhaps ``scale`` or ``weights``, or with
+        ``radius`` and ``center``. Relative paths are taken from the file's own directory.
 
         Raises
         ------
@@ -409,7 +409,8 @@ _RULES = (
 )
 
 # Keys of a domain's table.
-_BOX = ("lower", "upper", "scale")
+_BOX = ("lower", "upper", "scale", "weights")
+_OPTIONAL = ("scale", "weights")
 _BALL = ("center", "radius")
 
 
@@ -439,7 +440,7 @@ def _domain_of_table(values: dict[str, Any]) -> Domain:
         if key not in known:
             raise ConfigurationError(f"In its table: {unknown_key(key, known)}")
     for key in known:
-        if key not in values and key != "scale":
+        if key not in values and key not in _OPTIONAL:
             raise ConfigurationError(f"In its table: expected {key}; got nothing.")
     if is_ball:
         return Ball(**values)

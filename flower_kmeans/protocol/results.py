@@ -365,7 +365,7 @@ def _require_in_domain(points: FloatArray, algorithm: Algorithm) -> None:
     domain = algorithm.domain
     origin = np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):
-        nearest = domain.from_unit(domain.to_unit(points))
+        nearest = domain.from_unit(domain.place(points))
         beyond = origin + 2.0**-algorithm.fraction_bits
         step = domain.from_unit(beyond) - domain.from_unit(origin)
         largest = np.maximum(np.abs(points), np.abs(nearest))

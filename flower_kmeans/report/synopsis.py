@@ -209,7 +209,7 @@ class Synopsis:
         found = choice.selection(self._model, k, number)
         centers = found.centers * _longest(self.domain)
         lifted = self.domain.from_unit(self._lifted(centers))
-        points = self.domain.to_unit(lifted)
+        points = self.domain.place(lifted)
         centroids = self.domain.from_unit(points)
         return SynopsisClustering(centroids, found.counts, self.domain)
 

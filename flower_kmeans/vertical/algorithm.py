@@ -21,9 +21,9 @@ from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
     clip_rows,
+    into_domain,
     quotients,
     to_grid,
-    truncate,
 )
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, State
@@ -166,7 +166,7 @@ class VerticalAlgorithm(LloydFamily):
         old = state.arrays["centroids"]
         moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         moved = old + to_grid(clip_rows(moves, float(self.reach)))
-        centroids = truncate(moved, self._half_widths)
+        centroids = into_domain(moved, self.domain, self.fraction_bits)
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:

@@ -135,6 +135,7 @@ DECLARED = TableDomain(
 
 # 17 columns
 @pytest.mark.claim("guarantees", "7")
+@pytest.mark.claim("guarantees", "44")
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])
 def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
     """All records that a table can hold: of a category, a number, and missing cells."""

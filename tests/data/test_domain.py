@@ -31,7 +31,8 @@ pytestmark = pytest.mark.claim("guarantees", "7")
 BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])
 COMMON = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0], scale="common")
 BALL = Ball(2.5, [1.0, -2.0, 300.0])
-DOMAINS = [BOX, COMMON, BALL]
+WEIGHTED = replace(BOX, weights=[1, 0.3, 0.25])
+DOMAINS = [BOX, COMMON, BALL, WEIGHTED]
 NO_VECTORS = [([], []), (0, 1), ([[0]], [[1]])]
 NO_RADIUS = [0, -1, math.nan, math.inf, "1", True]
 NO_BITS = [0, 26, 16.0, True]
@@ -47,6 +48,9 @@ def domains_and_records(draw):
         widths = draw(st.lists(st.floats(1e-3, 1e6), min_size=d, max_size=d))
         upper = [a + w for a, w in zip(lower, widths, strict=True)]
         domain = Box(lower, upper, draw(st.sampled_from(["column", "common"])))
+        weights = st.lists(st.floats(1e-2, 1e2), min_size=d, max_size=d)
+        if domain.scale == "column" and draw(st.booleans()):
+            domain = replace(domain, weights=draw(weights))
     else:
         domain = Ball(draw(st.floats(1e-3, 1e6)), draw(bounds))
     # Any finite record, and some around the bounds.

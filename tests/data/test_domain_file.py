@@ -64,9 +64,9 @@ def test_the_file_without_a_mistake_is_read():
     [
         ("upper = 120", "uper = 120",
          "Line 7, column 'age', key 'uper': expected one of kind, name, lower, upper, scale, "
-         "missing; got 'uper' (did you mean 'upper'?)."),
+         "missing, weight; got 'uper' (did you mean 'upper'?)."),
         ("  missing", "  mising", "Line 17, column 'ward', key 'mising': expected one of kind, "
-         "name, values, missing; got 'mising' (did you mean 'missing'?)."),
+         "name, values, missing, weight; got 'mising' (did you mean 'missing'?)."),
         ('kind = "number"\n', "", "Line 3, column 'age', key 'kind': "
          'expected "number", "category" or "date"; got nothing.'),
         ('kind = "number"', 'kind = "numbers"', "Line 4, column 'age', key 'kind': expected "

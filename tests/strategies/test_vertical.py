@@ -723,6 +723,10 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
         ("columns of the domain", {"parties": [("income",), ("age",)], "domain": BOX}),
         ("columns of the domain", {"parties": [("age",), ("age",)], "domain": BOX}),
         ("columns of the domain", {"parties": [("age",), ("income",)]}),
+        (
+            "all columns of a category",
+            {"domain": Box([0] * 3, [1] * 3, categories=[(0, 2)]), "parties": [1, 2]},
+        ),
         ("key_holders", {"key_holders": 0}),
         ("key_holders", {"key_holders": 2}),
         ("key_holders", {"key_holders": True}),

@@ -81,7 +81,8 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
 
     For a ball, coordinates are first moved into its enclosing box.
     """
-    inside = truncate(points, domain.grid_half_widths(fraction_bits))
+    low, high = domain.grid_bounds(fraction_bits)
+    inside = np.clip(points, low, high)
     if isinstance(domain, Box):
         return inside
     on_grid = domain.quantise(scaled(inside, fraction_bits), fraction_bits)

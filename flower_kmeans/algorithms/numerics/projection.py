@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.assignment import fused_kernel
 from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import Ball, Domain, GridRecords, squared_norms
+from flower_kmeans.data.domain import Domain, GridRecords, squared_norms
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 MOMENTS = "moments"
@@ -38,10 +38,7 @@ def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
 
     Coordinates are without their ``coarser`` last bits.
     """
-    if isinstance(domain, Ball):
-        return int(4 ** (fraction_bits - coarser))
-    half_widths = domain.grid_half_widths(fraction_bits)
-    return sum((int(width) >> coarser) ** 2 for width in half_widths)
+    return domain.squared_bound(fraction_bits, coarser)
 
 
 def second_moments(records: GridRecords) -> IntArray:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from flower_kmeans.data.domain import keeps_categories
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.kinds import Body
 from flower_kmeans.protocol.run import Config, Run
@@ -56,6 +57,8 @@ def requirements(run: Run) -> Iterator[tuple[bool, str]]:
     n = len(body.widths)
     d = run.algorithm.domain.n_features
     yield sum(body.widths) == d, f"Expected widths that add up to {d} columns."
+    fits = keeps_categories(run.algorithm.domain, body.widths)
+    yield fits, "Expected parties that hold all columns of a category, or none."
     fits = n == document.min_clients == body.algorithm["n_parties"]
     yield fits, f"Expected {n} parties in widths, min_clients and the algorithm."
     yield (

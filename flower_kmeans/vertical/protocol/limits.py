@@ -38,10 +38,7 @@ def _limits_of_slot(policy: ClientPolicy, run: Run, slot: int) -> Limits:
     domain = run.algorithm.domain
     own = body.places(slot)
     if isinstance(domain, Box):
-        names = None
-        if domain.columns is not None:
-            names = domain.columns[own]
-        domain = Box(domain.lower[own], domain.upper[own], domain.scale, names)
+        domain = domain.part(own)
     yield from policy.limits_of_domain(domain)
 
 

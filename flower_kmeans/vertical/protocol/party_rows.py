@@ -11,6 +11,7 @@ import numpy as np
 
 from flower_kmeans import errors
 from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.files import read_file
@@ -36,6 +37,15 @@ def half_widths_of(algorithm: VerticalAlgorithm) -> FloatArray:
     bits = algorithm.fraction_bits
     on_grid = algorithm.domain.grid_half_widths(bits)
     return np.ldexp(on_grid.astype(np.float64), -bits)
+
+
+def _filler(domain: Domain) -> FloatArray:
+    """Return a record (1, d) in the middle of the domain, with first levels of categories."""
+    filler = domain.from_unit(np.zeros((1, domain.n_features)))
+    if isinstance(domain, Box):
+        for start, stop in domain.categories:
+            filler[:, start:stop] = np.arange(stop - start) == 0
+    return filler
 
 
 def read_rows_key(policy: ClientPolicy) -> bytes:
@@ -117,7 +127,8 @@ class PartyRows:
     def _on_grid(self, table: FloatArray) -> tuple[FloatArray, IntArray]:
         """Return a table on the scaled grid, clipped, and the number of moved values.
 
-        A value that is missing or not finite becomes the middle of its column's range.
+        A value that is missing or not finite becomes the middle of its column's range,
+        and a category's levels their mean.
 
         Returns
         -------
@@ -130,15 +141,19 @@ class PartyRows:
         own = self._places
         outside = np.zeros(domain.n_features, dtype=np.int64)
         columns = np.empty(table.shape)
-        middle = domain.from_unit(np.zeros((1, domain.n_features)))
+        filler = _filler(domain)
         # Chunk by chunk: all columns of all records may be too many.
         for start in range(0, len(table), SLOTS):
             rows = table[start : start + SLOTS]
-            whole = np.repeat(middle, len(rows), axis=0)
-            whole[:, own] = np.where(np.isfinite(rows), rows, middle[:, own])
+            is_there = np.isfinite(rows)
+            whole = np.repeat(filler, len(rows), axis=0)
+            whole[:, own] = np.where(is_there, rows, filler[:, own])
             outside += domain.outside(whole)
-            grid = domain.quantise(domain.to_unit(whole), bits)
-            columns[start : start + SLOTS] = np.ldexp(grid[:, own], -bits)
+            grid = domain.quantise(domain.to_unit(whole), bits)[:, own]
+            # The mean of levels is none of them.
+            columns[start : start + SLOTS] = np.ldexp(
+                np.where(is_there, grid, 0), -bits
+            )
         return columns, outside
 
     def _log_changes(self, table: FloatArray, outside: IntArray) -> None:

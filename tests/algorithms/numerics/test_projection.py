@@ -76,10 +76,12 @@ DOMAINS = {
     "box": box(3),
     "narrow": Box([0, 0, 0], [4, 3, 0.5], scale="common"),
     "ball": Ball(2.0, [0, 0, 0]),
+    "product": Box([0, 0, 0], [1, 1, 1], weights=[1, 0.6, 0.6], categories=[(1, 3)]),
 }
 
 
 @pytest.mark.claim("guarantees", "19")
+@pytest.mark.claim("guarantees", "44")
 @pytest.mark.parametrize("q", [2, 11, 12])
 @pytest.mark.parametrize("name", DOMAINS)
 def test_units_of_moments_hold_and_are_attained(name, q):
@@ -90,6 +92,15 @@ def test_units_of_moments_hold_and_are_attained(name, q):
     )
     if name == "ball":
         points = points[(points**2).sum(axis=1) <= 4**q]
+    if name == "product":
+        low, high = (int(ends[1]) for ends in domain.grid_bounds(q))
+        first = points[:, :1]
+        ones = np.ones_like(first)
+        levels = [
+            np.hstack([first, a * ones, b * ones])
+            for a, b in [(low, high), (high, low)]
+        ]
+        points = np.vstack(levels)
     units = moment_units(domain, q)
     norms = [
         np.linalg.norm(second_moments(grid(point[None], q)) / units) for point in points
