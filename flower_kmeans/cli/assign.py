@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
@@ -143,16 +143,30 @@ def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
     return synopsis
 
 
-def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
-    """Return a clustering with another number of clusters, from the run's synopsis."""
+def with_clusters(
+    found: Found,
+    path: Path,
+    n_clusters: int | None,
+    weights: Mapping[str, float] | None = None,
+) -> Found:
+    """Return another clustering of a run, from its synopsis.
+
+    Number of clusters and weights of columns are those of the run by default.
+    """
     synopsis = synopsis_of(found, path)
     if synopsis is None:
         raise DataError(
-            f"Expected {FILE_NAME} beside {path}, for another number of clusters."
+            f"Expected {FILE_NAME} beside {path}, for other clusters than the run's."
         )
-    clusters = synopsis.kmeans(n_clusters)
+    if n_clusters is None:
+        n_clusters = len(found.centroids)
+    clusters = synopsis.kmeans(n_clusters, weights=weights or None)
     return found._replace(
-        centroids=clusters.centroids, counts=clusters.counts, weights=None, sizes=None
+        centroids=clusters.centroids,
+        counts=clusters.counts,
+        domain=clusters.domain,
+        weights=None,
+        sizes=None,
     )
 
 
@@ -252,8 +266,9 @@ def _clusters(
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
     offsets = records - found.centroids[labels]
-    # Days, logarithms and categories have no common unit.
-    if isinstance(found.domain, TableDomain):
+    # Days, logarithms and categories have no common unit, and weights choose one.
+    is_weighted = isinstance(found.domain, Box) and found.domain.is_weighted
+    if isinstance(found.domain, TableDomain) or is_weighted:
         offsets /= found.domain.unit
     distances: FloatArray = np.linalg.norm(offsets, axis=1)
     return Placed(labels, distances, missing)

@@ -636,4 +636,9 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
     texts = [
         f"{name} {number_text(low)} to {number_text(high)}" for name, low, high in pairs
     ]
-    return f"bounds {shortened(texts)}"
+    weights = ""
+    if domain.is_weighted:
+        found = domain.weights_by_name().items()
+        by_name = [f"{name} {number_text(weight)}" for name, weight in found]
+        weights = f"; weights {shortened(by_name)}"
+    return f"bounds {shortened(texts)}{weights}"

@@ -1,6 +1,6 @@
 """Records of the command line, with public bounds, and their split over clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.cli.options import even_widths, listed, takers
 from flower_kmeans.data import datasets
-from flower_kmeans.data.domain import Box
+from flower_kmeans.data.domain import Box, checked_by_name
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -43,18 +43,21 @@ class InputRecords:
         lower: float | None,
         upper: float | None,
         *,
+        weights: Mapping[str, float] | None = None,
         from_data: bool,
     ) -> tuple[Box, bool]:
         """Return the public bounds of all columns, and whether some were read off the records.
 
         ``bounds`` are ``NAME=LOW:HIGH`` for single columns, and ``lower`` and ``upper``
         for all others. With ``from_data`` missing bounds are taken from the records,
-        which is not private. A declared domain has all bounds.
+        which is not private. A declared domain has all bounds. ``weights`` are those
+        of columns by name, in place of declared ones.
         """
         if self.domain is not None:
             # Strategies refuse a domain that is marked as not public. The report of
             # this run states it instead.
-            return TableDomain(self.domain.declared), self.domain.from_records
+            unmarked = TableDomain(self.domain.declared)
+            return unmarked.weighted(weights or {}), self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]
         if missing and not from_data:
@@ -73,6 +76,10 @@ class InputRecords:
                 )
         lows, highs = zip(*(known[name] for name in self.columns), strict=True)
         box = Box(lows, highs)
+        if weights:
+            by_name = checked_by_name(weights, self.columns)
+            of_columns = [by_name.get(name, 1.0) for name in self.columns]
+            box = Box(lows, highs, columns=self.columns, weights=of_columns)
         self._count_outside(box)
         return box, bool(missing)
 
@@ -355,6 +362,19 @@ def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
             f"Expected --bounds as NAME=LOW:HIGH. Got {text!r} instead."
         )
     return name.strip(), (_number("--bounds", low), _number("--bounds", high))
+
+
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Return weights of columns from ``NAME=WEIGHT``, the last one of each name."""
+    found = {}
+    for text in texts:
+        name, equals, weight = text.rpartition("=")
+        if not (name and equals):
+            raise ConfigurationError(
+                f"Expected --weight as NAME=WEIGHT. Got {text!r} instead."
+            )
+        found[name.strip()] = _number("--weight", weight)
+    return found
 
 
 def _is_partitioner(split: str) -> bool:

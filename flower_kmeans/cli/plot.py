@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.released import CONFIDENCE
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.assign import Found, read_centroids, synopsis_of
+from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -430,15 +431,20 @@ def _profiles(picture: Picture) -> tuple[FloatArray, str]:
     found = picture.found
     synopsis = picture.synopsis
     if synopsis is None:
-        return found.domain.scaled(found.centroids), "position between the bounds"
-    shares = _shares(synopsis)
-    means = synopsis.means[:, :_MOST_ROWS]
-    columns = np.diag(found.domain.unit)[:, :_MOST_ROWS]
-    mean = shares @ means
-    variances = np.diagonal(synopsis.covariances_along(columns), axis1=1, axis2=2)
-    spread = np.sqrt(shares @ (variances + np.square(means - mean)))
-    values = (found.centroids[:, :_MOST_ROWS] - mean) / spread
-    return values, "standard deviations\nfrom the mean of all records"
+        return _positions(found), "position between the bounds"
+    mean = _shares(synopsis) @ synopsis.means
+    values = (found.centroids - mean) / synopsis.spreads
+    return values[:, :_MOST_ROWS], "standard deviations\nfrom the mean of all records"
+
+
+def _positions(found: Found) -> FloatArray:
+    """Return where centroids lie between the bounds, from -1 to 1, (k, d)."""
+    domain = found.domain
+    if not isinstance(domain, Box) or domain.scale == "common":
+        return domain.scaled(found.centroids)
+    # Scaled columns end at their weights.
+    plain = Box(domain.lower, domain.upper)
+    return plain.scaled(found.centroids)
 
 
 # --------------------------------------------------------------------- marks

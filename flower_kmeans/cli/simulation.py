@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli import inputs, outputs
-from flower_kmeans.cli.inputs import InputRecords
+from flower_kmeans.cli.inputs import InputRecords, parse_weights
 from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
 from flower_kmeans.data.domain import Box
@@ -47,6 +47,7 @@ class SimulationRequest:
     columns: str | None
     label: str | None
     bounds: Sequence[str]
+    weights: Sequence[str]
     lower: float | None
     upper: float | None
     bounds_from_data: bool
@@ -141,7 +142,11 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     # A run without privacy may read its bounds off: it promises nothing.
     may_read = request.bounds_from_data or not settings.is_private
     box, is_read_off = source.box(
-        request.bounds, request.lower, request.upper, from_data=may_read
+        request.bounds,
+        request.lower,
+        request.upper,
+        weights=parse_weights(request.weights),
+        from_data=may_read,
     )
     if is_read_off and settings.is_private:
         warn_of_bounds()
@@ -363,6 +368,11 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
 
     records = run.source.records
     inertia = clustering.inertia(records) / len(records)
+    scaled = ""
+    if clustering.domain.common_unit is None:
+        # It is what the run made small, unlike the inertia in units of the data.
+        found = clustering.cost(records) / len(records)
+        scaled = f" in the data's units and {found:.5g} in the scaled space"
     cost = outputs.privacy_line(report)
     if run.not_private is not None:
         cost += " (NOT PRIVATE: bounds are from the records)"
@@ -370,7 +380,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         console,
         "Found",
         f"{counted(len(clustering.centroids), 'cluster')} in "
-        f"{counted(len(records), 'record')}, inertia {inertia:.5g} per record "
+        f"{counted(len(records), 'record')}, inertia {inertia:.5g} per record{scaled} "
         "(exact: only a simulation can compute it)",
     )
     _print_line(console, "Cost", cost)

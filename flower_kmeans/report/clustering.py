@@ -115,8 +115,8 @@ class Clustering:
     ) -> NDArray[np.int64]:
         """Return the cluster of each record, by the nearest centroid or the weights.
 
-        Records and centroids are compared after the domain's scaling, but without
-        clipping.
+        Records and centroids are compared after the domain's scaling, with the weights
+        of columns, but without clipping.
 
         Parameters
         ----------
@@ -146,11 +146,27 @@ class Clustering:
     def inertia(self, X: ArrayLike) -> float:
         """Return the sum of squared distances of records to the centroids of `predict`.
 
-        It is exact, and so not private. ``X`` is (n, n_features) in the user's units.
+        In squared user's units, whatever scale or weights columns have. It is exact,
+        and so not private. ``X`` is (n, n_features) in the user's units.
         """
+        return _sum_of_squares(self._residuals(X))
+
+    def cost(self, X: ArrayLike) -> float:
+        """Return the sum of squared distances in the space that was clustered.
+
+        As `inertia`, but in squared units of the scaled domain, in which columns have
+        their weights: what the run made small.
+        """
+        return _sum_of_squares(self._residuals(X) / self.domain.unit)
+
+    def _residuals(self, X: ArrayLike) -> FloatArray:
+        """Return records less the centroids of `predict`, (n, d), in the user's units."""
         nearest = self.centroids[self.predict(X)]
-        residuals = in_order(X, self.domain) - nearest
-        return float(np.einsum("ij,ij->", residuals, residuals))
+        return in_order(X, self.domain) - nearest
+
+
+def _sum_of_squares(residuals: FloatArray) -> float:
+    return float(np.einsum("ij,ij->", residuals, residuals))
 
 
 def centroid_table(

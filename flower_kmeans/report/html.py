@@ -446,11 +446,20 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
         "columns": [name for name, _ in columns],
         "rows": [[column[cluster] for column in cells] for cluster in shown],
         "bounds": last[: MAX_COLUMNS + 1],
+        "weights": _weights(run),
         "shares": (sizes / (sizes.sum() or 1.0)).tolist(),
         "widths": (100 * relative).tolist(),
         "axes": axes,
         "dots": dots,
     }
+
+
+def _weights(run: Outcome) -> str:
+    """Return the weights of columns in words; empty where all are the usual ones."""
+    if isinstance(run.domain, Ball) or not run.domain.is_weighted:
+        return ""
+    pairs = run.domain.weights_by_name().items()
+    return ", ".join(f"{name} {weight:.4g}" for name, weight in pairs)
 
 
 def _sized(run: Outcome) -> dict[str, Any] | None:

@@ -93,11 +93,13 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
             "center": list(domain.center),
             "radius": domain.radius,
         }
-    bounds = {
+    bounds: dict[str, Any] = {
         "lower": list(domain.lower),
         "upper": list(domain.upper),
         "scale": domain.scale,
     }
+    if domain.is_weighted or domain.categories:
+        bounds["weights"] = domain.weights_by_name()
     return {"kind": "Box", **names, **bounds}
 
 

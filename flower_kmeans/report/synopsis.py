@@ -20,7 +20,7 @@ from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
 from flower_kmeans.algorithms.synopsis_constants import MODEL_BITS
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.data.table_domain import domain_arrays, domain_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import open_private
@@ -178,6 +178,21 @@ class Synopsis:
         return np.asarray(inside + found.rest * beside)
 
     @property
+    def spreads(self) -> FloatArray:
+        """Standard deviations of columns in the user's units, (d,)."""
+        found = self.mixture
+        shares = found.weights / found.weights.sum()
+        means = self.means
+        mean = shares @ means
+        variances = np.square(found.scales) @ np.square(found.directions).T
+        # In the directions that are left out.
+        beside = 1 - np.square(found.directions).sum(axis=1)
+        variances += found.rest * np.maximum(beside, 0.0)
+        within = shares @ variances * np.square(self.domain.unit)
+        spreads: FloatArray = np.sqrt(within + shares @ np.square(means - mean))
+        return spreads
+
+    @property
     def cost_unit(self) -> float | None:
         """User's units in one of `elbow`; ``None`` for costs of the scaled domain."""
         unit = self.domain.common_unit
@@ -189,8 +204,13 @@ class Synopsis:
 
     # ------------------------------------------------------------------ clusters
 
-    def kmeans(self, n_clusters: int, seed: int = 0) -> SynopsisClustering:
-        """Return k-means of the mixture.
+    def kmeans(
+        self,
+        n_clusters: int,
+        seed: int = 0,
+        weights: Mapping[str, float] | None = None,
+    ) -> SynopsisClustering:
+        """Return k-means of the mixture, also with other weights of columns.
 
         Parameters
         ----------
@@ -198,20 +218,31 @@ class Synopsis:
             At most the number of parts.
         seed : int
             Of the starts.
+        weights : mapping from str to float, optional
+            Weights of columns by name, such as ``{"ward": 0.1}``; others keep that of
+            the run. Names are those of `Box.factors`: of declared columns, or of the
+            box's. Nothing new is released, so this costs no privacy. The parts of the
+            mixture were made for the run's weights: see docs/tables/weights.md.
 
         Raises
         ------
         ConfigurationError
-            If there are fewer parts than clusters.
+            If there are fewer parts than clusters, or a column is unknown.
         """
         k = self._number(n_clusters)
         number = _checked_seed(seed)
-        found = choice.selection(self._model, k, number)
-        centers = found.centers * _longest(self.domain)
-        lifted = self.domain.from_unit(self._lifted(centers))
-        points = self.domain.place(lifted)
-        centroids = self.domain.from_unit(points)
-        return SynopsisClustering(centroids, found.counts, self.domain)
+        domain = self.domain
+        mixture = self._model
+        directions = self.mixture.directions
+        if weights is not None:
+            domain = _weighted(self.domain, weights)
+            mixture, directions = self._model_in(domain)
+        found = choice.selection(mixture, k, number)
+        centers = found.centers * _longest(domain)
+        lifted = domain.from_unit(centers @ directions.T)
+        points = domain.place(lifted)
+        centroids = domain.from_unit(points)
+        return SynopsisClustering(centroids, found.counts, domain)
 
     def elbow(self, n_clusters: Iterable[int], seed: int = 0) -> Elbow:
         """Return the costs of clusterings with these numbers of clusters.
@@ -435,6 +466,44 @@ class Synopsis:
         means = found.means / longest
         scales = found.scales / longest
         return model.Mixture(found.weights, means, scales, np.zeros_like(means))
+
+    def _model_in(self, domain: Domain) -> tuple[model.Mixture, FloatArray]:
+        """Return the mixture in another domain's units, and its directions there (d, p).
+
+        Only the scales of columns differ. Each part keeps its mean, and the variances
+        along the new directions; its covariances between these are left out.
+        """
+        found = self.mixture
+        stretch = (self.domain.unit / domain.unit)[:, None]
+        basis, triangle = np.linalg.qr(found.directions * stretch)
+        # Turned to where covariances are none on average.
+        shares = found.weights / found.weights.sum()
+        squares = np.square(found.scales)
+        average = (triangle * (shares @ squares)) @ triangle.T
+        _, turn = np.linalg.eigh(average)
+        directions = basis @ turn
+        step = turn.T @ triangle
+        variances = squares @ np.square(step).T
+        # What the mixture leaves out has one variance, which the stretch mixes in.
+        mixed = directions * stretch
+        inside = found.directions.T @ mixed
+        beside = np.square(mixed).sum(axis=0) - np.square(inside).sum(axis=0)
+        variances += found.rest * np.maximum(beside, 0.0)
+
+        longest = _longest(domain)
+        means = found.means @ step.T / longest
+        scales = np.sqrt(variances) / longest
+        errors = np.zeros_like(means)
+        return model.Mixture(found.weights, means, scales, errors), directions
+
+
+def _weighted(domain: Domain, weights: Mapping[str, float]) -> Domain:
+    """Return a box with other weights of columns, by name."""
+    if not isinstance(domain, Box):
+        raise ConfigurationError(
+            "Expected weights of the columns of a Box. Got those of a Ball, which has none."
+        )
+    return domain.weighted(weights)
 
 
 def _checked_seed(seed: int) -> int:

@@ -108,6 +108,30 @@ def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(
     assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == 0o600
 
 
+def test_another_weight_gives_clusters_of_the_synopsis(run, clustering, tmp_path):
+    clustering.synopsis.save(tmp_path / "synopsis.npz")
+    pd.DataFrame(RECORDS, columns=COLUMNS).to_csv("new.csv", index=False)
+    result = run(
+        "--data", "new.csv", "--output", "out.csv", "--clusters", "2",
+        "--weight", "age=0.01",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv("out.csv")
+    again = clustering.synopsis.kmeans(2, weights={"age": 0.01})
+    np.testing.assert_array_equal(found["cluster"], again.predict(RECORDS))
+    # 90 of weight is one cluster, 50 and 60 are the other
+    is_heavy = found["weight"] > 75
+    assert found["cluster"][is_heavy].nunique() == 1
+    assert found["cluster"][~is_heavy].nunique() == 1
+    nearest = again.centroids[found["cluster"]]
+    offsets = (RECORDS - nearest) / again.domain.unit
+    np.testing.assert_allclose(found["distance"], np.linalg.norm(offsets, axis=1))
+    # without --clusters there are as many as the run has
+    same = run("--data", "new.csv", "--output", "same.csv", "--weight", "age=0.5")
+    assert same.exit_code == 0, same.output
+    assert pd.read_csv("same.csv")["cluster"].nunique() == 3
+
+
 def test_text_beside_the_numbers_stays_as_it_was(run, tmp_path):
     rows = [f"{i:07},2024-01-0{1 + i % 9},20,50\n" for i in range(5_000)] + [
         "A-1,NA,20,50\n"

@@ -405,6 +405,34 @@ class TestSimulate:
         result = run(*SIMULATE, "--domain", "domain.toml", f"--{option}")
         failed(result, "--domain, which has columns")
 
+    def test_weights_are_of_declared_columns(self, run, visits, tmp_path):
+        result = run(*SIMULATE, "--domain", "domain.toml", "--weight", "ward=0.2",
+                     "--weight", "age = 0.9")  # fmt: skip
+        assert result.exit_code == 0, result.output
+        found = read_centroids(tmp_path / "out" / "centroids.npz")
+        assert {c.name: c.weight for c in found.domain.declared} == {
+            "age": 0.9, "income": 1, "ward": 0.2, "admitted": 1,
+        }  # fmt: skip
+        assert found.domain.weights[2:5] == (0.2, 0.2, 0.2)
+        report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+        assert report["bounds"]["weights"]["ward"] == 0.2
+        page = (tmp_path / "out" / "report.html").read_text("utf-8")
+        assert "Weights of columns in distances: age 0.9, income 1, ward 0.2" in page
+        for weight, words in (
+            ("wards=1", "columns from ['age', 'income', 'ward', 'admitted']"),
+            ("ward", "--weight as NAME=WEIGHT"),
+            ("ward=x", "number in --weight"),
+            ("ward=-1", "positive"),
+        ):
+            failed(run(*SIMULATE, "--domain", "domain.toml", "--weight", weight), words)
+
+    def test_weights_are_of_columns_without_a_domain(self, run, visits, tmp_path):
+        result = run(*SIMULATE, "--columns", "age,income", "--bounds", "age=0:120",
+                     "--bounds", "income=0:1000000", "--weight", "income=0.3")  # fmt: skip
+        assert result.exit_code == 0, result.output
+        found = read_centroids(tmp_path / "out" / "centroids.npz")
+        assert found.domain.weights == (1, 0.3)
+
     def test_files_that_do_not_fit_are_one_sentence(self, run, visits, tmp_path):
         failed(run("simulate", "--domain", "domain.toml"), "--data")
         failed(run(*SIMULATE, "--domain", "none.toml"), "none.toml cannot be read")

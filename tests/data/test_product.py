@@ -161,6 +161,7 @@ def test_a_scaled_half_width_is_the_weight():
     assert box.common_unit is None
 
 
+@pytest.mark.claim("own-data", "only-ratios-weights-count")
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [([2, 1, 4], [0.5, 0.25, 1]), ([1e-4, 1e-4, 5e-5], [1, 1, 0.5])],

@@ -33,6 +33,42 @@ def test_records_are_compared_in_the_runs_scale_and_inertia_is_in_the_users_unit
     assert result.inertia(np.empty((0, 2))) == 0.0
 
 
+@pytest.mark.claim("own-data", "inertia-stays-squared-units")
+def test_the_cost_is_that_of_the_weighted_space():
+    weighted = Box([0.0, -100.0], [1.0, 100.0], weights=[1, 0.01])
+    result = clustering([[0.0, 0.0], [1.0, 100.0]], weighted)
+    record = [[0.4, 50.0]]
+    assert clustering(result.centroids, WIDE).predict([[0.4, 100.0]]) == [1]
+    assert result.predict([[0.4, 100.0]]) == [0]
+    assert result.inertia(record) == pytest.approx(0.16 + 2500)
+    assert result.cost(record) == pytest.approx(0.64 + 0.005**2)
+    assert result.cost(np.empty((0, 2))) == 0.0
+    common = Box([0.0, -100.0], [1.0, 100.0], scale="common")
+    whole = clustering(result.centroids, common)
+    assert whole.cost(record) == pytest.approx(whole.inertia(record) / 100**2)
+
+
+def test_a_run_makes_the_cost_small_and_not_the_inertia():
+    """The weight decides by which column two clusters are told apart."""
+    rng = np.random.default_rng(1)
+    groups = rng.integers(0, 2, (400, 2))
+    records = groups + rng.normal(0, 0.05, (400, 2))
+    found = {}
+    for weights in ([1, 0.2], [0.2, 1]):
+        box = Box([-1, -1], [2, 2], weights=weights)
+        result = simulate(Lloyd(2, box, n_rounds=20, seed=1), [records])
+        column = int(weights[1] > weights[0])
+        labels = result.predict(records)
+        assert len(set(zip(labels, groups[:, column], strict=True))) == 2
+        assert set(zip(labels, groups[:, 1 - column], strict=True)) == {
+            (0, 0), (0, 1), (1, 0), (1, 1),
+        }  # fmt: skip
+        found[column] = result
+    for column, result in found.items():
+        other = clustering(found[1 - column].centroids, result.domain)
+        assert result.cost(records) < 0.5 * other.cost(records)
+
+
 def test_predict_agrees_with_the_run():
     rng = np.random.default_rng(0)
     records = rng.normal(size=(300, 3)) * [1, 10, 100]

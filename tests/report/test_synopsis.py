@@ -431,3 +431,99 @@ def test_bad_input_is_one_sentence():
         synopsis.sample(3, 0)
     with pytest.raises(DataError, match="Expected X with 4 columns"):
         synopsis.log_density([[1.0]])
+
+
+# ------------------------------------------------------------------- other weights
+
+
+def groups_of_two_numbers(seed=4, n=N):
+    """Return records of two numbers, and the groups of each: far apart in both."""
+    rng = RNG(seed)
+    groups = rng.integers(0, 2, (n, 2))
+    return np.where(groups == 1, 0.6, -0.6) + rng.normal(0, 0.1, (n, 2)), groups
+
+
+@pytest.mark.claim("own-data", "weights-after-run-cost")
+def test_weights_decide_after_the_run_by_which_column_clusters_differ():
+    records, groups = groups_of_two_numbers()
+    box = Box([-1, -1], [1, 1], columns=["x", "y"])
+    found = SynopsisKMeans(4, box, PrivacyBudget(1.0), n_records=N, n_clients=2, seed=0)
+    synopsis = simulate(found, np.array_split(records, 2)).synopsis
+    for column, name in enumerate(("y", "x")):
+        again = synopsis.kmeans(2, weights={name: 0.2})
+        labels = again.predict(records)
+        own = groups[:, column]
+        assert max(np.mean(labels == own), np.mean(labels != own)) > 0.99
+        assert again.domain == box.weighted({name: 0.2})
+        # in the user's units
+        assert sorted(again.centroids[:, column]) == pytest.approx(
+            [-0.6, 0.6], abs=0.05
+        )
+        assert again.counts.sum() == pytest.approx(synopsis.weights.sum())
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_a_mixture_in_other_weights_is_the_stretched_one(p):
+    """Means and variances along the new directions are those of the stretched Gaussians."""
+    rng = RNG(p)
+    box = Box([-1] * 3, [3] * 3, columns=["a", "b", "c"])
+    directions, _ = np.linalg.qr(rng.normal(size=(3, p)))
+    mixture = ReleasedMixture(
+        weights=np.array([200.0, 100.0]),
+        means=rng.uniform(-0.5, 0.5, (2, p)),
+        scales=rng.uniform(0.1, 0.3, (2, p)),
+        directions=directions,
+        rest=0.02,
+        radii=np.ones(2),
+        noise=(1.0, 1.0, 1.0),
+    )
+    synopsis = Synopsis(mixture, box)
+    other = box.weighted({"a": 0.1, "c": 0.6})
+    made, new = synopsis._model_in(other)
+    longest = other.l2_bound(20) * 2.0**-20
+    np.testing.assert_allclose(new.T @ new, np.eye(p), atol=1e-12)
+    stretch = np.diag([0.1, 1.0, 0.6])
+    means = mixture.means @ directions.T @ stretch
+    np.testing.assert_allclose(made.means @ new.T * longest, means, atol=1e-6)
+    for scales, found in zip(mixture.scales, made.scales, strict=True):
+        whole = directions @ np.diag(scales**2 - 0.02) @ directions.T + 0.02 * np.eye(3)
+        along = np.diag(new.T @ stretch @ whole @ stretch @ new)
+        np.testing.assert_allclose((found * longest) ** 2, along, rtol=1e-5)
+
+
+def test_weights_of_the_run_change_nothing():
+    records, _ = groups_of_two_numbers(5)
+    box = Box([-1, -1], [1, 1], columns=["x", "y"], weights=[1, 0.7])
+    algorithm = SynopsisAlgorithm.planned(4, box, PrivacyBudget(1.0), n_records=N)
+    state = run_of(algorithm, [records], Stream.from_key(bytes(32)))
+    synopsis = Synopsis(algorithm.mixture.learned(state), box)
+    one = synopsis.kmeans(4)
+    two = synopsis.kmeans(4, weights={"y": 0.7})
+    for centroid in one.centroids:
+        assert np.abs(two.centroids - centroid).max(axis=1).min() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"z": 1.0}, r"columns from \['x', 'y'\]. Got 'z'"),
+        ({"x": 0.0}, "weight of the column 'x' as positive"),
+        ({"x": "1"}, "weight of the column 'x' as a number"),
+        ([0.5, 1], "mapping"),
+    ],
+)
+def test_other_weights_are_of_columns(weights, message):
+    box = Box([-1, -1], [1, 1], columns=["x", "y"])
+    mixture = ReleasedMixture(
+        weights=np.ones(2),
+        means=np.array([[-0.5, 0], [0.5, 0]]),
+        scales=np.full((2, 2), 0.1),
+        directions=np.eye(2),
+        rest=0.1,
+        radii=np.ones(2),
+        noise=(1.0, 1.0, 1.0),
+    )
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
+        Synopsis(mixture, box).kmeans(2, weights=weights)
+    with pytest.raises(ConfigurationError, match="Got those of a Ball"):
+        Synopsis(mixture, Ball(1.0, [0, 0])).kmeans(2, weights={"x": 1.0})

@@ -29,6 +29,14 @@ def assign(
             help="Use another number of clusters, from the synopsis.npz beside the file."
         ),
     ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WEIGHT",
+            help="Use another weight of a column, from the synopsis.npz beside the file. May be "
+            "repeated.",
+        ),
+    ] = None,
     domain: Annotated[Path | None, typer.Option(help=DOMAIN_OF_RUN)] = None,
     data: Annotated[str, typer.Option(help=DATA)],
     output: Annotated[
@@ -38,16 +46,18 @@ def assign(
     """Assign new records to the clusters of a run.
 
     The output has the data's columns, and the cluster of each record with its distance
-    to the centroid: in the data's units, or with a domain.toml after scaling, which
-    makes each column's bounds 2 apart. Records are read a batch at a time. The output
-    is as confidential as the data.
+    to the centroid: in the data's units, or with a domain.toml or weights after
+    scaling, which makes each number's bounds twice its weight apart. Records are read a
+    batch at a time. The output is as confidential as the data.
     """
     with one_sentence():
         from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
+        from flower_kmeans.cli.inputs import parse_weights
 
         found = read_centroids(centroids, domain)
-        if clusters is not None:
-            found = with_clusters(found, centroids, clusters)
+        if clusters is not None or weight:
+            weights = parse_weights(weight or [])
+            found = with_clusters(found, centroids, clusters, weights)
         done = assign(found, data, output, reading)
         without = ""
         if done.n_without:

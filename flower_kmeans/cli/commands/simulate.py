@@ -40,6 +40,14 @@ _BoundsOption = Annotated[
         metavar="NAME=LOW:HIGH", help="Public bounds of a column. May be repeated."
     ),
 ]
+_WeightOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weight",
+        metavar="NAME=WEIGHT",
+        help="Of a column in distances. May be repeated.",
+    ),
+]
 _Lower = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Public lower bound of all columns."),
@@ -95,6 +103,7 @@ def simulate(
     columns: _Columns = None,
     label: _Label = None,
     bounds: _BoundsOption = None,
+    weight: _WeightOption = None,
     lower: _Lower = None,
     upper: _Upper = None,
     bounds_from_data: _BoundsFromData = False,
@@ -104,10 +113,7 @@ def simulate(
     output: _Output = Path("flower-kmeans-out"),
     verbose: _Verbose = False,
 ) -> None:
-    """Cluster a photograph, or your own table, in a federation on this machine.
-
-    Results: centroids (npz, csv), a report (html, json) and a picture (png).
-    """
+    """Cluster a photograph, or your own table, in a federation on this machine."""
     from flower_kmeans.cli.simulation import SimulationRequest, run_simulation
 
     request = SimulationRequest(
@@ -117,6 +123,7 @@ def simulate(
         columns=columns,
         label=label,
         bounds=bounds or [],
+        weights=weight or [],
         lower=lower,
         upper=upper,
         bounds_from_data=bounds_from_data,
