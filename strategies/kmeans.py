@@ -35,6 +35,7 @@ from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.sizes import answers_bytes, require_sizes
 from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import PLAIN, trust_model
+from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -445,11 +446,21 @@ optional
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
         if server.n_opened == server.run.document.rounds:
+            report.warnings += self._warnings_of_columns()
             factor = server.noise_factor
             if algorithm.last_cost is not None:
                 report.cost = algorithm.last_cost.estimate(server.state, factor)
             if algorithm.sizes is not None:
                 report.sizes = algorithm.sizes.report(server.state, factor)
+
+    def _warnings_of_columns(self) -> tuple[str, ...]:
+        """Return warnings about columns that decide too much or nothing."""
+        server = self._running
+        algorithm = server.run.algorithm
+        centroids = algorithm.centroids(server.state)
+        if centroids is None:
+            return ()
+        return column_warnings(centroids, self.domain, self.synopsis)
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running

@@ -24,6 +24,7 @@ from flower_kmeans.protocol.noise import noise_factor
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
+from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -179,6 +180,7 @@ def result_of(
         synopsis = None if mixture is None else Synopsis(mixture, domain)
     found = tuple(findings)
     sentences = plausibility.sentences(algorithm, found)
+    of_columns = column_warnings(centroids, domain, synopsis)
     return ClientResult(
         centroids,
         counts,
@@ -189,7 +191,7 @@ def result_of(
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=found,
-        warnings=(*algorithm.warnings(state), *sentences),
+        warnings=(*algorithm.warnings(state), *sentences, *of_columns),
     )
 
 
@@ -236,6 +238,8 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
     _require_shapes(algorithm, arrays)
     _require_in_domain(arrays["centroids"], algorithm)
+    sentences = plausibility.sentences(algorithm, findings)
+    of_columns = column_warnings(arrays["centroids"], algorithm.domain, synopsis)
     result = ClientResult(
         arrays["centroids"],
         arrays["counts"],
@@ -244,7 +248,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=findings,
-        warnings=plausibility.sentences(algorithm, findings),
+        warnings=(*sentences, *of_columns),
     )
     if algorithm.sizes is None:
         return result

@@ -29,6 +29,7 @@ from flower_kmeans.protocol.results import (
     read_result,
 )
 from flower_kmeans.protocol.wire import encode_arrays
+from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.synopsis import Synopsis
 
 SIGHTED = [name for name in TRUSTS if name not in BLIND]
@@ -214,13 +215,14 @@ def test_findings_are_those_of_the_run_or_refused(tmp_path, trust):
     (result,) = cohort.nodes[0].results
     assert result.findings == found
     # The sentences are the client's own: no server writes into its log.
-    assert result.warnings == sentences(cohort.run.algorithm, found)
+    own = column_warnings(result.centroids, result.domain, result.synopsis)
+    assert result.warnings == (*sentences(cohort.run.algorithm, found), *own)
     assert encode_result(result) == data
     # Without findings nothing is sent of them.
     assert isinstance(
         cohort.send(1, cohort.finish_of(1, result=encode_arrays(arrays))), Finished
     )
-    assert cohort.nodes[1].results[0].warnings == ()
+    assert cohort.nodes[1].results[0].warnings == own
 
 
 @pytest.mark.claim("reading-a-report", "how-large-clusters-runs")

@@ -1,0 +1,137 @@
+"""Warnings about columns that decide too much or nothing, from released values alone.
+
+They cost no privacy: they are functions of centroids and of the mixture that a run
+released. Each names its columns and what helps.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from flower_kmeans.arrays import FloatArray
+from flower_kmeans.data.domain import Ball, Box, Domain, Factor
+from flower_kmeans.report.synopsis import Synopsis
+
+# share of a cluster's records, from which on the cluster is a level of a category
+_ONE_LEVEL = 0.9
+# of a number's spread, from which on clusters differ in the number
+_DIFFERENT = 0.5
+# of shares of a level, up to which clusters do not differ in a category
+_SAME_SHARE = 0.1
+# of the bounds: records that fill less could do with narrower ones
+_LEAST_FILLED = 1 / 50
+# half widths of a column over its standard deviation, for numbers that fill it evenly
+_EVEN = math.sqrt(3.0)
+_LESS = 5  # what a suggested weight is smaller by
+
+
+def column_warnings(
+    centroids: FloatArray, domain: Domain, synopsis: Synopsis | None
+) -> tuple[str, ...]:
+    """Return warnings about columns of a result, in the user's units.
+
+    Parameters
+    ----------
+    centroids : array of shape (k, d), float64
+    domain : Box or Ball
+    synopsis : Synopsis or None
+        Of the run, where it released one.
+    """
+    found: list[str] = []
+    if isinstance(domain, Box):
+        found += _only_a_category(centroids, domain, synopsis)
+        found += _no_category(centroids, domain)
+    if synopsis is not None:
+        found += _little_filled(domain, synopsis.spreads)
+    return tuple(found)
+
+
+def _only_a_category(
+    centroids: FloatArray, domain: Box, synopsis: Synopsis | None
+) -> Iterator[str]:
+    """Yield a warning for each category whose levels the clusters are."""
+    for factor in _categories(domain):
+        shares = centroids[:, factor.start : factor.stop]
+        n_levels = len(set(shares.argmax(axis=1).tolist()))
+        if n_levels < 2 or shares.max(axis=1).min() <= _ONE_LEVEL:
+            continue
+        if _numbers_differ(centroids, domain, synopsis):
+            continue
+        weight = domain.weights_by_name()[factor.name] / _LESS
+        again = ""
+        if synopsis is not None:
+            again = (
+                " The same run can be clustered with another weight, at no cost: "
+                f"clustering.synopsis.kmeans({len(centroids)}, "
+                f"weights={{{factor.name!r}: {weight:.2g}}})."
+            )
+        yield (
+            f"The clusters are the values of the column {factor.name!r}: each has one of them, and "
+            "no number differs between them by half of its spread. If this column should decide "
+            f"less, give it a smaller weight, such as --weight {factor.name}={weight:.2g}, in the "
+            f"next run.{again}"
+        )
+
+
+def _numbers_differ(
+    centroids: FloatArray, domain: Box, synopsis: Synopsis | None
+) -> bool:
+    """Return whether clusters differ in some number by half of its released spread.
+
+    Without a released one, it is that of numbers that fill the bounds evenly.
+    """
+    if synopsis is not None:
+        spreads = synopsis.spreads
+    else:
+        spreads = np.asarray(domain.unit * domain.half_widths / _EVEN)
+    ranges = np.ptp(centroids, axis=0)
+    numbers = [each.start for each in domain.factors() if not each.is_category]
+    return bool((ranges[numbers] >= _DIFFERENT * spreads[numbers]).any())
+
+
+def _no_category(centroids: FloatArray, domain: Box) -> Iterator[str]:
+    """Yield a warning if clusters differ in no category."""
+    categories = _categories(domain)
+    if not categories or len(centroids) < 2:
+        return
+    for factor in categories:
+        shares = centroids[:, factor.start : factor.stop]
+        if np.ptp(shares, axis=0).max() > _SAME_SHARE:
+            return
+    names = ", ".join(repr(factor.name) for factor in categories)
+    yield (
+        f"The clusters do not differ in the categories {names}: no share of a value differs by "
+        f"more than {_SAME_SHARE:g}. If a category should decide more, give it a larger weight in "
+        "the next run (--weight)."
+    )
+
+
+def _little_filled(domain: Domain, spreads: FloatArray) -> Iterator[str]:
+    """Yield a warning about columns whose records lie in a small part of the bounds."""
+    advice = (
+        "Narrower bounds from public knowledge would leave more of the records' differences, and "
+        "less noise."
+    )
+    if isinstance(domain, Ball) or domain.scale == "common":
+        # Distances are those of all columns together.
+        longest = float(np.linalg.norm(domain.half_widths * domain.unit))
+        if isinstance(domain, Ball):
+            longest = domain.radius
+        if _EVEN * float(np.linalg.norm(spreads)) < _LEAST_FILLED * longest:
+            yield f"The records fill less than 1/50 of the domain. {advice}"
+        return
+    filled = _EVEN * spreads * 2 / (np.array(domain.upper) - np.array(domain.lower))
+    names = [
+        repr(factor.name)
+        for factor in domain.factors()
+        if not factor.is_category and filled[factor.start] < _LEAST_FILLED
+    ]
+    if names:
+        yield (
+            f"The records fill less than 1/50 of the bounds of {', '.join(names)}. {advice}"
+        )
+
+
+def _categories(domain: Box) -> list[Factor]:
+    return [factor for factor in domain.factors() if factor.is_category]
