@@ -315,7 +315,7 @@ optional
 
         Above 1 only where clients share the noise. Where the server sees the sums,
         noise beyond the plan is removed but for the shares of ``max_colluders``
-        (docs/guarantees, Theorem 41).
+        (docs/guarantees, Theorem 43).
         """
         if not self._levels:
             return self.added_noise_factor

@@ -40,7 +40,7 @@ class SynopsisKMeans(KMeansStrategy):
         Clips of single releases, in all rounds of a name, in place of ``clip``.
     min_size, max_size : int, optional
         Bounds on the records of each cluster. Clusters are then power cells with public
-        weights, and what the run reaches stands in ``sizes`` (docs/guarantees,
+        weights, and the result's ``size_report`` has the sizes (docs/guarantees,
         Theorem 24). Not with ``unit="client"``. They need ``n_records``,
         also without privacy.
     domain, privacy, n_records, **common

@@ -132,7 +132,7 @@ class Algorithm(ABC):
             )
         n_clients = None if self.bounds_clients else self.n_clients
         require_clip(budget, n_clients, self.clip)
-        _ = self.clipping  # clients are clipped where they are protected
+        _require_clip_of_clients(self)
         if budget.is_private and budget.delta is None:
             raise ConfigurationError(
                 "Expected a private budget with its delta, as planned() chooses it. Got None."
@@ -183,12 +183,7 @@ class Algorithm(ABC):
     @property
     def clipping(self) -> Clipping:
         """How the part of one client is limited."""
-        # An algorithm that does not clip must not go on where clients are protected.
-        if self.budget.protects_clients and self.clip is None:
-            raise ConfigurationError(
-                f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
-                "clip what a client adds. Got unit='client' instead."
-            )
+        _require_clip_of_clients(self)  # nothing may go on without it
         return Clipping(self.clip)
 
     def plan(self) -> PrivacyPlan:
@@ -237,9 +232,10 @@ class Algorithm(ABC):
         return {}
 
     def query(self, state: State) -> Query:
-        """Return the query of the round after ``state``: the state's arrays, within their ranges.
+        """Return the query of the round after ``state``: its arrays, between their limits.
 
-        A client's own query is so never refused.
+        A client's own query is so never refused. ``update`` keeps rows no longer than a
+        range's ``longest``.
         """
         # Noise may lead anywhere, and a client must be able to answer what follows from
         # it.
@@ -325,6 +321,18 @@ class Algorithm(ABC):
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
         """Return the parameters of a run document, as the constructor takes them."""
         return parameters.read_parameters(cls, config)
+
+
+def _require_clip_of_clients(algorithm: Algorithm) -> None:
+    """Require a clip where clients are protected, of an algorithm that clips them."""
+    if not algorithm.budget.protects_clients or algorithm.clip is not None:
+        return
+    if "clip" in parameters.declared(type(algorithm)):
+        raise ConfigurationError("Expected a clip with unit='client'. Got None.")
+    raise ConfigurationError(
+        f"Expected a budget with unit='record' for {type(algorithm).__name__}, which does not "
+        "clip what a client adds. Got unit='client' instead."
+    )
 
 
 def resolved(

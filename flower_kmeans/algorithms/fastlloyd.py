@@ -55,9 +55,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     Formal guarantee: without relocation, one record changes all sums of round t
     together by at most ``radius_of(t)`` in l2, and all counts together by one. The plan
     uses the radius of each round as sensitivity, and is exactly mu-GDP
-    (docs/guarantees, Theorem 13). With relocation, sums are relative to the round's
-    radius, and one record changes sums and nearness together by at most 1 (the same,
-    "FastLloyd's relocation").
+    (docs/guarantees, Theorem 14). With relocation, sums are relative to the round's
+    radius, and one record changes sums and nearness together by at most 1
+    (docs/guarantees, Theorem 13).
 
     `strategies.FastLloyd` documents the parameters.
     """

@@ -31,7 +31,9 @@ class ProjectionStage:
         """Return the block of second moments, (d (d + 1) / 2,)."""
         d = self.setting.n_features
         exponent = 2 * projections.moment_bits(self.setting.fraction_bits)
-        return {"projection": Block(MOMENTS, (d * (d + 1) // 2,), exponent)}
+        n_entries = d * (d + 1) // 2
+        block = Block(MOMENTS, (n_entries,), exponent, are_moments=True)
+        return {"projection": block}
 
     def sensitivities(self) -> dict[str, float]:
         """Return the unit of the diagonal."""

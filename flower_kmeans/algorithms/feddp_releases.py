@@ -65,7 +65,8 @@ def _check_laplace(name: str, value: Any) -> tuple[str, ...]:
     are_known = isinstance(value, tuple) and all(
         each in LAPLACE_RELEASES for each in value
     )
-    if not are_known:
+    # Another order would be a second encoding of the same algorithm.
+    if not are_known or value != tuple(sorted(set(value))):
         raise ConfigurationError("The releases with Laplace noise are not as expected.")
     return tuple(value)
 

@@ -27,6 +27,8 @@ class Block(NamedTuple):
     name: str
     shape: tuple[int, ...]
     exponent: int
+    are_moments: bool = False
+    """Whether the words are second moments of scaled records, whose sensitivities differ."""
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.algorithms.numerics.projection import MOMENTS, moment_units
+from flower_kmeans.algorithms.numerics.projection import moment_units
 from flower_kmeans.arrays import FloatArray
 
 
@@ -16,10 +16,17 @@ def record_sensitivities(algorithm: Algorithm, round_number: int) -> FloatArray:
     units = algorithm.block_sensitivities(round_number)
     parts = []
     for block in algorithm.layout(round_number).blocks:
-        if block.name == MOMENTS:
-            parts.append(moment_units(algorithm.domain, algorithm.fraction_bits))
+        if block.are_moments:
+            own = moment_units(algorithm.domain, algorithm.fraction_bits)
         else:
-            parts.append(np.full(block.size, units[block.name]))
+            own = np.full(block.size, units[block.name])
+        # Otherwise words of the next block would get the noise of this one.
+        if own.shape != (block.size,):
+            raise ValueError(
+                f"Expected the block {block.name!r} with {own.size} words. "
+                f"Got {block.size} instead."
+            )
+        parts.append(own)
     return np.concatenate(parts)
 
 

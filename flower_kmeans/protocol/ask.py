@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms.answers import contribution
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
@@ -142,11 +142,8 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntAr
         return repeated.astype(np.int64)
 
     run = conversation.run
-    vector = conversation.total(query)
-    if run.algorithm.budget.unit == "client":  # what a record adds is limited by itself
-        statistic = run.algorithm.layout(query.round).unflatten(vector)
-        limited = client_clipping.limited(run.algorithm, statistic, query.round)
-        vector = run.algorithm.layout(query.round).flatten(limited)
+    words = conversation.total(query)
+    vector = contribution(run.algorithm, query.round, words)
     if run.trust.shares_noise:
         secret = conversation.session.secret
         vector = vector + noise.client_noise(run, query.round, secret, context)
