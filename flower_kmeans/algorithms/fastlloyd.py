@@ -9,7 +9,7 @@ privacy cost (docs/guarantees, Theorem 13).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Annotated, ClassVar, Literal
 
 import mpmath
@@ -120,7 +120,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return super().statistic(query, records)
         q = self.fraction_bits
         weighted = self._is_weighted(query.round)
-        found = _cells(query).sums(records, q, weighted)
+        cells = query.kept.once(_cells, query)
+        found = cells.sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
             # count - nearness is 1 - (1 - |u|^2) = |u|^2 for a record
@@ -374,7 +375,6 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
 
 
-@lru_cache(maxsize=4)  # the clients of one process are in the same round
 def _cells(query: Query) -> Cells:
     """Return the cells of a query, which all have the query's radius."""
     centroids = query.arrays["centroids"]

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.kept import Kept
+
 StateArrays = Mapping[str, NDArray[Any]]
 """Arrays of a state or of a query, by name."""
 
@@ -33,12 +35,13 @@ class State:
 class Query:
     """All that a client must know to answer a round; rounds count from 1.
 
-    Clients of one process share it, and what is computed from it (`lru_cache` takes
-    identities).
+    The clients of a simulation share a query, and ``kept`` has the results that follow
+    from it.
     """
 
     round: int
     arrays: StateArrays = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept, init=False, repr=False)
 
 
 class Range(NamedTuple):
