@@ -164,7 +164,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _next(
         self, is_last: bool
     ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
-        """Return the kind of the next requests, the requests by node, and the test for enough replies.
+        """Return the kind of the next requests, the requests by node, and when replies are enough.
 
         The requests are those of the next round, or with ``is_last`` those after the last
         round.
