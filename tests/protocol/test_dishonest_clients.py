@@ -478,7 +478,9 @@ def test_malformed_words_are_not_added(trust, words, tmp_path):
 @pytest.mark.claim("threat-model", "50")
 def test_random_words_end_a_run_of_an_oblivious_server(tmp_path):
     """Not defended: clients refuse the sum, and a second one would cost privacy."""
-    with pytest.raises(TooFewClientsError, match="The announced sum does not open"):
+    with pytest.raises(
+        TooFewClientsError, match="The announced sum cannot be unmasked"
+    ):
         play(tmp_path, "oblivious-server", {31: on(Answer, [2], words=noise)}, n=5)
 
 
