@@ -457,10 +457,10 @@ optional
         report.n_clients = server.n_clients
         report.dropped = list(server.dropped)
         algorithm = server.run.algorithm
-        if server.n_opened:
+        if server.last_sum:
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
-        if server.n_opened == server.run.document.rounds:
+        if server.last_sum == server.run.document.rounds:
             report.warnings += self._warnings_of_columns()
             factor = server.noise_factor
             if algorithm.last_cost is not None:
@@ -481,8 +481,8 @@ optional
         server = self._running
         if (
             self.trust_model.is_blind
-            or not server.n_opened
-            or t not in (None, server.n_opened)
+            or not server.last_sum
+            or t not in (None, server.last_sum)
         ):
             return None
         state = server.state

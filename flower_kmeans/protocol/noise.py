@@ -317,7 +317,7 @@ def reconstruct_sum(
     shares = {
         j: part[length:] for j, part in combined.items() if j not in reconstructed.liars
     }
-    keys = _opened_keys(run, shares, n_survivors, survivors, context)
+    keys = _reconstructed_keys(run, shares, n_survivors, survivors, context)
     vector = reconstructed.vector.copy()
     vector[:-1] -= _removable_noise(run, t, context.digest, keys, n_parts)
     most = run.document.levels[n_parts - 1]
@@ -326,7 +326,7 @@ def reconstruct_sum(
     return CleanSum(vector, reconstructed.liars, factor)
 
 
-def _opened_keys(
+def _reconstructed_keys(
     run: "Run",
     shares: Mapping[int, bytes],
     n_keys: int,
@@ -349,8 +349,8 @@ def _opened_keys(
         first = {j: share[:middle] for j, share in shares.items()}
         rest = {j: share[middle:] for j, share in shares.items()}
         return [
-            *_opened_keys(run, first, n_first, survivors, context),
-            *_opened_keys(run, rest, n_keys - n_first, survivors, context),
+            *_reconstructed_keys(run, first, n_first, survivors, context),
+            *_reconstructed_keys(run, rest, n_keys - n_first, survivors, context),
         ]
     keys = []
     for columns in reconstructed.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):

@@ -108,7 +108,7 @@ class KeptRun(Journaled, tag=USUAL, frozen=True, kw_only=True):
     # the first state, if it follows from data of the server
     start: bytes = b""
     head: int = 0
-    n_opened: int = 0
+    last_sum: int = 0
     noise_factor: float = 1.0
     h: bytes = b""  # the transcript's hash at the head
     # the state after the last sum that the server saw; empty before the first one

@@ -171,9 +171,9 @@ class Server:
         return self._course.head
 
     @property
-    def n_opened(self) -> int:
+    def last_sum(self) -> int:
         """Number of the last round whose sum the server saw."""
-        return self._course.n_opened
+        return self._course.last_sum
 
     @property
     def state(self) -> State:

@@ -26,7 +26,7 @@ class TrustModel:
     name: str
     noise_by: Literal["server", "clients", "nobody"]  # clients add noise shares
     secure_sum: str  # name of the `SecureSum` of the clients' vectors, or "homomorphic"
-    opened_by: Literal["server", "clients"]  # who learns the sum
+    sums_seen_by: Literal["server", "clients"]  # who learns the sum
     learns: str = ""  # text on who learns what, for a user who chooses
     kind: str = USUAL  # kind of its runs
 
@@ -43,7 +43,7 @@ class TrustModel:
     @cached_property
     def is_blind(self) -> bool:
         """Whether the server sees no sum, so clients compute the queries themselves."""
-        return self.opened_by == "clients"
+        return self.sums_seen_by == "clients"
 
     @cached_property
     def is_protected(self) -> bool:

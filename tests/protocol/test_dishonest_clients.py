@@ -540,7 +540,7 @@ def test_bad_seals_to_some_members_end_one_round(trust, tmp_path):
         assert net.answers == [0, 8, 8]
         assert net.server.proceedings.lost_rounds == [1]
         assert len(net.results) == N
-        assert net.server.n_opened == T
+        assert net.server.last_sum == T
     assert net.reasons("named") == {59: 1}
 
 

@@ -25,7 +25,7 @@ class Course:
     ----------
     state : State
         State after the last sum that the server saw, or the first state.
-    head, n_opened : int
+    head, last_sum : int
         Numbers of the last closed round, and of the last round whose sum the server saw.
     noise_factor : float
         Ratio of the noise's standard deviation to the planned one in the last sum.
@@ -38,7 +38,7 @@ class Course:
         self._seed = seed
         self.state: State = algorithm.initial_state(self.generator(0))
         self.head = 0
-        self.n_opened = 0
+        self.last_sum = 0
         self.noise_factor = 1.0
         self.findings: list[Finding] = []
 

@@ -76,7 +76,7 @@ class Keeping:
             nodes=cohort.nodes,
             start=self._start,
             head=course.head,
-            n_opened=course.n_opened,
+            last_sum=course.last_sum,
             noise_factor=course.noise_factor,
             h=self._announced.h,
             state=write_state(course.state) if has_state else b"",
@@ -123,7 +123,7 @@ class Keeping:
             return False
         self._talk.cohort.restore(kept.cohort)
         course.head = kept.head
-        course.n_opened = kept.n_opened
+        course.last_sum = kept.last_sum
         course.noise_factor = kept.noise_factor
         course.findings = list(kept.findings)
         if kept.state:

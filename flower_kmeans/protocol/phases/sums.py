@@ -100,7 +100,7 @@ class RoundSums:
         answer = layout.unflatten(found.vector[:-1], fraction, n_dealers)
         course.findings += findings_of(algorithm, course.state, answer, found.factor)
         course.state = algorithm.update(course.state, answer, course.generator(t))
-        course.n_opened = t
+        course.last_sum = t
 
     def lose(self, attempt: Attempt) -> None:
         """Close a round without a sum, if the algorithm can go on without it.
