@@ -180,17 +180,18 @@ class Synopsis:
     @property
     def spreads(self) -> FloatArray:
         """Standard deviations of columns in the user's units, (d,)."""
+        # Scaled, because squares of the user's units may be no floats.
         found = self.mixture
         shares = found.weights / found.weights.sum()
-        means = self.means
+        means = self._lifted(found.means)
         mean = shares @ means
         variances = np.square(found.scales) @ np.square(found.directions).T
         # In the directions that are left out.
         beside = 1 - np.square(found.directions).sum(axis=1)
         variances += found.rest * np.maximum(beside, 0.0)
-        within = shares @ variances * np.square(self.domain.unit)
-        spreads: FloatArray = np.sqrt(within + shares @ np.square(means - mean))
-        return spreads
+        between = shares @ np.square(means - mean)
+        spreads: FloatArray = np.sqrt(shares @ variances + between)
+        return spreads * self.domain.unit
 
     @property
     def cost_unit(self) -> float | None:
