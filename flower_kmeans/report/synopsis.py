@@ -37,6 +37,9 @@ MOST_IN_TREE = 2_000
 # into which parts are divided, so that Ward's method knows their weights
 _LEAVES = 2_000
 _MOST_SAMPLES = 10**9
+# of weights after a run: k-means works on a grid of `MODEL_BITS`, so a column with less
+# weight would have too few steps
+_MOST_RATIO = 1_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,12 +226,14 @@ class Synopsis:
             Weights of columns by name, such as ``{"ward": 0.1}``; others keep that of
             the run. Names are those of `Box.factors`: of declared columns, or of the
             box's. Nothing new is released, so this costs no privacy. The parts of the
-            mixture were made for the run's weights: see docs/tables/weights.md.
+            mixture were made for the run's weights: see docs/tables/weights.md. Weights
+            differ by a factor of 1,000 at most.
 
         Raises
         ------
         ConfigurationError
-            If there are fewer parts than clusters, or a column is unknown.
+            If there are fewer parts than clusters, a column is unknown, or weights
+            differ by more.
         """
         k = self._number(n_clusters)
         number = _checked_seed(seed)
@@ -504,7 +509,16 @@ def _weighted(domain: Domain, weights: Mapping[str, float]) -> Domain:
         raise ConfigurationError(
             "Expected weights of the columns of a Box. Got those of a Ball, which has none."
         )
-    return domain.weighted(weights)
+    found = domain.weighted(weights)
+    by_name = found.weights_by_name()
+    least = min(by_name, key=by_name.__getitem__)
+    most = max(by_name, key=by_name.__getitem__)
+    if by_name[most] / _MOST_RATIO > by_name[least]:
+        raise ConfigurationError(
+            f"Expected weights that differ by a factor of {_MOST_RATIO:,} at most. Got "
+            f"{by_name[least]:g} for {least!r} and {by_name[most]:g} for {most!r}."
+        )
+    return found
 
 
 def _checked_seed(seed: int) -> int:
