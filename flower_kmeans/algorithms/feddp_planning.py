@@ -1,6 +1,6 @@
 """Choices of the library for FedDP-KMeans, each from a draft with the choices before.
 
-The rules are those of docs/guarantees, Theorem 19. The numbers are measured.
+The rules are in docs/guarantees, Theorem 19. The numbers are measured.
 """
 
 import math
