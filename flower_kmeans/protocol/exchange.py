@@ -277,7 +277,8 @@ class Exchange:
     with ``answers_all`` has an answer to every message that is not lost, however long
     it takes: there is no grace time.
 
-    A longer reply to a request than ``limit_of`` returns is not decoded.
+    A longer reply to a request than ``limit_of`` returns is not decoded. Of the replies
+    that single kinds of runs have alone, those of ``kinds`` are read; by default all.
     """
 
     def __init__(
@@ -286,6 +287,7 @@ class Exchange:
         timeout: float,
         *,
         limit_of: Callable[[Request], int] = short,
+        kinds: Collection[str] | None = None,
         patience: float | None = None,
         awaits_all: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -298,6 +300,7 @@ class Exchange:
         self._awaits_all = awaits_all
         self._is_simulation = type(grid).__name__ == _SIMULATION
         self._limit_of = limit_of
+        self._kinds = kinds
         # bytes of a node's reply to the last request that it was sent
         self._limits: dict[int, int] = {}
         if patience is None:
@@ -428,7 +431,7 @@ class Exchange:
         grace time after enough have. While too few have, it is open for the patience.
         An error of Flower's is no answer: the first of each node is yielded, and an
         answer may follow. Replies to earlier trips are ignored, but for enrolments. It
-        is a `server.Trip`; a request is encoded each time that it is sent.
+        is a `trips.Trip`; a request is encoded each time that it is sent.
         """
         trip = _Trip.begun(kind, requests, newcomers, self._clock())
         while True:
@@ -542,7 +545,8 @@ class Exchange:
             )
         # The SuperLink requires that a reply comes from the node that its request went
         # to.
-        return read(message, self._limits.get(message.metadata.src_node_id, SHORT))
+        limit = self._limits.get(message.metadata.src_node_id, SHORT)
+        return read(message, limit, self._kinds)
 
     # ---------------------------------------------------------------- who is waited for
 
@@ -635,12 +639,12 @@ class Exchange:
                     self._invited[message_id] = node_id
 
 
-def read(message: Message, limit: int) -> Reply | str:
+def read(message: Message, limit: int, kinds: Collection[str] | None) -> Reply | str:
     """Return a message's reply of at most ``limit`` bytes, or the reason for none."""
     if not message.has_content():
         return CRASHED
     try:
-        return decode_reply(from_content(message.content, limit))
+        return decode_reply(from_content(message.content, limit), kinds)
     except MessageError:
         return MALFORMED
 

@@ -137,17 +137,20 @@ class Run:
         return price_of(plan.budget.unit, plan.rounds, moves)
 
 
-def read_document(data: bytes) -> RunDocument:
-    """Return the run document that bytes encode; a `MessageError` if they encode none."""
-    document: RunDocument = decode(data, RunDocument, kinds.read_body)
+def read_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
+    """Return the run document that bytes encode; a `MessageError` if they encode none.
+
+    A `KindError` if it is of none of the ``accepted`` kinds, which by default are all.
+    """
+    document: RunDocument = decode(data, RunDocument, kinds.body_reader(accepted))
     return document
 
 
-def parse_document(data: bytes) -> RunDocument:
+def parse_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
     """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
     if len(data) > MAX_DOCUMENT:
         raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
-    document = read_document(data)
+    document = read_document(data, accepted)
     if document.protocol != PROTOCOL:
         raise VersionError(
             "The run document is written for another version of the protocol."
@@ -160,16 +163,21 @@ def parse_document(data: bytes) -> RunDocument:
     return document
 
 
-def open_run(data: bytes) -> Run:
-    """Return the run of a document; an `UnacceptableRunError` if it contradicts itself."""
-    document = parse_document(data)
+def open_run(data: bytes, accepted: frozenset[str] | None = None) -> Run:
+    """Return the run of a document; an `UnacceptableRunError` if it contradicts itself.
+
+    A `KindError` if it is of none of the ``accepted`` kinds, which by default are all.
+    """
+    document = parse_document(data, accepted)
     # Any value may stand in a configuration: whatever it breaks is the document's
     # fault.
     try:
         trust = trust_model(document.trust)
         plan = plan_from_config(document.privacy)
         domain = domain_from_config(document.body.domain)
-        algorithm = algorithm_from_config(document.body.algorithm, domain, plan.budget)
+        algorithm = algorithm_from_config(
+            document.body.algorithm, domain, plan.budget, document.body.kind
+        )
     except (KMeansError, KeyError, TypeError, ValueError, OverflowError):
         raise UnacceptableRunError(
             "The parameters of the run are not acceptable."

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flower_kmeans.protocol import messages
 
-RequestKind = str  # "enrol", "hold", "ask", "add", "abort", or a kind of run's own
+RequestKind = (
+    str  # "enrol", "keys", "hold", "ask", "add", "finish", "abort", or of a kind of run
+)
 Replies = Iterable[tuple[int, messages.Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""
 HasEnough = Callable[[], bool]

@@ -89,11 +89,6 @@ class Turn(Request, tag="turn", frozen=True, kw_only=True):
     commitments: Commitments = ()
     deliveries: Deliveries = ()
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a party has nothing more to do in the run."""
-        return self.step in ("close", "finish")
-
 
 class Joined(Reply, tag="joined", frozen=True, kw_only=True):
     """Takes part in a vertical run: a party's slot and its session's public values."""
