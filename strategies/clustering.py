@@ -541,6 +541,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
             grid,
             self._timeout or self._timeout_for(server.run, n_clients),
             limit_of=self._limit_of,
+            kinds=(server.run.document.body.kind,),
             patience=self._patience,
             awaits_all=self._AWAITS_ALL,
         )

@@ -32,9 +32,14 @@ def algorithm_to_config(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def algorithm_from_config(
-    config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    config: Mapping[str, Any],
+    domain: Domain,
+    budget: PrivacyBudget,
+    kind_of_run: str | None = None,
 ) -> Algorithm:
     """Return the algorithm that a run document describes.
+
+    It imports no algorithm of another kind of run than the document's.
 
     Raises
     ------
@@ -42,7 +47,8 @@ def algorithm_from_config(
         If its name is unknown, or its parameters are not acceptable.
     """
     name = config.get("name")
-    if isinstance(name, str) and name in _LATER:
+    may_import = kind_of_run is None or name == kind_of_run
+    if isinstance(name, str) and name in _LATER and may_import:
         imported(_LATER[name])  # registers it
     if not isinstance(name, str) or name not in _REGISTRY:
         known = sorted({*_REGISTRY, *_LATER})

@@ -37,7 +37,14 @@ from flower_kmeans.protocol import (
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee
-from flower_kmeans.protocol.kinds import USUAL, RunKind, kind_of_message, run_kind
+from flower_kmeans.protocol.kinds import (
+    USUAL,
+    KindError,
+    RunKind,
+    kind_of_message,
+    kind_shown,
+    run_kind,
+)
 from flower_kmeans.protocol.messages import Code, Entry, Head, Request
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.records import ChangedError, Records
@@ -101,7 +108,7 @@ class Client:
         try:
             is_long = len(data) > limits.FIRST
             read = messages.read_head if is_long else messages.decode_request
-            request = read(data)
+            request = read(data, self.policy.accepted_kinds)
             return encode(self._remembering(request, data))
         except Exception as error:
             return encode(_refusal(request, error))
@@ -139,13 +146,17 @@ class Client:
         document = session.document if session else head.doc
         refuse_unless(bool(document), _code_without_document(head.kind == "keys"))
         checks.require_hash(document, head.doc_hash)
-        run = self.shared.once(open_run, document)
+        run = self.opened(document)
         checks.require_policy(self.policy, run)
         reason = "Expected a request within the length limit of its run."
         refuse_unless(
             len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason
         )
         return messages.decode_request(data)
+
+    def opened(self, document: bytes) -> Run:
+        """Return the run of a document, if it is of a kind that the policy accepts."""
+        return self.shared.once(open_run, document, self.policy.accepted_kinds)
 
 
 def _code_without_document(is_keys: bool) -> Code:
@@ -157,6 +168,7 @@ def _code_without_document(is_keys: bool) -> Code:
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (wire.VersionError, Code.VERSION),
     (MessageError, Code.BAD_MESSAGE),
+    (KindError, Code.POLICY),
     (UnacceptableRunError, Code.POLICY),
     (ledgers.StaleAnswerError, Code.STALE),
     (ledgers.AnotherAnswerError, Code.CONFLICT),
@@ -262,9 +274,9 @@ class Conversation:
         is_keys = isinstance(request, messages.Keys)
         refuse_unless(bool(document), _code_without_document(is_keys))
         self._accept(document, is_new=session is None)
-        # The last message needs no records, which may be gone by then.
-        is_last = isinstance(request, messages.Finish | messages.Hold)
-        if session is None or not is_last:
+        # These messages need no records, which may be gone by then.
+        reads_none = isinstance(request, messages.Finish | messages.Hold)
+        if session is None or not reads_none:
             are_read = isinstance(request, messages.Ask)
             session = self.records.session(session, are_read=are_read)
         self.session = session
@@ -272,11 +284,9 @@ class Conversation:
     def _accept(self, data: bytes, *, is_new: bool) -> None:
         """Load a run, and compare it with the present policy, which may be tighter than before."""
         checks.require_hash(data, self.doc_hash)
-        self.run = self.client.shared.once(open_run, data)
-        # `Abort` is answered also if the run is refused.
-        is_abort = isinstance(self._request, messages.Abort)
+        self.run = self.client.opened(data)
         is_of_kind = type(self._request) in self.run.kind.handlers
-        refuse_unless(is_abort or is_of_kind, Code.BAD_MESSAGE)
+        refuse_unless(is_of_kind, Code.BAD_MESSAGE)
         checks.require_policy(self.policy, self.run)
         if is_new:  # once per session, because a calibration takes long
             self.run.kept.once(verify_plan, self.run)
@@ -515,26 +525,33 @@ class Conversation:
     # ------------------------------------------------------------------ abort
 
     def _abort(self, session: ClientSession | None) -> messages.Reply:
-        """Erase all secrets of a run that ended without a result, and return the reply."""
-        reply = self._kind_at(session).ended(doc_hash=self.doc_hash)
+        """Erase all secrets of a run that ended without a result, and return the reply.
+
+        Nothing can refuse it, because no run is opened.
+        """
+        document = session.document if session else b""  # none of one that is over
+        kept = session.party if session else b""
         if session is not None and not session.over:
-            with suppress(RefuseError):  # the policy may be tighter than before
-                self._accept(session.document, is_new=False)
+            # First, and saved whatever fails afterwards.
             session.end(sessions.FORGOTTEN)
-            if not isinstance(reply, messages.Finished):
-                session.party = encode(reply)  # a repeated request has the same reply
             self.session = session
+        reply = _kind_kept(document, kept).ended(doc_hash=self.doc_hash)
+        if document and not isinstance(reply, messages.Finished):
+            # a repeated request has the same reply
+            self.session.party = encode(reply)
         leftovers.erase(self.policy, self.doc_hash)
         leftovers.forget_records(self.client.state, self.doc_hash)
         return reply
 
-    def _kind_at(self, session: ClientSession | None) -> RunKind:
-        """Return the kind of a session's run, or the usual kind if nothing shows it."""
-        if session is not None and not session.over:
-            return self.client.shared.once(open_run, session.document).kind
-        if session is not None and session.party:
-            return _kind_of(messages.decode_reply(session.party))
-        return run_kind(USUAL)
+
+def _kind_kept(document: bytes, last_reply: bytes) -> RunKind:
+    """Return the kind of a session's run, or the usual kind if nothing shows it."""
+    with suppress(MessageError, KindError):
+        if document:
+            return kind_shown(document)
+        if last_reply:
+            return _kind_of(messages.decode_reply(last_reply))
+    return run_kind(USUAL)
 
 
 def _kind_of(message: messages.Request | messages.Reply) -> RunKind:

@@ -277,7 +277,8 @@ class Exchange:
     ``answers_all`` answers every message that is not lost, however long it takes: there
     is no grace time.
 
-    A reply to a request that is longer than ``limit_of`` returns is not decoded.
+    A reply to a request that is longer than ``limit_of`` returns is not decoded. Replies
+    that only some kinds of runs have are read if they are of ``kinds``; by default all.
     """
 
     def __init__(
@@ -286,6 +287,7 @@ class Exchange:
         timeout: float,
         *,
         limit_of: Callable[[Request], int] = short,
+        kinds: Collection[str] | None = None,
         patience: float | None = None,
         awaits_all: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -298,6 +300,7 @@ class Exchange:
         self._awaits_all = awaits_all
         self._is_simulation = type(grid).__name__ == _SIMULATION
         self._limit_of = limit_of
+        self._kinds = kinds
         # most bytes of a node's reply to the last request to it
         self._limits: dict[int, int] = {}
         if patience is None:
@@ -541,7 +544,8 @@ class Exchange:
             )
         # The limit is the right one: the SuperLink takes a reply only from the node that
         # got the request.
-        return read(message, self._limits.get(message.metadata.src_node_id, SHORT))
+        limit = self._limits.get(message.metadata.src_node_id, SHORT)
+        return read(message, limit, self._kinds)
 
     # ---------------------------------------------------------------- end of a trip
 
@@ -634,12 +638,12 @@ class Exchange:
                     self._invited[message_id] = node_id
 
 
-def read(message: Message, limit: int) -> Reply | str:
+def read(message: Message, limit: int, kinds: Collection[str] | None) -> Reply | str:
     """Return a message's reply of at most ``limit`` bytes, or the reason for none."""
     if not message.has_content():
         return CRASHED
     try:
-        return decode_reply(from_content(message.content, limit))
+        return decode_reply(from_content(message.content, limit), kinds)
     except MessageError:
         return MALFORMED
 

@@ -1,17 +1,21 @@
 """Kinds of runs: the data that clients hold, and the code that only such runs need.
 
 A run document names its kind by the tag of its body. Each kind is registered by an
-import string and loaded on first use: a client loads only the code of its own runs.
+import string and loaded on first use. A reader of another party's bytes names the kinds
+that it takes part in, and loads the code of no other kind: a client those of its policy,
+a server that of its run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec.structs import StructConfig
 
 from flower_kmeans.algorithms.registry import register_later
+from flower_kmeans.errors import KMeansError
 from flower_kmeans.imports import imported
 from flower_kmeans.report.parts import register_part
 
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 
 USUAL = "horizontal"
 """The kind whose clients hold records. Most trust models are for this kind."""
+
+
+class KindError(KMeansError):
+    """A message or document is of a kind of run that its reader does not take part in."""
 
 
 class Body:
@@ -145,26 +153,87 @@ def held_by(name: str) -> str:
     return _REGISTERED[name].holds
 
 
-def kind_of_message(tag: str) -> RunKind | None:
-    """Return the only kind that has messages with a tag; ``None`` if there is none."""
+def _accepted_kind(name: str, accepted: Collection[str] | None) -> RunKind:
+    """Return a kind that a message or document names.
+
+    Raises
+    ------
+    KindError
+        If the kind is not accepted, or its code cannot be imported.
+    """
+    # Before anything is imported: another party chose the name.
+    if accepted is not None and name not in accepted:
+        raise KindError(
+            f"Expected a kind of run in {sorted(accepted)}. Got {name!r} instead."
+        )
+    try:
+        return run_kind(name)
+    except ImportError as error:
+        raise KindError(
+            f"The code of {name} runs cannot be imported: {error}"
+        ) from None
+
+
+def kind_of_message(
+    tag: str, accepted: Collection[str] | None = None
+) -> RunKind | None:
+    """Return the only kind that has messages with a tag; ``None`` if there is none.
+
+    Raises
+    ------
+    KindError
+        If it is none of the ``accepted`` kinds, which by default are all.
+    """
     for name, registered in _REGISTERED.items():
         if tag in registered.tags:
-            return run_kind(name)
+            return _accepted_kind(name, accepted)
     return None
 
 
-def read_body(_: type, value: Any) -> Body:
-    """Return the body of a run document from plain values, for a decoder of msgspec.
+class _Tagged(msgspec.Struct, frozen=True):
+    tag: str = msgspec.field(name="type")
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    body: _Tagged
+
+
+_read_shown = msgspec.msgpack.Decoder(_Shown).decode
+
+
+def kind_shown(document: bytes) -> RunKind:
+    """Return the kind that a run document names, and the usual kind if it names none.
+
+    Nothing else of the document is read.
+    """
+    try:
+        name = _read_shown(document).body.tag
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        name = USUAL
+    return _accepted_kind(name if name in _REGISTERED else USUAL, None)
+
+
+# One object for equal kinds, so that decoders with it are kept.
+@cache
+def body_reader(accepted: frozenset[str] | None) -> Callable[[type, Any], Body]:
+    """Return `read_body` for the accepted kinds, as a decoder of msgspec needs it."""
+    return partial(read_body, accepted)
+
+
+def read_body(accepted: frozenset[str] | None, _: type, value: Any) -> Body:
+    """Return the body of a run document from plain values.
 
     Raises
     ------
     ValueError
         If the kind is unknown, or the values do not fit it.
+    KindError
+        If the kind is not accepted.
     """
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str) or name not in _REGISTERED:
         raise ValueError("Expected the body of a known kind of run.")
-    return msgspec.convert(value, run_kind(name).body)
+    return msgspec.convert(value, _accepted_kind(name, accepted).body)
 
 
 register_kind(USUAL, "flower_kmeans.protocol.horizontal:HORIZONTAL")

@@ -6,7 +6,7 @@ code. The order of the fields is part of the encoding: vectors fix it.
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar
@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar
 import msgspec
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.kinds import kind_of_message
+from flower_kmeans.protocol.committee import MAX_POSITIONS
+from flower_kmeans.protocol.kinds import KindError, kind_of_message
+from flower_kmeans.protocol.run import MAX_ROUNDS
 from flower_kmeans.protocol.wire import (
     B16,
     B32,
     B48,
     MAX_DOCUMENT,
     MAX_MESSAGE,
+    MAX_SLOTS,
     U32,
     Count,
     Family,
@@ -40,13 +43,10 @@ _ROW = struct.Struct(f"<I{KEY_BYTES}s")  # under relayed keys: slot and ephemera
 # with a roster: node and claim too
 _CLAIMED_ROW = struct.Struct(f"<I{KEY_BYTES}sQ{CLAIM_BYTES}s")
 _MADE = struct.Struct(f"<Q{CLAIM_BYTES}s")  # the node and claim of a committee member
-_MOST_PEERS = 2**17
 MAX_WRAPS = 4  # envelopes in one message, of different key distributors
-_MOST_MEMBERS = 64
-_MOST_LEVELS = 17  # levels of a tree over `_MOST_PEERS` leaves
-_MOST_ENTRIES = 4_096
+_MOST_LEVELS = 17  # levels of the tree over the largest cohort
 # a bitmap of positions, the first in the lowest bit of the first byte
-_BITMAP_BYTES = _MOST_MEMBERS // 8
+_BITMAP_BYTES = MAX_POSITIONS // 8
 
 # The pattern ends in \Z, because $ admits a final line break, and logs show this text.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
@@ -58,13 +58,13 @@ Claim = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]
 PeerRow = Annotated[
     bytes, msgspec.Meta(min_length=_ROW.size, max_length=_CLAIMED_ROW.size)
 ]
-Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * _MOST_PEERS)]
-Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * _MOST_MEMBERS)]
-Envelopes = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_PEERS)]
-Survivors = Annotated[bytes, msgspec.Meta(max_length=_MOST_PEERS // 8)]
-PublicKeys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * _MOST_PEERS)]
+Rows = Annotated[bytes, msgspec.Meta(max_length=_CLAIMED_ROW.size * MAX_SLOTS)]
+Claims = Annotated[bytes, msgspec.Meta(max_length=_MADE.size * MAX_POSITIONS)]
+Envelopes = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * MAX_SLOTS)]
+Survivors = Annotated[bytes, msgspec.Meta(max_length=MAX_SLOTS // 8)]
+PublicKeys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_SLOTS)]
 Path = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES * _MOST_LEVELS)]
-Members = Annotated[bytes, msgspec.Meta(max_length=_ROW.size * _MOST_MEMBERS)]
+Members = Annotated[bytes, msgspec.Meta(max_length=_ROW.size * MAX_POSITIONS)]
 Positions = Annotated[bytes, msgspec.Meta(max_length=_BITMAP_BYTES)]
 
 
@@ -183,7 +183,7 @@ def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
     if len(entry.positions) != _BITMAP_BYTES or not bitmap or not entry.shares:
         raise MessageError("Expected a bitmap of positions, and their sum-shares.")
     positions = [
-        position for position in range(_MOST_MEMBERS) if bitmap >> position & 1
+        position for position in range(MAX_POSITIONS) if bitmap >> position & 1
     ]
     size, rest = divmod(len(entry.shares), len(positions))
     if rest:
@@ -219,7 +219,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     shares: Long = b""  # sealed sum-shares of equal length, in order of position
 
 
-Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=_MOST_ENTRIES)]
+Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MAX_ROUNDS)]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,11 +242,6 @@ class Request(Struct, frozen=True, kw_only=True):
         @property
         def doc_hash(self) -> bytes:
             """SHA-256 of the run document."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether a client has nothing more to do in the run."""
-        return False
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -327,11 +322,6 @@ class Finish(Request, tag="finish", frozen=True, kw_only=True):
     wraps: Wraps = ()
     result: Long | None = None
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a client has nothing more to do in the run."""
-        return True
-
 
 class Abort(Request, tag="abort", frozen=True, kw_only=True):
     """Ends a run without a result: clients erase their secrets, and their answers stay charged."""
@@ -406,9 +396,14 @@ class Refusal(Reply, tag="refusal", frozen=True, kw_only=True):
 _Message = TypeVar("_Message", Request, Reply)
 
 
-def _of_kind(base: type[_Message], tag: str) -> type[_Message] | None:
+def _of_kind(
+    base: type[_Message], tag: str, accepted: Collection[str] | None
+) -> type[_Message] | None:
     """Return the struct of a tag that only one kind of run has; ``None`` if there is none."""
-    kind = kind_of_message(tag)
+    try:
+        kind = kind_of_message(tag, accepted)
+    except KindError as error:
+        raise MessageError(str(error)) from None
     if kind is None:
         return None
     for found in kind.messages:
@@ -433,15 +428,19 @@ def _head_reader(head: type[Head]) -> Callable[[bytes], Head]:
     return msgspec.msgpack.Decoder(head).decode
 
 
-def read_head(data: bytes) -> Head:
+def read_head(data: bytes, accepted: Collection[str] | None = None) -> Head:
     """Return the head of an encoded request.
 
     Raises
     ------
     MessageError
-        If the request is malformed.
+        If the request is malformed, or of none of the ``accepted`` kinds, which by
+        default are all.
     """
     try:
-        return _head_reader(REQUESTS.type_of(data).HEAD)(data)
+        head = _head_reader(Head)(data)
+        of_kind = REQUESTS.of_tag(head.kind, accepted).HEAD
+        # A long message takes long to walk: twice only for fields of its own kind.
+        return head if of_kind is Head else _head_reader(of_kind)(data)
     except (MessageError, msgspec.MsgspecError, RecursionError, UnicodeError):
         raise MessageError("Expected a well-formed head of a long message.") from None

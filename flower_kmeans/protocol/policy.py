@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -276,6 +276,11 @@ class ClientPolicy:
             limit = f"columns={list(self.columns)} in domain"
             yield self.columns == domain.columns, limit, domain.columns
 
+    @cached_property
+    def accepted_kinds(self) -> frozenset[str]:
+        """The names of the kinds of runs that the accepted trust models are for."""
+        return frozenset(trust.trust_model(name).kind for name in self.trusts)
+
     @property
     def accepted_keys(self) -> tuple[str, ...]:
         """Accepted sources of the clients' keys in a protected run."""
@@ -338,7 +343,9 @@ class _Rule(NamedTuple):
             raise ConfigurationError(self._sentence(name, value))
 
     def _sentence(self, name: str, got: object) -> str:
-        return f"Expected {name} as {self.expected}. Got {got} instead."
+        # Trust models may be registered later than this module is imported.
+        expected = self.expected.format(trusts=[*trust.TRUST_MODELS])
+        return f"Expected {name} as {expected}. Got {got} instead."
 
 
 def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
@@ -348,13 +355,12 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
 _PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir", "rows_key_file")
 _NAMES: Any = list | tuple
 _REAL = int | float
-_MODELS = trust.TRUST_MODELS
 _RULES = (
     _Rule(
         ("trusts",),
         _NAMES,
-        f"a tuple of {[*_MODELS]}",
-        lambda v: {*v} <= {*_MODELS},
+        "a tuple of {trusts}",
+        lambda v: {*v} <= {*trust.TRUST_MODELS},
         _common,
     ),
     _Rule(

@@ -137,19 +137,21 @@ class Run:
         return price_of(plan.budget.unit, plan.rounds, moves)
 
 
-def read_document(data: bytes) -> RunDocument:
+def read_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
     """Return the run document that bytes encode.
 
     Raises
     ------
     MessageError
         If they encode none.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
     """
-    document: RunDocument = decode(data, RunDocument, kinds.read_body)
+    document: RunDocument = decode(data, RunDocument, kinds.body_reader(accepted))
     return document
 
 
-def parse_document(data: bytes) -> RunDocument:
+def parse_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
     """Return the run document that bytes encode, after checks of its size and version.
 
     Raises
@@ -158,10 +160,12 @@ def parse_document(data: bytes) -> RunDocument:
         If they encode none, or it is too long or nested too deeply.
     VersionError
         If it is for another version of the protocol.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
     """
     if len(data) > MAX_DOCUMENT:
         raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
-    document = read_document(data)
+    document = read_document(data, accepted)
     if document.protocol != PROTOCOL:
         raise VersionError(
             "The run document is written for another version of the protocol."
@@ -174,7 +178,7 @@ def parse_document(data: bytes) -> RunDocument:
     return document
 
 
-def open_run(data: bytes) -> Run:
+def open_run(data: bytes, accepted: frozenset[str] | None = None) -> Run:
     """Return the run of a document.
 
     Raises
@@ -183,14 +187,18 @@ def open_run(data: bytes) -> Run:
         If bytes encode no document of this version.
     UnacceptableRunError
         If the document contradicts itself.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
     """
-    document = parse_document(data)
+    document = parse_document(data, accepted)
     # A configuration can hold any value, so any of these errors is the document's fault.
     try:
         trust = trust_model(document.trust)
         plan = plan_from_config(document.privacy)
         domain = domain_from_config(document.body.domain)
-        algorithm = algorithm_from_config(document.body.algorithm, domain, plan.budget)
+        algorithm = algorithm_from_config(
+            document.body.algorithm, domain, plan.budget, document.body.kind
+        )
     except (KMeansError, KeyError, TypeError, ValueError, OverflowError):
         raise UnacceptableRunError(
             "The parameters of the run are not acceptable."

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flower_kmeans.protocol import messages
 
-RequestKind = str  # such as "enrol" or "ask"; kinds of runs have further ones
+# "enrol", "keys", "hold", "ask", "add", "finish", "abort", or a kind of run's own
+RequestKind = str
 Replies = Iterable[tuple[int, messages.Reply | str]]
 """Nodes with their replies. A string is the reason for which there is no orderly reply."""
 HasEnough = Callable[[], bool]

@@ -5,7 +5,7 @@ with the bytes that one of them hashed, and a message has only one encoding.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -103,16 +103,35 @@ def tag_of(kind: type[Struct]) -> str:
 class Family(Generic[T]):
     """A set of message structs, which a reader tells apart by their tags.
 
-    ``later(tag)`` returns the struct of a tag that is not among ``kinds``, or ``None``.
+    ``later(tag, accepted)`` returns the struct of a tag that is not among ``kinds``, or
+    ``None``. ``accepted`` names the kinds of runs whose own messages are read; by default
+    all.
     """
 
     def __init__(
-        self, kinds: Iterable[type[T]], later: Callable[[str], type[T] | None]
+        self,
+        kinds: Iterable[type[T]],
+        later: Callable[[str, Collection[str] | None], type[T] | None],
     ) -> None:
         self.kinds = {tag_of(kind): kind for kind in kinds}
         self._later = later
 
-    def type_of(self, data: bytes) -> type[T]:
+    def of_tag(self, tag: str, accepted: Collection[str] | None = None) -> type[T]:
+        """Return the struct of a tag.
+
+        Raises
+        ------
+        MessageError
+            If there is none, or only kinds of runs have it that are not ``accepted``.
+        """
+        found = self.kinds.get(tag)
+        if found is None:
+            found = self._later(tag, accepted)
+        if found is None:
+            raise MessageError(NOT_A_MESSAGE)
+        return found
+
+    def type_of(self, data: bytes, accepted: Collection[str] | None = None) -> type[T]:
         """Return the struct of an encoded message.
 
         Raises
@@ -124,14 +143,9 @@ class Family(Generic[T]):
             tag = _read_tag(data).tag
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             raise MessageError(NOT_A_MESSAGE) from None
-        found = self.kinds.get(tag)
-        if found is None:
-            found = self._later(tag)
-        if found is None:
-            raise MessageError(NOT_A_MESSAGE)
-        return found
+        return self.of_tag(tag, accepted)
 
-    def decode(self, data: bytes) -> T:
+    def decode(self, data: bytes, accepted: Collection[str] | None = None) -> T:
         """Return the message that bytes encode.
 
         Raises
@@ -139,7 +153,7 @@ class Family(Generic[T]):
         MessageError
             If they encode none.
         """
-        message: T = decode(data, self.type_of(data))
+        message: T = decode(data, self.type_of(data, accepted))
         return message
 
 

@@ -37,6 +37,7 @@ from flower_kmeans.simulation.in_process import App, PolledGrid, Run
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
 FaultTrip = Literal["ask", "add"]
 _NETWORK = ("drop", "late", "twice")
+_LAST = "evaluate.kmeans"  # the type of messages after which a client has nothing to do
 _TAG = "fault"
 
 
@@ -98,7 +99,7 @@ def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
         return None
     if isinstance(request, Keys | Hold | Abort):
         return None
-    if request.is_last:
+    if message.metadata.message_type == _LAST:
         return -1, "ask"
     trip: FaultTrip = "add" if isinstance(request, Add) else "ask"
     # Requests of a set-up have no round.

@@ -1059,7 +1059,9 @@ def test_28_a_run_that_is_over(start, trust):
 @pytest.mark.claim("threat-model", "29")
 @stopped_by(
     f"{PROTOCOL}.messages.decode_request",
-    to=lambda data: msgspec.msgpack.decode(data, type=messages.REQUESTS.type_of(data)),
+    to=lambda data, _: msgspec.msgpack.decode(
+        data, type=messages.REQUESTS.type_of(data)
+    ),
     of=[(S,)],
 )
 @shared

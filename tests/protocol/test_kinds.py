@@ -1,19 +1,28 @@
 """Kinds of runs: their bodies, their messages, and a third kind by registration alone."""
 
 import json
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 from cohorts import Node, code
 from documents import make_algorithm, make_document
-from malformed import second_encodings
+from flwr.app import Message
+from malformed import fields_of, second_encodings, write
 from vertical_runs import make_document as make_document_of_columns
 
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.cli.page import report_from
+from flower_kmeans.client import kmeans_client_app
 from flower_kmeans.data.domain import Box
-from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol import kinds, limits
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.protocol import kinds, limits, messages, wire
+from flower_kmeans.protocol.incidents import MALFORMED
 from flower_kmeans.protocol.kinds import kind_names, run_kind
 from flower_kmeans.protocol.messages import (
     Abort,
@@ -21,6 +30,7 @@ from flower_kmeans.protocol.messages import (
     Code,
     Enrol,
     Enrolled,
+    Head,
     decode_reply,
     decode_request,
     read_head,
@@ -32,10 +42,12 @@ from flower_kmeans.protocol.run import (
     open_run,
     parse_document,
 )
-from flower_kmeans.protocol.wire import encode
+from flower_kmeans.protocol.wire import encode, to_content
 from flower_kmeans.report.html import Outcome, page_of
 from flower_kmeans.report.report import Report
+from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd
+from flower_kmeans.vertical.protocol.messages import Joined, Sent, Turn, TurnHead
 from tests.support.toy_kind import (
     TOY,
     Greet,
@@ -214,6 +226,12 @@ def test_a_kind_has_limits_and_requirements_of_its_own():
 
 
 @pytest.mark.usefixtures("_toy")
+def test_a_policy_knows_trust_models_that_were_registered_after_its_import():
+    with pytest.raises(ConfigurationError, match=r"^Expected trusts .*'toy'\]\. Got"):
+        ClientPolicy(trusts=("no trust model",))
+
+
+@pytest.mark.usefixtures("_toy")
 def test_a_kind_belongs_to_its_trust_model_and_its_algorithms():
     document = toy_document()
     body = document.body
@@ -248,6 +266,135 @@ def test_a_kind_has_a_part_of_its_report():
     page = page_of(outcome, None, [], {})
     assert "Who learns what" in page
     assert "All 3 clients say hello." in page
+
+
+# ---------------------------------------------------------------- code of other kinds
+
+READING = """
+import pickle, sys
+
+from flwr.app import RecordDict
+
+from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol.messages import Code, decode_reply
+from flower_kmeans.protocol.policy import ClientPolicy
+
+requests, replies = pickle.load(sys.stdin.buffer)
+policy = ClientPolicy(trusts=("plain", "clients-only"), in_memory=True)
+for data in requests:
+    refusal = decode_reply(Client(policy, RecordDict(), lambda: [[0.1]]).answer_bytes(data))
+    print(Code(refusal.code).name)
+for data in replies:
+    try:
+        decode_reply(data, ("horizontal",))
+    except MessageError:
+        print("refused")
+print([name for name in sys.modules if name.startswith("flower_kmeans.vertical")])
+"""
+
+
+@pytest.mark.claim("threat-model", "no-message-makes-it")
+def test_no_message_makes_a_reader_load_the_code_of_another_kind():
+    """Neither at a client whose policy accepts no such runs, nor at a server of another run."""
+    document = make_document_of_columns()
+    algorithm = make_document("plain").body.algorithm | {"name": "vertical"}
+    body = msgspec.structs.replace(make_document("plain").body, algorithm=algorithm)
+    turn = Turn(doc_hash=bytes(32), step="load")
+    of_columns = encode(document)
+    fields = [*fields_of(of_columns).items()]
+    both = write([*fields, ("body", encode(body))])
+    requests = {
+        encode(turn): "BAD_MESSAGE",
+        encode(msgspec.structs.replace(turn, peers=bytes(2**21))): "BAD_MESSAGE",
+        encode(Enrol(doc=of_columns)): "POLICY",
+        encode(Enrol(doc=both)): "POLICY",
+        encode(Enrol(doc=encode(make_document("plain", body=body)))): "POLICY",
+    }
+    replies = [
+        encode(Joined(doc_hash=bytes(32), slot=0, public_key=bytes(32))),
+        encode(Sent(doc_hash=bytes(32))),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", READING],
+        input=pickle.dumps(([*requests], replies)),
+        capture_output=True,
+        check=True,
+        timeout=600,
+    )
+    *found, loaded = done.stdout.decode().splitlines()
+    assert found == [*requests.values(), "refused", "refused"]
+    assert loaded == "[]"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Joined(doc_hash=bytes(32), slot=0, public_key=bytes(32)),
+        Sent(doc_hash=bytes(32)),
+    ],
+    ids=["joined", "sent"],
+)
+def test_a_server_reads_replies_of_its_own_kind_of_run_alone(reply, monkeypatch):
+    """A node that replies as in a vertical run is left out, and nothing more."""
+    parts = np.random.default_rng(1).random((4, 50, 2))
+    app = kmeans_client_app(
+        lambda context: parts[int(context.node_config["partition-id"])],
+        ClientPolicy.for_simulation(),
+        lambda result, context: None,
+    )
+
+    def hostile(message, context):
+        if int(context.node_config["partition-id"]) == 3:
+            return Message(to_content(encode(reply)), reply_to=message)
+        return app(message, context)
+
+    imported, real = [], kinds.imported
+    monkeypatch.setattr(
+        kinds, "imported", lambda path: imported.append(path) or real(path)
+    )
+    strategy = FastLloyd(
+        2, Box([0, 0], [1, 1]), PrivacyBudget(4.0), n_records=200, n_clients=3
+    )
+    with task_identity():
+        strategy.start(InProcessGrid(hostile, 4), timeout=60)
+    assert {*imported} == {kinds._REGISTERED["horizontal"].path}
+    assert {each.reason for each in strategy.report.incidents} == {MALFORMED}
+    assert {*strategy.report.answers} == {3}
+
+
+@pytest.mark.usefixtures("_toy")
+def test_a_kind_whose_code_cannot_be_imported_is_refused(monkeypatch, caplog):
+    request = encode(Greet(doc_hash=bytes(32), name="Ada"))
+    reply = encode(Greeted(doc_hash=bytes(32)))
+    document = encode(toy_document())
+    lacking = replace(kinds._REGISTERED["toy"], path="tests.support.no_kind:TOY")
+    monkeypatch.setitem(kinds._REGISTERED, "toy", lacking)
+    for read, data in ((decode_request, request), (decode_reply, reply)):
+        with pytest.raises(MessageError, match="toy runs cannot be imported"):
+            read(data)
+    node = Node(ClientPolicy(trusts=("toy",), in_memory=True), [[0.1, 0.2]])
+    assert code(node.send(Enrol(doc=document))) == Code.POLICY
+    assert "The code of toy runs cannot be imported: No module named" in caplog.text
+
+
+def test_the_first_fields_of_a_long_request_are_read_once(monkeypatch):
+    """A second time only where its kind of run has further ones."""
+    walks, real = [], messages._head_reader
+
+    def counted(head):
+        return lambda data: walks.append(head) or real(head)(data)
+
+    monkeypatch.setattr(messages, "_head_reader", counted)
+    monkeypatch.setattr(wire, "_read_tag", lambda _: pytest.fail("walked once more"))
+    ask = Ask(doc_hash=bytes(32), t=2, attempt=1, n_slots=3, root=bytes(32), slot=0)
+    head = read_head(encode(ask))
+    assert (head.kind, head.t, head.n_slots) == ("ask", 2, 3)
+    assert walks == [Head]
+    turn = Turn(doc_hash=bytes(32), step="load", part=2)
+    head = read_head(encode(turn))
+    assert (head.kind, head.step, head.part) == ("turn", "load", 2)
+    assert walks == [Head, Head, TurnHead]
 
 
 def test_the_toy_is_gone():

@@ -23,6 +23,7 @@ from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.messages import (
+    Abort,
     Added,
     Answer,
     Code,
@@ -227,6 +228,43 @@ def test_an_abort_gives_back_what_was_reserved_for_rounds_without_an_answer(
         )
     assert in_the_file(cohort.nodes[1], secrets_of(cohort, 0)) == set()
     assert code(cohort.nodes[1].send(cohort.ask_of(1, 2))) == Code.STALE
+
+
+def no_room(node):
+    node.policy = replace(node.policy, max_total_epsilon=1e-3)
+
+
+def another_version(node, doc_hash):
+    session = node.session(doc_hash)
+    session.document = session.document.replace(b"flower-kmeans/3", b"flower-kmeans/2")
+    node.save(doc_hash, session)
+
+
+def no_document(node, doc_hash):
+    session = node.session(doc_hash)
+    session.document = b"no document"
+    node.save(doc_hash, session)
+
+
+@pytest.mark.claim("threat-model", "61")
+@pytest.mark.parametrize("spoil", [no_room, another_version, no_document])
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_an_abort_is_refused_by_nothing(spoil, has_answered, tmp_path):
+    """A policy that was tightened since, or a run that this software cannot open."""
+    cohort = start(tmp_path, "oblivious-server").set_up()
+    node, doc_hash = cohort.nodes[0], cohort.doc_hash
+    if has_answered:
+        assert isinstance(cohort.ask(0), Answer)
+    secrets = secrets_of(cohort, 0)
+    before = spent(node)
+    assert in_the_file(node, secrets) == set(secrets) != set()
+    spoil(node) if spoil is no_room else spoil(node, doc_hash)
+    assert code(cohort.send(0, cohort.ask_of(0, 2))) is not None
+    for _ in range(2):
+        assert node.send(Abort(doc_hash=doc_hash)) == Finished(doc_hash=doc_hash)
+    assert node.session(doc_hash).over
+    assert in_the_file(node, secrets) == set()
+    assert (0 < spent(node) <= before) if has_answered else spent(node) == 0
 
 
 @pytest.mark.parametrize("how", ["forget", "30 days"])

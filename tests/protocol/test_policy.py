@@ -199,6 +199,13 @@ def test_simulated_clients_accept_what_the_simulation_asks_for(trust):
     assert tightest(OPEN, OPEN) == OPEN
 
 
+def test_a_policy_accepts_the_kinds_of_runs_of_its_trust_models():
+    assert ClientPolicy().accepted_kinds == {"horizontal"}
+    assert ClientPolicy(trusts=("vertical",)).accepted_kinds == {"vertical"}
+    assert OPEN.accepted_kinds == {"horizontal", "vertical"}
+    assert ClientPolicy(trusts=()).accepted_kinds == set()
+
+
 # ------------------------------------------------------------------------ values, files
 
 TYPE, VALUE = ConfigurationTypeError, ConfigurationError

@@ -43,7 +43,8 @@ def _turn(conversation: Conversation, request: Turn) -> Sent:
 
 def _repeated(request: Request, former: ClientSession) -> Sent | None:
     """Return the last reply of a session that ended with its result, for a repeat."""
-    if not isinstance(request, Turn):
+    # A run of another kind has ended without one.
+    if not isinstance(request, Turn) or not former.party:
         return None
     reply: Sent = decode(former.party, Sent)
     last_step = "close" if reply.parcels else "finish"

@@ -95,11 +95,6 @@ class Turn(Request, tag="turn", frozen=True, kw_only=True):
     commitments: Commitments = ()
     deliveries: Deliveries = ()
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a party has nothing more to do in the run."""
-        return self.step in ("close", "finish")
-
 
 class Joined(Reply, tag="joined", frozen=True, kw_only=True):
     """The party takes part in a vertical run: its slot and its session's public values."""

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from cohorts import Node
+from cohorts import Cohort, Node
 from documents import make_document as make_horizontal
 from harness import byte_p_value
 from soft import soft_members
@@ -41,6 +41,7 @@ from flower_kmeans.protocol.messages import (
     Abort,
     Code,
     Enrol,
+    Finished,
     decode_reply,
     decode_request,
     read_head,
@@ -53,7 +54,7 @@ from flower_kmeans.protocol.run import (
     verify_plan,
 )
 from flower_kmeans.protocol.session import forget_unfinished
-from flower_kmeans.protocol.wire import decode, encode
+from flower_kmeans.protocol.wire import decode, encode, encode_arrays
 from flower_kmeans.secagg.primitives import u32
 from flower_kmeans.vertical.keys import secret_key, set_up_secret
 from flower_kmeans.vertical.moduli import moduli
@@ -402,6 +403,35 @@ def test_what_an_aborted_run_charged_stays_charged(story, tmp_path, slot):
     request, _ = story.of(slot, "step" if slot == 0 else "open", 2)
     assert code_of(party.ask(request)) == Code.STALE
     assert code_of(party.ask(Enrol(doc=story.run.data))) == Code.STALE
+
+
+@pytest.mark.claim("threat-model", "61")
+def test_an_abort_of_a_run_that_cannot_be_opened_erases_everything(story, tmp_path):
+    run = story.run
+    party = story.copies[0].copied(tmp_path / "copy")
+    assert list(party.directory.glob("vertical/*"))
+    with Ledger(party.directory) as ledger:
+        version, data = ledger.load(run.doc_hash)
+        other = data.replace(b"flower-kmeans/3", b"flower-kmeans/2")
+        assert other != data
+        ledger.save(run.doc_hash, version, other)
+    for _ in range(2):
+        assert party.ask(Abort(doc_hash=run.doc_hash)) == Sent(doc_hash=run.doc_hash)
+    assert not list(party.directory.glob("vertical/*"))
+    assert secrets_in(party, story.sessions[0]) == []
+
+
+@pytest.mark.parametrize("step", ["close", "finish"])
+def test_a_turn_for_a_run_over_records_that_is_over_is_late(step, tmp_path):
+    """A client that takes part in both kinds of runs was delivered the result of another kind."""
+    cohort = Cohort(tmp_path, "plain").set_up()
+    node = cohort.nodes[0]
+    node.policy = replace(node.policy, trusts=("plain", "vertical"))
+    good = encode_arrays({"centroids": np.full((2, 2), 0.5), "counts": np.zeros(2)})
+    finished = Finished(doc_hash=cohort.doc_hash)
+    assert node.send(cohort.finish_of(0, result=good)) == finished
+    turn = Turn(doc_hash=cohort.doc_hash, step=step, t=1)
+    assert code_of(node.send(turn)) == Code.STALE
 
 
 def test_what_a_run_that_was_forgotten_leaves_is_removed(story, tmp_path):
