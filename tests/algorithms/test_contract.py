@@ -136,16 +136,18 @@ DECLARED = TableDomain(
 # 17 columns
 @pytest.mark.claim("guarantees", "7")
 @pytest.mark.claim("guarantees", "44")
+@pytest.mark.parametrize("weights", [{}, {"c": 2.0, "x": 0.3}, {"c": 0.1}])
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])
-def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
+def test_records_of_declared_columns_keep_each_release(name, weights, monkeypatch):
     """All records that a table can hold: of a category, a number, and missing cells."""
-    monkeypatch.setitem(DOMAINS, "declared", DECLARED)
+    domain = DECLARED.weighted(weights)
+    monkeypatch.setitem(DOMAINS, "declared", domain)
     algorithm = GRIDS[name].make("declared")
     cells = zip(*itertools.product("ab?", ["", 0, 1, 3, 10, 1e9]), strict=True)
-    table = DECLARED.encode(dict(zip("cx", map(list, cells), strict=True)), "nan")
+    table = domain.encode(dict(zip("cx", map(list, cells), strict=True)), "nan")
     whole = table[np.isfinite(table).all(axis=1)]
     assert len(whole) == 3 * 5  # without a number there is no record
-    grid = GridRecords(whole, DECLARED, algorithm.fraction_bits)
+    grid = GridRecords(whole, domain, algorithm.fraction_bits)
     records = np.concatenate(list(grid.blocks(999))).astype(np.int64)
     largest = {}
     for query in any_queries(algorithm, seed=2, trials=2):
