@@ -138,6 +138,11 @@ class Algorithm(ABC):
                 "Expected a private budget with its delta, as planned() chooses it. Got None."
             )
         check_exactness(self.domain.n_features, self.fraction_bits)
+        if not self.domain.grid_half_widths(self.fraction_bits).any():
+            raise ConfigurationError(
+                "Expected fraction_bits, or weights of columns, so large that records have more "
+                f"than one point on the grid. Got fraction_bits={self.fraction_bits}."
+            )
 
     @classmethod
     def planned(

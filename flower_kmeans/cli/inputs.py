@@ -365,15 +365,20 @@ def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
 
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Return weights of columns from ``NAME=WEIGHT``, the last one of each name."""
-    found = {}
+    """Return weights of columns from ``NAME=WEIGHT``, each name once."""
+    found: dict[str, float] = {}
     for text in texts:
         name, equals, weight = text.rpartition("=")
         if not (name and equals):
             raise ConfigurationError(
                 f"Expected --weight as NAME=WEIGHT. Got {text!r} instead."
             )
-        found[name.strip()] = _number("--weight", weight)
+        column = name.strip()
+        if column in found:
+            raise ConfigurationError(
+                f"Expected one --weight of each column. Got two of {column!r}."
+            )
+        found[column] = _number("--weight", weight)
     return found
 
 

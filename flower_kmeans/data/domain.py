@@ -11,6 +11,7 @@ then a product of numbers and of levels, and its norms are those of the product
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -389,6 +390,11 @@ class Box(_Bounds):
                 name = names[start]
             found.append(Factor(name, start, stop, is_category=start in ends))
             start = stop
+        times = Counter(factor.name for factor in found)
+        for i, factor in enumerate(found):
+            if names is not None and factor.is_category and times[factor.name] > 1:
+                whole = f"{names[factor.start]} to {names[factor.stop - 1]}"
+                found[i] = factor._replace(name=whole)
         return found
 
     def weighted(self, weights: Mapping[str, float]) -> "Box":

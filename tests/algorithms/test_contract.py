@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.queries import UNUSABLE, check_query
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import record_sensitivities, sensitivities
-from flower_kmeans.data.domain import Ball, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -136,16 +136,18 @@ DECLARED = TableDomain(
 # 17 columns
 @pytest.mark.claim("guarantees", "7")
 @pytest.mark.claim("guarantees", "44")
+@pytest.mark.parametrize("weights", [{}, {"c": 2.0, "x": 0.3}, {"c": 0.1}])
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])
-def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
+def test_records_of_declared_columns_keep_each_release(name, weights, monkeypatch):
     """All records that a table can hold: of a category, a number, and missing cells."""
-    monkeypatch.setitem(DOMAINS, "declared", DECLARED)
+    domain = DECLARED.weighted(weights)
+    monkeypatch.setitem(DOMAINS, "declared", domain)
     algorithm = GRIDS[name].make("declared")
     cells = zip(*itertools.product("ab?", ["", 0, 1, 3, 10, 1e9]), strict=True)
-    table = DECLARED.encode(dict(zip("cx", map(list, cells), strict=True)), "nan")
+    table = domain.encode(dict(zip("cx", map(list, cells), strict=True)), "nan")
     whole = table[np.isfinite(table).all(axis=1)]
     assert len(whole) == 3 * 5  # without a number there is no record
-    grid = GridRecords(whole, DECLARED, algorithm.fraction_bits)
+    grid = GridRecords(whole, domain, algorithm.fraction_bits)
     records = np.concatenate(list(grid.blocks(999))).astype(np.int64)
     largest = {}
     for query in any_queries(algorithm, seed=2, trials=2):
@@ -164,6 +166,17 @@ def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
         least = 1 if (name, release) == ("glloyd", "sums") else 0
         what = f"release {release!r}: a declared record moves it by"
         assert_within(what, max(found), least=least, most=1, unit="units", slack=1e-12)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grid_with_one_point_is_refused(name, monkeypatch):
+    """Columns of small weights need enough bits: all records would be alike."""
+    lower, upper = np.zeros(17), np.ones(17)
+    monkeypatch.setitem(DOMAINS, "tiny", Box(lower, upper, weights=[0.001] * 17))
+    with pytest.raises(ConfigurationError, match="more than one point on the grid"):
+        GRIDS[name].make("tiny", fraction_bits=8)
+    monkeypatch.setitem(DOMAINS, "tiny", Box(lower, upper, weights=[0.5] * 17))
+    GRIDS[name].make("tiny", fraction_bits=8)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -425,6 +425,8 @@ class TestSimulate:
             ("ward=-1", "positive"),
         ):
             failed(run(*SIMULATE, "--domain", "domain.toml", "--weight", weight), words)
+        twice = ("--weight", "ward=1", "--weight", "ward =2")
+        failed(run(*SIMULATE, "--domain", "domain.toml", *twice), "Got two of 'ward'")
 
     def test_weights_are_of_columns_without_a_domain(self, run, visits, tmp_path):
         result = run(*SIMULATE, "--columns", "age,income", "--bounds", "age=0:120",

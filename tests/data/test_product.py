@@ -325,6 +325,21 @@ def test_a_category_has_one_weight():
         replace(PRODUCT, weights=[1, 0.5, 0.5, 0.4, 1])
 
 
+@pytest.mark.parametrize("number", ["w", "x"])
+def test_factors_of_one_name_are_told_apart(number):
+    """The names of a box that nobody declared may begin alike."""
+    columns = [number, "w=a", "w=b", "w=c=1", "w=c=2"]
+    box = Box([0] * 5, [1] * 5, columns=columns, categories=[(1, 3), (3, 5)])
+    names = [factor.name for factor in box.factors()]
+    assert names == [number, "w=a to w=b", "w=c=1 to w=c=2"]
+    weighted = box.weighted({names[0]: 0.3, names[1]: 0.2})
+    assert weighted.weights == (0.3, 0.2, 0.2, 0.5, 0.5)
+    assert weighted.weights_by_name() == dict(zip(names, (0.3, 0.2, 0.5), strict=True))
+    alone = Box([0] * 3, [1] * 3, columns=columns[:3], categories=[(1, 3)])
+    expected = ["w", "w=a to w=b"] if number == "w" else ["x", "w"]
+    assert [factor.name for factor in alone.factors()] == expected
+
+
 # -------------------------------------------------------------------------- parts
 
 

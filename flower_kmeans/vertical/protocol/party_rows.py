@@ -48,6 +48,11 @@ def _filler(domain: Domain) -> FloatArray:
     return filler
 
 
+def _categories(domain: Domain, own: slice) -> tuple[tuple[int, int], ...]:
+    """Return the categories of a party, by its own columns."""
+    return domain.part(own).categories if isinstance(domain, Box) else ()
+
+
 def read_rows_key(policy: ClientPolicy) -> bytes:
     """Return the key under which row ids are compared; empty without a file."""
     if policy.rows_key_file is None:
@@ -146,6 +151,10 @@ class PartyRows:
         for start in range(0, len(table), SLOTS):
             rows = table[start : start + SLOTS]
             is_there = np.isfinite(rows)
+            for first, behind in _categories(domain, own):
+                # A level is all of its columns.
+                block = is_there[:, first:behind]
+                block[:] = block.all(axis=1, keepdims=True)
             whole = np.repeat(filler, len(rows), axis=0)
             whole[:, own] = np.where(is_there, rows, filler[:, own])
             outside += domain.outside(whole)

@@ -36,10 +36,12 @@ def test_a_missing_category_is_none_of_its_levels(caplog):
     levels = np.eye(3)[np.arange(N_RECORDS) % 3]
     records = levels.copy()
     records[:3] = [[np.nan] * 3, [0.1, 0.7, 0.7], [0, 0, 9]]
+    records[3:5] = [[np.nan, 1, 0], [0, 1, np.inf]]  # missing in part is missing
     found, q = columns_of(records, caplog)
     low, high = (int(ends[1]) for ends in DOMAIN.grid_bounds(q))
     expected = np.where(levels == 1, high, low)
     expected[:3] = [[0, 0, 0], [low, high, low], [low, low, high]]
+    expected[3:5] = 0
     np.testing.assert_array_equal(found, expected)
     (moved,) = [
         each.getMessage().partition(": ")[2]
