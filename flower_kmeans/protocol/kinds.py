@@ -156,10 +156,11 @@ def held_by(name: str) -> str:
 
 def _accepted_kind(name: str, accepted: Collection[str] | None) -> RunKind:
     """Return a kind that a message or document names; a `KindError` if it is not accepted."""
-    # Before anything is imported: another party chose the name.
-    if accepted is not None and name not in accepted:
+    # Before anything is imported: another party chose the name. The code of the usual
+    # kind is there, and a policy has its own words on such runs.
+    if accepted is not None and name not in (USUAL, *accepted):
         raise KindError(
-            f"Expected a kind of run in {sorted(accepted)}. Got {name!r} instead."
+            f"Expected a kind of run that a trust model in trusts is for. Got {name!r} instead."
         )
     try:
         return run_kind(name)
