@@ -1,4 +1,4 @@
-"""The strategies of a checkout, which are in the folder ``strategies/`` beside this package.
+"""The strategies, which a checkout holds in the folder ``strategies/`` beside this package.
 
 An installed package contains that folder. Python and type checkers then use the folder
 instead of this file. In a checkout this module becomes the package
@@ -8,7 +8,7 @@ instead of this file. In a checkout this module becomes the package
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # The imports are single, because mypy refuses names that come from `import *`.
+    # Each name has its own import, because mypy refuses names that come from `import *`.
     from strategies import BY_NAME as BY_NAME
     from strategies import ClusteringStrategy as ClusteringStrategy
     from strategies import CommonOptions as CommonOptions

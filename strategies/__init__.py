@@ -1,8 +1,8 @@
 """Flower strategies for private, federated k-means.
 
-Each is a ``flwr.serverapp.strategy.Strategy``: build it, then call ``start(grid)`` in a
-ServerApp, or hand it to ``flower_kmeans.simulate``. `KFed` stands beside them to
-compare with: it is not private, and runs only where one process holds all partitions.
+Each strategy but `KFed` is a ``flwr.serverapp.strategy.Strategy``: build it, then call
+``start(grid)`` in a ServerApp, or hand it to ``flower_kmeans.simulate``. `KFed` is a
+baseline for comparisons: it is not private, and one process must hold all partitions.
 """
 
 from flower_kmeans.baselines import KFed
@@ -44,7 +44,7 @@ __all__ = [
 BY_NAME: dict[str, type[KMeansStrategy] | type[VerticalKMeans]] = {
     globals()[each].ALGORITHM.name: globals()[each]
     for each in __all__
-    # Not of bases, functions and KFed, which have no algorithm to run.
+    # The others are a base class, RoundInfo, and KFed, which no server can run.
     if hasattr(globals()[each], "ALGORITHM")
 }
-"""The strategies by the names of their algorithms, in run documents and on the command line."""
+"""Strategies by algorithm name, as run documents and the command line write it."""

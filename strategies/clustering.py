@@ -2,8 +2,8 @@
 
 Set-up happens in ``configure_train`` of round 1 and delivery in ``configure_evaluate``
 of the last round, so Flower's stock ``Strategy.start`` drives a strategy to the same
-result as our own. Ours also takes replies as they arrive, does not wait for silent
-clients, and invites late ones.
+result as `ClusteringStrategy.start`. The latter also takes replies as they arrive, does
+not wait for silent clients, and invites late ones.
 """
 
 import inspect
@@ -51,11 +51,11 @@ from .starting import NO_STOP, require_empty, require_start
 
 
 class RunServer(Protocol):
-    """The server of one run, of any kind, as all strategies need it."""
+    """The members that all strategies need of a run's server, of any kind of run."""
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """The run that the server computes: its document, algorithm, plan and trust model."""
 
     @property
     def head(self) -> int:
@@ -63,7 +63,7 @@ class RunServer(Protocol):
 
     @property
     def incidents(self) -> Sequence[Dropped]:
-        """All that was not an orderly reply."""
+        """Errors, silence, refusals and losses of nodes so far, in order."""
 
     @property
     def n_claims(self) -> int:
@@ -71,7 +71,7 @@ class RunServer(Protocol):
 
     @property
     def all_keep_ledgers(self) -> bool:
-        """Whether every client stated that it keeps a ledger."""
+        """Whether every client of the run stated that it keeps a ledger."""
 
     def set_up(self, nodes: Iterable[int], trip: Trip, /) -> None:
         """Enrol the clients, and prepare them for the first round."""
@@ -84,7 +84,10 @@ S = TypeVar("S", bound=RunServer)
 
 
 def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the ids of named nodes, each of which Flower could give, and each once."""
+    """Return the node ids of the option ``nodes``, checked: different 64-bit numbers, one at least.
+
+    ``None`` stands for any nodes.
+    """
     if nodes is None:
         return None
     found = tuple(integer("nodes", node, 0, 2**64 - 1) for node in nodes)
@@ -96,11 +99,11 @@ def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 class ClusteringStrategy(Strategy, Generic[S]):
-    """Flower's hooks, for clients with different records and for parties with different columns.
+    """Base of strategies for clients with other records and for parties with other columns.
 
-    A subclass sets the attributes below, and implements the abstract methods. The class
-    is long because Flower's interface is one class: a run's state is shared by ``start``
-    and by the four hooks that Flower's own loop calls.
+    It implements Flower's hooks. A subclass sets the attributes below, and implements the
+    abstract methods. The class is long because Flower's interface is one class: ``start``
+    and the four hooks that Flower's own loop calls share a run's state.
     """
 
     ALGORITHM: ClassVar[type[Algorithm]]
@@ -124,12 +127,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _make_algorithm: Callable[..., Algorithm]
     _planned: Algorithm  # `algorithm`, unless a start was given initial centroids
     _given_initial: Any
-    _cautions: tuple[str, ...] = ()  # what the summary warns of
-    _AWAITS_ALL: ClassVar[bool] = False  # whether no client may be missing
+    _cautions: tuple[str, ...] = ()  # warnings that the summary logs
+    _AWAITS_ALL: ClassVar[bool] = False  # whether every request waits for all clients
     _timeout: float | None = None
     _patience: float | None = None
     _n_expected = 0  # clients that the set-up waits for
-    _n_said = 0  # incidents of the set-up that are logged
+    _n_said = 0  # incidents of the set-up that have been logged
     _talk: Exchange
     _server: S | None = None
     _journal: Journal | None = None
@@ -137,21 +140,21 @@ class ClusteringStrategy(Strategy, Generic[S]):
     _sent: Sequence[Message] = ()
     _started = 0.0
 
-    # ------------------------------------------------------------- what a subclass does
+    # ------------------------------------------------------------- a subclass implements
 
     @property
     @abstractmethod
     def noise_factor(self) -> float:
-        """Standard deviation of the noise over the planned one."""
+        """Ratio of the noise's standard deviation to the planned one, in the released sums."""
 
     @property
     @abstractmethod
     def added_noise_factor(self) -> float:
-        """The same before noise beyond the plan is removed."""
+        """`noise_factor` before the server removes noise beyond the plan."""
 
     @abstractmethod
     def expecting(self, n_clients: int) -> AbstractContextManager[None]:
-        """Run with a known number of clients."""
+        """Plan for this number of clients inside the context, where none was given."""
 
     @abstractmethod
     def _begin(self, roster: Roster | None) -> tuple[S, dict[str, Any]]:
@@ -161,34 +164,38 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _next(
         self, is_last: bool
     ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
-        """Return the requests of the next round, or those after the last one, and their kind."""
+        """Return the kind of the next requests, the requests by node, and when replies are enough.
+
+        The requests are those of the next round, or with ``is_last`` those after the last
+        round.
+        """
 
     @abstractmethod
     def _take(self, replies: Replies, is_last: bool) -> None:
-        """Take the replies to them."""
+        """Take the replies to the requests of `_next`."""
 
     @abstractmethod
     def _update(self, report: Report) -> None:
-        """Bring the report up to date."""
+        """Copy the server's proceedings into the report."""
 
     @abstractmethod
     def _crowd(self) -> str:
-        """Return a line about the clients."""
+        """Return the summary's line about the clients."""
 
     @abstractmethod
     def _run(self, roster: Roster | None) -> Run:
-        """Return a new run."""
+        """Return a new run; with ``keys="roster"`` and no roster, one to compute sizes from."""
 
     @abstractmethod
     def _timeout_for(self, run: Run, n_clients: int) -> float:
-        """Return the default timeout of a request of a run of so many clients."""
+        """Return the default timeout, in seconds, of a request in a run of so many clients."""
 
     def _warnings_of(self, t: int) -> tuple[str, ...]:
         """Return warnings about the released values of a round that the server sees."""
         return ()
 
     def _invite(self, grid: Grid) -> None:
-        """Let nodes take part that connected after the start."""
+        """Invite nodes that connected after the start, where the run allows late clients."""
 
     @property
     def _is_open(self) -> bool:
@@ -200,10 +207,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
         )
 
     def _require_names(self) -> None:
-        """Refuse to begin where a node that nobody named must not take part."""
+        """Raise if the run is open to any node, where clients must be named."""
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
-        """Return the result so far, where the server may see it; of round ``t`` alone if given."""
+        """Return the released result, or ``None`` if there is none or the server must not see it.
+
+        With ``t``, the result must be that of round ``t``.
+        """
         return None
 
     # ------------------------------------------------------------------ Flower's hooks
@@ -228,31 +238,32 @@ class ClusteringStrategy(Strategy, Generic[S]):
         ----------
         grid : Grid
         initial_arrays : ArrayRecord, optional
-            One array (n_clusters, n_features), as ``initial`` of the strategies that
-            take it.
+            One array (n_clusters, n_features): the public initial centroids, for
+            strategies with the option ``initial``.
         num_rounds : int, optional
-            The planned number of rounds, if given: the plan is fixed before data is
-            seen.
+            If given, it must be the planned number of rounds, because the plan is fixed
+            before the run.
         timeout : float, optional
             Seconds in which a client must reply to a request. Default:
             `default_timeout`. A round trip ends earlier when all clients have replied,
             or at the end of the grace time after enough of them have.
         train_config, evaluate_config : ConfigRecord, optional
-            Empty: everything that clients need is in the run document.
+            Must be empty: the run document has everything that clients need.
         evaluate_fn : callable, optional
-            Called with the round and the centroids, once the server sees some.
+            Called with the number and the result of each round in which the server sees
+            centroids, and with round 0 and ``initial_arrays``, if given.
         should_stop : callable, optional
-            Never called, which a warning says: the number of rounds is part of the
-            plan, and clients get the result after the last one.
+            Never called, because the number of rounds is part of the plan and clients get
+            the result after the last one. The log has a warning.
         patience : float, optional
-            Seconds for which a round trip with too few replies stays open for clients
-            that are missing. A node that comes back is sent the same request again.
-            Default: 600, and 0 in simulations, where no node comes back.
+            Seconds for which a round trip with too few replies waits for missing clients.
+            A node that comes back gets the same request again. Default: 600, and 0 in
+            simulations, where no node comes back.
         resume : path, optional
-            The server's own directory, mode 0700, which is made if it is missing. The
-            run is kept there. If this process ends before the run does, a start with
-            the same options and directory goes on after the last released round
-            (docs/deploy.md, "A server that ends").
+            The server's own directory, created with mode 0700 if it is missing. It keeps
+            the run. If this process ends before the run does, a start with the same
+            options and directory goes on after the last released round (docs/deploy.md,
+            "A server that ends").
 
         Returns
         -------
@@ -309,7 +320,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
         result: Result,
     ) -> None:
-        """Run all rounds, or those that a kept run lacks, and fill in the result."""
+        """Run all rounds, or the rounds that a kept run lacks, and fill in the result."""
 
         def evaluate(t: int) -> None:
             arrays = initial_arrays if t == 0 else self._visible_arrays(t)
@@ -332,7 +343,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         result.arrays = self._visible_arrays() or ArrayRecord()
         log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
 
-    # Flower's own loop calls these four.
+    # Flower's own loop calls these four hooks.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -354,14 +365,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the answers up; return the centroids where the server knows them, and the metrics."""
+        """Release the sum of the answers; return the result, if the server sees it, and metrics."""
         info = self._close_round(server_round, self._received(replies))
         return self._visible_arrays(server_round), info.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the delivery of the result after the last round, and nothing before."""
+        """Return the messages that deliver the result after the last round; none before it."""
         self._refuse_wrapper()
         return self._messages(is_last=True) if server_round == self.n_rounds else []
 
@@ -396,7 +407,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     @property
     def _shown(self) -> ShownPlan:
-        """The plan, and no result: a blind server must not see one."""
+        """The plan as a user sees it. It holds no result: a blind server must not see one."""
         return ShownPlan(
             strategy=type(self).__name__,
             clusters=self._clusters,
@@ -417,10 +428,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
         return str(most) if fewest == most else f"{fewest} to {most}"
 
     def _refuse_wrapper(self) -> None:
-        """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
-        # They clip arrays that this strategy never sends, and would report a guarantee
-        # that nobody gives. A wrapper calls the hooks of the strategy that it holds,
-        # which call this. Two frames up: the hook that called this, and its caller.
+        """Raise if another strategy called, such as one of Flower's privacy wrappers."""
+        # A wrapper clips arrays that this strategy never sends, and would report a
+        # guarantee that nobody gives. It calls the hooks of the strategy that it holds,
+        # and a hook calls this method: the wrapper is two frames up.
         caller = sys._getframe(2).f_locals.get("self")
         if caller is not self and isinstance(caller, Strategy):
             raise ConfigurationError(
@@ -432,9 +443,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     @property
     def default_timeout(self) -> float:
-        """Seconds for a request where ``start`` is given no timeout.
+        """Seconds for a request if ``start`` is given no timeout.
 
-        300, and one more for each MB that all clients send in a round.
+        For clients with different records it is 300, and one more for each MB that all
+        clients send in a round.
         """
         n_clients = max(self.n_clients or 0, self.min_clients, len(self.nodes or ()))
         return self._timeout_for(self._run(None), n_clients)
@@ -451,21 +463,32 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     @property
     def report(self) -> Report:
-        """Privacy and fault report of the run, complete after it."""
+        """Privacy and fault report of the run, complete after the run.
+
+        Raises
+        ------
+        RunError
+            If no run has started.
+        """
         if self._report is None:
             raise RunError("There is no report before the run has started.")
         return self._report
 
     @property
     def centroids(self) -> NDArray[np.float64]:
-        """Centroids in the user's units, (n_clusters, n_features).
+        """Centroids in the user's units, (n_clusters, n_features) float64.
 
-        Where the server must never see them, it is an `ObliviousServerError`.
+        Raises
+        ------
+        ObliviousServerError
+            If the server must never see them.
+        RunError
+            If no round is finished.
         """
         return self._visible("centroids")["centroids"].numpy()
 
     def _visible(self, name: str) -> ArrayRecord:
-        """Return the result so far for a caller that asks for one of its arrays."""
+        """Return the released result, or raise if the caller cannot have its array ``name``."""
         self._require_sight()
         arrays = self._visible_arrays()
         if arrays is None:
@@ -524,7 +547,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         )
         self._require_names()
         self._server = server
-        # Before clients are asked: a run that fails in its set-up has a report too.
+        # The report exists before clients are asked: a run that fails in its set-up has
+        # one too.
         self._report = Report(
             strategy=type(self).__name__,
             theorems=self.THEOREMS,
@@ -552,7 +576,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
             self._running.set_up(nodes, self._trip)
 
     def _started_with(self, initial: NDArray[Any] | None = None) -> Algorithm:
-        """Return the algorithm with the start's public initial centroids, if it was given any."""
+        """Return the algorithm, with the public initial centroids of ``start`` if there are any."""
         if initial is None:
             return self._planned
         self._check_initial("initial_arrays")
@@ -563,7 +587,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         return self._make_algorithm(initial=initial)
 
     def _check_initial(self, name: str) -> None:
-        """Refuse initial centroids where the algorithm always makes its own."""
+        """Raise if the algorithm always makes its own initial centroids."""
         if "initial" not in inspect.signature(self.ALGORITHM).parameters:
             raise ConfigurationError(
                 f"Expected no {name}: {type(self).__name__} makes its own initial centroids. "
@@ -577,14 +601,18 @@ class ClusteringStrategy(Strategy, Generic[S]):
         noise_shares: int,
         levels: tuple[int, ...] = (),
     ) -> Run:
-        """Return a new run; without a roster, one that has the size of the run to come."""
+        """Return a new run.
+
+        With ``keys="roster"`` and no roster, its document has the length of the real one,
+        to compute sizes from.
+        """
         trust = self.trust_model
         algorithm = self.algorithm
         digest = bytes(32) if roster is None else roster.digest
         document = RunDocument(
             protocol=PROTOCOL,
-            # From the system, not the seed: to clients, equal documents are one and the
-            # same run.
+            # The name is from the system's randomness, not from the seed: for clients, equal
+            # documents are the same run.
             run=token(16),
             trust=self.trust,
             keys=self.keys,
@@ -624,7 +652,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _join(self, node_ids: Iterable[int]) -> Mapping[int, Request]:
         """Return enrolments for nodes that connect during the set-up."""
         server = self._running
-        # The wait may be long, so its reasons are said now.
+        # The wait may be long, so the reasons for it are logged now.
         for incident in server.incidents[self._n_said :]:
             log(
                 WARNING,
@@ -638,17 +666,17 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _messages(self, is_last: bool) -> Sequence[Message]:
         """Return the next requests as messages that Flower's own loop sends."""
         kind, requests, _ = self._next(is_last)
-        # A list: Flower's grid goes through the messages twice.
+        # It must be a list, because Flower's grid goes through the messages twice.
         self._sent = self._talk.messages(kind, requests)
         return self._sent
 
     def _received(self, replies: Iterable[Message]) -> Replies:
-        """Return the replies to these messages, which Flower's own loop received."""
+        """Return the replies that Flower's own loop received to the messages of `_messages`."""
         return self._talk.replies(replies, self._sent) if self._running else ()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Bring the report up to date, also if the run ends here."""
+        """Bring the report up to date on leaving the context, also by an error."""
         try:
             yield
         except RunError as error:

@@ -18,10 +18,10 @@ from .options import CommonOptionsAndInitial
 class ConstrainedLloyd(KMeansStrategy):
     """Constrained clustering of Ahmed's thesis, with the noise that it needs, for reproduction.
 
-    Every client assigns its records to clusters at least cost within bounds on the
-    sizes of *its* clusters: ``ceil(min_size / n_clients)`` to
-    ``floor(max_size / n_clients)``. Clients need the extra ``constrained`` (ortools),
-    but for ``assignment="non-exclusive"``.
+    Every client assigns its records to clusters at least cost. Each cluster gets
+    ``ceil(min_size / n_clients)`` to ``floor(max_size / n_clients)`` records of the client.
+    Clients need the extra ``constrained`` (ortools), except for
+    ``assignment="non-exclusive"``.
 
     Budgets with ``unit="client"`` are refused. The thesis's "Unconstrained Exclusive"
     is `SuLloyd` (Laplace noise) or `GLloyd` (Gaussian noise).
@@ -29,39 +29,38 @@ class ConstrainedLloyd(KMeansStrategy):
     Parameters
     ----------
     assignment : {"exclusive", "non-exclusive", "e-exclusive"}, default: "exclusive"
-        Every record in one cluster; every cluster with its nearest records, so that a
-        record may be in several clusters or in none; every record in one to
-        ``max_contribution`` clusters.
+        ``"exclusive"`` puts every record in one cluster. ``"non-exclusive"`` gives every
+        cluster its nearest records, so a record can be in several clusters or in none.
+        ``"e-exclusive"`` puts every record in 1 to ``max_contribution`` clusters.
     aggregation : {"mna", "amn"}, default: "mna"
-        Clients send sums and counts ("mask, noise, average"), or their means ("average,
-        mask, noise").
+        ``"mna"`` (mask, noise, average): clients send sums and counts. ``"amn"``
+        (average, mask, noise): clients send means.
     min_size, max_size : int, optional
         Records per cluster, of all clients together. Default: ``ceil(N / 1.5 k)`` and
-        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as
-        many records as it must.
+        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has
+        exactly its least number of records.
     max_contribution : int, default: 1
-        E of ``"e-exclusive"``, from 1 to k; 1 for the others.
+        Most clusters of a record with ``"e-exclusive"``, from 1 to k; 1 for the others.
     mechanism : {"gaussian", "laplace"}, default: "gaussian"
-        Law of the noise.
+        Distribution of the noise.
     n_records, n_clients : int
-        Public figures. Both are required, also without privacy.
+        Public numbers of records and clients. Both are required, also without privacy.
     n_clusters, domain, privacy, **common
         Options of all strategies: see `KMeansStrategy`. ``n_rounds="auto"`` is the
         thesis's rule for one contribution (sections 6.2.4 and 6.3.3).
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 17): a record that comes or goes
-    replaces a point of its client's slots, and the noise covers all records that this moves from
-    cluster to cluster.
+    Formal guarantee (docs/guarantees, Theorem 17): a record that comes or goes replaces the content
+    of one slot of its client. The noise covers all records that this moves between clusters.
 
-    It is here for reproduction. With this noise it does not reach what `SynopsisKMeans`
-    reaches, at any epsilon that was tried, nor do the thesis's figures hold: its noise
-    is too small. For groups of bounded size take
-    ``SynopsisKMeans(min_size=..., max_size=...)``, whose bounds cost no noise and hold
-    for all clients together. Bounds for every client are wrong where clients differ.
+    The strategy reproduces the thesis. With sufficient noise its loss is above that of
+    `SynopsisKMeans` at every epsilon that was tried. The thesis's figures do not hold,
+    because its noise is too small. For groups of bounded size use
+    ``SynopsisKMeans(min_size=..., max_size=...)``: its bounds apply to all clients
+    together. Bounds for every client are wrong where clients differ.
 
-    How long a client computes depends on its records (docs/threat-model.md).
+    The time that a client computes depends on its records (docs/threat-model.md).
     """
 
     ALGORITHM = ConstrainedLloydAlgorithm

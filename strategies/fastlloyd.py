@@ -13,29 +13,28 @@ from .options import CommonOptionsAndInitial
 class FastLloyd(KMeansStrategy):
     """FastLloyd (Diaa, Humphries & Kerschbaum, 2025, Algorithm 1).
 
-    Every record goes to its nearest centroid and counts by its offset, clipped to a
-    radius; clients send relative sums and counts, masked, and the noise is Gaussian.
-    Unlike the paper's, badly placed centroids are relocated.
+    Every record goes to its nearest centroid, and adds its offset from it, clipped to a
+    radius. Clients send masked sums of offsets, and counts. The noise is Gaussian. Unlike
+    in the paper, badly placed centroids are relocated.
 
     Parameters
     ----------
     cost : bool, default: False
-        Whether the last round also releases the cost, for ``report.cost``; Gaussian
-        noise only, and where the server sees the sums (docs/guarantees,
-        Theorem 16).
+        Whether the last round also releases the cost, for ``report.cost``. The server
+        must see the sums (docs/guarantees, Theorem 16).
     alpha : float, default: 0.8
-        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
-        5.6). With relocation the largest one from round 2 on.
+        Radius in units of ``beta / (2 k^(1/d))``, where beta is the domain's diameter
+        (section 5.6). With relocation it is the largest radius from round 2 on.
     radius : {"step", "constant"}, default: "step"
-        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2
-        on. With relocation, round 1 has the geometric mean of the two.
+        ``"constant"`` takes the radius of alpha in all rounds. ``"step"`` takes
+        ``beta / 2`` in round 1; with relocation, the geometric mean of the two.
     postprocess : {"fold", "truncate", "none"}, default: "fold"
-        What happens to a centroid outside the bounds: reflected at the wall, moved to
-        the wall, or left there (up to twice the half widths, as far as distances are
-        exact).
+        Treatment of a centroid outside the bounds: ``"fold"`` reflects it at the wall,
+        ``"truncate"`` moves it to the wall, and ``"none"`` leaves it (up to twice the
+        half widths, as far as distances are exact).
     relocation : bool, default: True
-        Move centroids that have no records or share a cluster, clip offsets to a radius
-        that follows from the released numbers, and take
+        Whether to move centroids that have no records or share a cluster, to clip offsets
+        to a radius that follows from the released numbers, and by default to take
         ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near records weigh more in the sums
         where ``mu N / (k sqrt d)`` is below 32. ``False`` is the paper's algorithm.
     n_clusters, domain, privacy, n_records, **common
@@ -43,10 +42,10 @@ class FastLloyd(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 13): a round releases relative sums, of l2
-    sensitivity at most the radius of *that* round over all clusters together (with relocation,
-    jointly with how near the records are), and counts, of sensitivity 1. Gaussian releases compose
-    exactly; one scale makes the run (epsilon, delta).
+    Formal guarantee (docs/guarantees, Theorem 13): a round releases relative sums and counts. One
+    record changes the relative sums of all clusters together by at most the radius of *that*
+    round in l2 (with relocation, jointly with the nearness of the records), and the counts by 1.
+    Gaussian releases compose exactly. One scale factor makes the run (epsilon, delta).
 
     Examples
     --------

@@ -21,72 +21,76 @@ class FedDPKMeans(KMeansStrategy):
     """FedDP-KMeans (ICML 2025, Algorithms 1 and 2).
 
     The server owns a small set of points, which need not be distributed as the clients'
-    records. Three releases turn them into initial centroids: the second moments of the
+    records. Three rounds turn them into initial centroids: the second moments of the
     records give a projection, records vote for the nearest projected server point, and
     sums and counts of the records by nearest projected centre lift the centres back.
     Lloyd rounds follow.
 
-    With ``n_rounds=0`` it gives the initialisation alone, from which another strategy
-    can start (``initial``).
+    With ``n_rounds=0`` the result is the initialisation, from which another strategy can
+    start (``initial``).
 
     Parameters
     ----------
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each
         release. By default each release has a clip from ``server_data``: the median
-        norm of what clients would add that hold ``n_records / n_clients`` points drawn
-        from it, and no more than that number. Clients see the clips, so they learn that
-        much about ``server_data``.
+        norm of the answers of clients with ``n_records / n_clients`` points drawn from
+        it, at least 0.01 and at most that number. Clients see the clips, so they learn
+        that much about ``server_data``.
     clips : mapping of str to float, optional
-        Clips of single releases, in place of ``clip`` or the default.
+        Clips of single releases by name, in place of ``clip`` or the default.
     contribution : {"sums", "means"}, default: "sums"
-        What a client adds in the lift and in Lloyd rounds: sums and counts of its
-        records, or, with ``unit="client"`` only, the mean of its records in each
-        cluster and which clusters it holds. Where ``clip`` is given, the latter are
-        clipped to ``sqrt(k)`` clusters' worth, which clips nobody.
+        Statistic that a client adds in the lift and in Lloyd rounds. ``"sums"``: sums
+        and counts of its records. ``"means"``, with ``unit="client"`` only: the mean of
+        its records in each cluster, and which clusters it holds. Where ``clip`` is
+        given, means are clipped to ``sqrt(k)`` clusters' worth, which clips nobody.
     n_rounds : int or "auto", default: "auto"
-        T, Lloyd rounds after the initialisation; ``strategy.n_rounds`` is ``3 + T``. 0
-        gives the initialisation alone, ``"auto"`` two rounds, or one where there is
+        Number T of Lloyd rounds after the initialisation; ``strategy.n_rounds`` is
+        ``3 + T``. 0 gives the initialisation alone. ``"auto"`` is 2, or 1 where there is
         much noise.
     margin : float, default: 1.0
         A record takes part in the lift if its nearest projected centre is at most
-        ``margin`` times as far as the second; in (0, 1]. The paper's theory has 1/3.
+        ``margin`` times as far as the second nearest; 1e-6 to 1. The paper's theory has
+        1/3.
     min_weight : float or "auto", default: "auto"
-        Server points of a smaller noisy weight, in records, are dropped. ``"auto"`` is
-        two standard deviations of a weight's planned noise, so that few points without
-        records stay; without noise it drops those without records alone.
+        Least noisy weight, in records, of a server point that is kept. ``"auto"`` is two
+        standard deviations of a weight's planned noise, so that few points without
+        records stay. Without noise it drops only points without records.
     sums : {"auto", "absolute", "relative", "narrowing"}, default: "auto"
-        What a Lloyd round adds up: records, as in the paper, or their offsets within a
-        radius, as in FastLloyd. ``"narrowing"`` also releases the sum of squared
-        distances in the first round, and narrows the radius of later ones to twice the
-        root mean square distance; it is for records, and two rounds or more. ``"auto"``
-        takes relative sums where the radius is at most 0.6 D, or where the clip of
-        Lloyd sums comes from ``server_data``; narrowing ones if they are possible, the
-        budget is private and ``alpha`` is not given.
+        Terms of the sums of a Lloyd round. ``"absolute"``: records, as in the paper.
+        ``"relative"``: offsets within a radius, as in FastLloyd. ``"narrowing"`` also
+        releases the sum of squared distances in the first Lloyd round, and narrows the
+        radius of later ones to twice the root mean square distance; it needs
+        ``unit="record"`` and two rounds or more. ``"auto"`` takes relative sums where
+        clients add sums and the radius is at most 0.6 D, or where the clip of Lloyd
+        sums comes from ``server_data``. It takes narrowing sums instead where they are
+        possible, the budget is private and ``alpha`` is not given. D is the longest
+        record of the scaled domain.
     alpha : float or "auto", default: "auto"
-        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the
-        clip of Lloyd sums comes from ``server_data`` and that radius is more than 0.6
-        D, the domain's diameter: noise then follows the clip, and not the radius.
+        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8. Where the clip
+        of Lloyd sums comes from ``server_data`` and that radius is more than 0.6 D, it
+        makes the radius the domain's diameter: noise then follows the clip, and not the
+        radius.
     cost : bool, default: False
-        Whether the last Lloyd round also releases what an estimate of the cost needs.
+        Whether the last Lloyd round also releases the cost, for ``report.cost``.
     shares : mapping of str to float, optional
-        Shares of mu^2 by release, in place of the default ones; only their ratios
+        Fractions of mu^2 by release, in place of the default ones. Only their ratios
         matter.
     mechanisms : {"gaussian", "laplace"} or mapping of str to str, default: "gaussian"
-        Noise of counts and cost, for all or by release. Laplace noise needs a server
-        that adds it.
+        Noise of counts, spread and cost, for all or by release. With Laplace noise the
+        server must add the noise.
     server_data : array-like of shape (m, d)
-        Points that the server holds, in the user's units, at least k of them different;
-        clipped to the domain. Clients see their projections to ``min(n_clusters, d)``
-        directions: with d directions, the points.
+        Points that the server holds, in the user's units, at least k of them different.
+        They are clipped to the domain. Clients see their projections to
+        ``min(n_clusters, d)`` directions: with d directions, they see the points.
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 19): one plan over all releases; one record
-    changes the second moments by D^2, weights and counts by one, and sums by D or the radius.
-    The server sees every released sum, and computes the next query from it, so FedDP-KMeans runs
+    Formal guarantee (docs/guarantees, Theorem 19): one plan covers all releases. One record
+    changes the second moments by D^2, weights and counts by 1, and sums by D or the radius. The
+    server sees every released sum, and computes the next query from it, so FedDP-KMeans runs
     under ``"distributed-noise"`` and ``"trusted-server"`` only.
 
     Examples
@@ -151,11 +155,29 @@ class FedDPKMeans(KMeansStrategy):
     ) -> NDArray[np.float64]:
         """Return the cost of k-means on the weighted server points for k = 1 to ``k_max``.
 
-        Made from released values after a run, so it costs no further privacy. The
-        projection has ``n_clusters`` directions: run with the largest k that is
-        possible. ``rng`` is public randomness, by default from the strategy's seed. It
-        is a `ConfigurationError` if the weights are not known yet, none is heavy
-        enough, or ``k_max`` is out of range.
+        The costs follow from released values of a run, so they spend no privacy. The
+        projection has at most ``n_clusters`` directions: run with the largest k that is
+        possible.
+
+        Parameters
+        ----------
+        k_max : int
+            Largest number of clusters, 1 to 10,000.
+        rng : Generator, optional
+            Public randomness. Default: from the strategy's seed.
+
+        Returns
+        -------
+        array of shape (k_max,), float64
+            Costs in squared units, as `Report.cost` has them.
+
+        Raises
+        ------
+        ConfigurationError
+            If the weights are not known yet, no server point reaches ``min_weight``, or
+            ``k_max`` is out of range.
+        RunError
+            If no run has started.
         """
         source = public_generator(self.seed, 0) if rng is None else rng
         return self.algorithm.seeding.elbow(self._running.state, k_max, source)

@@ -55,19 +55,19 @@ from .options import (
 )
 
 _LEAST_TIMEOUT = 300.0  # seconds
-_BYTES_PER_SECOND = 1e6  # of what all clients send in a round
+_BYTES_PER_SECOND = 1e6  # of the answers of all clients to a round together
 
 
 class KMeansStrategy(ClusteringStrategy[Server]):
     """Base of the library's strategies.
 
     A strategy names the class of its algorithm (``ALGORITHM``) and its default trust
-    model (``TRUST``). Its ``__init__`` has the options of its algorithm alone, and
-    passes on those of all strategies. Under which trust models it runs follows from the algorithm
-    (`TrustModel.objection`). Where the server sees the sums, it computes each query and
-    the result from the sum before, with its own algorithm object: what that holds
-    beside its declared parameters never leaves the server. The class is long because it
-    documents the options that all strategies share.
+    model (``TRUST``). Its ``__init__`` has the options of its algorithm, and passes on
+    those of all strategies. The algorithm decides under which trust models the strategy
+    runs (`TrustModel.objection`). Where the server sees the sums, it computes each query
+    and the result from the sum before, with its own algorithm object. That object's
+    undeclared fields never leave the server. The class is long because it documents the
+    options that all strategies share.
 
     Parameters
     ----------
@@ -76,56 +76,57 @@ class KMeansStrategy(ClusteringStrategy[Server]):
     domain : Box or Ball
         Public bounds of the records, in the user's units. Records outside are clipped.
     privacy : PrivacyBudget
-        Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy. With
-        ``unit="client"`` each client is protected with all of its records, and
-        ``n_clients`` is required: delta is chosen from it.
+        Budget of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy.
+        With ``unit="client"`` each client is protected with all of its records, and
+        ``n_clients`` is required: the default delta follows from it.
     n_records : int, optional
-        Planned number of records of all clients together: public, and never counted
+        Planned number of records of all clients together. It is public and never counted
         from the data. Private strategies require it.
     n_clients : int, optional
-        Public number of clients; the start waits for them.
+        Public number of clients. The start waits for all of them.
     trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
 optional
         Trust model: who adds the noise and who sees the sums (docs/threat-model.md).
-        Default: the strategy's ``TRUST``, ``"plain"`` without privacy.
+        Default: the strategy's ``TRUST``, or ``"plain"`` without privacy.
     n_rounds : int or "auto"
         Number of rounds; "auto" derives it from public numbers.
     min_clients : int, optional
-        Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1
-        without privacy, and 0.8 ``n_clients`` where clients share the noise.
+        Fewest clients behind a sum. Default: 0.8 ``n_clients`` and at least 2 where
+        clients share the noise, 1 under ``"plain"``, otherwise 3 (or ``n_clients`` if
+        that is less).
     seed : int
-        Public randomness only (the initial centroids, or what the server draws to
-        compute its queries); noise and keys never depend on it.
+        Seed for public randomness: initial centroids, and the server's draws for its
+        queries. Noise and keys never use it.
     fraction_bits : int
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each
-        release; what a record is worth follows from the domain. The noise grows with
-        it. Default: ``n_records / n_clients``; of `SynopsisKMeans`, and of votes, the
-        root of it.
+        release. The domain determines the worth of a record. The noise grows with the
+        clip. Default: ``n_records / n_clients``; for `SynopsisKMeans`, and for votes, its
+        square root.
     initial : array-like of shape (n_clusters, n_features) or a finished run, optional
-        Public initial centroids in the user's units, instead of those that the
-        algorithm makes. Of an earlier run (a `Clustering`, or a strategy after its
-        start) they are its centroids, and the report adds what it cost:
-        ``report.together``.
+        Public initial centroids in the user's units, in place of the algorithm's. An
+        earlier run (a `Clustering`, or a strategy after its start) gives its centroids,
+        and ``report.together`` adds the privacy cost of both runs.
     keys : {"relayed", "roster"}
-        Where the clients' keys come from: relayed by the server, which protects against
-        a passive server only, or pinned in a roster that every client holds.
+        Source of the clients' keys. ``"relayed"``: the server passes them on, which
+        protects against a passive server only. ``"roster"``: a file that every client
+        holds pins them.
     roster_file : path, optional
-        The roster, which holds public keys only; required to start with
-        ``keys="roster"``.
+        Path of the roster, which holds public keys only. A start with ``keys="roster"``
+        requires it.
     nodes : list of int, optional
-        The ids of the only nodes that may take part. Without a roster their order gives
-        the slots, and named clients may come late. Without either, any node that the
-        SuperLink admits can join.
+        Ids of the only nodes that can take part. Without a roster their order gives the
+        slots, and named clients can come late. Without roster and nodes, any node that
+        the SuperLink admits can join.
     max_attempts : int
         Most attempts at a round with too few answers, 1 to 3. Only one sum of a round
-        is unmasked or reconstructed, whatever their number.
+        is unmasked or reconstructed, whatever the number of attempts.
     max_colluders : int, optional
-        How many clients may work together, also with the server, and learn the noisy
-        sums alone. Under ``"oblivious-server"`` the server and one client together see
-        every answer. Default: a tenth of ``n_clients`` where a committee adds the sums,
-        but at least 1; otherwise 1.
+        Most clients that can work together, also with the server, and still learn only
+        the noisy sums. Under ``"oblivious-server"`` the server and one client together
+        see every answer. Default: a tenth of ``n_clients`` where a committee adds the
+        sums, but at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -137,9 +138,9 @@ optional
 
     TRUST: ClassVar[str]
     ROUNDS: ClassVar[str] = "n_rounds"
-    """The algorithm's parameter that ``n_rounds`` is."""
+    """Name of the algorithm's parameter that takes ``n_rounds``."""
     OMITS: ClassVar[tuple[str, ...]] = ()
-    """Parameters of the algorithm that only run documents hold, or that it always refuses."""
+    """Parameters of the algorithm that are no options: documents hold them, or it refuses them."""
 
     def __init__(
         self,
@@ -181,8 +182,8 @@ optional
         self.nodes = checked_nodes(nodes)
         default = self.TRUST if privacy.is_private else PLAIN.name
         self.trust_model = trust_model(default if trust is None else trust)
-        # As given: defaults follow from a number of clients that may come later
-        # (`expecting`).
+        # The numbers as given: their defaults follow from a number of clients that may be
+        # known only later (`expecting`).
         self._given_crowd = checked["min_clients"], checked["max_colluders"]
         self._take_crowd(checked["n_clients"])
         self.keys = keys if self.trust_model.is_protected else "none"
@@ -192,7 +193,7 @@ optional
             self._check_initial("initial")
             self._given_initial = self._centroids_of(initial)
             parameters["initial"] = self._given_initial
-        # Only some algorithms take other numbers of clusters than an integer.
+        # The type is loose: only some algorithms take a pair or None as `n_clusters`.
         planned: Callable[..., Algorithm] = self.ALGORITHM.planned
         self._make_algorithm = partial(
             planned,
@@ -207,30 +208,30 @@ optional
             **parameters,
         )
         self.algorithm = self._planned = self._make_algorithm()
-        # the most, where the run is to choose
+        # the most clusters, if the run chooses their number
         self.n_clusters = self.algorithm.n_clusters
         self.plan = self.algorithm.plan()
         name = type(self).__name__
         require_trust(self.trust_model, self.algorithm, self.plan, name)
-        # Otherwise the release would cost privacy and nobody would report it.
+        # The release of the cost would spend privacy, and nobody could report the cost.
         if parameters.get("cost", False) and self.trust_model.is_blind:
             raise ObliviousServerError(
-                f"Expected cost=False under trust={self.trust!r}: the report that states the cost "
-                "is the server's, which must not see it. Got cost=True; choose another trust."
+                f"Expected cost=False under trust={self.trust!r}: the server's report would state "
+                "the cost, which the server must not see. Got cost=True; choose another trust."
             )
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self._noise_shares)
         require_capacity(
             self.algorithm, self.added_noise_factor, self.trust_model.sum.limit
         )
-        # else the messages' sizes are known at the start
+        # Without a number of clients, `start` checks the messages' sizes.
         if self.n_clients is not None:
             require_sizes(self._run(None), self.n_clients)
         self._note()
 
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
-        """Run with this number of clients where none was given, and its default min_clients."""
+        """Plan for this number of clients inside the context, where none was given."""
         before = self.n_clients
         try:
             self._take_crowd(before or n_clients)
@@ -241,14 +242,14 @@ optional
     # ------------------------------------------------------------------ parameters
 
     def _take_crowd(self, n_clients: int | None) -> None:
-        """Run with this number of clients, and the other numbers as given or by default."""
+        """Set the number of clients, and the numbers that follow from it."""
         crowd = Crowd.of(self.trust_model, n_clients, *self._given_crowd)
         self.n_clients = crowd.n_clients
         self.min_clients = crowd.min_clients
         self.max_colluders = crowd.max_colluders
 
     def _clipping(self, clip: float | None) -> dict[str, Any]:
-        """Return the parameters by which an algorithm clips or bounds a client's contribution."""
+        """Return the parameters of an algorithm that clip or bound a client's contribution."""
         if self.privacy.protects_clients or clip is not None:
             taken = inspect.signature(self.ALGORITHM).parameters.keys()
             if {"n_clients", "clip"} <= taken:
@@ -271,8 +272,8 @@ optional
         report = getattr(initial, "report", None)
         if not isinstance(report, Report):
             return initial
-        # Initial centroids are public: with them, a blind server could solve for the
-        # noise.
+        # Initial centroids are public. From them a blind server could compute the noise of
+        # the earlier run.
         if trust_model(report.trust).is_blind:
             raise ObliviousServerError(
                 "Expected initial centroids that the server may see. Got the result of a run under "
@@ -289,7 +290,7 @@ optional
 
     @property
     def _noise_shares(self) -> int:
-        """Among how many clients the planned noise is divided: those that are surely honest."""
+        """Number of clients that share the planned noise: the fewest honest ones behind a sum."""
         return self.min_clients - self.max_colluders
 
     # ------------------------------------------------------------------ results
@@ -301,7 +302,7 @@ optional
 
     @property
     def clips(self) -> dict[str, float]:
-        """The clip of every release by its name; empty without clipping."""
+        """Clip of each release by name, in records; empty without clipping."""
         if not self.privacy.protects_clients:
             return {}
         return {
@@ -311,11 +312,11 @@ optional
 
     @property
     def noise_factor(self) -> float:
-        """Standard deviation of the noise over the planned one, if all clients always answer.
+        """Ratio of the noise's standard deviation to the planned one, if all clients answer.
 
-        Above 1 only where clients share the noise. Where the server sees the sums,
-        noise beyond the plan is removed but for the shares of ``max_colluders``
-        (docs/guarantees, Theorem 41).
+        It is above 1 only where clients share the noise. Where the server sees the sums, it
+        removes noise beyond the plan, except the noise shares of ``max_colluders``
+        clients (docs/guarantees, Theorem 43).
         """
         if not self._levels:
             return self.added_noise_factor
@@ -323,14 +324,14 @@ optional
 
     @property
     def added_noise_factor(self) -> float:
-        """The same before noise beyond the plan is removed."""
+        """`noise_factor` before the server removes noise beyond the plan."""
         if not self.trust_model.shares_noise:
             return 1.0
         return math.sqrt((self.n_clients or self.min_clients) / self._noise_shares)
 
     @property
     def _levels(self) -> tuple[int, ...]:
-        """For how many honest answers noise beyond the plan is removed."""
+        """Numbers of honest answers for which the server removes noise beyond the plan."""
         if not self.trust_model.removes_noise:
             return ()
         most = (self.n_clients or self.min_clients) - self.max_colluders
@@ -338,18 +339,32 @@ optional
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """Weights of the clusters, (n_clusters,), as in a `Clustering`; ``None`` without bounds.
+        """Weights of the clusters, (n_clusters,) float64; ``None`` without bounds on sizes.
 
-        Where the server must never see them, it is an `ObliviousServerError`.
+        A record x is in the cluster with the least ``|x - c_j|^2 - w_j``.
+
+        Raises
+        ------
+        ObliviousServerError
+            If the server must never see them.
+        RunError
+            If no round is finished.
         """
         arrays = self._visible("weights")
         return arrays["weights"].numpy() if "weights" in arrays else None
 
     @property
     def synopsis(self) -> Synopsis | None:
-        """The released synopsis of `SynopsisKMeans`, for any number of clusters; else ``None``.
+        """The synopsis that `SynopsisKMeans` released, for any number of clusters.
 
-        Where the server must never see it, it is an `ObliviousServerError`.
+        ``None`` before it is released, and for other strategies.
+
+        Raises
+        ------
+        ObliviousServerError
+            If the server must never see it.
+        RunError
+            If no run has started.
         """
         self._require_sight()
         server = self._running
@@ -436,16 +451,16 @@ optional
 
     def _update(self, report: Report) -> None:
         server = self._running
-        # Copies: a report that a user keeps must not change when the server goes on.
+        # Values are copied: a report that a user keeps must not change later.
         for name, value in vars(server.proceedings).items():
             setattr(report, name, copy(value))
         report.n_clients = server.n_clients
         report.dropped = list(server.dropped)
         algorithm = server.run.algorithm
-        if server.n_opened:
+        if server.last_sum:
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
-        if server.n_opened == server.run.document.rounds:
+        if server.last_sum == server.run.document.rounds:
             report.warnings += self._warnings_of_columns()
             factor = server.noise_factor
             if algorithm.last_cost is not None:
@@ -466,8 +481,8 @@ optional
         server = self._running
         if (
             self.trust_model.is_blind
-            or not server.n_opened
-            or t not in (None, server.n_opened)
+            or not server.last_sum
+            or t not in (None, server.last_sum)
         ):
             return None
         state = server.state

@@ -18,12 +18,12 @@ from .options import CommonOptionsAndInitial
 class Lloyd(KMeansStrategy):
     """Lloyd's algorithm, exact and NOT PRIVATE: the server sees every client's sums.
 
-    Records are clipped to the domain here too.
+    Records are clipped to the domain, as by all strategies.
 
     Parameters
     ----------
     privacy : PrivacyBudget, optional
-        ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
+        ``PrivacyBudget(epsilon=None)``, the default. Private budgets are refused.
     n_clusters, domain, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
     """
@@ -52,7 +52,7 @@ class Lloyd(KMeansStrategy):
 class SuLloyd(KMeansStrategy):
     """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
 
-    Laplace noise has no shares, so the server must add it.
+    Clients cannot share Laplace noise, so the server must add it.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ class SuLloyd(KMeansStrategy):
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 15): per round, sums of l1 sensitivity at most
-    the l1 bound of the domain and counts of sensitivity 1, composed by privacy-loss distributions.
-    For single records in a box, with a positive delta, each column of the sums is a part of its
-    own: 1.2, 2.2 and 4.2 times less noise in 2, 16 and 64 columns.
+    Formal guarantee (docs/guarantees, Theorem 15): in each round one record changes the sums by at
+    most the l1 bound of the domain in l1, and the counts by 1. Privacy-loss distributions compose
+    the rounds. With ``unit="record"``, a box and a positive delta, each column of the sums is a
+    release: the noise is 1.2, 2.2 and 4.2 times less in 2, 16 and 64 columns.
     """
 
     ALGORITHM = SuLloydAlgorithm
@@ -95,16 +95,15 @@ class GLloyd(KMeansStrategy):
     Parameters
     ----------
     cost : bool, default: False
-        Whether the last round also releases the cost, for ``report.cost``; Gaussian
-        noise only, and where the server sees the sums (docs/guarantees,
-        Theorem 16).
+        Whether the last round also releases the cost, for ``report.cost``. The server
+        must see the sums (docs/guarantees, Theorem 16).
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 15): per round, sums of l2 sensitivity at most
-    the l2 bound of the domain and counts of sensitivity 1, composed exactly.
+    Formal guarantee (docs/guarantees, Theorem 15): in each round one record changes the sums by at
+    most the l2 bound of the domain in l2, and the counts by 1. Gaussian releases compose exactly.
     """
 
     ALGORITHM = GLloydAlgorithm

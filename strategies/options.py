@@ -1,8 +1,8 @@
 """Options of a strategy: its parameters, how each is written, and its documentation.
 
 A strategy's ``__init__`` names its own options, and passes on those that all strategies
-have (`CommonOptions`). What values an option has is declared in the algorithm's
-dataclass, or in the annotation of ``__init__``.
+have (`CommonOptions`). The algorithm's dataclass, or the annotation of ``__init__``,
+declares the values of an option.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,17 +51,17 @@ class CommonOptions(TypedDict, total=False):
 
 
 class CommonOptionsAndInitial(CommonOptions, total=False):
-    """The same, of strategies that start from given centroids."""
+    """Options of all strategies that can start from given centroids."""
 
     initial: Initial
 
 
 class Option(NamedTuple):
-    """A parameter of a strategy that a user can write."""
+    """A parameter of a strategy that a user can write as text."""
 
     kind: ParameterKind
     default: Any
-    meaning: str  # in one paragraph; empty where none is documented
+    meaning: str  # one paragraph of its docstring; empty without documentation
 
 
 def parameters_of(strategy: Any) -> dict[str, Parameter]:
@@ -72,13 +72,13 @@ def parameters_of(strategy: Any) -> dict[str, Parameter]:
         for each in parameters:
             if each.kind is not Parameter.VAR_KEYWORD:
                 found.setdefault(each.name, each)
-    # Not every algorithm has these two.
+    # Not every algorithm has these two, though all constructors take them.
     lacking = {"clip", "initial"} - signature(strategy.ALGORITHM).parameters.keys()
     return {name: each for name, each in found.items() if name not in lacking}
 
 
 def _constructors(strategy: Any) -> Iterator[Callable[..., None]]:
-    """Yield each ``__init__`` that gets a user's arguments, from the strategy's own on."""
+    """Yield each ``__init__`` that gets a user's arguments, the strategy's own first."""
     for holder in strategy.__mro__:
         if "__init__" not in holder.__dict__ or holder is object:
             continue
@@ -103,7 +103,7 @@ def own_options(strategy: Any) -> frozenset[str]:
 
 
 def options_of(strategy: Any) -> dict[str, Option]:
-    """Return the parameters of a strategy that a user can write, as on a command line."""
+    """Return the parameters of a strategy that a user can write as text, by name."""
     kinds = {name: each.kind for name, each in declared(strategy.ALGORITHM).items()}
     rounds = getattr(strategy, "ROUNDS", "n_rounds")
     if rounds in kinds:
@@ -123,19 +123,19 @@ def options_of(strategy: Any) -> dict[str, Option]:
 def meanings_of(strategy: Any) -> dict[str, str]:
     """Return the text on each parameter in the docstrings of a strategy and its bases.
 
-    Each is one paragraph. The most special docstring has the last word.
+    Each text is one paragraph. A subclass's docstring wins over that of its base.
     """
     found = {}
     for holder in reversed(strategy.__mro__):
         for names, text in _entries(holder.__dict__.get("__doc__") or ""):
-            # An entry with the keywords that are passed on refers to the base.
+            # An entry with `**common` only refers to the base.
             if "**common" not in names:
                 found.update(dict.fromkeys(names, " ".join(text)))
     return found
 
 
 def _entries(docstring: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield names and lines of text of each entry in the section of parameters."""
+    """Yield the names and the lines of text of each entry in the section "Parameters"."""
     lines = cleandoc(docstring).splitlines()
     if "Parameters" not in lines:
         return

@@ -18,26 +18,24 @@ from .options import CommonOptions
 class PEMeans(KMeansStrategy):
     """PE-means (Algorithms 1 and 2): every round is a histogram of votes.
 
-    A population of public candidates is voted on: every record votes for the nearest.
-    Weighted k-means on the noisy votes selects the centroids, and random variations of
-    these are the next population. A record has one vote, whatever the domain's radius
-    is, so a radius that is too wide adds no noise. With more than 16 columns take
-    `HDPEMeans`.
+    Every record votes for the nearest candidate of a public population. Weighted k-means
+    on the noisy votes selects the centroids, and random variations of these are the next
+    population. A record has one vote, whatever the domain's radius is, so a radius that
+    is too wide adds no noise. For more than 16 columns use `HDPEMeans`.
 
-    ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is meant, cut to the
-    box.
+    ``domain`` is best a `Ball`. A `Box` stands for its enclosing ball, cut to the box.
 
     Parameters
     ----------
     clips : mapping of str to float, optional
-        Clips of single releases ("votes"), with ``unit="client"`` only.
+        Clips of single releases (``"votes"``), with ``unit="client"`` only.
     n_variations : int or "auto", default: "auto"
-        L, variations of each centroid in the first rounds. "auto" follows the paper: a
-        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
-        round exceeds its signal.
+        Number L of variations of each centroid in the first rounds. ``"auto"`` follows
+        the paper: a fifth of ``n_records``, at least 4. The number is halved whenever the
+        noise of a round exceeds its signal.
     max_candidates : int, default: 8192
-        The largest population, from 2 k up to 2^22, the words of a message: every
-        candidate is one word of a client's answer.
+        The largest population, from 2 k to 2^22. Every candidate is one word of a
+        client's answer, and a message holds 2^22 words.
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
@@ -45,9 +43,9 @@ class PEMeans(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees, Theorem 28): one record changes the votes of a round by 1 in
     l2, and one plan composes all rounds. A query is k centroids and 16 bytes, from which clients
-    make the population themselves. A server that sees the sums sends it; under
+    make the population themselves. A server that sees the sums sends the query. Under
     ``trust="clients-only"`` and ``"oblivious-server"`` clients compute it from the sums that they
-    open.
+    unmask.
 
     Examples
     --------
@@ -88,32 +86,33 @@ class PEMeans(KMeansStrategy):
 
 
 class HDPEMeans(KMeansStrategy):
-    """HDPE-means (Algorithm 3): PE-means on a random projection to 16 columns, for more of them.
+    """HDPE-means (Algorithm 3): PE-means on a random projection of wide records to 16 columns.
 
     The last round adds up the records of each projected centroid, which lifts the
     centroids to all columns; its noise grows with the domain's radius.
 
-    ``n_rounds`` counts the rounds of votes, without the last round; "auto" takes two
-    less than PE-means would in 16 columns, and their privacy pays for sums and counts.
+    ``n_rounds`` counts the rounds of votes, without the last round. ``"auto"`` takes two
+    less than PE-means would in 16 columns; their privacy pays for sums and counts.
 
     Parameters
     ----------
     clips : mapping of str to float, optional
-        Clips of single releases ("votes", "lift-sums", "lift-counts"), with ``unit="client"`` only.
+        Clips of single releases (``"votes"``, ``"lift-sums"``, ``"lift-counts"``), with
+        ``unit="client"`` only.
     n_variations : int or "auto", default: "auto"
-        L, variations of each centroid in the first rounds. "auto" follows the paper: a
-        fifth of ``n_records``, at least 4. They are halved whenever the noise of a
-        round exceeds its signal.
+        Number L of variations of each centroid in the first rounds. ``"auto"`` follows
+        the paper: a fifth of ``n_records``, at least 4. The number is halved whenever the
+        noise of a round exceeds its signal.
     max_candidates : int, default: 8192
-        The largest population, from 2 k up to 2^22, the words of a message: every
-        candidate is one word of a client's answer.
+        The largest population, from 2 k to 2^22. Every candidate is one word of a
+        client's answer, and a message holds 2^22 words.
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
     Notes
     -----
-    Formal guarantee (docs/guarantees, Theorem 28): as `PEMeans`; in the last round one record
-    changes the sums by the domain's l2 bound and the counts by 1.
+    Formal guarantee (docs/guarantees, Theorem 28): as for `PEMeans`. In the last round one record
+    changes the sums by at most the domain's l2 bound, and the counts by 1.
     """
 
     ALGORITHM = HDPEMeansAlgorithm

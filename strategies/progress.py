@@ -12,25 +12,32 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 class RoundInfo:
     """Progress of a run, given to ``on_round`` after each round.
 
-    Nothing here is from records, but for warnings, which follow from released values.
+    Only the warnings depend on records, through released values.
     """
 
     round: int
+    """Number of the round that ended; rounds count from 1."""
     n_rounds: int
+    """Number of planned rounds."""
     n_answers: int
+    """Number of clients in the round's sum."""
     n_clients: int
+    """Number of clients of the run."""
     dropped: int
+    """Number of clients that are not in the round's sum."""
     seconds: float
-    warnings: tuple[str, ...] = ()  # of released values that no records explain
-    # of the rounds so far, at the run's delta; None: not private
+    """Seconds since the start of the run."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about released values that no records explain."""
     epsilon: float | None = None
+    """Epsilon of the rounds so far, at the run's delta; ``None`` if the run is not private."""
 
     @property
     def metrics(self) -> MetricRecord:
-        """The round, answers, clients and epsilon so far, by these names; no epsilon: not private.
+        """The metrics "round", "answers", "clients" and, for a private run, "epsilon" so far.
 
-        The server knows all of them without a record: the first three from who
-        answered, and the last from the plan.
+        They reveal nothing about records: the first three follow from who answered, and
+        epsilon follows from the plan.
         """
         values: dict[str, int | float | list[int] | list[float]] = {
             "round": self.round,
@@ -43,15 +50,15 @@ class RoundInfo:
 
     @property
     def seconds_left(self) -> float:
-        """Estimated seconds until the end of the last round, if others take as long as these."""
+        """Estimated seconds until the end of the last round, at the pace of the rounds so far."""
         return self.seconds / self.round * (self.n_rounds - self.round)
 
 
-@lru_cache(maxsize=256)  # some 20 ms each, and strategies are started again
+@lru_cache(maxsize=256)  # a call takes about 20 ms, and strategies are started again
 def epsilon_after(plan: PrivacyPlan, n_rounds: int) -> float | None:
     """Return the epsilon of a plan's first rounds, at its delta; ``None`` if it is not private."""
     if not plan.is_private:
         return None
     rounds = plan.rounds[:n_rounds]
-    # A plan of no release is none.
+    # A plan needs at least one release.
     return replace(plan, rounds=rounds).epsilon() if any(rounds) else 0.0

@@ -11,10 +11,10 @@ from flower_kmeans.templates import html_summary
 
 @dataclass(frozen=True)
 class ShownPlan:
-    """A run before its start: nothing here is a result."""
+    """Facts of a run before its start, without any result."""
 
-    strategy: str  # its name
-    clusters: str
+    strategy: str  # name of its class
+    clusters: str  # their number, or the fewest and the most
     n_rounds: int
     crowd: str  # a line about the clients
     trust: TrustModel
@@ -24,7 +24,7 @@ class ShownPlan:
     plan: PrivacyPlan
 
     def html(self) -> str:
-        """Return a table for a notebook."""
+        """Return an HTML table for a notebook."""
         plan = self.plan
         columns = f"{self.domain.n_features}, in a {type(self.domain).__name__}"
         facts = {
@@ -45,7 +45,7 @@ class ShownPlan:
         return html_summary(self.strategy, facts, plan.tables, plan.notes)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the log."""
+        """Yield the lines of the log that show the plan."""
         yield f"\t├──> Clustering: {self.clusters} clusters, {self.n_rounds} rounds"
         yield f"\t├──> Trust: {self.trust.name} (keys: {self.keys})"
         yield f"\t├──> {self.crowd}"

@@ -1,4 +1,4 @@
-"""Requirements of the arguments of ``start``, which are Flower's for all strategies."""
+"""Checks of the arguments of ``start``, which Flower defines for all strategies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import require_type
 
 NO_STOP = (
-    "should_stop is never asked: the number of rounds is part of the plan that clients accept, and "
-    "they get the result after the last one."
+    "should_stop is never called: the number of rounds is part of the plan that clients accept, "
+    "and they get the result after the last one."
 )
 
 
@@ -26,7 +26,7 @@ def require_start(
     train_config: ConfigRecord | None,
     evaluate_config: ConfigRecord | None,
 ) -> None:
-    """Require arguments that a run of ``n_rounds`` planned rounds can keep."""
+    """Require that a run of ``n_rounds`` planned rounds can follow the arguments."""
     arrays = ArrayRecord | None
     require_type("initial_arrays", initial_arrays, arrays, "an ArrayRecord")
     require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
@@ -55,6 +55,6 @@ def require_empty(name: str, config: ConfigRecord | None) -> None:
     """Require that a configuration of Flower's loop is empty."""
     if config:
         raise ConfigurationError(
-            f"Expected an empty {name}: what clients need is in the run document. "
+            f"Expected an empty {name}: the run document has all that clients need. "
             f"Got {len(config)} entries instead."
         )

@@ -45,8 +45,8 @@ LEAST_TIMEOUT = 600.0
 _STEPS: tuple[VerticalStep, VerticalStep] = (
     "step",
     "close",
-)  # of a round, and after the last one
-# entropy of a Gaussian, over log2 sigma
+)  # the request of a round, and that after the last one
+# entropy, in bits, of a Gaussian with sigma 1
 _OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))
 
 
@@ -56,58 +56,57 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     The rows of all parties must be the same records in the same order (`align_rows`).
     Party 0 computes on the columns of the others, which these encrypt; parties 1 to
     ``key_holders`` hold the key; further parties only encrypt. The server relays sealed
-    messages. What every party learns are noisy centroids and sizes, in all columns.
-    Nobody learns the cluster of a single record, which would be no private release:
+    messages. Every party learns noisy centroids and sizes, in all columns. Nobody learns
+    the cluster of a single record, because it would not be a private release.
     `Clustering.predict` with ``columns`` gives the nearest centroid in a party's own
     columns.
 
     Parameters
     ----------
     n_clusters : int
-        2 to 16.
+        Number of clusters, 2 to 16.
     domain : Box
-        Public bounds of all columns, those of party 0 first. Values outside are
-        clipped.
+        Public bounds of all columns, in the user's units, party 0's columns first.
+        Values outside are clipped.
     privacy : PrivacyBudget
-        Of the whole run, for one record replaced by another.
+        Budget of the whole run, for one record replaced by another.
     n_records : int
         Public number of rows, the same at every party; at most 2^20.
     parties : sequence of sequences of str, or of int
-        The columns of each party, by name in the order of the domain, or how many each
-        has.
+        Column names of each party in the order of the domain, or the number of columns of
+        each party.
     n_rounds : int or "auto", default: "auto"
         Number of rounds; "auto" takes 2 to 5 from public numbers.
     initial : array-like of shape (n_clusters, n_features), optional
-        Public initial centroids in the user's units, instead of those of a sphere
-        packing.
+        Public initial centroids in the user's units, in place of a sphere packing.
     key_holders : int, optional
-        How many parties hold the key together, 1 to 3 and all but party 0 at most; by
-        default as many as can.
+        Number of parties, besides party 0, that hold the key together: 1 to 3. Default:
+        as many as possible.
     max_colluders : int, default: 1
-        How many of party 0 and the key holders may pool their noise, at most
-        ``key_holders``.
+        Most parties of party 0 and the key holders that can pool their noise without
+        harm, 1 to ``key_holders``.
     keys : {"relayed", "roster"}, default: "relayed"
-        Where the parties' keys come from: relayed by the server, which protects against
-        a passive server only, or pinned in a roster with one line for each party, by
-        slot.
+        Source of the parties' keys. ``"relayed"``: the server passes them on, which
+        protects against a passive server only. ``"roster"``: a file with one line for
+        each party, by slot, pins them.
     roster_file : path, optional
-        The roster, which holds public keys only; required to start with
-        ``keys="roster"``.
+        Path of the roster, which holds public keys only. A start with ``keys="roster"``
+        requires it.
     nodes : list of int, optional
-        The ids of the parties' nodes, by slot: no other node can take part. Required to
-        start with relayed keys, but in a simulation.
+        Ids of the parties' nodes, by slot. No other node can take part. A start with
+        relayed keys requires them, except in a simulation.
     seed : int, default: 0
-        Public randomness of the initial centroids only.
+        Seed for the initial centroids, which are public. Noise and keys never use it.
     fraction_bits : int, default: 16
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
     radius : bool, default: True
-        Whether only records near a centroid count in its cluster: less noise, for one
-        more comparison for each cluster.
+        Whether only records near a centroid count in its cluster. It means less noise,
+        and one more comparison for each cluster.
     check_ids : bool, default: False
-        Whether party 0 compares row ids before keys and columns travel; every party
-        then needs ``load_ids``. It takes two round trips.
+        Whether party 0 compares row ids before keys and columns travel. Every party then
+        needs ``load_ids``. The check takes two round trips.
 
     Raises
     ------
@@ -116,9 +115,9 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     Notes
     -----
-    Formal guarantee (docs/vertical.md): one Gaussian release of all sums and counts in each round,
-    for one record replaced by another. It is computational, and holds against parties that follow
-    the protocol and a passive server, with a roster any server.
+    Formal guarantee (docs/vertical.md): each round is one Gaussian release of all sums and counts,
+    for one record replaced by another. The guarantee is computational. It holds against parties
+    that follow the protocol and a passive server; with a roster, against any server.
 
     Examples
     --------
@@ -213,7 +212,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     @property
     def _share(self) -> float:
-        """Standard deviation of one party's share of a count's noise, in records."""
+        """Standard deviation of one party's noise share of a count, in records."""
         algorithm = self.algorithm
         unit = float(
             sensitivities(algorithm, 1)[algorithm.layout(1).places[COUNTS]].max()
@@ -230,19 +229,25 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     @property
     def noise_factor(self) -> float:
-        """By how much the noise exceeds the planned one, ``sqrt((H + 1) / (H + 1 - t))``."""
+        """Ratio of the noise's standard deviation to the planned one.
+
+        It is ``sqrt((H + 1) / (H + 1 - t))``, with H ``key_holders`` and t ``max_colluders``.
+        """
         return math.sqrt((self.key_holders + 1) / self._noise_shares)
 
-    added_noise_factor = noise_factor  # nothing of the noise is removed
+    added_noise_factor = noise_factor  # nobody removes noise beyond the plan
 
     @property
     def default_timeout(self) -> float:
-        """Seconds for a request: 600, or three times a round's CPU time on one core."""
+        """Seconds for a request if ``start`` is given no timeout.
+
+        600, or three times a round's CPU time on one core if that is more.
+        """
         return max(LEAST_TIMEOUT, 3 * self.costs.step_seconds)
 
     @property
     def columns(self) -> tuple[tuple[str, ...], ...]:
-        """The names of each party's columns, by slot; numbers where the domain names none."""
+        """Column names of each party, by slot; "column 1" and so on if the domain has no names."""
         d = self.domain.n_features
         names = self.domain.columns or tuple(f"column {i + 1}" for i in range(d))
         ends = np.cumsum(self.widths).tolist()
@@ -253,7 +258,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
-        """Run with a known number of clients, which must be that of the parties."""
+        """Require that the number of clients is the number of parties; it changes nothing."""
         if n_clients != self.n_clients:
             raise ConfigurationError(
                 f"Expected {self.n_clients} clients, the parties. Got {n_clients} instead."
@@ -305,7 +310,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self, is_last: bool
     ) -> tuple[RequestKind, Mapping[int, Request], HasEnough]:
         self._requests = self._running.request(_STEPS[is_last])
-        # Never enough before all have replied: no party may be missing.
+        # Replies are never enough before all have come: no party may be missing.
         return _STEPS[is_last], self._requests, lambda: False
 
     def _take(self, replies: Replies, is_last: bool) -> None:
@@ -327,7 +332,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:
-    """Return how many columns each party has, from their numbers or names."""
+    """Return the number of columns of each party, from numbers or names."""
     require_type(
         "parties", parties, list | tuple, "a list with the columns of each party"
     )

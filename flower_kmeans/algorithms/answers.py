@@ -19,7 +19,21 @@ def words_of_rows(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> Int
     return algorithm.layout(query.round).flatten(statistic)
 
 
+def contribution(algorithm: Algorithm, round_number: int, words: IntArray) -> IntArray:
+    """Return a client's contribution to a round's sum, (words,), from its statistic's words.
+
+    With ``unit="client"`` it is limited (`client_clipping.limited`).
+    """
+    if algorithm.budget.unit != "client":
+        return words
+    layout = algorithm.layout(round_number)
+    statistic = layout.unflatten(words)
+    limited = client_clipping.limited(algorithm, statistic, round_number)
+    return layout.flatten(limited)
+
+
 def answer_of(algorithm: Algorithm, query: Query, records: GridRecords) -> Statistic:
-    """Return a client's contribution to a round's sum, from all of its records."""
-    statistic = algorithm.statistic(query, records)
-    return client_clipping.limited(algorithm, statistic, query.round)
+    """Return the contribution of a client that holds these records alone."""
+    layout = algorithm.layout(query.round)
+    words = layout.flatten(algorithm.statistic(query, records))
+    return layout.unflatten(contribution(algorithm, query.round, words))

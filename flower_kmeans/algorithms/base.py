@@ -1,10 +1,10 @@
 """Base of all algorithms: additive queries to clients, and updates from noisy sums.
 
-A frozen set of public parameters: it holds no records, adds no noise and sends nothing.
-A client answers with its ``statistic``, in integers, whose sums are exact in any order,
-and ``update`` computes the next state from the noisy sum of all answers
-(docs/guarantees, Theorem 8). What follows from an algorithm has modules of its own, as
-`sensitivity`, `client_clipping`, `queries` and `registry`.
+An algorithm is a frozen set of public parameters. It holds no records, adds no noise and
+sends nothing. A client answers with its ``statistic``: integers, whose sums are exact in
+any order. ``update`` computes the next state from the noisy sum of all answers
+(docs/guarantees, Theorem 8). `sensitivity`, `client_clipping`, `queries` and `registry`
+have functions of an algorithm.
 """
 
 import math
@@ -52,42 +52,42 @@ class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
     Implementations are frozen, hashable dataclasses of public parameters, which a run
-    document holds. A server makes one by ``planned`` from what a user gave: it chooses
-    what is left to the library. A client makes one by `algorithm_from_config` from a document.
-    Both check every parameter, and that the run is feasible, before anything is sent or
-    spent; the constructor checks the parameters alone.
+    document holds. A server makes one by ``planned`` from a user's options, and ``planned``
+    chooses the others. A client makes one by `algorithm_from_config` from a document. Both
+    check every parameter, and that the run is feasible, before anything is sent or spent.
+    The constructor only checks the parameters.
 
-    ``n_records`` and ``n_clients`` are public planning numbers. The former is required
-    with a private budget; the latter with one of ``unit="client"``, and refused
-    otherwise. There ``clip`` is how many records' worth of one client count in each
-    release. The grid's step is ``2**-fraction_bits`` of the scaled domain.
+    ``n_records`` and ``n_clients`` are public planning numbers. A private budget requires
+    ``n_records``. A budget with ``unit="client"`` requires ``n_clients``; other budgets
+    refuse it, unless the algorithm ``bounds_clients``. With ``unit="client"``, ``clip`` is
+    how many records' worth of one client count in each release. The grid's step is
+    ``2**-fraction_bits`` of the scaled domain.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If a parameter is out of range, parameters contradict each other, or sums could
-        overflow.
+        If a parameter is out of range, or parameters contradict each other.
     """
 
     name: ClassVar[str]
-    """The name in run documents."""
+    """Name of the algorithm in run documents."""
     replayable: ClassVar[bool]
     """Whether clients can compute the next query themselves, which a blind server needs.
 
-    The only randomness of ``update`` and ``initial_state`` are then Philox words of the
+    If they can, ``update`` and ``initial_state`` use no randomness but Philox words of the
     seed and the round (`initialization.round_words`), and their results are the same
     integers on every processor.
     """
     kind: ClassVar[str] = "horizontal"
-    """The kind of its runs (`protocol.kinds`): by default clients hold different records."""
+    """Kind of the algorithm's runs (`protocol.kinds`). Default: clients hold different records."""
     needs_all_records: ClassVar[bool] = False
     """Whether a client must hold all of its records at once to answer."""
     bounds_clients: ClassVar[bool] = False
-    """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
+    """Whether ``n_clients`` bounds a client's answer, and is also given with ``unit="record"``."""
     can_miss_sums: ClassVar[bool] = False
     """Whether a run can go on after a round whose sum was lost."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
-    """Fixed sentences for the report. The state's ``flags`` are not 0 for those that hold."""
+    """Fixed sentences for the report. The state's ``flags`` select the sentences that hold."""
 
     n_clusters: Annotated[int, whole(1, MAX_CLUSTERS)]
     domain: Domain
@@ -100,13 +100,13 @@ class Algorithm(ABC):
     fraction_bits: Annotated[int, whole(1, 25)] = 16
 
     if TYPE_CHECKING:
-        # A field of algorithms that take it, and a property of those where it follows.
+        # Some algorithms have it as a field, and others as a property.
         @property
         def n_rounds(self) -> int:
             """Number of rounds."""
 
     def __post_init__(self) -> None:
-        """Check every parameter, each alone and those of all algorithms together."""
+        """Check every parameter, and the common parameters against each other."""
         parameters.require_parameters(self)
         n_records = self.n_records
         budget = self.budget
@@ -132,7 +132,7 @@ class Algorithm(ABC):
             )
         n_clients = None if self.bounds_clients else self.n_clients
         require_clip(budget, n_clients, self.clip)
-        _ = self.clipping  # clients are clipped where they are protected
+        _require_clip_of_clients(self)
         if budget.is_private and budget.delta is None:
             raise ConfigurationError(
                 "Expected a private budget with its delta, as planned() chooses it. Got None."
@@ -151,8 +151,8 @@ class Algorithm(ABC):
     ) -> Self:
         """Return the algorithm of a user's options, with the library's choices.
 
-        A subclass with more to choose names these options, and starts from `resolved`.
-        Here the number of rounds is no choice.
+        A subclass with further choices names these options, and starts from `resolved`. By
+        default the number of rounds is fixed.
         """
         algorithm = cls(**resolved(cls, n_clusters, domain, budget, options))
         if n_rounds not in ("auto", algorithm.n_rounds):
@@ -164,7 +164,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def layout(self, round_number: int) -> Layout:
-        """Return the layout of a round's statistic; rounds count from 1."""
+        """Return the layout of a round's statistic. Rounds count from 1."""
 
     @abstractmethod
     def releases(self, round_number: int) -> tuple[Release, ...]:
@@ -172,27 +172,22 @@ class Algorithm(ABC):
 
     @abstractmethod
     def block_sensitivities(self, round_number: int) -> Mapping[str, float]:
-        """Return by how much one record changes each of a round's blocks, in grid units.
+        """Return the sensitivity of each block of a round for one record, in grid units.
 
-        Of second moments, that of the diagonal. For data sets that differ in one
-        record, the difference of the statistics divided by these has norm at most 1,
-        jointly over the blocks of each release and in its norm. They are public before
-        the run: adding noise needs no query.
+        For second moments it is the sensitivity of the diagonal. For data sets that differ
+        in one record, the difference of the statistics, divided by the sensitivities, has
+        norm at most 1: jointly over the blocks of each release, and in the release's norm.
+        Sensitivities are public before the run, so noise does not depend on queries.
         """
 
     @property
     def clipping(self) -> Clipping:
-        """How the part of one client is limited."""
-        # An algorithm that does not clip must not go on where clients are protected.
-        if self.budget.protects_clients and self.clip is None:
-            raise ConfigurationError(
-                f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
-                "clip what a client adds. Got unit='client' instead."
-            )
+        """The clips that limit the part of one client in each release."""
+        _require_clip_of_clients(self)  # nothing may go on without it
         return Clipping(self.clip)
 
     def plan(self) -> PrivacyPlan:
-        """Return the releases of each round, calibrated to the budget; needs no records."""
+        """Return the releases of each round, calibrated to the budget."""
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         n_clients = None if self.clip is None else self.n_clients
         return calibrate(self.budget, rounds, self.n_records, n_clients)
@@ -200,7 +195,7 @@ class Algorithm(ABC):
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
 
-        That of second moments is of their diagonal.
+        For second moments it is the noise of the diagonal.
         """
         if not self.budget.is_private:
             return dict.fromkeys(self.layout(round_number).names, 0.0)
@@ -214,10 +209,16 @@ class Algorithm(ABC):
         return found
 
     def require_feasible(self) -> None:
-        """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow.
+        """Require feasible sizes, clips of at least a grid step, and sums that cannot overflow.
 
-        A client makes what a run document describes. It takes seconds where the noise
-        has to be calibrated, so `planned` and `algorithm_from_config` call it once.
+        A client must not compute for hours because of a run document. The check takes
+        seconds if noise must be calibrated, so `planned` and `algorithm_from_config` call
+        it once.
+
+        Raises
+        ------
+        ConfigurationError
+            If the run is not feasible.
         """
         feasibility.require_sizes(self)
         feasibility.require_visible_clips(self)
@@ -225,24 +226,24 @@ class Algorithm(ABC):
 
     @abstractmethod
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the state before round 1. It never travels."""
+        """Return the state before round 1. It is never sent."""
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the range of every array of a round's query.
 
-        Arrays are of dtype int64 if the algorithm is replayable. Within these ranges the
-        units hold and the work of ``statistic`` is bounded, whatever a server sent. By
-        default there are no arrays.
+        Arrays are of dtype int64 if the algorithm is replayable. Within the ranges the
+        sensitivities hold and the work of ``statistic`` is bounded, for any query of a
+        server. By default there are no arrays.
         """
         return {}
 
     def query(self, state: State) -> Query:
-        """Return the query of the round after ``state``: the state's arrays, within their ranges.
+        """Return the query of the round after ``state``: its arrays, clipped to their ranges.
 
-        A client's own query is so never refused.
+        So a query that a client computes is never refused. ``update`` keeps rows no
+        longer than a range's ``longest``.
         """
-        # Noise may lead anywhere, and a client must be able to answer what follows from
-        # it.
+        # Noise can lead to any state, and a client must be able to answer the next query.
         ranges = self.query_ranges(state.round + 1).items()
         arrays = {
             name: np.asarray(np.clip(state.arrays[name], limits.low, limits.high))
@@ -254,8 +255,8 @@ class Algorithm(ABC):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
 
-        Those of several parts of a client's records add up to those of all of them,
-        unless the algorithm ``needs_all_records``.
+        The statistics of parts of a client's records add up to the statistic of all of
+        them, unless the algorithm ``needs_all_records``.
         """
 
     def require_packages(self) -> None:  # noqa: B027 - most need none
@@ -268,11 +269,10 @@ class Algorithm(ABC):
         return tuple(text for text, holds in pairs if holds)
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the bounds of the sums of the round after ``state``, without noise.
+        """Return the limits that exact sums of the round after ``state`` keep.
 
-        ``answer`` is that round's noisy sum, of which only the number of answers
-        counts. By default nothing but the signs and the total of counts is known, where
-        there are some.
+        ``answer`` is the noisy sum of that round. Only its number of answers counts. By
+        default there are limits of counts only.
         """
         names = self.layout(state.round + 1).names
         return Meaning(counts=COUNTS if COUNTS in names else None, are_clusters=False)
@@ -281,14 +281,15 @@ class Algorithm(ABC):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after the noisy sum of all answers, which may be any integers.
+        """Return the state after the noisy sum of all answers.
 
-        Noise makes every word possible, and an error would reveal something about words
-        that nobody may see. ``rng`` is for algorithms that are not replayable.
+        The sum can hold any integers, because noise makes every word possible. No error
+        may depend on them, because it would reveal words that nobody may see. ``rng`` is
+        for algorithms that are not replayable.
         """
 
     def centroids(self, state: State) -> FloatArray | None:
-        """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""
+        """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
         if "centroids" not in state.arrays:
             return None
         return self.domain.from_unit(
@@ -296,14 +297,14 @@ class Algorithm(ABC):
         )
 
     def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,), or ``None`` before any."""
+        """Return the noisy cluster sizes of the last round, (k,) float64; ``None`` before any."""
         if "counts" not in state.arrays:
             return None
         return scaled(state.arrays["counts"], self.fraction_bits)
 
     @property
     def fewest_clusters(self) -> int:
-        """The fewest clusters of a result; ``n_clusters`` is the most."""
+        """Fewest clusters of a result; ``n_clusters`` is the most."""
         return self.n_clusters
 
     @property
@@ -318,13 +319,25 @@ class Algorithm(ABC):
 
     @property
     def mixture(self) -> MixtureCapability | None:
-        """The mixture that the run learns of the records; ``None`` if it learns none."""
+        """The mixture that the run learns from the records; ``None`` if it learns none."""
         return None
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
         """Return the parameters of a run document, as the constructor takes them."""
         return parameters.read_parameters(cls, config)
+
+
+def _require_clip_of_clients(algorithm: Algorithm) -> None:
+    """Require a clip where clients are protected, of an algorithm that clips them."""
+    if not algorithm.budget.protects_clients or algorithm.clip is not None:
+        return
+    if "clip" in parameters.declared(type(algorithm)):
+        raise ConfigurationError("Expected a clip with unit='client'. Got None.")
+    raise ConfigurationError(
+        f"Expected a budget with unit='record' for {type(algorithm).__name__}, which does not "
+        "clip what a client adds. Got unit='client' instead."
+    )
 
 
 def resolved(
@@ -334,15 +347,14 @@ def resolved(
     budget: PrivacyBudget,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a user's options as a constructor takes them: checked, with delta and clip.
+    """Return a user's options for a constructor: checked, with default delta and clip.
 
-    The constructor refuses what does not fit together, also where this leaves a choice
-    out for that reason.
+    If options do not fit together, a default may be missing, and the constructor raises.
     """
     fields = parameters.checked(kind, {"n_clusters": n_clusters, **options})
     n_records = fields.get("n_records")
     n_clients = fields.get("n_clients")
-    # A default delta depends on the number of units: of what the budget protects.
+    # A default delta depends on the number of units that the budget protects.
     n_units = n_clients if budget.protects_clients else n_records
     if n_units is not None:
         budget = budget.resolved(n_units)

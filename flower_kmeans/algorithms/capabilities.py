@@ -1,7 +1,7 @@
 """Capabilities: the releases of some algorithms beside centroids and counts.
 
-Each is a property of `Algorithm`, ``None`` where the algorithm lacks it. ``noise_factor``
-is by how much the noise's standard deviation exceeded the plan's (distributed noise).
+Each is a property of `Algorithm`, ``None`` if the algorithm lacks it. ``noise_factor`` is
+the ratio of the noise's standard deviation to the planned one (distributed noise).
 """
 
 from typing import Protocol
@@ -32,8 +32,8 @@ class SizesCapability(Protocol):
     def weights(self, state: State) -> FloatArray | None:
         """Return the weights of the power diagram, (k,); ``None`` before there are any.
 
-        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``. In the
-        squared units of `CostCapability.estimate`.
+        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``. Weights are
+        in the squared units of `CostCapability.estimate`.
         """
 
     def report(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
@@ -41,19 +41,19 @@ class SizesCapability(Protocol):
 
 
 class MixtureCapability(Protocol):
-    """A mixture of Gaussians that the run learns of the records."""
+    """A mixture of Gaussians that the run learns from the records."""
 
     @property
     def most_parts(self) -> int:
-        """The most parts of the mixture."""
+        """Most parts of the mixture."""
 
     @property
     def n_directions(self) -> int:
-        """Number of directions along which a part has a width of its own."""
+        """Number of directions along which each part has its own width."""
 
     @property
     def noise(self) -> tuple[float, float, float]:
-        """Planned `ReleasedMixture.noise`: of a cell's count, sum and slack."""
+        """Planned `ReleasedMixture.noise`: standard deviations of a cell's count, sum and slack."""
 
     def learned(
         self, state: State, noise_factor: float = 1.0

@@ -1,8 +1,7 @@
 """Client-level privacy: the clipping that limits the answer of one client.
 
-One client, with all of its records, changes a release by 1 at most in units of the
-noise, which are ``clip`` times those of one record (docs/guarantees,
-Theorem 34).
+One client, with all of its records, changes a release by at most 1 in units of the noise
+scale, which is ``clip`` times that of one record (docs/guarantees, Theorem 34).
 """
 
 import math
@@ -15,15 +14,14 @@ from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.privacy.release import Norm
 
-# Operations whose rounding the margin covers beside the additions of a sum.
+# Number of roundings that the margin covers beside the additions of a sum.
 _ROUNDINGS = 16
 
 
 def limited(algorithm: Algorithm, statistic: Statistic, round_number: int) -> Statistic:
-    """Return a client's contribution, from its statistic: clipped for ``unit="client"``.
+    """Return a client's answer from its statistic, clipped with ``unit="client"``.
 
-    See docs/guarantees, Theorem 34. A word that no release covers is
-    then 0.
+    See docs/guarantees, Theorem 34. With clipping, a word that no release covers becomes 0.
     """
     clipping = algorithm.clipping
     if clipping.adds_means(round_number):
@@ -38,8 +36,7 @@ def limited(algorithm: Algorithm, statistic: Statistic, round_number: int) -> St
         words = layout.words_of(release)
         factor = clip_factor(vector[words], scales[words], release.norm)
         parts.append((words, factor))
-    # A joint factor keeps a client's means where they are: sums and counts shrink
-    # alike.
+    # A joint factor shrinks sums and counts alike, so a client's means stay.
     least = min((factor for _, factor in parts), default=1.0)
     clipped = np.zeros_like(vector)
     for words, factor in parts:
@@ -49,10 +46,10 @@ def limited(algorithm: Algorithm, statistic: Statistic, round_number: int) -> St
 
 
 def means_of(statistic: Statistic, fraction_bits: int) -> Statistic:
-    """Return the means of a client's records by cluster, and 1 for each cluster that has some."""
+    """Return the means of a client's records by cluster, and count 1 for clusters that it holds."""
     sums = statistic.blocks[SUMS]
     counts = statistic.blocks[COUNTS] >> fraction_bits
-    # Toward zero, so that no mean is longer than the records.
+    # Means are rounded toward zero, so that no mean is longer than the records.
     sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
     means = np.sign(sums) * sizes
     there = np.minimum(counts, 1) << fraction_bits
@@ -60,9 +57,9 @@ def means_of(statistic: Statistic, fraction_bits: int) -> Statistic:
 
 
 def moves_of_a_record(algorithm: Algorithm, round_number: int) -> tuple[float, ...]:
-    """Return by how much one record of a protected client moves each of a round's releases.
+    """Return the largest change of each release of a round by one record of a protected client.
 
-    Over the noise scale and in the norm of each (docs/guarantees,
+    A change is in units of the release's noise scale, and in its norm (docs/guarantees,
     Theorem 35).
     """
     clipping = algorithm.clipping
@@ -86,14 +83,14 @@ def clip_factor(
 ) -> float:
     """Return the factor of a client's part of a release: ``min(1, 1 / norm)``.
 
-    `shortened` by it, integers ``w`` have ``||w / s|| <= 1`` in real arithmetic, not
-    only in floats. Where rounding leaves open whether the norm exceeds 1, it is taken
-    to be larger: by ``m + 16`` times 2^-52 for ``m`` values, which is more than all
-    roundings below add up to, in whatever order a sum is made.
+    After `shortened` with the factor, integers ``w`` have ``||w / s|| <= 1`` in real
+    arithmetic, not only in floats. The computed norm is enlarged by ``m + 16`` times 2^-52
+    for ``m`` values. This is more than the sum of all roundings, in any order of the
+    additions.
 
-    ``values`` (m,) and the finite ``sensitivities`` s (m,) are those of the release; a
-    word of sensitivity 0 has no noise and does not count. 0 if they are so small that
-    no integer but 0 fits.
+    ``values`` (m,) and the finite ``sensitivities`` s (m,) are those of the release. A word
+    of sensitivity 0 has no noise and does not count. The factor is 0 if sensitivities are
+    so small that no integer but 0 fits.
     """
     sizes = _sizes(values)
     used = sensitivities > 0
@@ -103,7 +100,7 @@ def clip_factor(
         if largest == math.inf:
             return 0.0
         if largest > 0:
-            # Relative to the largest, so that no square overflows.
+            # Ratios are relative to the largest, so that no square overflows.
             parts = ratios / largest
             total = np.sqrt(np.sum(parts * parts)) if norm == "l2" else np.sum(parts)
         else:
@@ -120,15 +117,16 @@ def move_of_a_record(
     step: float,
     shared: float | None = None,
 ) -> float:
-    """Return by how much one record of a client at most moves a release after clipping.
+    """Return the largest change of a release by one record of a client, after clipping.
 
-    In units of the noise (docs/guarantees, Theorem 35). Clipped by
-    itself in l2, a release moves no more than before, since that is a projection. Else
-    the factor changes too, which adds as much as the release that sets it can move.
+    The change is in units of the noise scale (docs/guarantees, Theorem 35). A release that
+    is clipped alone in l2 changes no more than before clipping, because clipping is then a
+    projection. Otherwise the factor changes too: this adds the largest change of the
+    release that sets the factor.
 
-    ``step`` is the reciprocal of the clip: how far one record moves the release before
-    clipping; ``shared`` the largest step among releases that one factor shortens
-    together. At most 2, the way from one end of the clip to the other.
+    ``step`` is the reciprocal of the clip: the change by one record before clipping.
+    ``shared`` is the largest step among releases that one factor shortens together. The
+    result is at most 2, the distance from one end of the clip to the other.
     """
     move = step
     if shared is not None:
@@ -151,10 +149,10 @@ def move_of_a_record(
 def shortened(
     values: NDArray[np.int64], sensitivities: NDArray[np.float64], factor: float
 ) -> NDArray[np.int64]:
-    """Return values times a factor of at most 1, truncated toward zero; 0 where the unit is 0.
+    """Return values times a factor of at most 1, truncated toward zero.
 
-    With a smaller factor no value is larger, so a bound that one factor keeps holds for
-    all below.
+    Values of sensitivity 0 become 0. A smaller factor makes no value larger, so a bound that
+    holds for one factor holds for all smaller ones.
     """
     used = sensitivities > 0
     if factor == 1.0:
@@ -164,5 +162,5 @@ def shortened(
 
 
 def _sizes(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    # Not np.abs of integers: the least int64 has no absolute value among them.
+    # The values become floats first, because -2^63 has no absolute value in int64.
     return np.abs(values.astype(np.float64))

@@ -1,4 +1,4 @@
-"""How much of one client counts where clients are protected: the numbers, and their checks."""
+"""Clips for client-level privacy: how much of one client counts, and checks of the numbers."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ Clips = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Clipping:
-    """How the part of one client in each release is limited (docs/guarantees, Theorem 34)."""
+    """Limits of the part of one client in each release (docs/guarantees, Theorem 34)."""
 
     clip: float | None = None
-    """How many records' worth of one client count; ``None`` where clients are not protected."""
+    """How many records' worth of one client count; ``None`` if clients are not protected."""
     own: Clips = ()
-    """Clips of single releases, in place of it."""
+    """Clips of single releases, in place of ``clip``."""
     is_joint: bool = False
-    """Whether one factor, the least that one of them needs, shortens all releases of a round."""
+    """Whether all releases of a round are shortened by the least factor that one of them needs."""
     first_means: int | None = None
     """First round in which clients add means in place of sums; ``None`` if they never do."""
 
     def of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
+        """Return the clip of a release, in records; 1 without clipping."""
         if self.clip is None:
             return 1.0
         return dict(self.own).get(release.name, self.clip)
@@ -37,9 +37,9 @@ class Clipping:
 def require_clip(
     budget: PrivacyBudget, n_clients: int | None, clip: float | None
 ) -> None:
-    """Require a number of clients where they are protected; else neither it nor a clip.
+    """Require a number of clients if clients are protected; otherwise no number and no clip.
 
-    Ranges are checked before.
+    The ranges of both have been checked before.
     """
     if budget.protects_clients:
         if n_clients is None:
@@ -57,7 +57,7 @@ def require_clip(
 
 
 def require_no_clips(clips: Clips | None, clip: float | None) -> None:
-    """Require that releases have no clips of their own where clients are not clipped."""
+    """Require no clips of single releases if clients are not clipped."""
     if clips and clip is None:
         raise ConfigurationError(
             "Expected clips=None unless the budget is private with unit='client'. "
@@ -68,9 +68,9 @@ def require_no_clips(clips: Clips | None, clip: float | None) -> None:
 def require_clips(
     clips: Clips | None, clip: float | None, budget: PrivacyBudget
 ) -> None:
-    """Require clips of single releases exactly where clients are clipped."""
+    """Require clips of single releases, which may be empty, exactly if clients are clipped."""
     require_no_clips(clips, clip)
-    # Otherwise a document would have two encodings.
+    # An algorithm must not have two encodings in a document.
     if (clips is None) != (clip is None):
         raise ConfigurationError(
             "Expected clips, which may be empty, exactly with unit='client'. "
@@ -79,9 +79,9 @@ def require_clips(
 
 
 def default_clip(n_records: int | None, n_clients: int | None) -> float | None:
-    """Return the records of an average client, so no smaller one is clipped.
+    """Return the number of records of an average client: no smaller client is clipped.
 
-    ``None`` where a number is missing, which the constructor refuses.
+    ``None`` if a number is missing; the constructor then raises.
     """
     if n_records is None or n_clients is None:
         return None

@@ -19,7 +19,7 @@ from flower_kmeans.algorithms.lloyd import (
     MOST_AUTO_ROUNDS,
     LloydFamily,
     count_share,
-    limited,
+    in_papers_range,
 )
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients, to_grid
@@ -335,10 +335,10 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         k = self.n_clusters
         d = self.domain.n_features
         if self.aggregation == "amn":
-            return limited(epsilon * self.min_size / math.sqrt(500 * k * d**3))
+            return in_papers_range(epsilon * self.min_size / math.sqrt(500 * k * d**3))
         spread = d + count_share(d)
         error = math.sqrt(500 * k**3 * spread * spread * spread)
-        return limited(epsilon * self.n_records / error)
+        return in_papers_range(epsilon * self.n_records / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         # The ratio is Su et al.'s for epsilons. With Gaussian noise it is used for mu^2.

@@ -9,7 +9,7 @@ privacy cost (docs/guarantees, Theorem 13).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Annotated, ClassVar, Literal
 
 import mpmath
@@ -55,9 +55,9 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     Formal guarantee: without relocation, one record changes all sums of round t
     together by at most ``radius_of(t)`` in l2, and all counts together by one. The plan
     uses the radius of each round as sensitivity, and is exactly mu-GDP
-    (docs/guarantees, Theorem 13). With relocation, sums are relative to the round's
-    radius, and one record changes sums and nearness together by at most 1 (the same,
-    "FastLloyd's relocation").
+    (docs/guarantees, Theorem 14). With relocation, sums are relative to the round's
+    radius, and one record changes sums and nearness together by at most 1
+    (docs/guarantees, Theorem 13).
 
     `strategies.FastLloyd` documents the parameters.
     """
@@ -120,7 +120,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return super().statistic(query, records)
         q = self.fraction_bits
         weighted = self._is_weighted(query.round)
-        found = _cells(query).sums(records, q, weighted)
+        cells = query.kept.once(_cells, query)
+        found = cells.sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
             # count - nearness is 1 - (1 - |u|^2) = |u|^2 for a record
@@ -374,7 +375,6 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
 
 
-@lru_cache(maxsize=4)  # the clients of one process are in the same round
 def _cells(query: Query) -> Cells:
     """Return the cells of a query, which all have the query's radius."""
     centroids = query.arrays["centroids"]

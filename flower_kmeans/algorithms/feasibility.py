@@ -1,7 +1,7 @@
-"""Limits that a run is checked against before anything is sent: sizes, clips, room in sums.
+"""Checks of a run before anything is sent: sizes, clips and room in sums.
 
-A client makes what a run document describes, so no document may ask for hours or
-gigabytes of work. `Algorithm.require_feasible` calls these checks.
+A client computes the run that a document describes, so no document may demand hours of
+work or gigabytes. `Algorithm.require_feasible` calls these checks.
 """
 
 import math
@@ -13,17 +13,17 @@ from flower_kmeans.privacy.release import Mechanism
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm
 
-LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
-# of a round: 32 MiB of a message, and a few times that of a client's memory
+LIMIT = 2**63  # sums of 64-bit words with smaller absolute values are exact
+# words of a round: 32 MiB of a message, and a few times as much of a client's memory
 MAX_WORDS = 2**22
-MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
+MAX_RUN_WORDS = 2**27  # words of all rounds: each client sends a gigabyte
 OVERFLOW_PROBABILITY = 1e-9
-# parameters on which numbers of words depend
+# parameters that determine the numbers of words
 _SIZES = "n_clusters", "n_server_points", "n_rounds"
 
 
 def require_sizes(algorithm: "Algorithm") -> None:
-    """Require messages and answers of a run that are not too long."""
+    """Require that messages and answers of a run are within their limits."""
     total = 0
     for number in range(1, algorithm.n_rounds + 1):
         # A query may be longer than the answers to it.
@@ -65,27 +65,31 @@ def require_visible_clips(algorithm: "Algorithm") -> None:
 def require_capacity(
     algorithm: "Algorithm", noise_factor: float = 1.0, limit: int = LIMIT
 ) -> None:
-    """Require that no word of a sum can reach the limit, but with probability 1e-9.
+    """Require that words of sums stay below the limit, except with probability 1e-9.
 
-    ``noise_factor`` is by how much the noise may exceed the plan's, where more clients
-    add noise shares than had to (docs/guarantees, Theorems 10 and 41). Below the limit
-    the secure sum is exact.
+    ``noise_factor`` is the largest ratio of the noise's standard deviation to the planned
+    one, if more clients add noise shares than planned (docs/guarantees, Theorems 10 and
+    41). Below the limit the secure sum is exact.
+
+    Raises
+    ------
+    ConfigurationError
+        If a word could reach the limit.
     """
     if algorithm.n_records is None:
         return
-    # Where clients add means, each adds as much as a record, and there may be more of
-    # them.
+    # A client that adds means adds as much as one record, and there may be more clients
+    # than records.
     most = max(algorithm.n_records, algorithm.n_clients or 0)
     tails = _tails(algorithm)
     for number, releases in enumerate(algorithm.plan().rounds, start=1):
         sensitivities = algorithm.block_sensitivities(number)
         if not releases:
-            # Without noise a word is a sum of records alone.
+            # Without noise a word is only a sum over records.
             unit = max(sensitivities.values())
             _require_room(algorithm, "sums", most * unit, 0.0, limit)
         for release in releases:
-            # No word of a record exceeds its unit, which all words of a release have
-            # together.
+            # A word of one record is at most the sensitivity of its block.
             unit = max(sensitivities[name] for name in release.blocks)
             noise = release.noise_multiplier * unit * tails[release.mechanism]
             noise = noise * noise_factor * algorithm.clipping.of(release)
@@ -93,8 +97,8 @@ def require_capacity(
 
 
 def _tails(algorithm: "Algorithm") -> dict[Mechanism, float]:
-    """Return how large the noise of one word can be, in units of its scale."""
-    # A union bound over both tails of all words of the run.
+    """Return the largest noise of a word by mechanism, in units of its scale."""
+    # The bound is a union bound over both tails of all words of the run.
     rounds = range(1, algorithm.n_rounds + 1)
     n_words = sum(algorithm.layout(number).n_words for number in rounds)
     logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
@@ -104,7 +108,7 @@ def _tails(algorithm: "Algorithm") -> dict[Mechanism, float]:
 def _require_room(
     algorithm: "Algorithm", name: str, bound: float, noise: float, limit: int
 ) -> None:
-    """Require words of a release up to ``bound``, noise included, below the limit."""
+    """Require that the bound of a release's words, with noise, is below the limit."""
     require_below(
         bound,
         limit,
@@ -115,11 +119,16 @@ def _require_room(
 
 
 def require_below(bound: float, limit: int = LIMIT, explanation: str = "") -> None:
-    """Require that a sum with words up to ``bound``, noise included, stays below ``limit``.
+    """Require that a sum with words up to ``bound``, with noise, stays below ``limit``.
 
-    The explanation of the bound ends the error's message.
+    The error's message ends with ``explanation``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the bound reaches the limit, is negative or is NaN.
     """
-    # NaN compares as False, so it is refused with the rest.
+    # A comparison with NaN is false, so NaN is refused too.
     if 0 <= bound < limit:
         return
     shown = f"2^{math.log2(bound):.1f}" if 0 < bound < math.inf else f"{bound}"

@@ -1,10 +1,10 @@
 """FedDP-KMeans: an initialisation from points of the server, then private Lloyd rounds.
 
-Three rounds find centroids (Algorithm 1): second moments give a projection, records
-vote for the nearest of the server's projected points, which weighted k-means turns into
-projected centres, and sums and counts by nearest centre lift these back. Lloyd rounds
+Three rounds find centroids (Algorithm 1). Second moments give a projection. Records vote
+for the nearest of the server's projected points, and weighted k-means turns these into
+projected centres. Sums and counts by nearest centre lift the centres back. Lloyd rounds
 follow (Algorithm 2). The server computes every query from the sum before. Each kind of
-round is a stage in a module of its own.
+round is a stage in its own module.
 """
 
 import math
@@ -68,10 +68,10 @@ class FedDPAlgorithm(base.Algorithm):
     ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees,
     Theorem 19.
 
-    `strategies.FedDPKMeans` documents what a user gives. Only the server has
-    ``server_points``, (m, d) on the grid; a client makes the algorithm with their
-    number, ``n_server_points``. ``n_lloyd_rounds`` are those after the initialisation,
-    and ``laplace`` are the releases with Laplace noise, sorted.
+    `strategies.FedDPKMeans` documents the options. Only the server has ``server_points``,
+    (m, d) int64 on the grid; a client makes the algorithm with their number,
+    ``n_server_points``. ``n_lloyd_rounds`` is the number of rounds after the
+    initialisation, and ``laplace`` has the releases with Laplace noise, sorted.
     """
 
     name: ClassVar[str] = "feddp"
@@ -111,9 +111,9 @@ class FedDPAlgorithm(base.Algorithm):
     ) -> Self:
         """Return the algorithm of a user's options, with the library's choices.
 
-        Steps go from draft to draft, for each needs what the ones before it chose: a
-        clip the sums that it is for, the rounds their noise, narrowing the rounds, and
-        a weight's noise the whole plan.
+        Each step makes a new draft from the choices before: clips depend on the kind of
+        sums, the number of rounds on the noise, narrowing on the number of rounds, and the
+        least weight on the whole plan.
         """
         options["clips"] = clips
         options["shares"] = shares
@@ -198,7 +198,7 @@ class FedDPAlgorithm(base.Algorithm):
     # ------------------------------------------------------------------ the stages
 
     def _stage(self, round_number: int) -> FedDPStage:
-        """Return the stage of a round."""
+        """Return the stage of a round, which counts from 1."""
         if round_number == PROJECTION:
             return ProjectionStage(self._setting)
         if round_number == WEIGHTS:
@@ -217,7 +217,7 @@ class FedDPAlgorithm(base.Algorithm):
 
     @cached_property
     def _setting(self) -> FedDPSetting:
-        """The public figures that all stages share."""
+        """The public parameters of all stages."""
         return FedDPSetting(
             domain=self.domain,
             fraction_bits=self.fraction_bits,
@@ -257,17 +257,17 @@ class FedDPAlgorithm(base.Algorithm):
     # ------------------------------------------------------------------ the plan
 
     def layout(self, round_number: int) -> Layout:
-        """Return the blocks of a round, as its stage has them."""
+        """Return the layout of a round's blocks, from its stage."""
         return Layout(tuple(self._stage(round_number).released().values()))
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases with noise multipliers relative to those of other rounds."""
+        """Return a round's releases, with noise multipliers relative to those of other rounds."""
         shares = default_shares(self.domain.n_features, self.sums != "absolute")
         shares |= dict(self.shares)
         found = []
         for name, block in self._stage(round_number).released().items():
             rounds = self.n_lloyd_rounds if name.startswith("lloyd") else 1
-            # Shares are of mu^2, which is the inverse square of a multiplier.
+            # A fraction is one of mu^2, which is the inverse square of a multiplier.
             multiplier = 1 / math.sqrt(shares[name] / rounds)
             if name in self.laplace:
                 found.append(Release(name, "laplace", "l1", multiplier, (block.name,)))
@@ -276,12 +276,15 @@ class FedDPAlgorithm(base.Algorithm):
         return tuple(found)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return the unit of every block; of second moments, that of the diagonal."""
+        """Return the sensitivity of each block for one record, in grid units.
+
+        For second moments it is the sensitivity of the diagonal.
+        """
         return self._stage(round_number).sensitivities()
 
     @property
     def clipping(self) -> Clipping:
-        """How the part of one client is limited; its clips are given, or `plain_clips`."""
+        """The clips of each release: the given ones, or `plain_clips`."""
         own = plain_clips(self) | dict(self.clips)
         return replace(
             super().clipping,
@@ -293,20 +296,26 @@ class FedDPAlgorithm(base.Algorithm):
     # ------------------------------------------------------------------ the rounds
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return the server's points on the grid; needs ``server_data``. ``rng`` is not used."""
+        """Return the state with the server's points on the grid. ``rng`` is not used.
+
+        Raises
+        ------
+        ConfigurationError
+            If the algorithm has no ``server_points``.
+        """
         if self.server_points is None:
             raise ConfigurationError(
-                "server_data is required where the server's part is computed. Got None."
+                "server_data is required to compute the server's part. Got None."
             )
         flags = np.zeros(len(WARNINGS), dtype=bool)
         return State(0, {"server": self.server_points, "flags": flags})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return the ranges of a round's query, as its stage has them."""
+        """Return the ranges of a round's query, from its stage."""
         return self._stage(round_number).ranges()
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return the records' part of the round's sum, before means are taken of it."""
+        """Return the statistic of records in a round, before means are taken."""
         return self._stage(query.round).statistic(query.arrays, records)
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
@@ -316,7 +325,7 @@ class FedDPAlgorithm(base.Algorithm):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        """Return the state after a round's noisy sum. The default ``rng`` follows from the seed."""
         number = state.round + 1
         before = state.arrays
         flags = before["flags"].copy()

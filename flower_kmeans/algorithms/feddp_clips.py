@@ -1,8 +1,8 @@
 """Clips of FedDP-KMeans, from public numbers or from the server's points.
 
-A clip far above what clients add buys noise and nothing else, and one below it shortens
-them. What they add is private, but the server has points: clients that are drawn from
-these take part in a run without noise (docs/guarantees, Theorem 21).
+A clip far above the norms of answers only adds noise, and a clip below shortens answers.
+The norms are private, but the server has points: pseudo-clients that are drawn from these
+points take part in a run without noise (docs/guarantees, Theorem 21).
 """
 
 import math
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
     from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 
 N_PSEUDO_CLIENTS = 40
-# with norms below it, the server's points say nothing about records' lengths
+# in records; with smaller norms, the server's points do not show the lengths of records
 LEAST_CLIP = 0.01
-# records of a pseudo-client; a larger one is taken to add in proportion
+# most drawn records of a pseudo-client; the norms of larger clients are extrapolated
 MOST_DRAWN = 1000
 
 
 def plain_clips(algorithm: "FedDPAlgorithm") -> dict[str, float]:
-    """Return every release's clip from the public numbers alone, where none is given for it.
+    """Return every release's clip from public numbers, for releases without a given clip.
 
-    With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 clip
-    nobody.
+    For means the clip is in clusters' worth: sqrt(k) in l2, and k in l1, clip nobody.
     """
     k = float(algorithm.n_clusters)
     clips = dict.fromkeys(RELEASES, algorithm.clip or 1.0)
@@ -47,7 +46,7 @@ def plain_clips(algorithm: "FedDPAlgorithm") -> dict[str, float]:
 
 
 def with_suggested_clips(algorithm: "FedDPAlgorithm") -> Clips:
-    """Return every release's clip: given, or from server points."""
+    """Return every release's clip, sorted by name: the given one, or one from server points."""
     twin = replace(
         algorithm,
         budget=PrivacyBudget(None, unit="client"),
@@ -72,8 +71,7 @@ def with_suggested_clips(algorithm: "FedDPAlgorithm") -> Clips:
             words = layout.words_of(release)
             used = units[words][units[words] > 0]
             found = float(f"{np.median(norms[release.name]):.2g}")
-            # So much that a client can change every word of the release by a step of
-            # the grid.
+            # A client must be able to change every word of the release by a grid step.
             least = (1 + 1e-9) / float(used.min(initial=math.inf))
             clips[release.name] = max(min(found, most[release.name]), LEAST_CLIP, least)
     return tuple(sorted((clips | dict(algorithm.clips)).items()))
@@ -82,7 +80,10 @@ def with_suggested_clips(algorithm: "FedDPAlgorithm") -> Clips:
 def pseudo_clients(
     twin: "FedDPAlgorithm", records_each: float, rng: np.random.Generator
 ) -> list[GridRecords]:
-    """Return clients of 1 to `MOST_DRAWN` records, drawn from server points with replacement."""
+    """Return `N_PSEUDO_CLIENTS` clients with records drawn from server points with replacement.
+
+    Each has ``records_each`` records, at least 1 and at most `MOST_DRAWN`.
+    """
     points = twin.initial_state().arrays["server"]
     size = min(max(1, math.ceil(records_each)), MOST_DRAWN)
     places = rng.integers(len(points), size=(N_PSEUDO_CLIENTS, size))
@@ -94,7 +95,7 @@ def pseudo_clients(
 def answer_norms(
     twin: "FedDPAlgorithm", records_each: float, rng: np.random.Generator
 ) -> dict[str, FloatArray]:
-    """Return the norms (N_PSEUDO_CLIENTS,) of pseudo-clients' answers, in records, by release."""
+    """Return the norms of pseudo-clients' answers by release, (N_PSEUDO_CLIENTS,), in records."""
     clients = pseudo_clients(twin, records_each, rng)
     growth = max(1.0, records_each / clients[0].shape[0])
     norms = {}

@@ -36,7 +36,7 @@ class LiftStage:
         }
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the largest norm of a record, and one record."""
+        """Return the sensitivity of each block for one record, in grid units."""
         q = self.setting.fraction_bits
         return {SUMS: self.setting.domain.l2_bound(q), COUNTS: float(2**q)}
 
@@ -50,7 +50,7 @@ class LiftStage:
         }
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
-        """Return sums and counts of the records that are clearly nearest to a centre."""
+        """Return sums and counts of records by nearest centre, of records within the margin."""
         sums, counts = lifted_sums(
             records,
             self.setting.projection,
@@ -73,11 +73,11 @@ class LiftStage:
         flags: BoolArray,
         rng: np.random.Generator,
     ) -> NamedArrays:
-        """Return the centroids (k, d) and the counts (k,)."""
+        """Return the centroids (k, d) and the counts (k,), int64 on the grid."""
         setting = self.setting
         means, usable = setting.means(answer, noise)
         flags[NOT_LIFTED] = not usable.all()
-        # Without enough records a centre is what the projection keeps of it.
+        # A cluster with too few records starts from its projected centre.
         projected = setting.projection.lift(before["centers"], before["projection"])
         centroids = to_grid(np.where(usable[:, None], means, projected))
         return {

@@ -33,10 +33,10 @@ from flower_kmeans.data.domain import Ball, GridRecords
 SPREAD = "spread"
 FACTOR = "factor"
 
-# a radius narrows to FINENESS / factor, for whole factors
+# a radius is narrowed to FINENESS / factor of its length, for an integer factor
 FINENESS = 4
 MOST_FACTOR = 64
-# in root mean square distances after the first Lloyd round; measured
+# radius in root mean square distances, after the first Lloyd round; measured
 # (docs/guarantees, Theorem 20)
 NARROW_RADIUS = 2.0
 
@@ -53,22 +53,21 @@ class LloydSums:
 
     @cached_property
     def packing_radius(self) -> int:
-        """The radius that relative sums have, in grid units."""
+        """Radius of relative sums before narrowing, in grid units."""
         domain = self.setting.domain
         q = self.setting.fraction_bits
         return packing_radius(self.alpha, self.setting.n_clusters, domain, q)
 
     @property
     def radius(self) -> int | None:
-        """Radius of a Lloyd round in grid units, or ``None`` where sums are absolute."""
+        """Radius of relative sums, in grid units; ``None`` if sums are absolute."""
         return None if self.kind == "absolute" else self.packing_radius
 
     @property
     def fineness(self) -> int:
         """Factor of the sums of a Lloyd round whose radius is not narrowed."""
-        # Where it is, to ``fineness * radius // factor``, the sums have a larger
-        # factor: what one record adds is no longer, so that sensitivities do not depend
-        # on the query.
+        # A radius that is narrowed to ``fineness * radius // factor`` has sums with a larger
+        # factor, so one record adds no more. Sensitivities thus do not depend on the query.
         return FINENESS if self.kind == "narrowing" else 1
 
     def factor_of(self, arrays: StateArrays) -> int:
@@ -76,27 +75,30 @@ class LloydSums:
         return int(arrays[FACTOR][0]) if FACTOR in arrays else self.fineness
 
     def radius_at(self, factor: int) -> int | None:
-        """Return the radius of a Lloyd round in grid units: no record adds more than a unit."""
+        """Return the radius of a Lloyd round whose sums have a factor, in grid units.
+
+        Times the factor, no offset is longer than `longest`.
+        """
         if self.radius is None:
             return None
         return self.fineness * self.radius // factor
 
     @property
     def longest(self) -> float:
-        """The most that one record adds to the sums, in their units."""
+        """Largest l2 norm that one record adds to the sums, in the units of the sums."""
         if self.radius is None:
             return self.setting.domain.l2_bound(self.setting.fraction_bits)
         return float(self.fineness * self.radius)
 
     @property
     def largest_cost(self) -> int:
-        """The most that one record adds to the cost, in squared grid units."""
+        """Largest number that one record adds to the cost, in squared grid units."""
         if self.radius is None:
             return squared_bound(self.setting.domain, self.setting.fraction_bits)
         return self.radius**2
 
     def last_sums(self, state: State, noise: Deviations) -> LastSums:
-        """Return how to read the sums of the last round."""
+        """Return the units of the sums and the cost in the last round."""
         factor = self.factor_of(state.arrays)
         return LastSums(
             is_relative=self.radius is not None,
@@ -108,16 +110,16 @@ class LloydSums:
 
 @dataclass(frozen=True, eq=False)
 class LloydStage:
-    """One Lloyd round."""
+    """The stage of one Lloyd round."""
 
     setting: FedDPSetting
     sums: LloydSums
     has_spread: bool
-    """Whether it releases the spread, from which the next radius follows."""
+    """Whether the round releases the spread, which determines the next radius."""
     has_cost: bool
-    """Whether it releases the cost."""
+    """Whether the round releases the cost."""
     is_narrowed: bool
-    """Whether its radius follows from a spread."""
+    """Whether the radius follows from the spread of the first Lloyd round."""
 
     def released(self) -> dict[str, Block]:
         """Return the blocks of sums (k, d), counts (k,), spread (1,) and cost (1,)."""
@@ -136,7 +138,7 @@ class LloydStage:
         return found
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the unit of every block."""
+        """Return the sensitivity of each block for one record, in grid units."""
         q = self.setting.fraction_bits
         sums = self.sums
         found = {SUMS: sums.longest, COUNTS: float(2**q)}
@@ -149,7 +151,7 @@ class LloydStage:
     def ranges(self) -> dict[str, Range]:
         """Return the ranges of ``centroids`` (k, d) and of a narrowed radius's ``factor`` (1,).
 
-        Centroids lie within a ball.
+        Centroids are within the domain.
         """
         setting = self.setting
         one = 2**setting.fraction_bits
@@ -162,7 +164,7 @@ class LloydStage:
         return ranges
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
-        """Return each cluster's sum and number of records, with the further blocks of a release."""
+        """Return sums and counts of records by cluster, with the spread or the cost."""
         has_squares = self.has_spread or self.has_cost
         largest = self.sums.largest_cost if has_squares else None
         factor = self.sums.factor_of(query)
@@ -171,7 +173,7 @@ class LloydStage:
             records, query["centroids"], radius, largest
         )
         blocks = {SUMS: factor * sums, COUNTS: counts << self.setting.fraction_bits}
-        # The first Lloyd round has the spread where there are two or more.
+        # A round never has both: narrowing needs two rounds, and the last one has the cost.
         if self.has_spread:
             blocks[SPREAD] = squares
         elif self.has_cost:
@@ -188,7 +190,7 @@ class LloydStage:
         is_relative = self.sums.radius is not None
         return replace(
             of_sums,
-            # Sums of a factor are as much longer, and the length of offsets has it.
+            # Sums with a factor are that much longer. For offsets, `length` includes it.
             widths=None if is_relative else factor * widths,
             unit=1 / factor,
             offsets=is_relative,
@@ -204,13 +206,13 @@ class LloydStage:
         flags: BoolArray,
         rng: np.random.Generator,
     ) -> NamedArrays:
-        """Return the moved centroids (k, d), the counts (k,), and the arrays of later rounds."""
+        """Return the moved centroids (k, d), the counts (k,), and the arrays for later rounds."""
         setting = self.setting
         old = before["centroids"]
         factor = self.sums.factor_of(before)
         blocks = answer.blocks
         means, usable = setting.means(answer, noise, factor)
-        # what happened in one round is reported at the end
+        # The report at the end covers all rounds.
         flags[KEPT] |= not usable.all()
         radius = self.sums.radius_at(factor)
         if radius is None:
@@ -231,9 +233,9 @@ class LloydStage:
         return arrays
 
     def _narrowed(self, answer: Statistic, noise: Deviations) -> IntArray:
-        """Return the factor, (1,), of a radius of twice the records' root mean square distance."""
-        # Larger by the noise: too wide a radius costs some noise, too narrow a one
-        # misses records.
+        """Return the factor, (1,), of a radius of `NARROW_RADIUS` root mean square distances."""
+        # One standard deviation of noise is added: a radius that is too wide costs some noise,
+        # and one that is too narrow misses records.
         total = float(answer.blocks[SPREAD][0]) + noise[SPREAD]
         step = 2.0**-self.setting.fraction_bits
         n_records = max(MIN_COUNT, float(answer.blocks[COUNTS].sum()) * step)

@@ -1,4 +1,4 @@
-"""Choices of the library for FedDP-KMeans, each from a draft that has the former ones.
+"""Choices of the library for FedDP-KMeans, each from a draft with the choices before.
 
 The rules are in docs/guarantees, Theorem 19. The numbers are measured.
 """
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 
 MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add noise
-# of a mean over the domain's radius: beyond it a second Lloyd round does harm
+# noise of a mean over the domain's radius; beyond it a second Lloyd round does harm
 AUTO_NOISE = 0.1
-# the same for clients, measured with clips from the server's points
+# the same with unit="client", measured with clips from the server's points
 AUTO_NOISE_OF_CLIENTS = 0.05
-# standard deviations of a weight's noise; measured (docs/tables/feddp.md)
+# least weight in standard deviations of its noise; measured (docs/tables/feddp.md)
 AUTO_WEIGHT = 2.0
-# over the domain's: a wider one saves little noise, and misses records
+# radius over the domain's; a wider one saves little noise, and misses records
 AUTO_RADIUS = 0.6
 DEFAULT_ALPHA = 0.8
-WIDE_ALPHA = 2.7  # makes the domain's diameter of any radius above `AUTO_RADIUS`
+WIDE_ALPHA = 2.7  # turns any radius above `AUTO_RADIUS` into the domain's diameter
 
 
 Draft = TypeVar("Draft", bound="FedDPAlgorithm")
@@ -38,7 +38,15 @@ Draft = TypeVar("Draft", bound="FedDPAlgorithm")
 def with_points(
     draft: Draft, server_data: ArrayLike | None, given: int | None
 ) -> Draft:
-    """Return the draft with the server's points on the grid, where there are some."""
+    """Return the draft with the server's points on the grid, if they are given.
+
+    ``given`` is the number of points that a user announced without points.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are neither points nor their number, or the number is wrong.
+    """
     domain = draft.domain
     d = domain.n_features
     if server_data is None:
@@ -61,16 +69,15 @@ def with_points(
 
 
 def with_sums(draft: Draft, clips_offsets: bool) -> Draft:
-    """Return the draft with sums of offsets where these are short, or of records."""
+    """Return the draft with sums of offsets if these are short or clipped, else of records."""
     is_short = not draft.adds_means and _has_small_radius(draft)
     is_relative = is_short or clips_offsets
     return replace(draft, sums="relative" if is_relative else "absolute")
 
 
 def with_alpha(draft: Draft, clips_offsets: bool) -> Draft:
-    """Return the draft with the widest radius where a wide one costs nothing."""
-    # A clip from the server's points is as long as offsets are, not as the radius
-    # allows.
+    """Return the draft with the widest radius if a wide radius costs nothing."""
+    # A clip from the server's points follows the lengths of offsets, not the radius.
     is_free = clips_offsets and draft.sums == "relative"
     if is_free and not _has_small_radius(draft):
         return replace(draft, alpha=WIDE_ALPHA)
@@ -78,7 +85,7 @@ def with_alpha(draft: Draft, clips_offsets: bool) -> Draft:
 
 
 def with_narrowing(draft: Draft) -> Draft:
-    """Return the draft with a radius that narrows after a Lloyd round, if it helps."""
+    """Return the draft with a radius that narrows after a Lloyd round, if that is possible."""
     is_relative = draft.sums == "relative"
     if is_relative and draft.can_narrow and draft.budget.is_private:
         return replace(draft, sums="narrowing")
@@ -86,9 +93,9 @@ def with_narrowing(draft: Draft) -> Draft:
 
 
 def suitable_rounds(draft: "FedDPAlgorithm") -> int:
-    """Return two rounds, or one where the noise of two would be too long.
+    """Return two rounds, or one if the noise of two would be too large.
 
-    Of a draft that has two.
+    The draft must have two rounds.
     """
     most = MOST_AUTO_LLOYD_ROUNDS
     if draft.n_records is None:
@@ -96,19 +103,21 @@ def suitable_rounds(draft: "FedDPAlgorithm") -> int:
     noise = draft.noise_of(LIFT + 1)[SUMS] * math.sqrt(draft.domain.n_features)
     size = draft.n_records / draft.n_clusters
     if draft.adds_means:
-        size = float(draft.n_clients or size)  # if every client holds every cluster
+        size = float(
+            draft.n_clients or size
+        )  # assuming that every client holds every cluster
     noise /= draft.domain.l2_bound(draft.fraction_bits) * size
     longest = AUTO_NOISE if draft.clip is None else AUTO_NOISE_OF_CLIENTS
     return most if noise <= longest else 1
 
 
 def suitable_weight(draft: "FedDPAlgorithm") -> float:
-    """Return two standard deviations of the planned noise of a weight, in records."""
+    """Return the default ``min_weight``: two planned standard deviations, in records."""
     noise = draft.noise_of(WEIGHTS)[COUNTS] * 2.0**-draft.fraction_bits
     return min(max(ANY_WEIGHT, AUTO_WEIGHT * noise), MOST_WEIGHT)
 
 
 def _has_small_radius(draft: "FedDPAlgorithm") -> bool:
-    """Return whether the radius of relative sums is well below the domain's."""
+    """Return whether the radius of relative sums is at most `AUTO_RADIUS` of the domain's."""
     longest = AUTO_RADIUS * draft.domain.l2_bound(draft.fraction_bits)
     return draft.lloyd_sums.packing_radius <= longest

@@ -31,17 +31,19 @@ class ProjectionStage:
         """Return the block of second moments, (d (d + 1) / 2,)."""
         d = self.setting.n_features
         exponent = 2 * projections.moment_bits(self.setting.fraction_bits)
-        return {"projection": Block(MOMENTS, (d * (d + 1) // 2,), exponent)}
+        n_entries = d * (d + 1) // 2
+        block = Block(MOMENTS, (n_entries,), exponent, are_moments=True)
+        return {"projection": block}
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the unit of the diagonal."""
+        """Return the sensitivity of the diagonal for one record, in grid units."""
         q = self.setting.fraction_bits
         coarser = q - projections.moment_bits(q)
         bound = projections.squared_bound(self.setting.domain, q, coarser)
         return {MOMENTS: float(bound)}
 
     def ranges(self) -> dict[str, Range]:
-        """Return no ranges: the round asks about nothing."""
+        """Return no ranges, because the round's query has no arrays."""
         return {}
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
@@ -67,11 +69,11 @@ class ProjectionStage:
         directions, values = projections.leading_directions(
             answer.blocks[MOMENTS], d, projection.n_directions
         )
-        # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of
-        # its diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
+        # The largest eigenvalue of pure noise is about sqrt(2 d) standard deviations of its
+        # diagonal; off-diagonal entries have 1 / sqrt 2 of them (Wigner's semicircle law).
         edge = math.sqrt(2 * d) * noise[MOMENTS]
         flags[NO_EIGEN] = not np.isfinite(values).all()
-        # Without noise the edge is 0, and eigenvalues of rounding size are no signal.
+        # Without noise the edge is 0, but eigenvalues of the size of roundings are no signal.
         flags[NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
         matrix = projection.matrix(directions)
         points = projection.project(

@@ -13,22 +13,22 @@ RELEASES = (
     *("projection", "weights", "lift-sums", "lift-counts"),
     *("lloyd-sums", "lloyd-counts", "spread", "cost"),
 )
-"""Names of all releases; those of the Lloyd rounds stand for all of these rounds together."""
+"""Names of all releases. A Lloyd release stands for all Lloyd rounds together."""
 
 LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "spread", "cost")
-"""Releases that may carry Laplace noise: of a record, they have the same norm in l1 and l2."""
+"""Releases that may have Laplace noise: one record has the same norm in l1 and l2."""
 
 _SHARES = {"projection": 0.30, "weights": 0.10, "spread": 0.02, "cost": COST_SHARE}
-_STAGE_SHARE = 0.30  # of the lift, and of all Lloyd rounds together
+_STAGE_SHARE = 0.30  # fraction of the lift, and of all Lloyd rounds together
 
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:
-    """Return the fraction of mu^2 of every release, of the Lloyd rounds for all together."""
-    # The errors of a centroid from sums and from counts add up to d D^2 / mu_S^2 + r^2
-    # / mu_C^2, r the typical norm of what is averaged, which is least for mu_S^2 :
-    # mu_C^2 = sqrt(d) D : r. As elsewhere r is 2 rho D (Su et al.), and half of the
-    # radius where sums are relative (FastLloyd, section 5.5). For Laplace noise the
-    # scale takes the standard deviation's place.
+    """Return the fraction of mu^2 of every release; that of a Lloyd release is for all rounds."""
+    # The squared errors of a centroid from sums and from counts add up to
+    # d D^2 / mu_S^2 + r^2 / mu_C^2, where r is the typical norm of the averaged vectors.
+    # They are least for mu_S^2 : mu_C^2 = sqrt(d) D : r. As elsewhere, r is 2 rho D (Su et
+    # al.), or half of the radius for relative sums (FastLloyd, section 5.5). For Laplace
+    # noise the scale replaces the standard deviation.
     root = math.sqrt(n_features)
     shares = dict(_SHARES)
     for stage, norm in (
@@ -42,7 +42,13 @@ def default_shares(n_features: int, relative: bool) -> dict[str, float]:
 
 
 def laplace_releases(value: Any) -> tuple[str, ...]:
-    """Return the releases with Laplace noise, sorted, of the option ``mechanisms``."""
+    """Return the releases with Laplace noise, sorted, from the option ``mechanisms``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a mechanism or a release is unknown, or a release cannot have Laplace noise.
+    """
     given = value
     if not isinstance(given, Mapping):
         given = dict.fromkeys(LAPLACE_RELEASES, value)
@@ -61,11 +67,12 @@ def laplace_releases(value: Any) -> tuple[str, ...]:
 
 
 def _check_laplace(name: str, value: Any) -> tuple[str, ...]:
-    """Return the releases with Laplace noise, which documents name."""
+    """Return the names of releases with Laplace noise from a run document, checked."""
     are_known = isinstance(value, tuple) and all(
         each in LAPLACE_RELEASES for each in value
     )
-    if not are_known:
+    # Another order would be a second encoding of the same algorithm.
+    if not are_known or value != tuple(sorted(set(value))):
         raise ConfigurationError("The releases with Laplace noise are not as expected.")
     return tuple(value)
 

@@ -1,4 +1,4 @@
-"""The second round of FedDP-KMeans: weights of the server's points, and centres from them."""
+"""The second round of FedDP-KMeans: weights of the server's points give projected centres."""
 
 import math
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError
 
-ANY_WEIGHT = 1e-6  # without noise every server point with a record has more
+ANY_WEIGHT = 1e-6  # below one record, so it keeps every point with a record
 MOST_WEIGHT = 2.0**53
-_STEPS = 300  # of Lloyd's algorithm, for each start: a server's points are few
+_STEPS = 300  # most steps of Lloyd's algorithm for each start
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class SeedingStage:
 
     setting: FedDPSetting
     min_weight: float
-    """Fewest noisy votes of a point that counts, in records."""
+    """Least noisy weight of a point that is kept, in records."""
 
     @property
     def least_weight(self) -> int:
@@ -54,7 +54,7 @@ class SeedingStage:
         return {"weights": Block(COUNTS, shape, self.setting.fraction_bits)}
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the unit of the counts: a record has one vote."""
+        """Return the sensitivity of the counts in grid units: a record has one vote."""
         return {COUNTS: float(2**self.setting.fraction_bits)}
 
     def ranges(self) -> dict[str, Range]:
@@ -67,7 +67,7 @@ class SeedingStage:
         }
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
-        """Return how many records are nearest to each point."""
+        """Return the number of records that are nearest to each point."""
         projected = ProjectedRecords(
             records, self.setting.projection, query["projection"]
         )
@@ -86,7 +86,7 @@ class SeedingStage:
         flags: BoolArray,
         rng: np.random.Generator,
     ) -> NamedArrays:
-        """Return the weights (m,), and projected centres (k, r) by weighted k-means."""
+        """Return the weights (m,), and the projected centres (k, r) of weighted k-means."""
         points = before["points"]
         weights = answer.blocks[COUNTS]
         k = self.setting.n_clusters
@@ -94,7 +94,7 @@ class SeedingStage:
         flags[ALL_LIGHT] = not kept.any()
         flags[FEW] = 0 < kept.sum() < k
         if flags[FEW]:
-            # Of ~w = -w - 1, not of -w: the least int64 has no negative.
+            # ~w = -w - 1 sorts like -w, which does not exist for the least int64.
             centers = points[np.argsort(~weights, kind="stable")[:k]]
         elif flags[ALL_LIGHT]:
             centers = _kmeans(points, np.ones_like(weights), k, rng).points
@@ -106,11 +106,17 @@ class SeedingStage:
     def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
         """Return the inertia of k-means on the weighted projected server points, by k.
 
-        (k_max,) float64, in squared units as those of `LastCost`; 0 from where
-        there are no more points than centres. Post-processing of a state after round 2
-        or later: the weighted points stand for the records, so where the inertia stops
-        falling quickly, more clusters find no more structure. For k beyond
-        ``n_clusters`` the projection may lack directions.
+        The result is (k_max,) float64, in the squared units of `LastCost`. It is 0 for k
+        of at least the number of points. It is post-processing of a state after round 2 or
+        later. The weighted points stand for the records: where the inertia stops falling
+        quickly, more clusters find no more structure. For k above ``n_clusters`` the
+        projection may lack directions.
+
+        Raises
+        ------
+        ConfigurationError
+            If the state is too early, no point reaches ``min_weight``, or ``k_max`` is out
+            of range.
         """
         k_max = parameters.integer("k_max", k_max, 1, MAX_CLUSTERS)
         if "weights" not in state.arrays:

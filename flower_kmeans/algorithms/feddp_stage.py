@@ -1,4 +1,4 @@
-"""Stages of FedDP-KMeans: the order, public figures and warnings of its rounds."""
+"""Stages of FedDP-KMeans: their order, interface, parameters and warnings."""
 
 import math
 from collections.abc import Mapping
@@ -49,13 +49,16 @@ class FedDPStage(Protocol):
         """Return the block of each release, by the release's name."""
 
     def sensitivities(self) -> dict[str, float]:
-        """Return the unit of every block; of second moments, that of the diagonal."""
+        """Return the sensitivity of each block for one record, in grid units.
+
+        For second moments it is the sensitivity of the diagonal.
+        """
 
     def ranges(self) -> dict[str, Range]:
         """Return the range of every array of the query."""
 
     def statistic(self, query: StateArrays, records: GridRecords) -> Statistic:
-        """Return the records' part of the sum, before means are taken of it."""
+        """Return the statistic of records, before means are taken."""
 
     def meaning(self, before: StateArrays) -> Meaning:
         """Return the limits that exact sums of the round keep to."""
@@ -77,9 +80,9 @@ class FedDPStage(Protocol):
         answer : Statistic
             The noisy sum of the round.
         noise : mapping of str to float
-            The planned noise of its blocks.
+            Planned standard deviations of the noise of its blocks, in grid units.
         flags : array of bool, (7,)
-            The places of `WARNINGS` that hold are set.
+            Flags of `WARNINGS`. The stage sets those that hold.
         rng : Generator
             Public randomness.
         """
@@ -87,11 +90,11 @@ class FedDPStage(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FedDPSetting:
-    """The public figures that the rounds share."""
+    """The public parameters that all stages have in common."""
 
     domain: Domain
     fraction_bits: int
-    """q, of the grid of records, counts and centroids."""
+    """Bits q of the grid of records, counts and centroids, whose step is 2^-q."""
     n_clusters: int
     n_server_points: int
     margin: float
@@ -115,7 +118,7 @@ class FedDPSetting:
         return Range((self.n_features, self.projection.n_directions), -one, one)
 
     def meaning_of_sums(self, length: float) -> Meaning:
-        """Return the limits of sums and counts of records or means, no longer than ``length``."""
+        """Return the limits of sums and counts, of records or means of at most ``length``."""
         return Meaning(
             sums=SUMS,
             length=length,
@@ -127,7 +130,10 @@ class FedDPSetting:
     def means(
         self, answer: Statistic, noise: Deviations, factor: int = 1
     ) -> tuple[FloatArray, BoolArray]:
-        """Return sums over counts and over their factor, and where there are records enough."""
+        """Return the means (k, d) of clusters, and a mask (k,) of those with enough records.
+
+        Sums are divided by counts and by ``factor``.
+        """
         least = self.least_count(noise, factor)
         means, usable = quotients(
             answer.blocks[SUMS], answer.blocks[COUNTS], self.fraction_bits, least
@@ -135,9 +141,9 @@ class FedDPSetting:
         return means / factor, usable
 
     def least_count(self, noise: Deviations, factor: int = 1) -> float:
-        """Return the fewest noisy records of a cluster whose sum is divided by them."""
-        # With fewer, the noise of a mean is longer than the domain's radius, or the
-        # count is noise.
+        """Return the least noisy count of a cluster whose mean is used, in records."""
+        # With a smaller count, the noise of a mean is longer than the domain's radius, or the
+        # count itself may be noise.
         q = self.fraction_bits
         longest = noise[SUMS] * (math.sqrt(self.n_features) / factor)
         return max(

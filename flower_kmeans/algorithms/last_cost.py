@@ -16,24 +16,24 @@ from flower_kmeans.data.domain import Domain
 
 
 class LastSums(NamedTuple):
-    """How to read the sums and the cost of the last round."""
+    """Units of the sums and the cost of the last round."""
 
     is_relative: bool
-    """Whether sums are of offsets from the centroids before."""
+    """Whether sums are sums of offsets from the centroids before the round."""
     least_count: float = MIN_COUNT
-    """Fewest noisy records of a cluster whose sum is divided by them."""
+    """Least noisy count of a cluster whose mean is used, in records."""
     unit: float = 1.0
-    """A unit of the sums, in the scaled domain."""
+    """Factor from the grid of the sums to the grid of the records."""
     rounding: float = 1.0
-    """Steps of the grid to which a record's cost is rounded downward; upward if negative."""
+    """Grid steps to which a record's cost was rounded downward; negative if rounded upward."""
 
 
 @dataclass(frozen=True)
 class LastCost:
     """The cost that an algorithm's last round releases.
 
-    ``noise`` are the planned standard deviations of that round, by block, and
-    ``sums_of`` tells how to read a state after it.
+    ``noise`` has the planned standard deviations of that round by block, in grid units.
+    ``sums_of`` returns the units of a state after it.
     """
 
     domain: Domain
@@ -42,7 +42,7 @@ class LastCost:
     sums_of: Callable[[State], LastSums]
 
     def estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
-        """Return the estimate, from the integers of the last round; ``None`` before it."""
+        """Return the estimate from the integers of the last round; ``None`` before it."""
         arrays = state.arrays
         if COST not in arrays:
             return None
@@ -56,7 +56,7 @@ class LastCost:
             references = arrays["before"] * step
         counts = arrays[COUNTS] * step
         square = read.unit * read.unit
-        # half a step a record on average
+        # Rounding lost half a step for each record on average.
         lost = read.rounding * 0.5 * float(counts.sum()) * step
         value, bias, error = costs.last_cost(
             q=(float(arrays[COST][0]) * step + lost) * square,

@@ -22,11 +22,13 @@ _INT64 = np.dtype(np.int64)
 
 
 class Block(NamedTuple):
-    """A named array of a round's statistic; an integer ``i`` means ``i * 2**-exponent``."""
+    """A named array of a round's statistic. An integer ``i`` stands for ``i * 2**-exponent``."""
 
     name: str
     shape: tuple[int, ...]
     exponent: int
+    are_moments: bool = False
+    """Whether the words are second moments of scaled records, whose sensitivities differ."""
 
     @property
     def size(self) -> int:
@@ -39,10 +41,10 @@ class Statistic:
     """An answer of one client, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
-    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if
-    # known.
     answered: float = 1.0
+    """Fraction of the clients that are in a sum, in (0, 1]. It is public."""
     n_answers: int | None = None
+    """Number of answers in a sum, if it is known. It is public."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, NDArray[np.intp]]:
-        """Where the words of each block are in the vector."""
+        """Indices of the words of each block in the vector, (words of the block,)."""
         places = {}
         start = 0
         for block in self.blocks:
@@ -72,11 +74,17 @@ class Layout:
         return places
 
     def words_of(self, release: Release) -> NDArray[np.intp]:
-        """Return where the words of a release are in the vector."""
+        """Return the indices of the words of a release in the vector, (words of the release,)."""
         return np.concatenate([self.places[name] for name in release.blocks])
 
     def flatten(self, statistic: Statistic) -> IntArray:
-        """Return a statistic as one vector, (words,) int64."""
+        """Return a statistic as one vector, (words,) int64.
+
+        Raises
+        ------
+        ValueError
+            If a block has another shape or dtype.
+        """
         parts = []
         for block in self.blocks:
             array = statistic.blocks[block.name]
@@ -91,7 +99,13 @@ class Layout:
     def unflatten(
         self, vector: IntArray, answered: float = 1.0, n_answers: int | None = None
     ) -> Statistic:
-        """Return the statistic of a vector (words,) int64, with the `Statistic`'s other fields."""
+        """Return the statistic of a vector (words,) int64, with further fields of `Statistic`.
+
+        Raises
+        ------
+        ValueError
+            If the vector has another shape or dtype.
+        """
         if vector.shape != (self.n_words,) or vector.dtype != np.int64:
             raise ValueError(
                 f"Expected {self.n_words} words of int64. "

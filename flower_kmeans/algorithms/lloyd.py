@@ -448,7 +448,7 @@ class SuLloydAlgorithm(LloydFamily):
         d = self.domain.n_features
         spread = d + count_share(d)
         error = math.sqrt(500 * k**3 * spread * spread * spread) / n_records
-        return limited(self.budget.epsilon / error)
+        return in_papers_range(self.budget.epsilon / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         d = self.domain.n_features
@@ -522,10 +522,10 @@ def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -
     """Return ``error * N^2 mu^2 / work`` as a number of rounds in the papers' range."""
     if mu == math.inf or n_records is None:
         return MOST_AUTO_ROUNDS
-    return limited(error * n_records * n_records * (mu * mu) / work)
+    return in_papers_range(error * n_records * n_records * (mu * mu) / work)
 
 
-def limited(rounds: float) -> int:
+def in_papers_range(rounds: float) -> int:
     """Return a whole number of rounds within the papers' range."""
     return int(min(max(rounds, FEWEST_AUTO_ROUNDS), MOST_AUTO_ROUNDS))
 

@@ -36,9 +36,9 @@ class Meaning:
     unit: float = 1.0
     """Factor from the grid of the sums to the grid of the records."""
     offsets: bool = False
-    """Whether sums are of offsets from the centroids, no longer than ``length``."""
+    """Whether sums are sums of offsets from the centroids, of at most ``length``."""
     shares: tuple[str, ...] = ()
-    """Names of blocks by place, to which a record adds between 0 and its count."""
+    """Names of blocks by place to which a record adds a number between 0 and its count."""
     totals: Mapping[str, float] | None = None
     """Largest number that one record adds to blocks of one word, by name. The least is 0."""
     moments: str | None = None

@@ -164,6 +164,12 @@ class PEMeansAlgorithm(Algorithm):
         """Check every parameter."""
         super().__post_init__()
         require_clips(self.clips, self.clip, self.budget)
+        names = [name for name, _ in self.clips or ()]
+        if self.clips is not None and names != sorted(self.RELEASES):
+            raise ConfigurationError(
+                f"Expected the clips of all releases, {sorted(self.RELEASES)}. Got those of "
+                f"{names} instead."
+            )
         if self.projects and self.domain.n_features <= DIRECTIONS:
             raise ConfigurationError(
                 f"Expected more than {DIRECTIONS} columns, to which records are projected. Got "
@@ -218,8 +224,7 @@ class PEMeansAlgorithm(Algorithm):
     @property
     def clipping(self) -> Clipping:
         """How the part of one client is limited: each release has its own clip."""
-        clip = None if self.clip is None else 1.0
-        return replace(super().clipping, clip=clip, own=self.clips or (), is_joint=True)
+        return replace(super().clipping, own=self.clips or (), is_joint=True)
 
     # ------------------------------------------------------------------ queries
 

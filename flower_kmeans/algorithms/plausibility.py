@@ -131,7 +131,6 @@ class _Round:
         self.one = 2.0**algorithm.fraction_bits
         noise = algorithm.noise_of(self.number)
         self.noise = {name: std * noise_factor for name, std in noise.items()}
-        self.noise_factor = noise_factor
         # Conversion comes first, because the least int64 has no absolute value.
         self.blocks = {
             name: block.astype(np.float64) for name, block in answer.blocks.items()

@@ -1,4 +1,4 @@
-"""Checks of the queries that servers send: noise covers records for queries in range only."""
+"""Checks of queries from servers: noise covers records only if queries are within ranges."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ UNUSABLE = "The query of a round is not one of its algorithm."
 
 
 def check_query(algorithm: Algorithm, query: Query) -> None:
-    """Require the arrays of a planned round, all within their `Algorithm.query_ranges`.
+    """Require a planned round's arrays, all within their `Algorithm.query_ranges`.
 
     Raises
     ------
     MessageError
-        Otherwise, without a word about values.
+        If the query is not such. The message shows no values.
     """
     number = query.round
-    # Not isinstance: True is an int too, and would name a round that nobody planned.
+    # The type is compared, because isinstance would accept True as a round.
     if type(number) is not int or not 1 <= number <= algorithm.n_rounds:
         raise MessageError(UNUSABLE)
     ranges = algorithm.query_ranges(number)
@@ -31,7 +31,7 @@ def check_query(algorithm: Algorithm, query: Query) -> None:
 
 
 def _require_within(array: Any, limits: Range) -> None:
-    """Require an array of the shape and type of a range, with its values and its norms."""
+    """Require an array with the shape, dtype, values and norms of a range."""
     if not isinstance(array, np.ndarray) or array.dtype != limits.dtype:
         raise MessageError(UNUSABLE)
     if array.shape != limits.shape:

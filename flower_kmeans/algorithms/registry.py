@@ -1,4 +1,4 @@
-"""Algorithms by their names, and their form in run documents."""
+"""Registry of algorithms by name, and their encoding in run documents."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,18 +11,18 @@ from flower_kmeans.imports import imported
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
-_LATER: dict[str, str] = {}  # ``module:class`` of algorithms by name
+_LATER: dict[str, str] = {}  # ``module:class`` of late algorithms, by name
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
 def register(algorithm: AlgorithmType) -> AlgorithmType:
-    """Make an algorithm known to `algorithm_from_config` under its name (a class decorator)."""
+    """Register an algorithm for `algorithm_from_config` under its name, as a class decorator."""
     _REGISTRY[algorithm.name] = algorithm
     return algorithm
 
 
 def register_later(name: str, path: str) -> None:
-    """Make an algorithm known by its ``module:class``, which is imported when it is needed."""
+    """Register an algorithm by its ``module:class``, which is imported when it is needed."""
     _LATER[name] = path
 
 
@@ -37,9 +37,14 @@ def algorithm_from_config(
     budget: PrivacyBudget,
     kind_of_run: str | None = None,
 ) -> Algorithm:
-    """Return the algorithm that a run document describes, or raise if it is not acceptable.
+    """Return the algorithm that a run document describes.
 
-    Of a document of one kind of run, no other kind's algorithm is imported.
+    It imports no algorithm of another kind of run than the document's.
+
+    Raises
+    ------
+    ConfigurationError
+        If its name is unknown, or its parameters are not acceptable.
     """
     name = config.get("name")
     may_import = kind_of_run is None or name == kind_of_run

@@ -1,6 +1,6 @@
 """Released values beside centroids: the cost, sizes and their bounds, and a mixture.
 
-Their theorems are docs/guarantees, Theorems 22, 25 and 26.
+Their theorems are docs/guarantees, Theorems 16, 22, 25 and 26.
 """
 
 import math

@@ -58,7 +58,8 @@ class MomentsStage:
         if not self.takes_moments:
             return Layout((Block(NORMS, (1,), self.setting.fraction_bits),))
         n_entries = d * (d + 1) // 2
-        return Layout((Block(MOMENTS, (n_entries,), 2 * self._moment_bits),))
+        exponent = 2 * self._moment_bits
+        return Layout((Block(MOMENTS, (n_entries,), exponent, are_moments=True),))
 
     def sensitivities(self) -> dict[str, float]:
         """Return D^2, the sensitivity of squared norms and of the moments' diagonal."""

@@ -1,4 +1,4 @@
-"""Sizes and mixture that SynopsisKMeans releases beside centroids and counts."""
+"""Capabilities of SynopsisKMeans: cluster sizes, and the mixture of its synopsis."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class SynopsisSizes:
     last_round: int
 
     def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram, (k,); ``None`` before there are any."""
+        """Return the weights of the power diagram, (k,) float64; ``None`` before there are any."""
         if "weights" not in state.arrays:
             return None
         unit = self.setting.domain.common_unit or 1.0
@@ -52,7 +52,7 @@ class SynopsisMixture:
 
     @property
     def n_directions(self) -> int:
-        """Number of directions along which a part has a width of its own."""
+        """Number of directions along which each part has its own width."""
         return self.setting.n_directions
 
     def learned(
@@ -64,7 +64,7 @@ class SynopsisMixture:
         setting = self.setting
         found = Parts.read(state.arrays).mixture()
         directions = Directions.read(state.arrays)
-        # The nearest orthonormal columns: those of the state are on a grid.
+        # The state's columns are rounded to a grid, so the nearest orthonormal ones are taken.
         columns = scaled(directions.projection, setting.fraction_bits)
         left, _, right = np.linalg.svd(columns, full_matrices=False)
 

@@ -234,7 +234,8 @@ class Box(_Bounds):
         largest = float(reaches.max())
         if _SMALLEST_REACH <= largest <= 1:
             largest = 1.0
-        unit = widths * (largest / weights)
+        with np.errstate(over="ignore"):  # it is refused below
+            unit = widths * (largest / weights)
         if not (unit <= 1 / _SMALLEST_WIDTH).all():
             raise ConfigurationError(
                 "Expected weights that are not too small for their columns' bounds. Got a width "
@@ -955,15 +956,25 @@ def _checked_weights(
 
 def check_weight(weight: object, column: str) -> float:
     """Return the weight of a column; an error names the column."""
-    is_number = isinstance(weight, int | float | np.number)
+    is_number = isinstance(weight, int | float | np.integer | np.floating)
     if isinstance(weight, bool) or not is_number:
         raise ConfigurationTypeError(
             f"Expected the weight of {column} as a number. Got {type(weight).__name__} instead."
         )
-    found = float(weight)  # type: ignore[arg-type]
+    try:
+        found = float(weight)  # type: ignore[arg-type]
+    except OverflowError:  # of an integer
+        found = math.inf
     if not 0 < found <= _LARGEST_BOUND:
         raise ConfigurationError(
             f"Expected the weight of {column} as positive and finite. Got {found!r} instead."
+        )
+    # Below float64's normal range products round up by much, so a scaled level could
+    # leave the unit box.
+    if found < _SMALLEST_WIDTH:
+        raise ConfigurationError(
+            f"Expected the weight of {column} as at least {_SMALLEST_WIDTH:g}. "
+            f"Got {found!r}, which is too small."
         )
     return found
 
@@ -1002,6 +1013,11 @@ def _checked_categories(
     categories: Sequence[tuple[int, int]], lows: Sequence[float], highs: Sequence[float]
 ) -> tuple[tuple[int, int], ...]:
     """Return ranges of at least two columns between 0 and 1, in ascending order."""
+    if not isinstance(categories, Sequence):
+        raise ConfigurationTypeError(
+            "Expected categories as a sequence of pairs of integers. "
+            f"Got {type(categories).__name__} instead."
+        )
     found: list[tuple[int, int]] = []
     done = 0
     for block in categories:

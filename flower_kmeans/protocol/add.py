@@ -56,9 +56,9 @@ def add(conversation: "Conversation", request: Add) -> Added:
 def _require_fields(conversation: "Conversation", request: Add) -> None:
     """Require a run with a committee, and no claims."""
     has_committee = conversation.run.trust.has_committee
-    reason = "Expected to add in a committee."
+    reason = "Expected a trust model with a committee for `add`."
     RefuseError.unless(has_committee, Code.POLICY, reason)
-    reason = "Expected claims with `ask` alone."
+    reason = "Expected no claims with `add`."
     RefuseError.unless(not request.claims, Code.BAD_MESSAGE, reason)
 
 
@@ -73,7 +73,7 @@ def _own_position(conversation: "Conversation", slot: int) -> int:
 
 
 def _dealers(conversation: "Conversation", request: Add) -> list[int]:
-    """Return the slots whose shares are added; require a key and a share of each."""
+    """Return the slots of the survivors; require a key and a share of each."""
     survivors = transcript.unpack_survivors(request.survivors, request.n_slots)
     dealers: list[int] = np.flatnonzero(survivors).tolist()
     n_dealers = len(dealers)
@@ -125,7 +125,13 @@ def _shares(
     position: int,
     context: bytes,
 ) -> Iterator[bytes]:
-    """Yield the dealers' shares for a position; a `PartError` for a bad seal."""
+    """Yield the dealers' shares for a position, unsealed.
+
+    Raises
+    ------
+    PartError
+        If a share cannot be unsealed.
+    """
     own_key = conversation.pairs.public_key
     keys = messages.split(request.public_keys, KEY_BYTES)
     seals = messages.split(request.sealed, _sealed_bytes(conversation, request.t))
@@ -143,6 +149,6 @@ def _shares(
 
 
 def _sealed(share: bytes, sums: SumContext, position: int, survivors: bytes) -> bytes:
-    """Return a sum-share that a blind server passes on and cannot read."""
+    """Return a sum-share sealed for the clients: a blind server only passes it on."""
     key = primitives.sum_share_key(sums.group_key, sums.digest, position, survivors)
     return primitives.seal(key, share, sums.digest)

@@ -1,8 +1,8 @@
 """A client's answer to a round (docs/protocol.md, section 6), from request to reply.
 
-The order is part of the protocol. What can refuse the request without records comes
-first, so a refusal says nothing about them. Then the records are read, once. The answer
-is charged to the ledger before it leaves.
+The order is part of the protocol. Checks that need no records come first, so a refusal
+reveals nothing about records. Then the records are read, once. The answer is charged to
+the ledger before it leaves.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms.answers import contribution
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.protocol import checks, noise, states, transcript
@@ -25,11 +25,11 @@ from flower_kmeans.secagg.base import SumContext
 if TYPE_CHECKING:
     from flower_kmeans.protocol.client import Conversation
 
-_CHECKSUM = np.ones(1, dtype=np.int64)  # of one vector
+_CHECKSUM = np.ones(1, dtype=np.int64)  # the sum of all counts the vectors in it
 
 
 class _Question(NamedTuple):
-    """A round's query, and how the client came to know it."""
+    """A round's query, with the values that the context and the reply take from its source."""
 
     query: Query
     encoded: bytes
@@ -39,7 +39,7 @@ class _Question(NamedTuple):
 
 
 def ask(conversation: "Conversation", request: Ask) -> Answer:
-    """Answer a round."""
+    """Return the client's answer to a round."""
     conversation.take_slot(request)
     _require_claims(conversation, request.claims)
     _require_fields(conversation, request)
@@ -99,7 +99,7 @@ def _require_fields(conversation: "Conversation", request: Ask) -> None:
 
 
 def _own_question(conversation: "Conversation", request: Ask) -> _Question:
-    """Follow the sums since the last message, and compute the next query."""
+    """Return the query that the client computes, after following the entries of the request."""
     # With a committee the query of round 1 is public, and the keys are on their way.
     is_without_key = conversation.run.trust.has_committee and request.t == 1
     if request.wraps or not is_without_key:
@@ -117,14 +117,14 @@ def _own_question(conversation: "Conversation", request: Ask) -> _Question:
 def _servers_question(
     conversation: "Conversation", t: int, encoded: bytes
 ) -> _Question:
-    """Check a query that the server sent."""
+    """Return a query that the server sent, after its checks."""
     run = conversation.run
     query = run.kept.once(states.checked_query, run, t, encoded)
     return _Question(query, encoded, ZERO)
 
 
 def _require_new(last: LastAnswer | None, request: Ask, query_hash: bytes) -> None:
-    """Require a round, an attempt and a query that may follow the last answer."""
+    """Require a round, an attempt and a query that can follow the last answer."""
     checks.require_not_stale(last, request.t)
     checks.require_attempt_order(last, request.t, request.attempt)
     checks.require_one_query(last, request.t, query_hash)
@@ -134,19 +134,16 @@ def _require_new(last: LastAnswer | None, request: Ask, query_hash: bytes) -> No
 
 
 def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntArray:
-    """Return a client's integers: statistic, noise share and checksum word."""
+    """Return a client's vector, int64: statistic with noise share, and the checksum word."""
     answered = conversation.session.answered
-    # A repeated request cannot show whether records changed in the meantime.
+    # A repeated request gets the kept vector, so it cannot show whether records changed.
     if answered.startswith(context):
         repeated = np.frombuffer(answered[len(context) :], dtype="<i8")
         return repeated.astype(np.int64)
 
     run = conversation.run
-    vector = conversation.total(query)
-    if run.algorithm.budget.unit == "client":  # what a record adds is limited by itself
-        statistic = run.algorithm.layout(query.round).unflatten(vector)
-        limited = client_clipping.limited(run.algorithm, statistic, query.round)
-        vector = run.algorithm.layout(query.round).flatten(limited)
+    words = conversation.total(query)
+    vector = contribution(run.algorithm, query.round, words)
     if run.trust.shares_noise:
         secret = conversation.session.secret
         vector = vector + noise.client_noise(run, query.round, secret, context)
@@ -156,7 +153,7 @@ def _vector(conversation: "Conversation", query: Query, context: bytes) -> IntAr
 def _protected(
     conversation: "Conversation", request: Ask, sums: SumContext, vector: IntArray
 ) -> bytes:
-    """Return a vector as it leaves the client: masked, or its sealed shares."""
+    """Return a vector in its protected form: masked, or as sealed shares."""
     run = conversation.run
     secret = conversation.session.secret
     committee = conversation.committee

@@ -1,7 +1,7 @@
-"""Requirements of a client before it sends anything (docs/protocol.md, section 6, in order).
+"""Checks of a client before it sends anything, in the order of docs/protocol.md, section 6.
 
-Each function stops an attack of section 10: a test replaces it and shows that the
-attack succeeds.
+Each function stops an attack of section 10. For each, a test replaces the function and
+shows that the attack then succeeds.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 
 MAX_SESSIONS = 3
-"""Sessions of a client in a run that commits to records: each shows that a record changed."""
+"""Most sessions of a client in a run that commits to records: a new one reveals a change."""
 
 
 class RefuseError(Exception):
-    """Ends a message with a code and further fields of the refusal; the reason stays in the log."""
+    """Error that refuses a request with a code and further fields; the reason stays in the log."""
 
     def __init__(self, code: Code, reason: str = "", **fields: Any) -> None:
         super().__init__(reason or code.sentence)
@@ -38,25 +38,27 @@ class RefuseError(Exception):
 
     @classmethod
     def unless(cls, condition: bool, code: Code, reason: str = "") -> None:
-        """Raise one unless a condition holds."""
+        """Raise a `RefuseError` unless a condition holds."""
         if not condition:
             raise cls(code, reason)
 
     @classmethod
     @contextmanager
     def of_user(cls) -> Iterator[None]:
-        """Raise one with DATA, whatever a user's function raises."""
+        """Raise a `RefuseError` with DATA for any error of a user's function in the context."""
         try:
             yield
-        except KMeansError as error:  # whose text holds no record's value
+        except KMeansError as error:  # its text holds no record's value
             raise cls(Code.DATA, str(error)) from None
-        except BaseException as error:  # not all that libraries raise is an Exception
+        except (
+            BaseException
+        ) as error:  # libraries also raise other errors than Exception
             raise cls(Code.DATA) from error
 
     @classmethod
     @contextmanager
     def of_key(cls) -> Iterator[None]:
-        """Raise one with KEY for another client's wrong key, claim, seal or envelope."""
+        """Raise a `RefuseError` with KEY for another client's wrong key, claim or seal."""
         try:
             yield
         except MessageError as error:
@@ -72,12 +74,12 @@ def require_not_over(session: "ClientSession | None") -> None:
 
 
 def require_hash(data: bytes, doc_hash: bytes) -> None:
-    """Require the run document that a message names."""
+    """Require that a run document has the hash that a message names."""
     _require(hashlib.sha256(data).digest() == doc_hash, Code.BAD_MESSAGE)
 
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
-    """Require a run within the operator's limits of this moment."""
+    """Require a run within the operator's present limits."""
     objection = run.kept.once(_objection, policy, run)
     if objection is not None:
         code, reason = objection
@@ -85,7 +87,7 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
 
 
 def _objection(policy: ClientPolicy, run: Run) -> tuple[Code, str] | None:
-    """Return why a policy does not accept a run, or ``None``."""
+    """Return the code and the reason for which a policy refuses a run, or ``None``."""
     reason = policy.objection(run)
     if reason is not None:
         return Code.POLICY, reason
@@ -112,15 +114,17 @@ def require_roster(identity: Identity | None, document: RunDocument) -> None:
 
 def is_committed(session: "ClientSession", commitment: bytes) -> bool:
     """Return whether a session was begun with these records and this software."""
-    # In constant time, as all comparisons with secrets: the server can time the reply.
+    # The time of the comparison must not depend on the secret: the server can time replies.
     return hmac.compare_digest(session.commitment, commitment)
 
 
 def require_few_sessions(n_sessions: int) -> None:
-    """Require that a run sees a change of records a bounded number of times."""
+    """Require at most `MAX_SESSIONS` sessions, so that a run sees few changes of records."""
     is_few = n_sessions <= MAX_SESSIONS
     _require(
-        is_few, Code.STALE, f"The client began {MAX_SESSIONS} sessions in this run."
+        is_few,
+        Code.STALE,
+        f"Expected at most {MAX_SESSIONS} sessions of the client. Got {n_sessions} instead.",
     )
 
 
@@ -136,7 +140,9 @@ def require_attempt(run: Run, t: int, attempt: int) -> None:
 
 def require_blind(run: Run) -> None:
     """Require a run whose clients have a group key."""
-    _require(run.trust.is_blind, Code.POLICY, "Expected a request of a blind run.")
+    _require(
+        run.trust.is_blind, Code.POLICY, "Expected group keys in a blind run only."
+    )
 
 
 def require_peers(
@@ -149,14 +155,14 @@ def require_peers(
 
 
 def require_distinct(peers: Sequence[Peer]) -> None:
-    """Require every peer once, and no more of them than a cohort has: each costs an exchange."""
+    """Require each peer once, and at most a cohort of them, because each costs a key exchange."""
     are_distinct = len(peers) <= MAX_SLOTS and len(
         {peer.slot for peer in peers}
     ) == len(peers)
     _require(
         are_distinct,
         Code.POLICY,
-        f"Expected at most {MAX_SLOTS} peers, every one once.",
+        f"Expected at most {MAX_SLOTS} peers, each once.",
     )
 
 
@@ -171,7 +177,7 @@ def require_crowd(
 
 
 def require_own_slot(identity: Identity | None, slot: int, n_slots: int) -> None:
-    """Require the slot that the client has on its own roster, and a cohort of the roster's size."""
+    """Require the client's slot on its own roster, and a cohort of the roster's size."""
     if identity is not None and (slot, n_slots) != (
         identity.slot,
         len(identity.roster),
@@ -184,7 +190,7 @@ def require_own_slot(identity: Identity | None, slot: int, n_slots: int) -> None
 def require_leaf(
     leaf: bytes, slot: int, n_slots: int, path: bytes, root: bytes
 ) -> None:
-    """Require that the leaf of this client session lies under the cohort's root."""
+    """Require that the leaf of this client's session is in the cohort's tree."""
     _require(root_from(leaf, slot, n_slots, path) == root, Code.RENEW)
 
 
@@ -196,7 +202,7 @@ def require_one_slot(session: "ClientSession", slot: int) -> None:
 def accepted_committee(
     run: Run, roster: Roster | None, data: bytes, n_slots: int
 ) -> tuple[Committee, Sharing | None]:
-    """Return the committee that a list names, and how it shares vectors."""
+    """Return the committee of an encoded list, and its sharing of vectors."""
     committee = Committee.decode(data, n_slots, run.document.max_colluders)
     require_committee(committee, roster, run.document)
     return committee, require_sharing(committee, run)
@@ -209,7 +215,7 @@ def require_committee(
     if committee.n_slots <= MAX_POSITIONS:
         slots = tuple(range(committee.n_slots))
     elif roster is None:
-        # drawn by the server, which relayed keys trust to be passive
+        # The server drew it: relayed keys protect against a passive server only.
         slots = committee.slots
     else:
         slots = roster.drawn(document.epoch)
@@ -222,33 +228,33 @@ def require_committee(
 
 
 def require_sharing(committee: Committee, run: Run) -> Sharing | None:
-    """Return how a committee shares vectors; require that enough of it is present."""
+    """Return a committee's sharing of vectors; require that enough members are present."""
     try:
         return committee.sharing(run.trust.sum)
     except ConfigurationError:
-        reason = "Expected more of the committee to be present."
+        reason = "Expected more members of the committee to be present."
         raise RefuseError(Code.POLICY, reason) from None
 
 
 def is_claimed(roster: Roster, doc_hash: bytes, peer: Peer) -> bool:
-    """Return whether the owner of a slot claimed it for this run, this node and this key."""
+    """Return whether a slot's owner claimed it for this run and for the peer's node and key."""
     return roster.has_claimed(
         doc_hash, peer.slot, peer.node_id, peer.public_key, peer.claim
     )
 
 
 def static_secret(identity: Identity | None) -> bytes:
-    """Return the lasting secret that enters every secret with another client; empty if relayed."""
+    """Return the roster key's part of every secret with another client; empty if relayed."""
     return b"" if identity is None else primitives.exchange_secret(identity.seed)
 
 
 def is_followed(session: "ClientSession", entry: Entry) -> bool:
-    """Return whether a session has an entry of that round: the first one counts."""
+    """Return whether a session has followed an entry of the round. The first entry counts."""
     return entry.t <= session.head
 
 
 def require_same_query(entry: Entry, tag: bytes) -> None:
-    """Require a sum of the query, and of the history, that this client has."""
+    """Require the sum of this client's own query and history."""
     # The sum of another query would lead to a state that no other client has.
     is_same = hmac.compare_digest(entry.tag, tag)
     _require(
@@ -259,13 +265,16 @@ def require_same_query(entry: Entry, tag: bytes) -> None:
 
 
 def require_checksum(reconstructed: IntArray, n_survivors: int) -> None:
-    """Require a checksum word of the announced size: the one refusal that a sum decides."""
+    """Require that the checksum word is the number of survivors.
+
+    It is the only refusal that depends on a sum.
+    """
     _require(int(reconstructed[-1]) == n_survivors, Code.GARBAGE)
 
 
 def require_next_round(session: "ClientSession", t: int) -> None:
     """Require the round after the last entry."""
-    _require(t > session.head, Code.STALE)  # the server has its sum already
+    _require(t > session.head, Code.STALE)  # its sum exists already
     _require(t == session.head + 1, Code.NEED)
 
 
@@ -280,7 +289,7 @@ def require_attempt_order(last: "LastAnswer | None", t: int, attempt: int) -> No
 
 
 def require_one_query(last: "LastAnswer | None", t: int, query: bytes) -> None:
-    """Require that all attempts at a round ask the same, after the same history."""
+    """Require that all attempts at a round have the same query, after the same history."""
     # Two answers to two queries of one round would be two releases for one charge.
     _require(last is None or last.t != t or last.query == query, Code.CONFLICT)
 
@@ -298,8 +307,8 @@ def require_add_history(session: "ClientSession", t: int, h: bytes) -> None:
 
 
 def require_one_vote(last: "LastVote | None", vote: "LastVote") -> None:
-    """Require that one sum of a round gets this client's sum-share, in all of its attempts."""
-    # Two sums of one round differ in single answers.
+    """Require that only one sum of a round gets this client's sum-share, in all attempts."""
+    # The difference of two sums of one round could be a single answer.
     _require(last is None or last.t != vote.t or last == vote, Code.CONFLICT)
 
 

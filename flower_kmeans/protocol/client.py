@@ -1,10 +1,10 @@
 """The client's side of the protocol: one message of one run (docs/protocol.md, section 6).
 
-A client answers one message at a time from what its session remembers. An error leaves
-as a code and nothing else. No refusal depends on records or, apart from the checksum
-word, on a reconstructed sum. `Conversation` opens the run, takes the slot and follows the
-entries. Messages with further steps have a file each: `ask`, `add` and `finish`. The kind of
-a run (`kinds.RunKind`) names what answers each message.
+A client answers one message at a time from the memory of its session. An error is sent as
+a code and nothing else. No refusal depends on records or, apart from the checksum word,
+on an unmasked or reconstructed sum. `Conversation` loads the run, takes the slot and
+follows the entries. Messages with further steps have a file each: `ask`, `add` and
+`finish`. The kind of a run (`kinds.RunKind`) names the function that answers each message.
 """
 
 import logging
@@ -60,8 +60,8 @@ from flower_kmeans.secagg.base import Sharing, SumContext, SumError
 from flower_kmeans.secagg.primitives import KEY_BYTES, H
 from flower_kmeans.version import stated_software
 
-# Each time, another process of this node answered another message of the run in the
-# meantime.
+# Tries to answer a message, each after another process of this node changed the memory of
+# the run in the meantime.
 _TRIES = 8
 log = logging.getLogger("flower_kmeans.client")
 
@@ -72,23 +72,30 @@ refuse_unless = RefuseError.unless
 class Client:
     """One client, for any number of messages.
 
-    ``on_result`` is called once per run; again on a repeated ``finish`` if it failed,
-    or if the client was interrupted before it had written down that the run is over.
+    ``on_result`` is called once per run. A repeated ``finish`` calls it again if it failed,
+    or if the client was interrupted before it had recorded the end of the run.
     ``load_ids`` returns the ids of the records, in their order, for kinds of runs that
     compare rows.
     """
 
     policy: ClientPolicy
-    state: RecordDict  # the context's: the memory where the policy names no ledger
-    # of shape (n, n_features), in the user's units
+    state: RecordDict  # of Flower's context: the memory if the policy names no ledger
+    # returns records of shape (n, n_features), in the user's units
     load_records: Callable[[], RecordsLike]
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
-    node_id: int = 0  # the context's, for which a client with a roster claims its slot
-    shared: SharedWork = NO_SHARED_WORK  # with the other clients of a simulation
+    node_id: int = (
+        0  # of Flower's context; a client with a roster claims its slot for it
+    )
+    shared: SharedWork = (
+        NO_SHARED_WORK  # work done once for all clients of a simulation
+    )
 
     def handle(self, content: RecordDict) -> RecordDict:
-        """Answer one message. Never raises: an error leaves as a code, its text stays here."""
+        """Return the reply to one message.
+
+        It never raises: an error is sent as a code, and its text stays in the log.
+        """
         try:
             reply = self.answer_bytes(wire.from_content(content))
         except Exception as error:
@@ -96,7 +103,7 @@ class Client:
         return wire.to_content(reply)
 
     def answer_bytes(self, data: bytes) -> bytes:
-        """Answer one encoded message with an encoded reply. Never raises."""
+        """Return the encoded reply to one encoded message. It never raises."""
         request: Request | Head | None = None
         try:
             is_long = len(data) > limits.FIRST
@@ -107,7 +114,7 @@ class Client:
             return encode(_refusal(request, error))
 
     def _remembering(self, request: Request | Head, data: bytes) -> messages.Reply:
-        """Answer from the memory that the policy names, which no answer leaves behind."""
+        """Return the reply, after writing the memory that the policy names."""
         policy = self.policy
         if policy.state_dir is None:
             context = sessions.ContextMemory(self.state)
@@ -118,7 +125,7 @@ class Client:
                 policy.max_total_epsilon, policy.max_total_delta
             )
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
-            leftovers.erase_ended(policy, ledger)  # what runs that were forgotten left
+            leftovers.erase_ended(policy, ledger)  # files of forgotten runs
             whole = self._whole(request, data, memory)
             for _ in range(_TRIES):
                 with suppress(ledgers.MemoryChangedError):
@@ -126,14 +133,14 @@ class Client:
         raise RefuseError(Code.INTERNAL, "The memory of the run kept changing.")
 
     def _whole(self, request: Request | Head, data: bytes, memory: Memory) -> Request:
-        """Decode a long request, if it is no longer than those of its run are."""
+        """Return a request as a whole; require that a long one is not too long for its run."""
         if not isinstance(request, Head):
             return request
         head = request
         session = memory.load(head.doc_hash)
         is_delivered = session is not None and session.over == sessions.DELIVERED
         if is_delivered and head.kind == "finish":
-            # the reply needs nothing else
+            # The reply needs nothing but the hash.
             return messages.Finish(doc_hash=head.doc_hash)
         checks.require_not_over(session)
         document = session.document if session else head.doc
@@ -141,7 +148,7 @@ class Client:
         checks.require_hash(document, head.doc_hash)
         run = self.opened(document)
         checks.require_policy(self.policy, run)
-        reason = "Expected no longer request of this run."
+        reason = "Expected a request within the length limit of its run."
         refuse_unless(
             len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason
         )
@@ -153,8 +160,8 @@ class Client:
 
 
 def _code_without_document(is_keys: bool) -> Code:
-    """Return with which code a request of an unknown run is refused."""
-    # A key distributor that lost its memory is of no use: the server asks the next one.
+    """Return the code that refuses a request of an unknown run."""
+    # STALE lets the server ask the next key distributor: this one has lost its memory.
     return Code.STALE if is_keys else Code.NEED
 
 
@@ -172,7 +179,7 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
 
 
 def _refusal(request: Request | Head | None, error: Exception) -> messages.Refusal:
-    """Return the refusal for an error, and log its reason; both are public values."""
+    """Return the refusal for an error, and log its reason. Both hold public values only."""
     if isinstance(error, RefuseError):
         refusal = error
     else:
@@ -197,25 +204,26 @@ def _refusal(request: Request | Head | None, error: Exception) -> messages.Refus
 
 
 class Conversation:
-    """A client and one message of one run.
+    """The handling of one message of one run by a client.
 
     Parameters
     ----------
     client : Client
         The client that answers.
     memory : Memory
-        Its sessions, answers and votes.
+        Memory of the client's sessions, answers and votes.
     request : Request
         The message.
 
     Attributes
     ----------
     run, session, records
-        There are any once the run is open.
+        The run, the client's session in it, and its records. They are set once the run
+        document is accepted.
     identity : Identity, optional
         The client's lasting key, where keys come from a roster.
     committee, sharing : optional
-        The committee of the attempt and how it shares vectors, once the slot is taken.
+        The attempt's committee and its sharing of vectors, once the slot is taken.
     """
 
     run: Run
@@ -234,7 +242,7 @@ class Conversation:
         self.sharing: Sharing | None = None
 
     def reply(self) -> messages.Reply:
-        """Answer the request, and save the session, also if the request is refused."""
+        """Return the reply, and save the session, also if the request is refused."""
         request = self._request
         session = self.memory.load(self.doc_hash)
         try:
@@ -259,14 +267,14 @@ class Conversation:
     # ---------------------------------------------------------- the run and its session
 
     def _open(self, session: ClientSession | None) -> None:
-        """Take up the session of a run, or begin one if the document is there."""
+        """Load the session of a run, or begin one if the request has the run document."""
         request = self._request
         checks.require_not_over(session)
         document = session.document if session else getattr(request, "doc", b"")
         is_keys = isinstance(request, messages.Keys)
         refuse_unless(bool(document), _code_without_document(is_keys))
         self._accept(document, is_new=session is None)
-        # These read no records: they may be gone, and nothing is answered from them.
+        # These messages need no records, which may be gone by then.
         reads_none = isinstance(request, messages.Finish | messages.Hold)
         if session is None or not reads_none:
             are_read = isinstance(request, messages.Ask)
@@ -274,13 +282,13 @@ class Conversation:
         self.session = session
 
     def _accept(self, data: bytes, *, is_new: bool) -> None:
-        """Compare a run with the policy of this moment: its operator may have tightened it."""
+        """Load a run, and compare it with the present policy, which may be tighter than before."""
         checks.require_hash(data, self.doc_hash)
         self.run = self.client.opened(data)
         is_of_kind = type(self._request) in self.run.kind.handlers
         refuse_unless(is_of_kind, Code.BAD_MESSAGE)
         checks.require_policy(self.policy, self.run)
-        if is_new:  # a calibration takes long, and the session keeps the document
+        if is_new:  # once per session, because a calibration takes long
             self.run.kept.once(verify_plan, self.run)
             self.run.algorithm.require_packages()
         if self.run.document.keys == "roster":
@@ -300,18 +308,18 @@ class Conversation:
         return Pairs(self.doc_hash, self.session, self.identity, self.client.shared)
 
     def total(self, query: Query) -> IntArray:
-        """Return the statistic of all records, (words,); RENEW if they changed."""
+        """Return the statistic of all records, (words,); refuse with RENEW if they changed."""
         try:
             return self.records.total(query, self.session)
         except ChangedError:
             self.session = self.records.committed(self.session)
-            vars(self).pop("pairs", None)  # keys of the former session
+            vars(self).pop("pairs", None)  # they hold keys of the former session
             raise RefuseError(Code.RENEW) from None
 
     # ------------------------------------------------------------------ enrolment, keys
 
     def enrol(self, _: messages.Enrol) -> messages.Enrolled:
-        """Return the session's public values."""
+        """Return the reply to an enrolment: the session's public values."""
         return messages.Enrolled(
             doc_hash=self.doc_hash,
             **self._public_values(),
@@ -329,10 +337,10 @@ class Conversation:
         }
 
     def keys(self, request: messages.Keys) -> messages.Wrapped:
-        """Offer a group key, as one of its distributors."""
+        """Return the group key that this client offers, as a key distributor, sealed for peers."""
         peers = self.pairs.peers(request.peers)
         checks.require_blind(self.run)
-        # a key that exists goes to any number of owners
+        # Sealing a key that the run already uses needs no minimum of peers.
         if not self.session.group_secret:
             own_key = self.pairs.public_key
             checks.require_peers(self.policy, self.run, peers, own_key)
@@ -342,19 +350,20 @@ class Conversation:
         )
 
     def hold(self, request: messages.Hold) -> messages.Held:
-        """Take the group key of an envelope, and return its id."""
+        """Take the group key of an envelope, and return the reply with its id."""
         checks.require_blind(self.run)
-        reason = "Expected envelopes to open."
+        reason = "Expected envelopes to unseal."
         refuse_unless(bool(request.wraps), Code.BAD_MESSAGE, reason)
         self.take_group_key(request.wraps)
         key_id = primitives.key_id(self.session.group_key, self.doc_hash)
         return messages.Held(doc_hash=self.doc_hash, key_id=key_id)
 
     def wrap(self, peers: tuple[messages.Peer, ...]) -> tuple[bytes, bytes]:
-        """Return the id of the group key that this client has or offers, sealed for each peer."""
+        """Return the id of the group key that this client has or offers, and its envelopes."""
         session = self.session
         checks.require_distinct(peers)
-        # Drawn once per session: clients with another one would be left out of the sum.
+        # The secret is drawn once per session: clients with another group key would be left
+        # out of the sum.
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         secret = session.group_secret or session.drawn_secret
@@ -364,7 +373,7 @@ class Conversation:
         return primitives.key_id(group_key, self.doc_hash), envelopes
 
     def take_group_key(self, wraps: tuple[messages.Wrap, ...]) -> None:
-        """Take the group key that envelopes name; another one only before the first entry."""
+        """Take the group key that envelopes name; another key only before the first entry."""
         session = self.session
         if not wraps:
             refuse_unless(bool(session.group_key), Code.NEED)
@@ -381,7 +390,7 @@ class Conversation:
         reason = "Expected the group key that the session has."
         refuse_unless(is_first, Code.KEY, reason)
         for wrap in wraps:
-            # A distributor that lies costs itself: another one's envelope may fit.
+            # If a distributor lied, the envelope of another one may fit.
             with suppress(MessageError):
                 secret = self.pairs.unwrap(wrap)
                 key = primitives.group_key(secret, self.doc_hash)
@@ -390,7 +399,7 @@ class Conversation:
                     session.group_key = key
                     session.query_key = primitives.query_key(key)
                     return
-        raise RefuseError(Code.KEY, "No envelope opens to the group key that it names.")
+        raise RefuseError(Code.KEY, "No envelope holds the group key that it names.")
 
     # ------------------------------------------------------------------ slot, context
 
@@ -402,8 +411,8 @@ class Conversation:
         n_slots = request.n_slots
         checks.require_attempt(run, request.t, request.attempt)
         checks.require_crowd(self.policy, run.document, n_slots, "slots in the cohort")
-        # Paths and bitmaps are as long as the number that is announced.
-        reason = "Expected fewer slots."
+        # The length of paths and bitmaps follows from the announced number of slots.
+        reason = f"Expected at most {MAX_SLOTS} slots. Got {n_slots} instead."
         refuse_unless(n_slots <= MAX_SLOTS, Code.BAD_MESSAGE, reason)
         if not run.trust.is_protected:
             return
@@ -418,7 +427,8 @@ class Conversation:
             checks.accepted_committee, run, roster, request.committee, n_slots
         )
         position = committee.positions.get(slot)
-        # Of a session before this one: what others seal for it, this one cannot open.
+        # The committee may list the key of a former session, whose seals this session cannot
+        # unseal.
         is_own = position is None or committee.public_keys[position] == public_key
         refuse_unless(is_own, Code.RENEW)
         self.committee = committee
@@ -427,7 +437,7 @@ class Conversation:
     def context_of_sum(
         self, request: messages.Located, h: bytes, tag: bytes
     ) -> SumContext:
-        """Return the context of an attempt's sum, its size, group key and sharing."""
+        """Return the context of an attempt's sum, with its size, group key and sharing."""
         t = request.t
         n_slots = request.n_slots
         committee = ZERO if self.committee is None else self.committee.digest
@@ -441,7 +451,7 @@ class Conversation:
     # ------------------------------------------------------------------ entries
 
     def state(self) -> State:
-        """Return the state after the entries that were followed."""
+        """Return the algorithm's state after the entries that the session has followed."""
         run, session = self.run, self.session
         return run.kept.once(states.state_after, run, session.head, session.state)
 
@@ -451,7 +461,7 @@ class Conversation:
         return run.kept.once(states.query_after, run, session.head, session.state)
 
     def query_tag(self, t: int, h: bytes, query: bytes) -> bytes:
-        """Return the tag of a query, keyed wherever the server does not know the query."""
+        """Return the tag of a query, with a key wherever the server does not know the query."""
         trust = self.run.trust
         is_public = not trust.is_blind or (trust.has_committee and t == 1)
         key = ZERO if is_public else self.session.query_key
@@ -464,18 +474,19 @@ class Conversation:
                 self._follow(entry)
 
     def _follow(self, entry: Entry) -> None:
-        """Open the sum of the next round, and take the state after it."""
+        """Unmask or reconstruct the sum of the next round, and take the state after it."""
         run = self.run
         session = self.session
         has_key = bool(session.group_key)
         refuse_unless(entry.t <= session.head + 1 and has_key, Code.NEED)
         is_of_run = entry.t <= run.algorithm.n_rounds
         is_one = is_of_run and entry.attempt <= run.document.max_attempts
-        # The transcript's hash covers one of them: the other would differ among
-        # clients.
+        # The transcript's hash covers words or shares. The others could differ among clients.
         of_shares = entry.positions or entry.shares
         other = entry.words if run.trust.has_committee else of_shares
-        reason = "An entry is of no round of the run, or holds the sum of another trust model."
+        reason = (
+            "Expected an entry of a round of the run, with a sum of its trust model."
+        )
         refuse_unless(is_one and not other, Code.BAD_MESSAGE, reason)
         n_slots = min(entry.n_slots, MAX_SLOTS)
         survivors = transcript.unpack_survivors(entry.survivors, n_slots)
@@ -494,9 +505,9 @@ class Conversation:
     def _state_after(
         self, entry: Entry, survivors: NDArray[np.bool_], context: bytes
     ) -> bytes:
-        """Return the encoded state after an entry, which one client of a simulation computes."""
+        """Return the encoded state after an entry, computed once for all simulated clients."""
         session = self.session
-        # The hash names the run and all entries before.
+        # `session.h` identifies the run and all earlier entries.
         name = H(
             b"followed", session.h, session.group_key, encode(entry), session.state
         )
@@ -514,7 +525,10 @@ class Conversation:
     # ------------------------------------------------------------------ abort
 
     def _abort(self, session: ClientSession | None) -> messages.Reply:
-        """Erase all that is secret of a run, which nothing can refuse: no run is opened."""
+        """Erase all secrets of a run that ended without a result, and return the reply.
+
+        Nothing can refuse it, because no run is opened.
+        """
         document = session.document if session else b""  # none of one that is over
         kept = session.party if session else b""
         if session is not None and not session.over:
@@ -531,7 +545,7 @@ class Conversation:
 
 
 def _kind_kept(document: bytes, last_reply: bytes) -> RunKind:
-    """Return the kind of a session's run by what it keeps; that of most runs by default."""
+    """Return the kind of a session's run, or the usual kind if nothing shows it."""
     with suppress(MessageError, KindError):
         if document:
             return kind_shown(document)
@@ -541,6 +555,6 @@ def _kind_kept(document: bytes, last_reply: bytes) -> RunKind:
 
 
 def _kind_of(message: messages.Request | messages.Reply) -> RunKind:
-    """Return the kind that alone has a message; that of most runs for all others."""
+    """Return the only kind with a message, or the usual kind if several have it."""
     tag = str(message.__struct_config__.tag)
     return kind_of_message(tag) or run_kind(USUAL)

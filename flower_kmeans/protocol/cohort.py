@@ -1,9 +1,9 @@
-"""The server's cohort: who has which slot, and the frame of an attempt.
+"""The server's cohort: the slots of clients, and the frame of an attempt.
 
-With a roster every pinned key has a slot, whether its client is there or not. So has
-every named node under relayed keys; without names slots follow the order in which
-clients came. A cohort changes between two attempts and never within one, because the
-root of its tree stands in every context (docs/protocol.md, sections 4 to 6).
+With a roster every pinned key has a slot, whether its client is there or not. Under
+relayed keys every named node has a slot; without names slots follow the order of
+enrolment. A cohort changes between two attempts and never within one, because the root
+of its tree is in every context (docs/protocol.md, sections 4 to 6).
 """
 
 from collections import Counter, deque
@@ -35,16 +35,16 @@ from flower_kmeans.protocol.transcript import EMPTY, Tree, leaf
 from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg.primitives import is_acceptable
 
-MAX_NODES = 4  # with the key of one slot
-MAX_KEYS = 16  # ephemeral ones of a slot in a run: each belongs to one slot for good
-MAX_SILENCES = 2  # trips in a row after which a slot goes to another node with its key
+MAX_NODES = 4  # nodes with the roster key of one slot
+MAX_KEYS = 16  # ephemeral keys of a slot in a run: each belongs to one slot for good
+MAX_SILENCES = 2  # silent trips in a row after which another node gets the slot
 
 
 class Cohort:
     """The clients of a run, their slots and their committee (docs/protocol.md, section 5).
 
-    The roster is that of ``keys="roster"``, the nodes are the only ones that may take
-    part. Slots and committee change together, between two attempts.
+    ``roster`` is given with ``keys="roster"``. ``nodes`` are the only nodes that can take
+    part, if any are named. Slots and committee change together, between two attempts.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Cohort:
         if roster is not None:
             self._slot_of = {key: slot for slot, key in enumerate(roster.keys)}
             self._committee = committee_of(roster, run.document.epoch)
-        # those with a slot, by node, in the order of slots
+        # clients with a slot, by node, in the order of slots
         self.clients: dict[int, Participant] = {}
-        # by slot: who has it, or will, and who waits
+        # by slot: first the client that has it from the next frame on, then those that wait
         self.claims: dict[int, deque[Participant]] = {}
-        self._slot_by_node: dict[int, int] = {}  # of those that claimed one
+        self._slot_by_node: dict[int, int] = {}  # slots that nodes have claimed
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
-        self.is_closed = False  # to new clients
+        self.is_closed = False  # whether new clients get no slot
         self.offers = Offers(roster is not None)  # of group keys
         # slots by the ephemeral keys of their clients
         self._owners: dict[bytes, int] = {}
@@ -83,10 +83,10 @@ class Cohort:
     # ------------------------------------------------------------------ slots
 
     def take(self, node_id: int, reply: Enrolled) -> str | None:
-        """Give a client a slot from the next frame on, or return why it has none.
+        """Give a client a slot from the next frame on, or return the reason why it has none.
 
-        A later claim of a node replaces its own. Of nodes with one key the first has
-        the slot.
+        A later enrolment of a node replaces its earlier one. Among nodes with one key, the
+        first has the slot.
         """
         self.known.add(node_id)
         slot = self._slot_for(node_id, reply)
@@ -115,7 +115,7 @@ class Cohort:
         return None if has_slot else TAKEN
 
     def _slot_for(self, node_id: int, reply: Enrolled) -> int | None:
-        """Return the slot that a client can have."""
+        """Return the slot for a client, or ``None`` if there is none for it."""
         if self._roster is not None:
             return self._slot_of.get(reply.static)
         if self.nodes is not None:
@@ -127,7 +127,7 @@ class Cohort:
         return len(self.claims)
 
     def renew(self, client: Participant, refusal: Refusal) -> bool:
-        """Take a new session for the next frame; return whether it is acceptable."""
+        """Take a client's new session for the next frame; return whether it is acceptable."""
         if refusal.commitment is None or refusal.static != client.public.static:
             return False
         public = msgspec.structs.replace(
@@ -142,7 +142,7 @@ class Cohort:
         return is_acceptable
 
     def hear(self, asked: Iterable[int], orderly: Collection[int]) -> None:
-        """Count the silences of clients that were asked in a finished round trip."""
+        """Count the silent trips of clients that were asked in a finished round trip."""
         for node_id in asked:
             client = self.clients.get(node_id)
             if client is None:
@@ -155,7 +155,7 @@ class Cohort:
                 self.give_up(client)
 
     def give_up(self, client: Participant) -> None:
-        """Give a slot from the next frame on to the next node that has claimed it."""
+        """Give a client's slot from the next frame on to the next node that has claimed it."""
         claims = self.claims[client.slot]
         if len(claims) > 1 and claims[0] is client:
             claims.rotate(-1)
@@ -164,7 +164,7 @@ class Cohort:
             heir.silences = 0
 
     def _objection(self, public: Enrolled, slot: int, node_id: int) -> str | None:
-        """Return the objection to keys in a committee's list, or ``None``."""
+        """Return the reason why a client's keys cannot be in a committee's list, or ``None``."""
         if not self._run.trust.is_protected:
             return None
         key = public.public_key
@@ -174,8 +174,7 @@ class Cohort:
                 return MALFORMED
         elif not self._roster.has_claimed(doc_hash, slot, node_id, key, public.claim):
             return UNCLAIMED
-        # A key that another slot ever had would make the list of a later attempt
-        # malformed.
+        # If another slot ever had the key, the list of a later attempt could have it twice.
         if not is_acceptable(key) or self._owners.get(key, slot) != slot:
             return MALFORMED
         if key not in self._owners:
@@ -188,9 +187,9 @@ class Cohort:
     # -------------------------------------------------------------- committee and frame
 
     def can_add(self, epoch: int | None = None, spare: int = 1) -> bool:
-        """Return whether a committee can add if it misses ``spare`` more members.
+        """Return whether a committee can add without ``spare`` of its present members.
 
-        A whole committee always can. The epoch is by default the run document's.
+        A complete committee always can. The default epoch is the run document's.
         """
         document = self._run.document
         if not self._run.trust.has_committee:
@@ -201,7 +200,7 @@ class Cohort:
             slots = committee_of(self._roster, epoch)
             n_positions = len(slots)
             n_present = len(self.claims.keys() & set(slots))
-        elif self.nodes is not None:  # those that are there are drawn first
+        elif self.nodes is not None:  # connected nodes are drawn first
             n_positions = min(len(self.nodes), MAX_POSITIONS)
             n_present = min(len(self.claims), n_positions)
         else:
@@ -219,13 +218,13 @@ class Cohort:
         return bool(sharing)
 
     def better_epoch(self) -> int | None:
-        """Return an epoch whose committee can add if the run document's cannot."""
+        """Return an epoch whose committee can add, if the committee of the run document cannot."""
         if self._roster is None or self.can_add():
             return None
         return next(filter(self.can_add, range(EPOCHS)), None)
 
     def frame(self) -> Frame:
-        """Take all changes and return the cohort as it is now."""
+        """Apply all changes, and return the frame of the next attempt."""
         slots = {slot: claims[0] for slot, claims in sorted(self.claims.items())}
         for client in slots.values():
             if client.new is not None:  # a session begins
@@ -262,7 +261,7 @@ class Cohort:
         try:
             sharing = committee.sharing(self._run.trust.sum)
         except ConfigurationError:
-            sharing = None  # too few of it are present
+            sharing = None  # too few members are present
         return Frame(
             slots,
             tree,
@@ -277,7 +276,7 @@ class Cohort:
     # ---------------------------------------------------------------- after a restart
 
     def kept(self) -> KeptCohort:
-        """Return the cohort as a server needs it that goes on after a restart."""
+        """Return the cohort for the journal of a server that can restart."""
         clients = []
         for _, claims in sorted(self.claims.items()):
             clients += [client.kept() for client in claims]
@@ -290,7 +289,7 @@ class Cohort:
         )
 
     def restore(self, kept: KeptCohort) -> None:
-        """Take up a cohort that `kept` returned."""
+        """Restore a cohort that `kept` returned."""
         by_node = dict[tuple[int, int], Participant]()
         for one in kept.clients:
             client = Participant.restored(one)
@@ -305,9 +304,12 @@ class Cohort:
         self.offers.is_settled = kept.is_settled
 
     def stand_in(self, slot: int, node_id: int, connected: Collection[int]) -> int:
-        """Give the place of a node that is gone to a connected one of the same session.
+        """Give the slot of a lost node to a connected node with the same session.
 
-        Return the node that is active then.
+        Returns
+        -------
+        int
+            The node that now has the slot.
         """
         claims = self.claims[slot]
         gone = self._claim(slot, node_id)
@@ -325,11 +327,11 @@ class Cohort:
         return node_id
 
     def _claim(self, slot: int, node_id: int) -> Participant:
-        """Return the claim of a slot that a node made."""
+        """Return the client of a node that claimed a slot."""
         return next(client for client in self.claims[slot] if client.node_id == node_id)
 
     def _forget_nodes(self, slot: int, connected: Collection[int]) -> None:
-        """Make room for further nodes with a slot's key. Nodes may claim it again."""
+        """Forget disconnected nodes of a slot, to make room for others. They can claim it again."""
         named = self.offers.named()
         for client in tuple(self.claims[slot]):
             if client.node_id not in connected and client not in named:
@@ -337,7 +339,7 @@ class Cohort:
                 self.known.discard(client.node_id)
 
     def framed_as(self, active: Iterable[tuple[int, int]]) -> Frame:
-        """Return the frame of these active nodes, by slot, without any later change."""
+        """Return the frame with these active nodes, as (slot, node), without later changes."""
         slots = {slot: self._claim(slot, node_id) for slot, node_id in active}
         self.clients = {client.node_id: client for client in slots.values()}
         self._frame = self._framed(slots)
@@ -364,9 +366,9 @@ def _tree_of(slots: dict[int, Participant], n_slots: int) -> Tree:
 
 
 def _chosen_committee(slots: dict[int, Participant], n_slots: int) -> tuple[int, ...]:
-    """Return slots at random, those that are taken before others.
+    """Return the slots of a random committee, taken slots before free ones.
 
-    Clients that pool what they know could be the first to come.
+    The draw is random, because colluding clients could be the first to enrol.
     """
     order = list(range(n_slots))
     order.sort(key=lambda slot: (slot not in slots, token(16)))

@@ -1,8 +1,8 @@
 """The committee that adds shares (docs/protocol.md, section 4).
 
-Up to 64 slots all of them are in it. Beyond, a roster's committee is drawn by a hash of
-keys and a beacon that nobody chose, so that few colluders are in it except with a
-probability of 2^-40 (docs/guarantees, Theorem 39).
+A cohort of up to 64 slots is its own committee. For a larger roster, a hash of the keys
+and of a beacon that nobody chose draws the committee. It then has few colluders, except
+with a probability of at most 2^-40 (docs/guarantees, Theorem 39).
 """
 
 import math
@@ -19,21 +19,20 @@ from flower_kmeans.secagg.shares import SharedSum
 MAX_POSITIONS = 64
 _FAILURE_BITS = 40
 _ABSENT = bytes(KEY_BYTES)
-# a slot, and a key that is filled up with zeros
+# a slot and its ephemeral key, or zeros if the client is absent
 _ROW = struct.Struct(f"<I{KEY_BYTES}s")
 
 
 def corrupt_positions(n_slots: int, max_colluders: int) -> int:
-    """Return f: how many positions of a committee may be corrupt.
+    """Return f, the number of positions of a committee that may be corrupt.
 
-    All colluders in a committee of all slots. Beyond 64 slots the least number that one
-    of 16 random draws of 64 exceeds with a probability of at most 2^-40, in exact
-    integers.
+    With at most 64 slots it is the number of colluders. Beyond, it is the least number
+    that any of 16 random draws of 64 slots exceeds with a probability of at most 2^-40. It
+    is computed in exact integers.
     """
     if n_slots <= MAX_POSITIONS:
         return max_colluders
-    # The tail is summed from its end, so the first term that is too much gives the
-    # answer.
+    # The tail is summed from its end, so the first number that exceeds the bound is f.
     colluders = min(max_colluders, n_slots)
     draws, above = math.comb(n_slots, MAX_POSITIONS), 0
     for corrupt in range(min(MAX_POSITIONS, colluders), 0, -1):
@@ -62,16 +61,25 @@ def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]
 class Committee:
     """The committee of one attempt. A position is a place in its list."""
 
-    slots: tuple[int, ...]  # of each position, ascending
-    public_keys: tuple[bytes, ...]  # the ephemeral ones; empty for absent clients
-    n_slots: int  # M: slots of the cohort
-    max_colluders: int  # how many clients of the run may collude
+    slots: tuple[int, ...]  # slot of each position, ascending
+    public_keys: tuple[bytes, ...]  # ephemeral keys; empty for absent clients
+    n_slots: int  # M, the number of slots of the cohort
+    max_colluders: int  # most clients of the run that may collude
 
     @classmethod
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
-        """Return the committee that a list names: at most 64 ascending slots, different keys."""
+        """Return the committee of an encoded list.
+
+        Raises
+        ------
+        MessageError
+            Unless the list has 1 to 64 ascending slots of the cohort, and different keys.
+        """
         if len(data) not in range(_ROW.size, _ROW.size * MAX_POSITIONS + 1, _ROW.size):
-            raise MessageError("The committee's list has the wrong length.")
+            raise MessageError(
+                f"Expected 1 to {MAX_POSITIONS} rows in the committee's list. "
+                f"Got {len(data)} bytes instead."
+            )
         slots, found = zip(*_ROW.iter_unpack(data), strict=True)
         if list(slots) != sorted(set(slots)) or slots[-1] >= n_slots:
             raise MessageError(
@@ -85,12 +93,12 @@ class Committee:
         return committee
 
     def encode(self) -> bytes:
-        """Return the list: four bytes and a key for each position, zeros if it is absent."""
+        """Return the list: four bytes of slot and a key for each position; no key is zeros."""
         return b"".join(map(_ROW.pack, self.slots, self.public_keys))
 
     @cached_property
     def present(self) -> tuple[int, ...]:
-        """Positions whose clients are there."""
+        """Positions whose clients are present."""
         return tuple(position for position, key in enumerate(self.public_keys) if key)
 
     @cached_property
@@ -100,16 +108,16 @@ class Committee:
 
     @cached_property
     def n_corrupt(self) -> int:
-        """f: positions that may be corrupt."""
+        """Number f of positions that may be corrupt."""
         return corrupt_positions(self.n_slots, self.max_colluders)
 
     def sharing(self, secure_sum: SecureSum) -> Sharing | None:
-        """Return how vectors are shared among this committee, as `SecureSum.set_up` does."""
+        """Return this committee's sharing of vectors, as `SecureSum.set_up` does."""
         return secure_sum.set_up(len(self.slots), self.n_corrupt, len(self.present))
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest, 32 bytes, that stands in every context: list, corrupt positions, thresholds."""
+        """Digest, 32 bytes, of the list, the corrupt positions and the thresholds, for contexts."""
         try:
             sharing = SharedSum().set_up(
                 len(self.slots), self.n_corrupt, len(self.present)
@@ -125,15 +133,25 @@ class Committee:
 def announced_sharing(
     secure_sum: SecureSum, n_slots: int, max_colluders: int, packing: int
 ) -> Sharing | None:
-    """Return how a round was shared: an entry names the packing, and no absent clients."""
+    """Return the sharing of a round from its entry, which names the packing.
+
+    Raises
+    ------
+    MessageError
+        If the cohort cannot share a sum, or the packing is impossible.
+    """
     n_positions = min(n_slots, MAX_POSITIONS)
     n_corrupt = corrupt_positions(n_slots, max_colluders)
     try:
         full = secure_sum.set_up(n_positions, n_corrupt, n_positions)
     except ConfigurationError:
-        raise MessageError("An entry names a cohort that cannot share a sum.") from None
+        raise MessageError(
+            "Expected an entry with a cohort that can share a sum."
+        ) from None
     if full is None:
         return None
     if not 1 <= packing <= n_positions:
-        raise MessageError("An entry names an impossible packing.")
+        raise MessageError(
+            f"Expected a packing of 1 to {n_positions} in an entry. Got {packing} instead."
+        )
     return replace(full, packing=packing)

@@ -1,10 +1,10 @@
 """Round trips over a Flower grid (docs/protocol.md, section 6, rule 8).
 
-Messages are pushed in waves and replies are polled for (`pulls`), so a reply is handed
-on as soon as it is there. Where enough have replied, a client that is silent costs at most the
-grace time, twice; after that it is asked, but not waited for. Where too few have, a
-round trip stays open for those who are missing as long as the patience lasts: a node
-that comes back is sent the same request again.
+Messages are pushed in waves, and replies are polled for (`pulls`), so a reply is handed
+on as soon as it is there. If enough nodes have replied, a silent node costs at most the
+grace time, twice; after that it is asked, but no trip waits for it. If too few have, a
+round trip stays open for missing nodes as long as the patience lasts: a node that comes
+back gets the same request again.
 """
 
 import math
@@ -25,38 +25,38 @@ from flower_kmeans.protocol.messages import Located, Reply, Request, decode_repl
 from flower_kmeans.protocol.pulls import LEAST_GRACE, LONGEST_PAUSE, Pulls
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 
-# Flower's own loop sends these with these types. All other round trips are queries.
+# Flower's own loop sends these requests with these types. All others are queries.
 _TYPES = {
     **dict.fromkeys(("ask", "step"), "train.kmeans"),
     **dict.fromkeys(("finish", "close"), "evaluate.kmeans"),
 }
 
 CRASHED = "The client or its node failed."
-# The class of the grid of Flower's simulation. Only simulations need its module.
+# Class name of the grid of Flower's simulation, because only simulations need its module.
 _SIMULATION = "InMemoryGrid"
 _LOST_WORKER = "ActorDiedError"  # in the error that Flower makes of Ray's
 
-GRACE_FACTOR = 3.0  # over the median of the replies' times
+GRACE_FACTOR = 3.0  # of the grace time, over the median time of the replies
 # Flower's simulation searches all messages under way for each node, ten times a second;
 # with 10,000 nodes, waves of 100 to 200 doubled its rate.
 WAVE = 100
 WAVE_BYTES = 128 * 2**20
-"""A wave is at most this large; the next is pushed when no more than that is under way."""
+"""Bytes of a wave at most. The next wave is pushed when at most as many are under way."""
 _MOST_SILENCES = 2
 PATIENCE = 600.0
-"""Seconds for which a round trip with too few replies stays open for nodes that are missing."""
+"""Seconds for which a round trip with too few replies waits for missing nodes."""
 CLAIMS_WAIT = 180.0
-"""Seconds for which the set-up waits for further clients when there are enough for a run."""
-_NODE_LOOK = 5.0  # seconds between looks at which nodes are connected
-_NODE_POLL = 0.5  # the same while nodes may connect
+"""Seconds for which the set-up waits for further clients once a run has enough."""
+_NODE_LOOK = 5.0  # seconds between looks at the connected nodes
+_NODE_POLL = 0.5  # the same, in seconds, while new nodes may connect
 _RESEND = 15.0  # seconds between two requests to one node
-_SHORTEST_PAUSE = 0.02
-# Flower's default of 12 hours would let a restarted node answer messages of runs long
-# over.
+_SHORTEST_PAUSE = 0.02  # seconds
+# seconds; after Flower's default of 12 hours a restarted node could still answer messages
+# of runs that are long over
 _TTL_MARGIN = 10.0
 
 Answered = tuple[int, Reply | str]
-"""A node and its reply, or why it has none."""
+"""A node and its reply, or the reason for none."""
 
 
 @dataclass
@@ -64,17 +64,17 @@ class _Node:
     """A node's silences in the trips so far."""
 
     silences: int = 0  # trips that waited for it in vain
-    is_missing: bool = False  # from the last trip
+    is_missing: bool = False  # whether it did not reply in the last trip
     is_given_up: bool = False  # a trip with too few replies waited for it in vain
 
     @property
     def is_awaited(self) -> bool:
-        """Whether trips wait for the node. After a silence they do not."""
+        """Whether trips wait for the node: not after one that it missed, nor after two silences."""
         return not self.is_missing and self.silences < _MOST_SILENCES
 
 
 class _Encoded(NamedTuple):
-    """A request as it travels, for all nodes that are sent it."""
+    """An encoded request, for all nodes that get it."""
 
     request: Request
     content: RecordDict
@@ -98,22 +98,22 @@ class _Sent(NamedTuple):
 class _Open:
     """A node that owes a trip its reply."""
 
-    sent_at: float = -math.inf  # when it was sent the last request
+    sent_at: float = -math.inf  # time of the last request to it
     # requests that it may still reply to
     under_way: set[str] = field(default_factory=set)
-    missing_since: float | None = None  # the first sign that it is gone
-    is_away: bool = False  # not connected at the last look
-    is_due: bool = False  # to be sent the request again
-    has_failed: bool = False  # an error came in place of a reply
+    missing_since: float | None = None  # time of the first sign that it is gone
+    is_away: bool = False  # whether it was not connected at the last look
+    is_due: bool = False  # whether it must get the request again
+    has_failed: bool = False  # whether an error came in place of a reply
 
     def miss(self, since: float) -> None:
-        """Take note that a request came to nothing."""
+        """Record that a request was lost or not answered in time."""
         if self.missing_since is None:
             self.missing_since = since
         self.is_due = True
 
     def may_come_back(self, now: float, patience: float) -> bool:
-        """Return whether the node is waited for if it is missing."""
+        """Return whether a missing node still has time to come back."""
         return self.missing_since is None or now < self.missing_since + patience
 
     def may_reply(self, now: float, patience: float) -> bool:
@@ -123,7 +123,7 @@ class _Open:
         return self.may_come_back(now, patience)
 
     def may_be_sent(self, now: float, patience: float) -> bool:
-        """Return whether the request goes out again now."""
+        """Return whether the node gets the request again now."""
         if not self.is_due or self.is_away:
             return False
         has_paused = now >= self.sent_at + _RESEND
@@ -147,17 +147,17 @@ class _Trip:
     requests: Mapping[int, Request]
     newcomers: Newcomers | None
     started: float
-    queue: deque[int]  # nodes that will be sent their request
+    queue: deque[int]  # nodes whose request waits for a wave
     lacking: dict[int, _Open]  # nodes that owe a reply
     pushed: float  # time of the last wave
-    next_look: float  # at replies
-    next_node_look: float  # at which nodes are connected
-    # messages that may be replied to
+    next_look: float  # time of the next look at replies
+    next_node_look: float  # time of the next look at the connected nodes
+    # messages that can still get a reply
     under_way: dict[str, _Sent] = field(default_factory=dict)
-    # nodes of messages that came to nothing
+    # nodes of messages that were lost or not answered in time
     unanswered: dict[str, int] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)  # that replies took
-    enough_since: float | None = None
+    seconds: list[float] = field(default_factory=list)  # times of the replies
+    enough_since: float | None = None  # time since which enough have replied
 
     @classmethod
     def begun(
@@ -189,11 +189,11 @@ class _Trip:
 
     @property
     def grace(self) -> float:
-        """Seconds that a silent node costs if enough have replied."""
+        """Seconds for which a trip with enough replies waits for a silent node."""
         return _grace(self.seconds)
 
     def has_room(self, now: float) -> bool:
-        """Return whether another wave may be pushed. Overdue messages take no room."""
+        """Return whether another wave can be pushed. Overdue messages do not count."""
         since = now - self.grace
         recent = [sent for sent in self.under_way.values() if sent.at > since]
         n_bytes = sum(sent.size for sent in recent)
@@ -201,13 +201,13 @@ class _Trip:
 
     @property
     def nodes_by_message(self) -> dict[str, int]:
-        """The node of each message that may be replied to."""
+        """The node of each message that can still get a reply."""
         return {message_id: sent.node_id for message_id, sent in self.under_way.items()}
 
     def push(
         self, wave: Iterable[_Outgoing], accepted: Mapping[str, _Sent], now: float
     ) -> None:
-        """Take note of messages that were pushed, and of those that were not accepted."""
+        """Record a wave: the messages that the grid accepted, and the others as lost."""
         for message, _ in wave:
             message_id = message.metadata.message_id
             lacking = self.lacking[message.metadata.dst_node_id]
@@ -229,12 +229,12 @@ class _Trip:
         self.next_look = now + min(pause, LONGEST_PAUSE)
 
     def answer(self, node_id: int) -> None:
-        """Take note of a node's reply, to whichever of its messages."""
+        """Record a node's reply, to whichever of its messages."""
         for message_id in self.lacking.pop(node_id).under_way:
             self.under_way.pop(message_id, None)
 
     def fail(self, node_id: int, message_id: str, now: float) -> bool:
-        """Take note of an error in place of a reply; return whether it is the node's first."""
+        """Record an error in place of a reply; return whether it is the node's first."""
         lacking = self.lacking[node_id]
         is_first = not lacking.has_failed
         lacking.has_failed = True
@@ -249,7 +249,7 @@ class _Trip:
         self.requests = {**self.requests, **requests}
 
     def drop(self, message_id: str) -> None:
-        """Take note that a message comes to nothing."""
+        """Record that a message was lost or not answered in time."""
         sent = self.under_way.pop(message_id)
         self.unanswered[message_id] = sent.node_id
         lacking = self.lacking[sent.node_id]
@@ -258,27 +258,27 @@ class _Trip:
 
 
 class Exchange:
-    """Carries one run's messages over a grid.
+    """The round trips of one run over a grid.
 
     A node has ``timeout`` seconds to reply to a request. A round trip with too few
     replies stays open for ``patience`` seconds from the first sign that a node is
     missing: an error in its place, its absence, or no reply within the timeout. A node
-    that comes back, or whose request came to nothing, is sent the same bytes again. The
-    default is `PATIENCE`, and 0 in a simulation: no node comes back.
+    that comes back, or whose request was lost, gets the same bytes again. The default
+    patience is `PATIENCE`, and 0 in a simulation, where no node comes back.
 
-    With ``awaits_all`` no silence is remembered, for runs in which no party can be
+    With ``awaits_all`` the exchange forgets silences, for runs in which no party can be
     missing.
 
-    A grid whose ``pull_messages`` never waits, as those of `simulate`, offers
-    ``known_lost(ids)``: it returns the messages that will not be answered. Such a grid,
-    and that of Flower's simulation, is polled in this thread, so that a run can be
-    repeated exactly. Of any other, replies are fetched in threads: Flower waits for
-    each until it is complete, and one slow upload must not hold up the others. A grid
-    with ``answers_all`` has an answer to every message that is not lost, however long
-    it takes: there is no grace time.
+    A grid whose ``pull_messages`` never waits, such as those of `simulate`, offers
+    ``known_lost(ids)``: it returns the messages that will not be answered. This thread
+    polls such a grid, and that of Flower's simulation, so that a run can be repeated
+    exactly. For any other grid, threads fetch the replies: Flower waits until a reply is
+    complete, and one slow upload must not hold up the others. A grid with
+    ``answers_all`` answers every message that is not lost, however long it takes: there
+    is no grace time.
 
-    A longer reply to a request than ``limit_of`` returns is not decoded. Of the replies
-    that single kinds of runs have alone, those of ``kinds`` are read; by default all.
+    A reply to a request that is longer than ``limit_of`` returns is not decoded. Replies
+    that only some kinds of runs have are read if they are of ``kinds``; by default all.
     """
 
     def __init__(
@@ -301,16 +301,16 @@ class Exchange:
         self._is_simulation = type(grid).__name__ == _SIMULATION
         self._limit_of = limit_of
         self._kinds = kinds
-        # bytes of a node's reply to the last request that it was sent
+        # most bytes of a node's reply to the last request to it
         self._limits: dict[int, int] = {}
         if patience is None:
             patience = 0.0 if self.is_simulation else PATIENCE
         self.patience = patience
         self._nodes: dict[int, _Node] = {}
-        # nodes whose enrolment is still welcome, by message
+        # nodes whose enrolment can still be taken, by message
         self._invited: dict[str, int] = {}
-        # Once per run: nodes that may connect are waited for until the former while too
-        # few have enrolled, and until the latter once enough have.
+        # Both times hold for the whole run: enrolment waits for new nodes until the former
+        # while too few have enrolled, and until the latter once enough have.
         self._newcomers_until = math.inf
         self._claims_until = math.inf
         self._has_grace = not getattr(grid, "answers_all", False)
@@ -332,9 +332,9 @@ class Exchange:
     def wait_for_nodes(
         self, n_nodes: int, named: Collection[int] | None = None
     ) -> list[int]:
-        """Return the ids of the nodes, as soon as all are there or the wait is over.
+        """Return the ids of the nodes, as soon as ``n_nodes`` are there or the wait is over.
 
-        Where some are named, no other node counts.
+        If nodes are named, no other node counts.
         """
         deadline = self._clock() + max(self.timeout, self.patience)
         while True:
@@ -366,7 +366,7 @@ class Exchange:
     def _messages(
         self, kind: str, nodes: Iterable[int], requests: Mapping[int, Request]
     ) -> Iterator[_Outgoing]:
-        """Yield the messages to some nodes; equal requests are encoded once."""
+        """Yield the messages to some nodes; a request of many nodes is encoded once."""
         encoded: _Encoded | None = None
         for node_id in nodes:
             request = requests[node_id]
@@ -408,7 +408,7 @@ class Exchange:
     # ------------------------------------------------------------------ round trips
 
     def invite(self, requests: Mapping[int, Request]) -> None:
-        """Send enrolments that no trip waits for. Later trips yield their replies."""
+        """Send enrolments without waiting. Later trips yield the replies."""
         pushed = self._push(self._messages("enrol", requests, requests))
         for message_id, sent in pushed.items():
             self._invited[message_id] = sent.node_id
@@ -427,11 +427,11 @@ class Exchange:
     ) -> Iterator[Answered]:
         """Send requests and yield the replies as they arrive.
 
-        The trip ends when all have answered that are waited for, or at the end of the
-        grace time after enough have. While too few have, it is open for the patience.
-        An error of Flower's is no answer: the first of each node is yielded, and an
-        answer may follow. Replies to earlier trips are ignored, but for enrolments. It
-        is a `trips.Trip`; a request is encoded each time that it is sent.
+        The trip ends when all awaited nodes have answered, or at the end of the grace time
+        after enough have. While too few have, it stays open for the patience. An error
+        from Flower is no answer: the first error of each node is yielded, and an answer
+        may follow. Replies to earlier trips are ignored, except enrolments. The method is
+        a `trips.Trip`. A request is encoded each time that it is sent.
         """
         trip = _Trip.begun(kind, requests, newcomers, self._clock())
         while True:
@@ -476,7 +476,7 @@ class Exchange:
         trip.push(wave, accepted, self._clock())
 
     def _next_wave(self, trip: _Trip) -> Iterator[_Outgoing]:
-        """Yield messages to the first nodes of the queue, and remove these."""
+        """Yield messages to the first nodes of the queue, and remove these nodes."""
         size = 0
         outgoing = self._messages(trip.kind, tuple(trip.queue), trip.requests)
         for n, each in enumerate(outgoing, 1):
@@ -497,9 +497,9 @@ class Exchange:
         return now
 
     def _take(self, trip: _Trip, message: Message, look_time: float) -> Answered | None:
-        """Return a node and its reply, or ``None`` if nobody waits for the message.
+        """Return a node and its reply, or ``None`` if no trip waits for the message.
 
-        Of a node's errors only the first one is returned. An answer may follow.
+        Only the first error of a node is returned. An answer may follow.
         """
         reply_to = message.metadata.reply_to_message_id
         sent = trip.under_way.pop(reply_to, None)
@@ -513,7 +513,7 @@ class Exchange:
         trip.next_look = look_time  # more may be there
         looked_since = max(sent.at, self._pulls.first_look(reply_to))
         trip.seconds.append(self._clock() - looked_since)
-        trip.answer(sent.node_id)  # it may have been sent the request again
+        trip.answer(sent.node_id)  # also to a repeated request
         silences = self._nodes[sent.node_id].silences
         self._nodes[sent.node_id] = _Node(silences)
         return sent.node_id, reply
@@ -526,7 +526,7 @@ class Exchange:
         return node_id, self._read(message)
 
     def _come_to_nothing(self, trip: _Trip, now: float) -> list[str]:
-        """Return the requests that were lost, or are not answered in time."""
+        """Return the requests that were lost or not answered in time."""
         lost = self._pulls.lost(trip.under_way)
         return [
             message_id
@@ -537,21 +537,20 @@ class Exchange:
     def _read(self, message: Message) -> Reply | str:
         may_be_lost = self._is_simulation and message.has_error()
         if may_be_lost and _LOST_WORKER in str(message.error.reason):
-            # Flower would give the lost worker message after message, and each of them
-            # fails.
+            # Flower would give the lost worker one message after the other, and each fails.
             raise RunError(
                 "A worker or a node of the Ray cluster was lost. Flower's simulation cannot go on "
                 "without it: start the run again."
             )
-        # The SuperLink requires that a reply comes from the node that its request went
-        # to.
+        # The limit is the right one: the SuperLink takes a reply only from the node that
+        # got the request.
         limit = self._limits.get(message.metadata.src_node_id, SHORT)
         return read(message, limit, self._kinds)
 
-    # ---------------------------------------------------------------- who is waited for
+    # ---------------------------------------------------------------- end of a trip
 
     def _is_complete(self, trip: _Trip) -> bool:
-        """Return whether no nodes are waited for that may connect."""
+        """Return whether the trip does not wait for nodes to connect."""
         if trip.newcomers is None:
             return True
         if trip.enough_since is None:
@@ -563,20 +562,20 @@ class Exchange:
         return trip.newcomers.are_all_there() or self._clock() >= until
 
     def _waits(self, trip: _Trip, is_complete: bool) -> bool:
-        """Return whether nodes that are missing, or may connect, are waited for."""
+        """Return whether the trip waits for nodes that are missing or may connect."""
         if trip.has_enough:
             return not is_complete
         return self.patience > 0
 
     def _look_at_nodes(self, trip: _Trip, now: float) -> None:
-        """Queue requests of nodes that are connected again, and of new nodes."""
+        """Queue requests to nodes that came back, and to new nodes."""
         pause = _NODE_LOOK if trip.newcomers is None else _NODE_POLL
         trip.next_node_look = now + pause
         present = set(self.grid.get_node_ids())
         for node_id, lacking in trip.lacking.items():
             lacking.is_away = node_id not in present
             if lacking.is_away:
-                # A former request may have reached it as it went.
+                # A request that reached the node before it left may be lost.
                 lacking.miss(now)
             goes_out = lacking.may_be_sent(now, self.patience)
             if goes_out and node_id not in trip.queue:
@@ -588,10 +587,10 @@ class Exchange:
         trip.add(trip.newcomers.invite(new_nodes))
 
     def _is_over(self, trip: _Trip, is_complete: bool, now: float) -> bool:
-        """Return whether a trip whose messages are all sent ends before its timeout."""
+        """Return whether a trip with an empty queue ends before its timeout."""
         if not is_complete:
             return False
-        # The last wave has its grace time too, also if enough had answered before it.
+        # The last wave has a grace time too, even if enough had answered before it.
         grace_from = max(trip.pushed, trip.enough_since or trip.pushed)
         is_late = self._has_grace and now >= grace_from + trip.grace
         nodes = [
@@ -606,11 +605,11 @@ class Exchange:
             return not self._may_reply(trip) and (is_late or not nodes)
         if is_any_awaited:
             return False
-        # Without those that missed a trip there are too few: each is given two chances.
+        # Too few nodes remain without those that missed a trip, so each has two chances.
         return is_late or all(node.silences >= _MOST_SILENCES for node in nodes)
 
     def _may_reply(self, trip: _Trip) -> bool:
-        """Return whether any node can still reply that no trip waited for in vain."""
+        """Return whether any node can still reply, without nodes that a trip gave up."""
         now = self._clock()
         return any(
             not self._nodes[node_id].is_given_up
@@ -629,7 +628,7 @@ class Exchange:
             node = self._nodes[node_id]
             node.is_given_up |= not trip.has_enough
             if not self._awaits_all:
-                # A trip that had enough did not wait for who was missing before.
+                # A trip with enough replies did not wait for nodes that were missing before.
                 node.silences += node.is_awaited or not trip.has_enough
                 node.is_missing = True
         if trip.kind == "enrol":

@@ -1,4 +1,4 @@
-"""The end of a run at a client (docs/protocol.md, section 6): its result, and its keeper."""
+"""The end of a run at a client (docs/protocol.md, section 6): its result goes to on_result."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -17,17 +17,17 @@ log = logging.getLogger("flower_kmeans.client")
 
 
 def finish(conversation: "Conversation", request: Finish) -> Finished:
-    """Hand the result to its keeper, and erase all that is secret."""
+    """Hand the result to ``on_result``, and erase all secrets if it succeeds."""
     if deliver(conversation, _result(conversation, request)):
         conversation.session.end(DELIVERED)
     return Finished(doc_hash=conversation.doc_hash)
 
 
 def _result(conversation: "Conversation", request: Finish) -> ClientResult | None:
-    """Return the result that follows from the entries, or that the server sends."""
+    """Return the result from the entries, or the one that the server sent."""
     run = conversation.run
     is_expected = (request.result is None) == run.trust.is_blind
-    reason = "Expected a result where a server sees sums."
+    reason = "Expected a result exactly from a server that sees sums."
     RefuseError.unless(is_expected, Code.BAD_MESSAGE, reason)
     if request.result is not None:
         return read_result(run, request.result)
@@ -44,19 +44,19 @@ def _result(conversation: "Conversation", request: Finish) -> ClientResult | Non
 
 
 def deliver(conversation: "Conversation", result: ClientResult | None) -> bool:
-    """Hand a result to its keeper; return whether secrets may be erased."""
+    """Hand a result to ``on_result``; return whether secrets can be erased."""
     if result is None:
         return True
     run = conversation.run
     name = run.document.run.hex()
     for warning in result.warnings:
-        run.kept.once(_warn, name, warning)  # once in a simulation
+        run.kept.once(_warn, name, warning)  # one client of a simulation warns
     if conversation.on_result is None:
         log.warning("Run %s has a result, but no on_result keeps it.", name)
         return True
     try:
         conversation.on_result(result)
-    except BaseException:  # the reply must not show anything about the result
+    except BaseException:  # the reply must reveal nothing about the result
         log.exception(
             "on_result failed; it is called again if the last request is repeated."
         )

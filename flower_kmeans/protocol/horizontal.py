@@ -16,7 +16,7 @@ def _limits(policy: ClientPolicy, run: Run) -> Limits:
 
 
 def _repeated(request: messages.Request, _: ClientSession) -> messages.Finished | None:
-    """Return the reply to a repeated last request: there is nothing left to compute it from."""
+    """Return the reply to a repeated `Finish`; ``None`` for other requests."""
     if isinstance(request, messages.Finish):
         return messages.Finished(doc_hash=request.doc_hash)
     return None

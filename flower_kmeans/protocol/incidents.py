@@ -1,4 +1,4 @@
-"""Incidents of a run for its report: replies out of order, and clients that were missing."""
+"""Incidents of a run for its report: disorderly replies, and missing clients."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ MALFORMED = "The answer was malformed."
 TWICE = "The client answered twice; only the first answer counted."
 DIFFERS = "The client's query or history differs from that of most clients."
 FALSE_SHARE = "The client's sum-share is false."
-NAMED = "The client's shares did not open for others."
+NAMED = "Other clients could not unseal the client's shares."
 LATE = "The client came late, and keys are relayed to the first clients only."
 STRANGER = "The client's key is not on the roster."
 TAKEN = "Another node holds this slot, with the same key."
@@ -24,12 +24,12 @@ FULL = "The cohort has no slot left."
 
 
 class Incidents:
-    """All that was not orderly: of each node and round the last of a kind.
+    """The incidents of a run: for each node and round, the last one of each kind.
 
     Attributes
     ----------
     dropped : list of Dropped
-        Who was missing in a round, with its last incident.
+        Clients that were missing in a round, each with its last incident.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Incidents:
 
     @property
     def all(self) -> list[Dropped]:
-        """All incidents, in the order in which they were noted last."""
+        """All incidents, in the order of their last occurrence."""
         return list(self._last.values())
 
     def note(
@@ -49,13 +49,13 @@ class Incidents:
         kind: IncidentKind = "refused",
         client: Participant | None = None,
     ) -> None:
-        """Keep an incident at a node, and which client it is, if it is one."""
+        """Record an incident at a node, with the slot and the statements of its client, if any."""
         slot = -1
         stated: tuple[str, bool] | tuple[()] = ()
         if client is not None:
             slot = client.slot
             stated = (client.public.software, client.public.ledger)
-        # The last of each kind: what a node sends must not fill the server's memory.
+        # Only the last of each kind is kept, so that a node cannot fill the server's memory.
         self._last.pop((node_id, t, kind), None)
         self._last[node_id, t, kind] = Dropped(slot, node_id, t, reason, kind, *stated)
 
@@ -78,6 +78,6 @@ class Incidents:
         return f" Reasons: {' '.join(reasons)}"
 
     def restore(self, incidents: Iterable[Dropped], dropped: Iterable[Dropped]) -> None:
-        """Take up the incidents of a journal."""
+        """Restore the incidents of a journal."""
         self._last = {(one.node_id, one.round, one.kind): one for one in incidents}
         self.dropped = list(dropped)

@@ -1,9 +1,9 @@
 """Kinds of runs: the data that clients hold, and the code that only such runs need.
 
 A run document names its kind by the tag of its body. Each kind is registered by an
-import string and loaded on first use. Who reads another party's bytes names the kinds
-that it takes part in, and loads the code of no other: a client those of its policy, a
-server that of its run.
+import string and loaded on first use. A reader of another party's bytes names the kinds
+that it takes part in, and loads the code of no other kind: a client those of its policy,
+a server that of its run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flower_kmeans.protocol.session import ClientSession
 
 USUAL = "horizontal"
-"""The kind whose clients hold records; all trust models but those of other kinds are for it."""
+"""The kind whose clients hold records. Most trust models are for this kind."""
 
 
 class KindError(KMeansError):
@@ -37,7 +37,7 @@ class KindError(KMeansError):
 class Body:
     """Base of the bodies of run documents: the part that depends on the kind of run.
 
-    A body is a tagged struct that has these two fields, and others of its own.
+    A body is a tagged struct with these two fields, and others.
     """
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class Body:
         return str(self.__struct_config__.tag)
 
     def fewest_noisy(self, min_clients: int) -> int:
-        """Return the fewest clients that add noise, of a run of so many clients at least."""
+        """Return the fewest clients that add noise in a run with at least ``min_clients``."""
         return min_clients
 
 
@@ -65,7 +65,7 @@ class RunKind:
     body : type of Body
         The struct in the run document.
     messages : tuple of types
-        Requests and replies that are of this kind alone. `register_kind` has their tags.
+        Requests and replies that no other kind has. `register_kind` has their tags.
     handlers : mapping
         A client's function for each request of a run, which returns the reply. `Abort`
         needs none.
@@ -79,16 +79,15 @@ class RunKind:
         ``limits(policy, run)`` yields limits of a client's policy, as
         ``ClientPolicy.objection`` states them.
     requirements : callable, optional
-        ``requirements(run)`` yields whether requirements on a document hold, with their
-        texts.
+        ``requirements(run)`` yields (holds, text) for each requirement on a document.
     request_bytes, reply_bytes : callable
-        ``request_bytes(run, head)`` and ``reply_bytes(run, request)`` return how long a
-        request and an orderly reply may be, beyond their short fields.
+        ``request_bytes(run, head)`` and ``reply_bytes(run, request)`` return the largest
+        length, in bytes, of a request and an orderly reply beyond their short fields.
     pads_findings : bool
-        Whether a result always has findings, with zeros behind them up to one size.
+        Whether a result always has findings, padded with zeros to a fixed size.
     simulation, check : str, optional
-        ``module:name`` of its `SimulationPart`, and of its `CheckPart` for ``flower-kmeans
-        check``: rooms above this one, which only they need.
+        ``module:name`` of the kind's `SimulationPart`, and of its `CheckPart` for
+        ``flower-kmeans check``. They are text, because these modules import this one.
     """
 
     body: type[Body]
@@ -107,11 +106,11 @@ class RunKind:
 
 @dataclass(frozen=True)
 class _Registered:
-    """A kind that may not be loaded yet."""
+    """A registered kind, which may not be loaded yet."""
 
     path: str  # "module:name" of its `RunKind`
-    holds: str  # what its clients hold, in a word
-    tags: tuple[str, ...]  # of its messages
+    holds: str  # word for the data of its clients
+    tags: tuple[str, ...]  # tags of the messages that no other kind has
 
 
 _REGISTERED: dict[str, _Registered] = {}
@@ -125,11 +124,11 @@ def register_kind(
     part: str | None = None,
     algorithm: str | None = None,
 ) -> None:
-    """Make a kind of run known, which is imported from ``module:name`` when it is needed.
+    """Register a kind of run, which is imported from ``module:name`` when it is needed.
 
-    ``holds`` is the word for what its clients hold, and ``tags`` are those of its own
-    messages. ``part`` is the ``module:name`` of the `ReportPart` that its reports have,
-    and ``algorithm`` that of the algorithm which has the kind's name.
+    ``holds`` is the word for the data of its clients, and ``tags`` are the tags of messages
+    that no other kind has. ``part`` is the ``module:name`` of the `ReportPart` of its
+    reports, and ``algorithm`` is that of the algorithm with the kind's name.
     """
     if part is not None:
         register_part(name, part)
@@ -155,7 +154,13 @@ def held_by(name: str) -> str:
 
 
 def _accepted_kind(name: str, accepted: Collection[str] | None) -> RunKind:
-    """Return a kind that a message or document names; a `KindError` if it is not accepted."""
+    """Return a kind that a message or document names.
+
+    Raises
+    ------
+    KindError
+        If the kind is not accepted, or its code cannot be imported.
+    """
     # Before anything is imported: another party chose the name. The code of the usual
     # kind is there, and a policy has its own words on such runs.
     if accepted is not None and name not in (USUAL, *accepted):
@@ -173,9 +178,12 @@ def _accepted_kind(name: str, accepted: Collection[str] | None) -> RunKind:
 def kind_of_message(
     tag: str, accepted: Collection[str] | None = None
 ) -> RunKind | None:
-    """Return the kind that alone has messages with a tag; ``None`` if no kind does.
+    """Return the only kind that has messages with a tag; ``None`` if there is none.
 
-    A `KindError` if it is none of the ``accepted`` kinds, which by default are all.
+    Raises
+    ------
+    KindError
+        If it is none of the ``accepted`` kinds, which by default are all.
     """
     for name, registered in _REGISTERED.items():
         if tag in registered.tags:
@@ -195,9 +203,9 @@ _read_shown = msgspec.msgpack.Decoder(_Shown).decode
 
 
 def kind_shown(document: bytes) -> RunKind:
-    """Return the kind that a run document shows, of which nothing else is read.
+    """Return the kind that a run document names, and the usual kind if it names none.
 
-    The usual kind if it shows no known one.
+    Nothing else of the document is read.
     """
     try:
         name = _read_shown(document).body.tag
@@ -216,8 +224,12 @@ def body_reader(accepted: frozenset[str] | None) -> Callable[[type, Any], Body]:
 def read_body(accepted: frozenset[str] | None, _: type, value: Any) -> Body:
     """Return the body of a run document from plain values.
 
-    A `ValueError` if it is of no known kind, or not as that kind's. A `KindError` if it
-    is of a kind that is not accepted.
+    Raises
+    ------
+    ValueError
+        If the kind is unknown, or the values do not fit it.
+    KindError
+        If the kind is not accepted.
     """
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str) or name not in _REGISTERED:

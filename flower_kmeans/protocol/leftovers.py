@@ -1,8 +1,8 @@
-"""Leftovers of a run at a node, beside its session, and their removal.
+"""Removal of the leftovers of a run at a node, beside its session.
 
-Some kinds of runs keep files of a run in a directory that has the hash of its document
-as its name, and records in the context's state. A client looks for them at every
-message of every run, without the modules of these kinds.
+Some kinds of runs keep files in a directory that is named by the hash of the run
+document, and records in the context's state. A client looks for them at every message of
+every run, without the modules of these kinds.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger("flower_kmeans.client")
 
 
 def record_name(doc_hash: bytes, name: str) -> str:
-    """Return the name of a record of a run, beside its session."""
+    """Return the name of a run's record in the context's state, beside its session."""
     return f"kmeans.{doc_hash.hex()}.{name}"
 
 
@@ -40,7 +40,7 @@ def forget_records(state: RecordDict, doc_hash: bytes) -> None:
 
 
 def work_dir(policy: ClientPolicy, kind: str) -> Path | None:
-    """Return the directory of the files of a kind's runs, or ``None``."""
+    """Return the directory for files of a kind's runs, or ``None`` if the policy has none."""
     if policy.work_dir is not None:
         return Path(policy.work_dir)
     if policy.state_dir is None:
@@ -65,10 +65,10 @@ def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
 
 
 def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
-    """Remove the files of runs that ended in a ledger, or that it dropped.
+    """Remove the files of runs that ended, or that the ledger forgot.
 
-    In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not
-    know.
+    A ``work_dir`` can also hold runs of other ledgers: there, only runs in the ledger are
+    removed.
     """
     is_shared = policy.work_dir is not None
     for directory in _work_dirs(policy):

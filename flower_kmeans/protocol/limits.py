@@ -1,10 +1,9 @@
-"""Limits of messages' lengths, which a reader compares before it decodes.
+"""Length limits of messages, which a reader checks before it decodes.
 
-They are those of docs/protocol.md, section 8.
-
-A server knows which reply it waits for, and its length follows from the run document
-and the request. A client knows the length of a request from the run document, which is
-in its session or comes with the request. Types bound all fields beside that.
+docs/protocol.md, section 8, defines them. For a server, the limit of a reply follows from
+the run document and the request. For a client, the limit of a request follows from the
+run document, which is in its session or comes with the request. The types of the fields
+bound all other lengths.
 """
 
 import math
@@ -27,11 +26,11 @@ from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.primitives import KEY_BYTES, SEAL_BYTES
 
 SHORT = 2**10
-"""Bytes of a reply without data, and of all that another reply has beside its data."""
+"""Bytes of a reply without data, and of the other fields of a reply with data."""
 FIRST = MAX_DOCUMENT + 2**14
-"""Bytes of a request for which a client needs no plan: a run document, and all short fields."""
-_OF_AN_ENTRY = 512  # bytes beside its bitmap and its sum, at most
-_OF_A_QUERY = 2**14  # bytes beside its numbers: 64 names, types and shapes at most
+"""Bytes of a request that a client decodes without its run: a document and short fields."""
+_OF_AN_ENTRY = 512  # most bytes of an entry beside its bitmap and its sum
+_OF_A_QUERY = 2**14  # most bytes of a query beside its numbers: 64 names, types, shapes
 _LONGEST = Sharing(MAX_POSITIONS, n_corrupt=0, privacy=MAX_POSITIONS - 1, packing=1)
 
 
@@ -49,7 +48,7 @@ def reply_limit(run: Run, request: Request) -> int:
 
 
 def reply_bytes(run: Run, request: Request) -> int:
-    """Return the length of a reply's data in a run over records."""
+    """Return the length, in bytes, of a reply's data in a run over records."""
     match request:
         case Keys():
             return _envelopes(run, request.peers)
@@ -71,7 +70,7 @@ def _envelopes(run: Run, rows: bytes) -> int:
 
 
 def _answer(run: Run, t: int, committee: bytes, n_slots: int) -> int:
-    """Return the length of a vector as it leaves a client."""
+    """Return the length, in bytes, of a client's protected vector."""
     n_words = run.document.words[t - 1]
     if not run.trust.has_committee:
         return noise.part_bytes(run, n_words, None)
@@ -108,7 +107,7 @@ def request_limit(run: Run, head: Head) -> int:
 
 
 def request_bytes(run: Run, head: Head) -> int:
-    """Return the length of a request's data in a run over records."""
+    """Return the largest length, in bytes, of a request's data in a run over records."""
     length = 0
     n_slots = min(head.n_slots, MAX_SLOTS)
     row = messages.row_bytes(run.document.keys == "roster")
@@ -138,12 +137,12 @@ def _query(run: Run, t: int) -> int:
 
 
 def _longest_share(run: Run, t: int) -> int:
-    """Return the length of a sealed share where the fewest members are present."""
+    """Return the largest length, in bytes, of a sealed share: with the fewest members present."""
     return noise.part_bytes(run, run.document.words[t - 1], _LONGEST) + SEAL_BYTES
 
 
 def _entries(run: Run, n_rounds: int) -> int:
-    """Return the length of the entries of the first rounds of a run."""
+    """Return the largest length, in bytes, of the entries of the first rounds of a run."""
     n_parts = MAX_POSITIONS if run.trust.has_committee else 1
     n_bytes = n_rounds * (MAX_SLOTS // 8 + _OF_AN_ENTRY)
     for t in range(1, n_rounds + 1):

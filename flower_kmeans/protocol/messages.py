@@ -43,12 +43,12 @@ _ROW = struct.Struct(f"<I{KEY_BYTES}s")  # under relayed keys: slot and ephemera
 # with a roster: node and claim too
 _CLAIMED_ROW = struct.Struct(f"<I{KEY_BYTES}sQ{CLAIM_BYTES}s")
 _MADE = struct.Struct(f"<Q{CLAIM_BYTES}s")  # the node and claim of a committee member
-MAX_WRAPS = 4  # of different key distributors, in one message
-_MOST_LEVELS = 17  # of the tree over so many peers
-# of positions, the first in the lowest bit of the first byte
+MAX_WRAPS = 4  # envelopes in one message, of different key distributors
+_MOST_LEVELS = 17  # levels of the tree over the largest cohort
+# a bitmap of positions, the first in the lowest bit of the first byte
 _BITMAP_BYTES = MAX_POSITIONS // 8
 
-# \Z, as $ would let a line break pass at the end, and this text stands in logs.
+# The pattern ends in \Z, because $ admits a final line break, and logs show this text.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 Long = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE)]
@@ -69,12 +69,12 @@ Positions = Annotated[bytes, msgspec.Meta(max_length=_BITMAP_BYTES)]
 
 
 class Code(IntEnum):
-    """Why a client refuses; each code has one fixed sentence, for reports and logs alone."""
+    """Reason for a refusal. Each code has one fixed sentence, which only reports and logs show."""
 
     sentence: str
 
     def __new__(cls, value: int, sentence: str = "") -> "Code":
-        """Make a code, or find it by its number alone."""
+        """Make a code, or find it by its number."""
         code = int.__new__(cls, value)
         code._value_, code.sentence = value, sentence
         return code
@@ -88,9 +88,9 @@ class Code(IntEnum):
         6,
         "The client has begun a new session: it lost its memory, or its records changed.",
     )
-    CONFLICT = 7, "The message contradicts what the client already answered."
-    GARBAGE = 8, "The announced sum does not open."
-    KEY = 9, "A key, an envelope or a share does not open."
+    CONFLICT = 7, "The message contradicts an earlier answer of the client."
+    GARBAGE = 8, "The announced sum cannot be unmasked or reconstructed."
+    KEY = 9, "A key is wrong, or an envelope or a share cannot be unsealed."
     LEDGER = (
         10,
         "The client's privacy ledger does not allow another release, or cannot be used.",
@@ -100,26 +100,32 @@ class Code(IntEnum):
 
 
 class Peer(NamedTuple):
-    """Another client, as the server passes it on: its ephemeral key, and its claim for a node."""
+    """Public values of another client that the server passes on."""
 
     slot: int
-    public_key: bytes
+    public_key: bytes  # ephemeral
     node_id: int = 0
-    claim: bytes = b""
+    claim: bytes = b""  # of the slot for this node and key; empty under relayed keys
 
     @property
     def row(self) -> bytes:
-        """The bytes that travel; without node and claim where the client made none."""
+        """The encoded client, without node and claim if it made no claim."""
         return _CLAIMED_ROW.pack(*self) if self.claim else _ROW.pack(*self[:2])
 
 
 def row_bytes(has_claims: bool) -> int:
-    """Return the length of a row."""
+    """Return the length of a row, in bytes."""
     return (_CLAIMED_ROW if has_claims else _ROW).size
 
 
 def read_rows(data: bytes, has_claims: bool) -> tuple[Peer, ...]:
-    """Return the clients in rows that travelled; a `MessageError` if there is a part of one."""
+    """Return the clients of encoded rows.
+
+    Raises
+    ------
+    MessageError
+        If the last row is incomplete.
+    """
     row = _CLAIMED_ROW if has_claims else _ROW
     if len(data) % row.size:
         raise MessageError("Expected whole rows of peers.")
@@ -127,26 +133,38 @@ def read_rows(data: bytes, has_claims: bool) -> tuple[Peer, ...]:
 
 
 def write_claims(made: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return nodes and claims of the present committee members, as they travel."""
+    """Return the encoded nodes and claims of the present committee members."""
     return b"".join(_MADE.pack(*each) for each in made)
 
 
 def read_claims(data: bytes, n: int) -> tuple[tuple[int, bytes], ...]:
-    """Return nodes and claims of so many members; a `MessageError` if there are more or fewer."""
+    """Return the nodes and claims of ``n`` committee members.
+
+    Raises
+    ------
+    MessageError
+        If there are more or fewer.
+    """
     if len(data) != _MADE.size * n:
         raise MessageError("Expected a claim for each present position.")
     return tuple(_MADE.iter_unpack(data))
 
 
 def split(data: bytes, size: int) -> tuple[bytes, ...]:
-    """Return pieces of one length that travelled together; a `MessageError` if one is short."""
+    """Return the pieces of ``size`` bytes in concatenated data.
+
+    Raises
+    ------
+    MessageError
+        If the last piece is incomplete.
+    """
     if len(data) % size:
         raise MessageError(f"Expected whole pieces of {size} bytes.")
     return tuple(data[start : start + size] for start in range(0, len(data), size))
 
 
 def write_sum_shares(shares: Mapping[int, bytes]) -> tuple[bytes, bytes]:
-    """Return the bitmap of positions, and their sum-shares in order, as they travel."""
+    """Return the encoded bitmap of positions, and their concatenated sum-shares."""
     bitmap = sum(1 << position for position in shares)
     return bitmap.to_bytes(_BITMAP_BYTES, "little"), b"".join(
         shares[j] for j in sorted(shares)
@@ -154,7 +172,13 @@ def write_sum_shares(shares: Mapping[int, bytes]) -> tuple[bytes, bytes]:
 
 
 def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
-    """Return an entry's sealed sum-shares by position; a `MessageError` if they are not equal."""
+    """Return an entry's sealed sum-shares by position.
+
+    Raises
+    ------
+    MessageError
+        If the bitmap is malformed or empty, or the shares differ in length.
+    """
     bitmap = int.from_bytes(entry.positions, "little")
     if len(entry.positions) != _BITMAP_BYTES or not bitmap or not entry.shares:
         raise MessageError("Expected a bitmap of positions, and their sum-shares.")
@@ -168,10 +192,10 @@ def read_sum_shares(entry: "Entry") -> dict[int, bytes]:
 
 
 class Wrap(Struct, frozen=True, kw_only=True):
-    """A group secret, sealed by a key distributor for the client that is sent it."""
+    """A group secret that a key distributor sealed for one client."""
 
     distributor: PeerRow = msgspec.field(name="leader")
-    key_id: B16  # of the key that the envelope must open to
+    key_id: B16  # id of the group key that the envelope must hold
     envelope: B48
 
 
@@ -199,7 +223,7 @@ Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MAX_ROUNDS)]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The first fields of a long request, which are decoded before the others."""
+    """The first fields of a long request, which a client decodes before the others."""
 
     kind: str = msgspec.field(name="type")
     doc_hash: B32
@@ -209,7 +233,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """Base of the messages to a client. `RunKind` has those of single kinds of runs."""
+    """Base of the messages to a client. `RunKind` has the messages of single kinds of runs."""
 
     HEAD: ClassVar[type[Head]] = Head
 
@@ -273,7 +297,7 @@ class Located(Request, frozen=True, kw_only=True):
 
 
 class Ask(Located, tag="ask", frozen=True, kw_only=True):
-    """Asks for the answer to one attempt at a round."""
+    """Asks a client for its answer to one attempt at a round."""
 
     query: Long | None = None
     entries: Entries = ()
@@ -291,7 +315,7 @@ class Add(Located, tag="add", frozen=True, kw_only=True):
 
 
 class Finish(Request, tag="finish", frozen=True, kw_only=True):
-    """Delivers the last entries, or the result."""
+    """Delivers the last entries or the result to a client."""
 
     doc_hash: B32
     entries: Entries = ()
@@ -306,7 +330,7 @@ class Abort(Request, tag="abort", frozen=True, kw_only=True):
 
 
 class Enrolled(Reply, tag="enrolled", frozen=True, kw_only=True):
-    """Takes part: a client session's public values."""
+    """The client takes part: the public values of its session."""
 
     doc_hash: B32
     commitment: B32
@@ -379,7 +403,7 @@ _Message = TypeVar("_Message", Request, Reply)
 def _of_kind(
     base: type[_Message], tag: str, accepted: Collection[str] | None
 ) -> type[_Message] | None:
-    """Return the struct of a tag that one kind of run has alone; ``None`` if there is none."""
+    """Return the struct of a tag that only one kind of run has; ``None`` if there is none."""
     try:
         kind = kind_of_message(tag, accepted)
     except KindError as error:
@@ -409,7 +433,14 @@ def _head_reader(head: type[Head]) -> Callable[[bytes], Head]:
 
 
 def read_head(data: bytes, accepted: Collection[str] | None = None) -> Head:
-    """Return the head of an encoded request; a `MessageError` if it has none."""
+    """Return the head of an encoded request.
+
+    Raises
+    ------
+    MessageError
+        If the request is malformed, or of none of the ``accepted`` kinds, which by
+        default are all.
+    """
     try:
         head = _head_reader(Head)(data)
         of_kind = REQUESTS.of_tag(head.kind, accepted).HEAD
@@ -418,4 +449,4 @@ def read_head(data: bytes, accepted: Collection[str] | None = None) -> Head:
     except OtherKindError:
         return head  # which the run that it names refuses
     except (MessageError, msgspec.MsgspecError, RecursionError, UnicodeError):
-        raise MessageError("A long message is malformed.") from None
+        raise MessageError("Expected a well-formed head of a long message.") from None

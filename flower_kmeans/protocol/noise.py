@@ -1,15 +1,14 @@
 """The noise of one round, as the server or the clients add it, and its removal.
 
-Beyond the plan (docs/guarantees, Theorem 43) a client's share of
-the noise is a sum of parts. One is for the most clients that may answer; each other
-part is removed once so many clients stand behind a sum that the plan does not need it.
-The key of a part gives the keys of the parts that are removed before it. With its
-vector a client shares the key of every level among the committee. Beside its sum-share
-a member returns its shares of the keys of one level: that of the sum for which it
-votes. So the server gets no others.
+A client's noise share is a sum of parts (docs/guarantees, Theorem 43). One part always
+stays: it is sufficient if all clients answer. Each other part is removed once so many
+clients are behind a sum that the plan does not need it. The key of a part gives the keys
+of the parts that are removed before it. With its vector a client shares the key of every
+level among the committee. Beside its sum-share a member returns its shares of the keys of
+one level: the level of the sum for which it votes. The server gets no other keys.
 
-`protect`, `combine` and `reconstruct_sum` take the places of a secure sum's own. Without levels
-they add no byte.
+`protect`, `combine` and `reconstruct_sum` replace the functions of a secure sum. Without
+levels they add no bytes.
 """
 
 import math
@@ -51,17 +50,19 @@ from flower_kmeans.secagg.shares import blocks
 if TYPE_CHECKING:
     from flower_kmeans.protocol.run import Run, RunDocument
 
-# Widest share, in grid units. Beyond it a draw takes a thousand times as long
-# (privacy/noise.py).
+# Largest standard deviation of a noise share, in grid units. Beyond it a draw takes a
+# thousand times as long (privacy/noise.py).
 _MAX_SHARE_STD = 2.0**40
 
 NONE = "none"
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
-MAX_LEVELS = 4  # for which parts of the noise are removed
-# bytes of a key in each word, so that words are positive and far below any limit
+MAX_LEVELS = (
+    4  # most numbers of honest answers for which parts of the noise are removed
+)
+# bytes of a key in each word: words are then positive and far below any limit
 _PIECE = 7
 KEY_WORDS = -(-DIGEST_BYTES // _PIECE)
-_BATCH_WORDS = 2**16  # of noise that is drawn at a time
+_BATCH_WORDS = 2**16  # words of noise that are drawn at a time
 
 
 def server_noise(
@@ -81,7 +82,7 @@ def noise_share(
 ) -> NDArray[np.int64]:
     """Return one client's share of a round's noise, (words,) int64, in grid units.
 
-    Its variance is that of `server_noise` over the number of shares.
+    Its variance is the variance of `server_noise` over the number of shares.
     """
     sampler: Sampler = lambda r, s: draw_share(r, s, shares, stream)  # noqa: E731
     return _round_noise(algorithm, plan, round_number, sampler)
@@ -90,7 +91,7 @@ def noise_share(
 def releases_of(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int
 ) -> Iterator[tuple[Release, NDArray[np.intp], NDArray[np.float64]]]:
-    """Yield each release of a round, its words in the layout, and their units."""
+    """Yield each release of a round, its words in the layout, and their noise scales."""
     if plan.is_private:
         scales = sensitivities(algorithm, round_number)
         layout = algorithm.layout(round_number)
@@ -100,9 +101,9 @@ def releases_of(
 
 
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
-    """Return a run document's name of the samplers of a plan's noise.
+    """Return the samplers of a plan's noise, by name, for a run document.
 
-    Clients may add the noise in shares.
+    ``shared`` tells whether clients add the noise in shares.
     """
     if not plan.is_private:
         return NONE
@@ -113,13 +114,18 @@ def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     """Require that every share of a run's noise can be drawn.
 
-    A `ConfigurationError` if a release has no shares (Laplace), or a share's standard
-    deviation is below two grid units, where the sum of shares would no longer be the
-    planned noise, or above 2^40, where drawing takes too long (docs/guarantees,
-    Theorem 42).
+    Raises
+    ------
+    ConfigurationError
+        If a release has Laplace noise, which has no shares; if a share's standard
+        deviation is below two grid units, where the sum of shares is not the planned
+        noise (docs/guarantees, Theorem 42); or if it is above 2^40 grid units, where
+        drawing takes too long.
     """
-    stream = Stream.from_key(bytes(32))  # so no secret is needed
-    # The least and the largest unit stand for all: a run has far too many words to try.
+    stream = Stream.from_key(
+        bytes(32)
+    )  # the draws are only tried, so no secret is needed
+    # The least and the largest scale stand for all: a run has too many words to try.
     cases = dict[tuple[Release, float, float], None]()
     for number in range(1, len(plan.rounds) + 1):
         for release, _, scales in releases_of(algorithm, plan, number):
@@ -154,18 +160,18 @@ def _round_noise(
 
 @dataclass(frozen=True)
 class CleanSum(ReconstructedSum):
-    """A reconstructed sum without the noise beyond the plan."""
+    """A reconstructed or unmasked sum without the noise beyond the plan."""
 
-    factor: float = 1.0  # deviation of the noise in it over the planned one
+    factor: float = 1.0  # ratio of the noise's standard deviation to the planned one
 
 
 def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
-    """Return for how many honest answers parts of the noise are removed.
+    """Return the levels: numbers of honest answers for which parts of the noise are removed.
 
-    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one
-    ratio, up to ``most``: how many there are if every client answers. So the noise of
-    honest clients exceeds the plan by about the root of that ratio at most, and by
-    nothing if all answer.
+    They are at most `MAX_LEVELS` ascending numbers above ``shares`` = M', in steps of
+    about one ratio, up to ``most``, the honest answers if every client answers. The noise
+    of honest clients then exceeds the plan by about the square root of that ratio at
+    most, and by nothing if all answer.
     """
     ratio = max(min(most, MAX_SLOTS), shares) / shares
     steps = (
@@ -175,18 +181,18 @@ def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
 
 
 def reached(document: "RunDocument", n_survivors: int) -> int:
-    """Return the number of noise parts to remove from each share of a sum."""
+    """Return the number of noise parts to remove from each noise share of a sum."""
     return sum(
         level <= n_survivors - document.max_colluders for level in document.levels
     )
 
 
 def usable(run: "Run", round_number: int) -> tuple[int, ...]:
-    """Return the numbers of shares between which a round's noise is divided into parts.
+    """Return the numbers of noise shares between which a round's noise is divided into parts.
 
-    They are M', and the document's levels without those that would make a part, or what
-    is left of a share, narrower than two grid units: a sum of such parts is not the
-    planned noise.
+    They are M', and the usable levels of the document. A level is not usable if it would
+    make a part, or the rest of a noise share, narrower than two grid units: a sum of such
+    parts is not the planned noise.
     """
     return run.kept.once(_usable, run, round_number)
 
@@ -213,8 +219,8 @@ def _usable(run: "Run", round_number: int) -> tuple[int, ...]:
 def client_noise(
     run: "Run", round_number: int, secret: bytes, context: bytes
 ) -> IntArray:
-    """Return a client's whole noise of a context, shape (words,), int64, in grid units."""
-    # The part that stays is as narrow as if all answered; the others are added to it.
+    """Return all noise of a client in a context, (words,) int64, in grid units."""
+    # The part that stays is sufficient if all clients answer. The removable parts are added.
     n_levels = len(run.document.levels)
     last = usable(run, round_number)[-1]
     stream = Stream.from_key(noise_key(secret, context))
@@ -228,7 +234,7 @@ def client_noise(
 def protect(
     run: "Run", vector: IntArray, context: SumContext, slot: int, secret: bytes
 ) -> tuple[bytes, ...]:
-    """Return a vector's parts with those of the keys behind it, each key in a new block."""
+    """Return the protected parts of a vector, and of its keys behind it, each in a new block."""
     sharing = context.sharing
     n_levels = len(run.document.levels)
     if sharing is not None and n_levels:
@@ -262,7 +268,7 @@ def combined_bytes(
 def combine(
     run: "Run", parts: Iterable[bytes], context: SumContext, n_survivors: int
 ) -> bytes:
-    """Return the sum of the survivors' parts, and each one's part of the key that it reaches."""
+    """Return the sum of the survivors' parts, and each survivor's part of its key of one level."""
     n_parts = reached(run.document, n_survivors)
     length, size = _lengths(run, context)
     whole = length + size * len(run.document.levels)
@@ -272,7 +278,7 @@ def combine(
         for index, part in enumerate(parts):
             if len(part) != whole:
                 raise PartError(index)
-            if n_parts:  # the server finds out which of them are false
+            if n_parts:  # the server detects false ones
                 end = length + size * n_parts
                 keys.append(part[end - size : end])
             yield part[:length]
@@ -290,8 +296,13 @@ def reconstruct_sum(
 ) -> CleanSum:
     """Reconstruct a sum and subtract the noise beyond the plan, as far as keys allow.
 
-    ``combined`` holds results of `combine` by position. A key that cannot be reconstructed leaves
-    its client's noise in the sum. A `SumError` if the sum cannot be reconstructed.
+    ``combined`` holds results of `combine` by position. If a key cannot be reconstructed,
+    its client's noise stays in the sum.
+
+    Raises
+    ------
+    SumError
+        If the sum cannot be reconstructed.
     """
     n_survivors = int(np.count_nonzero(survivors))
     n_parts = reached(run.document, n_survivors)
@@ -306,7 +317,7 @@ def reconstruct_sum(
     shares = {
         j: part[length:] for j, part in combined.items() if j not in reconstructed.liars
     }
-    keys = _opened_keys(run, shares, n_survivors, survivors, context)
+    keys = _reconstructed_keys(run, shares, n_survivors, survivors, context)
     vector = reconstructed.vector.copy()
     vector[:-1] -= _removable_noise(run, t, context.digest, keys, n_parts)
     most = run.document.levels[n_parts - 1]
@@ -315,14 +326,14 @@ def reconstruct_sum(
     return CleanSum(vector, reconstructed.liars, factor)
 
 
-def _opened_keys(
+def _reconstructed_keys(
     run: "Run",
     shares: Mapping[int, bytes],
     n_keys: int,
     survivors: BoolArray,
     context: SumContext,
 ) -> list[bytes]:
-    """Return the keys that can be reconstructed, of halves where not all can."""
+    """Return the keys that can be reconstructed; if not all can, each half is tried."""
     _, size = _lengths(run, context)
     packing = context.sharing.packing if context.sharing else 1
     n_words = packing * (size // 8) * n_keys
@@ -330,7 +341,7 @@ def _opened_keys(
         reconstructed = run.trust.sum.reconstruct(
             shares, survivors, replace(context, n_words=n_words)
         )
-    except SumError:  # a dealer, or members, sent something else
+    except SumError:  # a dealer or members sent wrong shares
         if n_keys <= 1:
             return []
         n_first = n_keys // 2
@@ -338,8 +349,8 @@ def _opened_keys(
         first = {j: share[:middle] for j, share in shares.items()}
         rest = {j: share[middle:] for j, share in shares.items()}
         return [
-            *_opened_keys(run, first, n_first, survivors, context),
-            *_opened_keys(run, rest, n_keys - n_first, survivors, context),
+            *_reconstructed_keys(run, first, n_first, survivors, context),
+            *_reconstructed_keys(run, rest, n_keys - n_first, survivors, context),
         ]
     keys = []
     for columns in reconstructed.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):
@@ -349,7 +360,10 @@ def _opened_keys(
 
 
 def noise_factor(run: "Run", n_whole: int, variance: float = 0.0) -> float:
-    """Return the noise factor of a sum of so many whole shares and a variance beside them."""
+    """Return the noise factor of a sum with ``n_whole`` whole noise shares and further variance.
+
+    ``variance`` is in planned variances.
+    """
     if not run.trust.shares_noise:
         return 1.0
     return math.sqrt(variance + n_whole / run.document.noise_shares)
@@ -366,7 +380,7 @@ def part_key(secret: bytes, context: bytes, n_levels: int, n_parts: int) -> byte
 def _removable_noise(
     run: "Run", round_number: int, context: bytes, keys: Sequence[bytes], n_parts: int
 ) -> IntArray:
-    """Return the sum of the first parts of clients' noise, given each client's key of them."""
+    """Return the sum of the first parts of clients' noise, from each client's key."""
     noise = np.zeros(run.algorithm.layout(round_number).n_words, dtype=np.int64)
     levels = run.document.levels[:n_parts]
     numbers = usable(run, round_number)
@@ -378,7 +392,7 @@ def _removable_noise(
         batch = keys[start : start + n_at_once]
         streams = []
         for key in batch:
-            for level in reversed(levels):  # a key gives those of the levels below
+            for level in reversed(levels):  # a key gives the keys of the levels below
                 if level in numbers:
                     streams.append(Stream.from_key(noise_key(key, context)))
                 key = H(b"noise part", key)
@@ -392,7 +406,7 @@ def _removable_noise(
 def _part_variances(
     run: "Run", round_number: int
 ) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
-    """Return each release's words, and their variances (n_parts, n_words) in each usable part."""
+    """Return each release's words, and their variances in each usable part, (n_parts, n_words)."""
     found = []
     steps = tuple(pairwise(usable(run, round_number)))
     releases = releases_of(run.algorithm, run.plan, round_number)
@@ -403,7 +417,7 @@ def _part_variances(
 
 
 def _lengths(run: "Run", context: SumContext) -> tuple[int, int]:
-    """Return the bytes of a vector's part, and of one key's behind it."""
+    """Return the lengths, in bytes, of a vector's part and of one key's part behind it."""
     size = run.trust.sum.part_bytes
     return size(context.n_words, context.sharing), size(KEY_WORDS, context.sharing)
 
@@ -416,7 +430,13 @@ def _to_words(key: bytes) -> IntArray:
 
 
 def _from_words(words: IntArray) -> bytes:
-    """Return the key of `_to_words`; an `OverflowError` if no key has such words."""
+    """Return the key whose `_to_words` are given.
+
+    Raises
+    ------
+    OverflowError
+        If no key has such words.
+    """
     *whole, last = words.tolist()
     rest: bytes = last.to_bytes(DIGEST_BYTES % _PIECE, "little")
     return b"".join(word.to_bytes(_PIECE, "little") for word in whole) + rest

@@ -1,7 +1,7 @@
 """The group keys that clients of a blind run offer (docs/protocol.md, section 5).
 
-Each key distributor offers a group key of its own. The server uses one, and the next one
-if too few clients could open it: offers have no rank, and rotate.
+Each key distributor offers a group key. The server uses the first offer, and the next one
+if too few clients could unseal the key. Offers have no rank: they rotate.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from flower_kmeans.protocol.participants import Frame, Participant
 from flower_kmeans.protocol.resume import KeptOffer
 from flower_kmeans.secagg.primitives import KEY_ID_BYTES
 
-DISTRIBUTORS = 3  # of the group key, that are asked in one round trip
+DISTRIBUTORS = 3  # key distributors that are asked in one round trip
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Offer:
 
 
 class Offers:
-    """The offers of a run, of which the first is in use.
+    """The offers of a run. The first one is in use.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Offers:
     def __init__(self, has_roster: bool) -> None:
         self._has_roster = has_roster
         self._queue: deque[Offer] = deque()
-        self.is_settled = False  # the first offer's key is that of the run
+        self.is_settled = False  # whether the run keeps the first offer's key
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -63,7 +63,7 @@ class Offers:
             return b""
         return self._queue[0].key_id
 
-    # ------------------------------------------------------------------ who is asked
+    # ------------------------------------------------------------------ clients to ask
 
     def distributors(self, frame: Frame) -> list[Participant]:
         """Return clients that were not asked for a group key yet, members first."""
@@ -82,9 +82,9 @@ class Offers:
         ]
 
     def sealers(self, frame: Frame) -> list[Participant]:
-        """Return clients that can seal the group key for those that lack it.
+        """Return clients that can seal the group key for clients without it.
 
-        Before anybody was sent it, these are the distributors. Each seals the key that
+        Before any client has the key, these are the distributors. Each seals the key that
         it made.
         """
         holders = self.holders(frame)
@@ -92,7 +92,7 @@ class Offers:
             return holders[:DISTRIBUTORS]
         clients = list(frame.slots.values())
         leaders = [offer.leader for offer in self._queue if offer.leader in clients]
-        # One that lost its memory lost its group key, too.
+        # A distributor that lost its memory lost its group key, too.
         able = [leader for leader in leaders if leader.wraps or leader.has_key]
         return able[:DISTRIBUTORS]
 
@@ -106,10 +106,10 @@ class Offers:
         key_id: bytes,
         envelopes: bytes,
     ) -> None:
-        """Keep a distributor's envelopes for peers, unless their number is another.
+        """Keep a distributor's envelopes for peers, unless their number is wrong.
 
-        Those of the key that is in use go to the clients that they are for; another key
-        is an offer, until one is settled.
+        Envelopes of the key in use go to their clients. Another key is a new offer, until
+        an offer is settled.
         """
         peers = read_rows(rows, self._has_roster)
         if len(envelopes) != ENVELOPE_BYTES * len(peers) or len(key_id) != KEY_ID_BYTES:
@@ -134,12 +134,12 @@ class Offers:
                 self._use_first(frame)
 
     def next(self, frame: Frame) -> None:
-        """Use the next offer; the one that was in use is the last one now."""
+        """Use the next offer. The one in use becomes the last one."""
         self._queue.rotate(-1)
         self._use_first(frame)
 
     def _use_first(self, frame: Frame) -> None:
-        """Use the first offer, at all clients: none has an entry yet."""
+        """Use the first offer for all clients, before any client has an entry."""
         made = self._queue[0]
         for client in frame.slots.values():
             client.has_key = False
@@ -151,7 +151,7 @@ class Offers:
     # ------------------------------------------------------------------ clients
 
     def complain(self, client: Participant) -> None:
-        """Record that a client could not open the envelopes that it was sent."""
+        """Record that a client could not unseal its envelopes."""
         for wrap in client.wraps:
             (distributor,) = read_rows(wrap.distributor, self._has_roster)
             client.refused.add(distributor.slot)
@@ -167,7 +167,7 @@ class Offers:
             offer.wraps.pop(client, None)
 
     def pass_on(self, gone: Participant, client: Participant) -> None:
-        """Give a client the envelopes that are for another."""
+        """Give a client the envelopes of a lost one with the same session."""
         for offer in self._queue:
             if gone in offer.wraps:
                 offer.wraps[client] = offer.wraps.pop(gone)
@@ -191,14 +191,14 @@ class Offers:
         kept: tuple[KeptOffer, ...],
         clients: Mapping[tuple[int, int], Participant],
     ) -> None:
-        """Take up offers that `kept` returned, of clients by slot and node."""
+        """Restore offers that `kept` returned. ``clients`` are by slot and node."""
         for offer in kept:
             wraps = {clients[slot, node]: wrap for slot, node, wrap in offer.wraps}
             self._queue.append(Offer(clients[offer.leader], offer.key_id, wraps))
 
 
 def _hand_out(sender: Participant, wraps: dict[Participant, Wrap]) -> None:
-    """Give clients their envelopes of the key that is in use."""
+    """Give clients their envelopes of the key in use."""
     for client, wrap in wraps.items():
         has_room = len(client.wraps) < MAX_WRAPS
         if sender.slot not in client.refused and has_room:

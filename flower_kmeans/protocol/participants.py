@@ -20,29 +20,31 @@ class Participant:
 
     node_id: int
     slot: int
-    public: Enrolled  # of its session
+    public: Enrolled  # public values of its session
     new: Enrolled | None  # replaces `public` from the next frame on
     has_document: bool = False
-    has_key: bool = False  # the group key
-    # envelopes of it, of different distributors
+    has_key: bool = False  # whether it has the group key
+    # envelopes of the group key, by different distributors
     wraps: list[Wrap] = field(default_factory=list)
     # slots of distributors whose envelopes failed
     refused: set[int] = field(default_factory=set)
-    was_asked: bool = False  # for the group key
-    head: int = 0  # rounds whose entries it has
-    sent: int = 0  # last round of the entries that it was sent
-    differs: bool = False  # from most clients, in the last attempt
-    is_banned: bool = False  # from all sums to come
+    was_asked: bool = False  # whether it was asked to distribute a group key
+    head: int = 0  # number of rounds whose entries it has
+    sent: int = 0  # last round of the entries that were sent to it
+    differs: bool = (
+        False  # whether its query differed from that of most in the last attempt
+    )
+    is_banned: bool = False  # whether it is excluded from all later sums
     silences: int = 0  # trips in a row without an orderly reply
 
     @property
     def peer(self) -> Peer:
-        """The client as it is passed on to others."""
+        """The public values of the client for other clients."""
         return Peer(self.slot, self.public.public_key, self.node_id, self.public.claim)
 
     @property
     def carried(self) -> tuple[Wrap, ...]:
-        """The envelopes for it, where it may lack the group key."""
+        """The envelopes for the client, if it may lack the group key."""
         if self.has_key:
             return ()
         return tuple(self.wraps)
@@ -54,7 +56,7 @@ class Participant:
         return document
 
     def inherit(self, gone: "Participant") -> None:
-        """Take the group key, the envelopes and the ban of another node."""
+        """Take the group key, the envelopes and the ban of a lost node."""
         self.new = None
         self.wraps = gone.wraps
         self.refused = gone.refused
@@ -63,7 +65,7 @@ class Participant:
         self.is_banned = gone.is_banned
 
     def has_session_of(self, other: "Participant") -> bool:
-        """Return whether this and another node have one session."""
+        """Return whether this node and another one have the same session."""
         own = self.public
         its = other.public
         return own.public_key == its.public_key and own.commitment == its.commitment
@@ -85,7 +87,7 @@ class Participant:
 
     @classmethod
     def restored(cls, kept: KeptClient) -> "Participant":
-        """Return a client of a journal."""
+        """Return the client that a journal kept."""
         return cls(
             kept.node_id,
             kept.slot,
@@ -104,15 +106,15 @@ class Participant:
 class Frame:
     """The cohort of one attempt, with a committee if vectors are protected."""
 
-    slots: dict[int, Participant]  # those that are taken, in their order
+    slots: dict[int, Participant]  # clients of the taken slots, in order
     tree: Tree
     n_slots: int
     committee: Committee | None = None
-    # of the committee, by position
+    # present clients of the committee, by position
     present: dict[int, Participant] = field(default_factory=dict)
-    digest: bytes = ZERO  # of the committee's keys
-    encoded: bytes = b""  # the committee as it travels
-    # where the committee adds, and enough of it are present
+    digest: bytes = ZERO  # digest of the committee's keys
+    encoded: bytes = b""  # the encoded committee
+    # set where the committee adds, and enough members are present
     sharing: Sharing | None = None
 
     def bits(self, clients: Iterable[Participant]) -> NDArray[np.bool_]:
@@ -131,6 +133,6 @@ class Frame:
 
     @cached_property
     def claims(self) -> bytes:
-        """The claims of the present committee members, as they travel."""
+        """The encoded claims of the present committee members."""
         members = self.present.values()
         return write_claims((each.node_id, each.public.claim) for each in members)

@@ -21,7 +21,7 @@ from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run
 UNITS: tuple[str, ...] = get_args(Unit)
 _STRICT = (trust.OBLIVIOUS_SERVER, trust.DISTRIBUTED_NOISE, trust.CLIENTS_ONLY)
 DOMAIN_EXAMPLES = "docs/reference/domains.md has examples under 'In a policy'."
-_SHOWN = 200  # characters of a document's value in a client's log
+_SHOWN = 200  # most characters of a document's value in a client's log
 
 Limits = Iterator[tuple[bool, str, object]]
 
@@ -30,16 +30,15 @@ Limits = Iterator[tuple[bool, str, object]]
 class ClientPolicy:
     """Limits that the operator of a client sets on the runs it takes part in.
 
-    A run that exceeds any of them is refused with the code POLICY (or LEDGER) and
-    nothing else: no statistic is computed and no record is read. The defaults are
-    strict.
+    A client refuses a run that exceeds any limit, with the code POLICY (or LEDGER) and
+    nothing else: it computes no statistic and reads no record. The defaults are strict.
 
     Parameters
     ----------
     trusts : tuple of str
         Accepted trust models.
     max_epsilon, max_delta : float
-        Largest accepted guarantee of one run, whatever the number of its attempts.
+        Largest accepted epsilon and delta of one run, whatever the number of its attempts.
     min_clients : int
         Smallest accepted number of clients behind a sum.
     max_rounds, max_attempts : int
@@ -47,55 +46,58 @@ class ClientPolicy:
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
     domain : Box or Ball, optional
-        Pinned public bounds, and the names of their columns if it has them (a
+        Pinned public bounds, with the names of the columns if the domain has them (a
         `TableDomain` does).
     roster_file, member_key_file : path, optional
-        The clients' public keys in the order of their slots, the same file at every
-        client, and this client's own secret key (``flower-kmeans keygen``). With them,
-        keys must be those of the same roster; without them, relayed ones.
+        Paths of the roster and of this client's secret key (``flower-kmeans keygen``).
+        The roster has the clients' public keys in the order of their slots, and is the
+        same at every client. With both files, a run must use the same roster; without
+        them, relayed keys.
     in_memory : bool, default: False
-        Accept private runs without a ``state_dir``. Only for simulations: a restarted
-        client cannot know what it already answered.
+        Whether to accept private runs without a ``state_dir``. It is for simulations only:
+        a restarted client cannot know what it already answered.
     state_dir : path, optional
-        The node's own directory for its ledger, mode 0700; one per node and data set.
-        Without it private work is refused.
+        The node's own directory for its ledger, mode 0700, one per node and data set.
+        Without it the client refuses private runs.
     max_total_epsilon, max_total_delta : float
-        Largest accepted guarantee of all runs together, ever, also if runs were chosen
-        after earlier results: what the ledger charged or reserved must meet this
+        Largest accepted epsilon and delta of all runs together, ever, also if runs were
+        chosen after earlier results: the ledger's charges and reservations must meet this
         epsilon at this delta. Deltas of runs are not added up. With a total delta of 0
         all noise must be Laplace, and pure epsilons are added up.
     columns : tuple of str, optional
         Pinned names of the columns, in order, in a run's domain and in records that
         name them.
     units : tuple of str
-        What the (epsilon, delta) of a private run may protect: "record", "client" or
-        both.
+        Accepted units of privacy of a private run: ``"record"``, ``"client"`` or both.
     max_colluders : int
-        Smallest accepted number of clients that may pool what they know with each other
-        and the server. Of no effect in unprotected runs.
+        Smallest accepted number of colluders against which a run protects: clients that
+        pool their knowledge with each other and the server. It has no effect in
+        unprotected runs.
     copy_records : bool, default: True
-        Where a client commits to its records, or reads them from a database, answer the
-        whole run from a private copy that lies with the client's session and is removed
-        with it. Otherwise the server can see up to three times in a run that committed
-        records changed (docs/threat-model.md), and runs on a database are refused.
+        Whether the client answers the whole run from a private copy of its records, if it
+        commits to them or reads them from a database. The copy is kept with the session
+        and removed with it. Without a copy the server can see up to three times in a run
+        that committed records changed (docs/threat-model.md), and runs on a database are
+        refused.
     party : int, optional
-        This client's slot in vertical runs with relayed keys, which are refused without
-        it. ``domain`` and ``columns`` then pin the columns of this slot alone.
+        This client's slot in vertical runs. Without it, vertical runs with relayed keys
+        are refused. ``domain`` and ``columns`` then pin only the columns of this slot.
     max_opened : int
         Largest accepted number of values that a vertical run opens: k (d + 1) in each
         round.
     must_hold_key : bool, default: False
-        Refuse vertical runs in which this client only encrypts: all others together
-        could read its columns.
+        Whether to refuse vertical runs in which this client only encrypts. In such a run
+        all other parties together could read its columns.
     workers : int, optional
-        Processes that compute on encrypted columns. Default: all processors but one.
+        Number of processes that compute on encrypted columns. Default: all processors but
+        one.
     work_dir : path, optional
-        Where keys and encrypted columns lie during a run. Default: ``vertical`` in
+        Directory of keys and encrypted columns during a run. Default: ``vertical`` in
         ``state_dir``.
     rows_key_file : path, optional
         The key file, mode 0600, with which all parties of vertical runs aligned their
-        rows. Runs that compare rows (``check_ids``) then compare hashes of ids under
-        this key: at all parties, or at none.
+        rows. Runs that compare rows (``check_ids``) then compare hashes of ids under this
+        key. Either all parties or none must have the file.
     """
 
     trusts: tuple[str, ...] = tuple(model.name for model in _STRICT)
@@ -137,14 +139,14 @@ class ClientPolicy:
                 "Expected domain from public knowledge. Got one that was read off records. "
                 f"{DOMAIN_EXAMPLES}"
             )
-        # With one file alone the client would fall back to relayed keys unnoticed.
+        # With only one file the client would use relayed keys without notice.
         if (self.roster_file is None) != (self.member_key_file is None):
             raise ConfigurationError(
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
 
     def _pinned_columns(self) -> tuple[str, ...] | None:
-        """Return the names of the columns, which a pinned domain may have."""
+        """Return the pinned names of the columns, from ``columns`` or from the domain."""
         columns = check_names(self.columns)
         domain = self.domain
         if domain is None:
@@ -166,7 +168,7 @@ class ClientPolicy:
         return cls(
             trusts=tuple(trust.TRUST_MODELS),
             max_epsilon=float("inf"),
-            # The largest float64 below 1, which no delta may be.
+            # It is the largest float64 below 1, because delta must be below 1.
             max_delta=1.0 - 2.0**-53,
             min_clients=1,
             max_rounds=10**6,
@@ -180,18 +182,19 @@ class ClientPolicy:
     def from_file(cls, path: str | os.PathLike[str]) -> "ClientPolicy":
         """Read a policy from a TOML file of the operator.
 
-        Its keys are the parameters of this class; what it leaves out keeps its strict
-        default. ``domain`` is the path of a ``domain.toml`` (`TableDomain`), or a table
-        with ``lower``, ``upper`` and perhaps ``scale`` or ``weights``, or with
-        ``radius`` and ``center``. Relative paths are taken from the file's own directory.
+        The keys of the file are the parameters of this class. Parameters without a key
+        keep their strict default. ``domain`` is the path of a ``domain.toml``
+        (`TableDomain`), or a table with ``lower``, ``upper`` and perhaps ``scale`` or
+        ``weights``, or with ``radius`` and ``center``. Relative paths start from the
+        file's directory.
 
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If the file cannot be read, others may write it, or it holds another key or
-            value.
+            If the file cannot be read, other users can write it, or it has an unknown key
+            or a wrong value.
         """
-        # Checked like a key: who can write the file can lift every limit.
+        # The file needs the care of a key: a user who can write it can lift every limit.
         values = read_toml(read_file(path, "policy file"), f"policy file {path}")
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
@@ -201,7 +204,7 @@ class ClientPolicy:
         folder = Path(path).resolve().parent
         for name, value in values.items():
             if name in _PATHS and isinstance(value, str):
-                # Not from the working directory, which is Flower's choice.
+                # Flower chooses the working directory, so it cannot be the start.
                 values[name] = str(folder / value)
             elif name == "domain":
                 values[name] = _domain_of(value, Path(path))
@@ -213,9 +216,8 @@ class ClientPolicy:
     def objection(self, run: Run) -> str | None:
         """Return a sentence on the first limit that a run exceeds, or ``None``.
 
-        Only the document and its plan count, which are public. The client itself
-        compares the roster's digest, and refuses private work without a ledger by
-        another code.
+        Only the document and its plan count, which are public. `checks` compares the
+        roster's digest, and refuses private runs without a ledger with the code LEDGER.
         """
         return first_exceeded(self._limits(run))
 
@@ -255,7 +257,7 @@ class ClientPolicy:
             is_met = trust.PLAIN.name in self.trusts
             yield is_met, "a private run, for trusts lacks 'plain'", "epsilon=None"
             return
-        # Not turned around: neither limit admits NaN.
+        # The comparisons must keep this form: with NaN they are false.
         limit = f"epsilon <= max_epsilon={self.max_epsilon}"
         yield epsilon <= self.max_epsilon, limit, _shown_epsilon(epsilon)
         yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
@@ -281,14 +283,14 @@ class ClientPolicy:
 
     @property
     def accepted_keys(self) -> tuple[str, ...]:
-        """Where the clients' keys of a protected run may come from."""
+        """Accepted sources of the clients' keys in a protected run."""
         if self.roster_file is None:
             return ("relayed",)
         return ("roster",)
 
     @property
     def allows_private_work(self) -> bool:
-        """Whether releases are recorded, or the operator said that they need not be."""
+        """Whether a ledger records releases, or the operator does not require one."""
         return self.state_dir is not None or self.in_memory
 
     def read_identity(self) -> Identity | None:
@@ -306,10 +308,10 @@ def _shown_epsilon(epsilon: float) -> float:
 
 
 def first_exceeded(limits: Limits) -> str | None:
-    """Return the first limit that is not met, in a sentence, or ``None``."""
+    """Return a sentence on the first limit that is not met, or ``None``."""
     for is_met, limit, got in limits:
         if not is_met:
-            # A server's value is shown in one line, and not all of it.
+            # A server chose the value, so a limited part of it is shown, in one line.
             shown = repr(got)
             more = "..." if len(shown) > _SHOWN else ""
             return f"Expected {limit}. Got {shown[:_SHOWN]}{more} instead."
@@ -320,7 +322,7 @@ def first_exceeded(limits: Limits) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """The values of settings, and the tighter of two; ``None`` if they are pinned."""
+    """A check of settings: their values, and the tighter of two; ``None`` for pinned settings."""
 
     names: tuple[str, ...]
     kind: Any
@@ -329,7 +331,7 @@ class _Rule(NamedTuple):
     tighter: Callable[[Any, Any], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:
-        # To Python a bool is an integer, which no limit of a policy is.
+        # A bool is an integer in Python, and must not pass as a limit.
         is_bool = isinstance(value, bool)
         is_kind = isinstance(value, self.kind) and is_bool == (self.kind is bool)
         items = value if isinstance(value, list | tuple) else ()
@@ -407,21 +409,21 @@ _RULES = (
         lambda v: v is None or v >= 0,
         min,
     ),
-    # Of bools min is "and", max is "or".
+    # For bools, min is "and", and max is "or".
     _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
     _Rule(("must_hold_key",), bool, "a bool", tighter=max),
     _Rule(("domain",), Box | Ball | None, "a Box, a Ball or None"),
     _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
 )
 
-# Keys of a domain's table.
+# Keys of a domain's table in a policy file.
 _BOX = ("lower", "upper", "scale", "weights")
 _OPTIONAL = ("scale", "weights")
 _BALL = ("center", "radius")
 
 
 def _domain_of(values: Any, path: Path) -> Domain:
-    """Return the domain that a policy file at a path names or holds."""
+    """Return the domain of the key ``domain`` in the policy file at a path."""
     begin = f"The key domain in the policy file {path}:"
     try:
         if isinstance(values, str):
@@ -456,10 +458,14 @@ def _domain_of_table(values: dict[str, Any]) -> Domain:
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """Return the policy that accepts a run only if both accept it.
 
-    The paths are those of the node's operator. An app may repeat them, or leave them
-    out, but not name others: another ledger would be another account, and another key
-    file admits other runs. A `ConfigurationError` if it does, or if both pin different
-    bounds or columns.
+    The paths come from the node's operator. An app can repeat or omit them, but not
+    replace them: another ledger would be another account, and another key file would admit
+    other runs.
+
+    Raises
+    ------
+    ConfigurationError
+        If the app names other paths, or both pin different bounds, columns or parties.
     """
     columns = operator.columns or app.columns
     for name, contradicts in _contradictions(operator, app, columns):

@@ -1,4 +1,4 @@
-"""Fetching of replies from a Flower grid, which one slow upload cannot hold up."""
+"""Fetching of replies from a Flower grid, such that one slow upload holds up no other."""
 
 import math
 import threading
@@ -13,12 +13,12 @@ from flwr.serverapp import Grid
 
 LEAST_GRACE = 10.0  # seconds
 LONGEST_PAUSE = 0.25  # seconds between two looks at replies
-_LONGEST_TURN = LEAST_GRACE / 2
-_PULLS = 8  # per look; more if the look at all would take longer than the longest turn
-_PROMPT_PLACES = 56  # of pulls that are under way
-_LATE_PLACES = 8  # of the same
+_LONGEST_TURN = LEAST_GRACE / 2  # seconds between two looks at one message
+_PULLS = 8  # pulls that a look begins; more if turns would take longer than the longest
+_PROMPT_PLACES = 56  # most pulls at a time from nodes that are not late
+_LATE_PLACES = 8  # most pulls at a time from late nodes
 _MOST_ABANDONED = 128  # pulls that gave their place back, and go on
-# of these: a reply that never ends must not keep its node out for good
+# abandoned pulls of one node: a reply that never ends must not keep its node out for good
 _MOST_OF_A_NODE = 2
 
 
@@ -28,8 +28,8 @@ class _Pull:
 
     node_id: int
     at: float
-    is_late: bool  # in one of the places of late nodes
-    is_abandoned: bool = False  # it gave its place back
+    is_late: bool  # whether it has a place of a late node
+    is_abandoned: bool = False  # whether it gave its place back
 
 
 class _Fetched(NamedTuple):
@@ -41,12 +41,12 @@ class _Fetched(NamedTuple):
 
 
 class Pulls:
-    """Fetches replies from a grid, for all trips of a run.
+    """Pulls of replies from a grid, for all trips of a run.
 
     Flower returns from a pull when the reply is complete, however slow its upload is,
-    and a pull cannot be ended. So a pull that is slow gives its place to another, and
-    goes on. Its node is late until it has sent one reply in time: it takes other
-    places, after those that are prompt.
+    and nobody can end a pull. So a slow pull gives its place to another, and goes on. Its
+    node is late until it has sent one reply in time: it gets places for late nodes, after
+    prompt nodes.
 
     A grid with ``known_lost`` never waits, and is polled without threads.
     """
@@ -65,14 +65,14 @@ class Pulls:
         self._first_looks: dict[str, float] = {}
         self._n_looks = 0
         self._grace = LEAST_GRACE
-        # by their last replies; others are new
+        # nodes by their last replies; all others are new
         self._late = set[int]()
         self._prompt = set[int]()
         self._pulls: dict[str, _Pull] = {}
         self._fetched = SimpleQueue[_Fetched]()
 
     def start(self, ids: Mapping[str, int], grace: float) -> None:
-        """Begin to look for replies to messages, which are given with their nodes."""
+        """Begin to look for replies to messages. ``ids`` has their nodes, by message id."""
         if self._known_lost is not None:
             self._ids = list(ids)
             return
@@ -86,7 +86,7 @@ class Pulls:
         for message_id in waiting:
             node_id = ids[message_id]
             is_late = node_id in self._late
-            # Nodes that never replied in time leave the last places to those that did.
+            # The last places are for nodes that have replied in time before.
             is_full = len(self._pulls) >= _MOST_ABANDONED
             is_barred = is_full and node_id not in self._prompt
             if node_id in busy or is_barred or places[is_late] <= 0:
@@ -103,19 +103,19 @@ class Pulls:
         self._looked[message_id] = self._n_looks
         self._first_looks.setdefault(message_id, pull.at)
         self._pulls[message_id] = pull
-        # A daemon: the process may end while a node is still uploading.
+        # The thread is a daemon: the process can end while a node is still uploading.
         thread = threading.Thread(target=self._fetch, args=(message_id,), daemon=True)
         thread.start()
 
     def _forget_all_but(self, ids: Iterable[str]) -> None:
-        """Keep the looks at some messages alone, and count those at new ones."""
+        """Keep the looks at these messages only, with 0 for new messages."""
         self._looked = {each: self._looked.get(each, 0) for each in ids}
         self._first_looks = {
             each: at for each, at in self._first_looks.items() if each in self._looked
         }
 
     def _waiting(self, ids: Mapping[str, int], busy: set[int]) -> list[str]:
-        """Return the messages whose pulls may begin, in the order of their turns."""
+        """Return the messages whose pulls can begin, in the order of their turns."""
         waiting = [
             message_id
             for message_id, node_id in ids.items()
@@ -125,7 +125,7 @@ class Pulls:
         return waiting
 
     def _rank(self, node_id: int) -> int:
-        """Return a node's rank: 0 for prompt ones, 1 for new ones, 2 for late ones."""
+        """Return a node's rank: 0 for a prompt node, 1 for a new one, 2 for a late one."""
         if node_id in self._late:
             return 2
         if node_id in self._prompt:
@@ -133,7 +133,7 @@ class Pulls:
         return 1
 
     def _busy_nodes(self) -> set[int]:
-        """Return the nodes of which no further pull may begin."""
+        """Return the nodes for which no further pull can begin."""
         busy = set[int]()
         abandoned = Counter[int]()
         for pull in self._pulls.values():
@@ -144,14 +144,14 @@ class Pulls:
         return busy | {node for node, n in abandoned.items() if n >= _MOST_OF_A_NODE}
 
     def _free_places(self) -> dict[bool, int]:
-        """Return the numbers of free places, by whether they are of late nodes."""
+        """Return the numbers of free places, by whether they are for late nodes."""
         pulls = [pull for pull in self._pulls.values() if not pull.is_abandoned]
         n_late = sum(pull.is_late for pull in pulls)
         n_prompt = len(pulls) - n_late
         return {False: _PROMPT_PLACES - n_prompt, True: _LATE_PLACES - n_late}
 
     def _give_places_back(self) -> None:
-        """Take the places of slow pulls, which go on, and call their nodes late."""
+        """Free the places of slow pulls, which go on, and record their nodes as late."""
         now = self._clock()
         pulls = self._pulls.values()
         n_abandoned = sum(pull.is_abandoned for pull in pulls)
@@ -173,7 +173,7 @@ class Pulls:
         self._fetched.put(_Fetched(message_id, self._clock(), found))
 
     def arrived(self) -> Iterator[Message]:
-        """Yield the replies that are there."""
+        """Yield the replies that have arrived."""
         ids = self._ids
         self._ids = []
         if ids:
@@ -182,7 +182,7 @@ class Pulls:
             message_id, at, messages = self._fetched.get()
             pull = self._pulls.pop(message_id)
             if isinstance(messages, Exception):
-                if message_id in self._looked:  # otherwise nobody waits for it any more
+                if message_id in self._looked:  # otherwise no trip waits for it
                     raise messages
                 continue
             is_reply = any(message.has_content() for message in messages)
@@ -192,7 +192,7 @@ class Pulls:
             yield from messages
 
     def first_look(self, message_id: str) -> float:
-        """Return the time of the first look. Replies without a place are not slow."""
+        """Return the time of the first look at a message: a wait for a place is not slowness."""
         return self._first_looks.get(message_id, -math.inf)
 
     def lost(self, ids: Iterable[str]) -> set[str]:

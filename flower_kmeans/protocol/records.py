@@ -1,8 +1,8 @@
 """A client's records in one message: the user's own, or a run's copy of them.
 
-Where a trust model commits to records, a session belongs to the records that it hashed:
-one mask must not cover two vectors. Shares of another vector have other polynomials, so
-the other trust models need no commitment.
+If a trust model commits to records, a session belongs to the records that it hashed: one
+mask must not cover two vectors. The other trust models need no commitment, because shares
+of another vector have other polynomials.
 """
 
 import logging
@@ -34,17 +34,17 @@ from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
 _NO_COPIES = (
-    "The records come from a database, where each message could find others. Expected "
-    "copy_records = true in the policy, for a private copy of this run, or records in a file."
+    "Expected copy_records = true in the policy for records from a database, which can change "
+    "between messages. Got copy_records = false: set it, or load the records from a file."
 )
 log = logging.getLogger("flower_kmeans.client")
 log_of_data = logging.getLogger("flower_kmeans.data")
 
-Blocks = Iterator[NDArray[Any]]  # of records, which share one memory
+Blocks = Iterator[NDArray[Any]]  # of records, which may share one memory
 
 
 class ChangedError(RefuseError):
-    """Records are not those of the session's commitment."""
+    """Refusal, because records differ from those of the session's commitment."""
 
 
 class Records:
@@ -57,9 +57,9 @@ class Records:
     policy : ClientPolicy
         The operator's limits.
     memory : Memory
-        Sessions and copies of records.
+        Memory of sessions and copies of records.
     load : callable
-        ``load()`` returns the user's records; it is called once at most.
+        ``load()`` returns the user's records. It is called at most once.
     """
 
     def __init__(
@@ -78,14 +78,15 @@ class Records:
     # ------------------------------------------------------------------ sessions
 
     def session(self, former: ClientSession | None, *, are_read: bool) -> ClientSession:
-        """Return the session of these records and this software, a new one if need be.
+        """Return the session of these records and this software, or a new one.
 
         Parameters
         ----------
         former : ClientSession, optional
             The session that the client remembers.
         are_read : bool
-            Whether a pass over the records follows, which compares them.
+            Whether a pass over the records follows, which compares them with the
+            commitment.
         """
         if not self._run.trust.commits_to_records:
             return former or self._begun(None, b"")
@@ -101,14 +102,13 @@ class Records:
         return self.committed(former)
 
     def committed(self, former: ClientSession | None) -> ClientSession:
-        """Return the session of the records as they are now, and copy them if that may be."""
+        """Return the session of the present records, and copy them if the policy allows it."""
         doc_hash = self._run.doc_hash
         width = self._run.algorithm.domain.n_features
         own = joined(self._blocks(), width) if self._source.in_memory else None
 
         def read() -> Blocks:
-            # What fits into memory is copied once: nobody changes the copy between two
-            # uses.
+            # Records in memory are copied once, so nobody changes them between two uses.
             return self._blocks() if own is None else iter([own])
 
         n_records = sum(map(len, read()))
@@ -131,7 +131,9 @@ class Records:
         n_sessions = 1 if former is None else former.n_sessions + 1
         try:
             checks.require_few_sessions(n_sessions)
-        except RefuseError:  # each session shows the server that a record changed
+        except (
+            RefuseError
+        ):  # each new session reveals to the server that a record changed
             self._memory.save(doc_hash, ClientSession(over=SPENT))
             raise
         session = ClientSession.begin(doc_hash, self._run.data, n_sessions)
@@ -143,13 +145,13 @@ class Records:
         return session
 
     def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
-        """Yield the records to which a session is committed, or raise at their end."""
+        """Yield records, and raise at their end unless the session is committed to them."""
         width = self._run.algorithm.domain.n_features
         data = transcript.DataHash(session.n_records, width)
         yield from data.of(blocks)
         if not self._is_of(session, data.digest()):
             expected = (
-                "Expected the same records in the same order whenever they are read."
+                "Expected the same records in the same order in all passes. Got others."
             )
             raise ChangedError(Code.DATA, expected)
 
@@ -169,7 +171,7 @@ class Records:
 
     @cached_property
     def _source(self) -> Source:
-        """The user's records, which are asked for once per message at most; live ones are held."""
+        """The user's records, loaded once per message at most. Live ones are held in a copy."""
         domain = self._run.algorithm.domain
         with RefuseError.of_user():
             source = as_source(self._load(), domain.n_features, domain.columns)
@@ -180,14 +182,14 @@ class Records:
         return replace(held, is_live=True)
 
     def _copy_of_live(self, session: ClientSession) -> Source | None:
-        """Return a run's copy of records that may be others at each pass; ``None`` for others."""
+        """Return a run's copy of live records; ``None`` for records that do not change."""
         if not self._policy.copy_records:
-            _ = self._source  # a live one is refused
+            _ = self._source  # it refuses live records
             return None
         doc_hash = self._run.doc_hash
         copy = self._memory.load_records(doc_hash, session)
         if copy is None and self._source.is_live:
-            # Also if the copy was lost: each round protects the records that it reads.
+            # A lost copy is made again: each round protects the records that it reads.
             shape = self._source.n_rows, self._source.n_features
             self._memory.save_records(doc_hash, session, self._source.blocks(), shape)
             return self._source
@@ -199,10 +201,9 @@ class Records:
     # ------------------------------------------------------------------ sums
 
     def total(self, query: Query, session: ClientSession) -> IntArray:
-        """Return the statistic of all records, (words,), in one pass.
+        """Return the statistic of all records, (words,) int64, in one pass.
 
-        In the first round, values outside the bounds are counted as well, for this
-        node's log.
+        The first round also counts the values outside the bounds, for this node's log.
 
         Raises
         ------
@@ -219,13 +220,13 @@ class Records:
         part = partial(_counted, part, domain)
         n_counts = len(_nobody_outside(domain))
         found = self._summed(part, n_words + n_counts, session)
-        # A session that has answered has logged it: this is another attempt.
+        # A session that has answered has logged the counts in an earlier attempt.
         if not session.answered:
             _log_outside(run.doc_hash, domain, found[n_words:])
         return found[:n_words]
 
     def _summed(self, part: RowPart, n_words: int, session: ClientSession) -> IntArray:
-        """Return the sum of a function over all records, (words,), in one pass."""
+        """Return the sum of a function over all records, (words,) int64, in one pass."""
         algorithm = self._run.algorithm
         commits = self._run.trust.commits_to_records
         copy = self._copy if commits else self._copy_of_live(session)
@@ -248,7 +249,7 @@ class Records:
 
 
 def _usable(source: Source) -> Blocks:
-    """Yield the usable records of a source, and warn of the others."""
+    """Yield the records of a source, and warn of null records at their end."""
     n_records = 0
     blocks = source.blocks()
     while True:
@@ -262,7 +263,7 @@ def _usable(source: Source) -> Blocks:
 
 
 def _of_copy(copy: Source) -> Blocks:
-    """Yield the records of a session's copy, which another process may end or make again."""
+    """Yield the records of a session's copy, which another process may change."""
     try:
         yield from copy.blocks()
     except errors.DataError as error:
@@ -283,20 +284,20 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
 
 
 def _counted(part: RowPart, domain: Domain, block: NDArray[Any]) -> IntArray:
-    """Return a function of a block, and behind it its numbers of records and values outside."""
+    """Return a function of a block, with its numbers of records and of values outside behind."""
     words = part(block)
     n_records = np.array([len(block)], dtype=np.int64)
     return np.concatenate([words, n_records, domain.outside(block)])
 
 
 def _nobody_outside(domain: Domain) -> IntArray:
-    """Return the counts of no record, as `_counted` has them behind the words: zeros."""
+    """Return zeros of the length of the counts that `_counted` puts behind the words."""
     outside = domain.outside(np.empty((0, domain.n_features)))
     return np.concatenate([np.zeros(1, np.int64), outside])
 
 
 def _log_outside(doc_hash: bytes, domain: Domain, counts: IntArray) -> None:
-    """Log how many values the bounds moved, which only this node may know."""
+    """Log the numbers of values that the bounds moved. Only this node may know them."""
     n_records, *outside = counts.tolist()
     if isinstance(domain, Ball):
         names = ["the records"]

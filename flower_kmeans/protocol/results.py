@@ -29,7 +29,7 @@ from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
 _ROUNDING = 1e-9
-_RESULT_NAMES = 2**10  # bytes of a result beside its numbers, at most
+_RESULT_NAMES = 2**10  # most bytes of a result beside its numbers
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
 
@@ -40,22 +40,22 @@ class ClientResult:
 
     centroids: FloatArray  # (n_clusters, n_features), in the user's units
     counts: FloatArray  # (n_clusters,): noisy cluster sizes of the last round
-    # the public bounds, and the scaling under which records were compared
+    # the public bounds, with the scaling of the distances between records
     domain: Domain
     run: str  # identity of the run, 32 hexadecimal digits
-    # (n_clusters,), as in a `Clustering`; if sizes have bounds
+    # (n_clusters,), as in a `Clustering`; set if sizes have bounds
     weights: FloatArray | None = None
-    size_report: SizeReport | None = None  # the sizes beside their bounds
-    synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
+    size_report: SizeReport | None = None  # noisy sizes beside their bounds
+    synopsis: Synopsis | None = None  # of `SynopsisKMeans`, for clusterings with any k
     is_private: bool = True  # whether the run added noise
-    # released values that no records or noise alone explain
+    # findings about released values that no records explain
     findings: tuple[Finding, ...] = ()
-    # The same in sentences, after those of the algorithm where clients computed the
-    # result.
+    # The findings as sentences. If clients computed the result, the algorithm's warnings
+    # come before.
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        # the values are for those who ask: this may go to a log
+        # It must not show the values, because it may go to a log.
         k, d = self.centroids.shape
         return f"ClientResult(n_clusters={k}, n_features={d}, run={self.run!r})"
 
@@ -70,28 +70,29 @@ class ClientResult:
         columns: Sequence[str] | Sequence[int] | None = None,
         nearest: bool = False,
     ) -> NDArray[np.int64]:
-        """Return the cluster of each record (n,), as `Clustering.predict`."""
+        """Return the cluster of each record, (n,) int64, as `Clustering.predict` does."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
     def save(
         self, path: str | PathLike[str], columns: Sequence[str] | None = None
     ) -> None:
-        """Write all of the result to an npz file, which only its owner can read.
+        """Write the whole result to an npz file, which only its owner can read.
 
-        ``flower-kmeans assign --centroids FILE`` and ``plot`` take it. It is written
-        whole or not at all, in place of an older one.
+        ``flower-kmeans assign --centroids FILE`` and ``plot`` read the file. It replaces
+        an older one. An error leaves the older one unchanged.
 
         Parameters
         ----------
         path : path
+            Path of the file.
         columns : sequence of str, optional
-            Names of the columns, where the domain has none. Default: x0, x1 and so on.
+            Names of the columns, if the domain has none. Default: x0, x1 and so on.
 
         Raises
         ------
         ConfigurationError
-            If the file cannot be written, or there are other names or more of them than
-            columns.
+            If the file cannot be written, or ``columns`` are not the domain's names or
+            not as many as its columns.
         """
         d = self.domain.n_features
         own = self.domain.columns
@@ -115,7 +116,7 @@ class ClientResult:
 def result_arrays(
     result: "Clustering | ClientResult", columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Return a result as npz files hold it, without its synopsis."""
+    """Return the arrays of a result for an npz file, without its synopsis."""
     arrays: dict[str, Any] = {
         "centroids": result.centroids,
         "counts": result.counts,
@@ -133,9 +134,12 @@ def result_arrays(
 
 
 def saved_synopsis(arrays: Mapping[str, Any], domain: Domain) -> Synopsis | None:
-    """Return the synopsis that `ClientResult.save` wrote; ``None`` where it wrote none.
+    """Return the synopsis that `ClientResult.save` wrote; ``None`` if it wrote none.
 
-    A `DataError` for anything else.
+    Raises
+    ------
+    DataError
+        If the arrays are no synopsis.
     """
     parts = _without_prefix(arrays)
     if not parts:
@@ -144,7 +148,7 @@ def saved_synopsis(arrays: Mapping[str, Any], domain: Domain) -> Synopsis | None
 
 
 def _without_prefix(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays of a synopsis, by the names that it has for them."""
+    """Return the arrays of a synopsis, by its own names."""
     return {
         name.removeprefix(_SYNOPSIS): array
         for name, array in arrays.items()
@@ -161,7 +165,7 @@ def result_of(
 ) -> ClientResult | None:
     """Return the result of the last state, or ``None`` without centroids.
 
-    ``noise_factor`` is that of the last sum, ``findings`` are those of all rounds.
+    ``noise_factor`` is that of the last sum, and ``findings`` are those of all rounds.
     """
     algorithm = run.algorithm
     centroids = algorithm.centroids(state)
@@ -196,7 +200,7 @@ def result_of(
 
 
 def longest_result(run: Run) -> int:
-    """Return the most bytes that a result of a run has as its server sends it."""
+    """Return the largest length, in bytes, of a run's encoded result."""
     algorithm = run.algorithm
     k = algorithm.n_clusters
     d = algorithm.domain.n_features
@@ -210,7 +214,7 @@ def longest_result(run: Run) -> int:
 
 
 def encode_result(result: ClientResult) -> bytes:
-    """Return a result as its server sends it. The message names the run."""
+    """Return the encoded result that a server sends, without the run, which the message names."""
     arrays = {"centroids": result.centroids, "counts": result.counts}
     if result.weights is not None and result.size_report is not None:
         arrays["weights"] = result.weights
@@ -223,11 +227,15 @@ def encode_result(result: ClientResult) -> bytes:
 
 
 def read_result(run: Run, data: bytes) -> ClientResult:
-    """Return the result that a server sends, if a run can have it.
+    """Return the result that a server sent, after its checks.
 
-    It is finite, in the domain, and has possible weights. The noise of sizes is the
-    planned one, and more only where more clients may have added shares. A
-    `MessageError` for other results.
+    A result must be finite, in the domain, and have possible weights. The noise of sizes
+    must be the planned one, or more if more clients can have added noise shares.
+
+    Raises
+    ------
+    MessageError
+        If the run cannot have this result.
     """
     arrays = decode_arrays(data)
     algorithm = run.algorithm
@@ -270,8 +278,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
 def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> None:
     """Require centroids and counts, with weights and their noise if sizes have bounds.
 
-    A run may have chosen the number of clusters: that of counts, and then of all the
-    rest.
+    If the run chose the number of clusters, counts define it for all arrays.
     """
     k = np.size(arrays.get("counts", ()))
     d = algorithm.domain.n_features
@@ -312,8 +319,8 @@ def _read_synopsis(run: Run, arrays: dict[str, FloatArray]) -> Synopsis | None:
 def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:
     """Return the findings of a result.
 
-    They are there exactly if there are some; where a kind of run pads them always, with
-    zeros after them.
+    The array is there exactly if there are findings. Some kinds of runs always have it,
+    padded with zeros.
     """
     is_padded = run.kind.pads_findings
     wrong = "The findings of a result are not those of a run."
@@ -336,7 +343,7 @@ def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:
 def _without_padding(run: Run, array: FloatArray) -> FloatArray:
     """Return the rows of findings before the rows of zeros.
 
-    They are padded, so that the server cannot see from its size what a result holds.
+    The padding hides the number of findings from the server.
     """
     n_used = int(array.any(axis=1).sum())
     shape = plausibility.padded(array[:0], run.document.rounds).shape
@@ -346,8 +353,8 @@ def _without_padding(run: Run, array: FloatArray) -> FloatArray:
 
 
 def _is_possible(run: Run, noise: float, planned: float) -> bool:
-    """Return whether a standard deviation is the planned one or that of more shares."""
-    # Less would be a claim against the plan.
+    """Return whether a standard deviation is the planned one, or that of more noise shares."""
+    # Less noise would contradict the plan.
     most = planned * noise_factor(run, MAX_SLOTS)
     return (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most
 
@@ -355,9 +362,9 @@ def _is_possible(run: Run, noise: float, planned: float) -> bool:
 def largest_weight(domain: Domain) -> float:
     """Return the largest weight of a cluster, in the units of `SizesCapability.weights`.
 
-    It is the squared diagonal of the cube around the domain, 4 d in squared scaled
-    units; more changes no cluster. On the grid this is 4^(q+1) d, which every query
-    keeps to.
+    It is the squared diagonal of the cube around the domain, 4 d in squared scaled units.
+    A larger weight changes no cluster. On the grid it is 4^(q+1) d, the limit of every
+    query.
     """
     unit = domain.common_unit or 1.0
     largest = 4 * domain.n_features * unit * unit
@@ -365,7 +372,7 @@ def largest_weight(domain: Domain) -> float:
 
 
 def _require_in_domain(points: FloatArray, algorithm: Algorithm) -> None:
-    """Require points in the domain, or, as they were rounded, one grid step beyond."""
+    """Require points in the domain, or at most one grid step outside because of rounding."""
     domain = algorithm.domain
     origin = np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
 """The journal of a run on the server's disk (docs/protocol.md, section 9).
 
-With it a killed run goes on. It is one SQLite file, which the process holds alone. Each
-write is on the disk when it returns: the server makes it before it sends the message
-that depends on it. Bare answers and noise are never written, and nothing here helps to
-reconstruct a sum that the server must not see.
+A run whose server was killed goes on from its journal: one SQLite file, which one process
+holds. A write returns when it is on the disk: the server makes it before it sends the
+message that depends on it. Bare answers and noise are never written. The journal does not
+help to unmask or reconstruct a sum that the server must not see.
 """
 
 import io
@@ -30,16 +30,15 @@ from flower_kmeans.report.report import Dropped, Proceedings
 _FILE = PrivateFile("run.sqlite3", "the kept run", "resume", ConfigurationError)
 _SETTINGS = (
     "locking_mode = EXCLUSIVE",  # another process that resumes the same run is refused
-    # A file that is held keeps its rollback journal, with all that was erased, if it is
-    # not cut.
+    # Without truncation the rollback journal of a held file would keep erased contents.
     "journal_mode = TRUNCATE",
     # a commit is on the disk, with its directory entry, when it returns
     "synchronous = EXTRA",
-    # on macOS too, where a drive may keep in its cache what was synced
+    # also on macOS, where a drive may keep synced data in its cache
     "fullfsync = ON",
-    "secure_delete = ON",  # what is erased is overwritten in the file
+    "secure_delete = ON",  # erased contents are overwritten in the file
 )
-_held: set[str] = set()  # directories of this process, as the system names them
+_held: set[str] = set()  # real paths of the directories that this process holds
 _VERSION = 1
 _HELD = "Got one that another run of this process holds."
 _SCHEMA = """
@@ -55,7 +54,7 @@ class Journaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class KeptClient(Journaled, frozen=True, kw_only=True):
-    """A claim of a slot, and the server's knowledge of the client that made it."""
+    """A client that claimed a slot, as the server knows it."""
 
     slot: int
     node_id: int
@@ -80,8 +79,8 @@ class KeptOffer(Journaled, frozen=True, kw_only=True):
 class KeptCohort(Journaled, frozen=True, kw_only=True):
     """The clients of a run, and the holders of the group key."""
 
-    clients: tuple[KeptClient, ...]  # of each slot in the order of their turns
-    # slots and the ephemeral keys that they ever had
+    clients: tuple[KeptClient, ...]  # by slot, and in the order of their turns
+    # slots, and each ephemeral key that they ever had
     owners: tuple[tuple[int, bytes], ...]
     committee: tuple[int, ...] | None
     offers: tuple[KeptOffer, ...]
@@ -89,30 +88,30 @@ class KeptCohort(Journaled, frozen=True, kw_only=True):
 
 
 class KeptAttempt(Journaled, frozen=True, kw_only=True):
-    """The attempt that is open."""
+    """The open attempt."""
 
     t: int
     number: int
-    frame: tuple[tuple[int, int], ...]  # slots and the nodes that are active in it
+    frame: tuple[tuple[int, int], ...]  # slots, and their active nodes
     query: bytes | None
-    # slots of those that are asked for a group key with it
+    # slots of the clients that are asked for a group key
     distributors: tuple[int, ...]
-    tag: bytes = b""  # of the answers that are added up; empty until S is chosen
+    tag: bytes = b""  # tag of the answers that are added up; empty until S is chosen
     dealers: tuple[int, ...] = ()  # S, by slot; empty until it is chosen
 
 
 class KeptRun(Journaled, tag=USUAL, frozen=True, kw_only=True):
-    """A run over records that is not over, but for its entries and shares."""
+    """An unfinished run over records, without its entries and shares."""
 
     document: bytes
     nodes: tuple[int, ...] | None
-    # the first state, where it follows from what only the server has
+    # the first state, if it follows from data of the server
     start: bytes = b""
     head: int = 0
-    n_opened: int = 0
+    last_sum: int = 0
     noise_factor: float = 1.0
     h: bytes = b""  # the transcript's hash at the head
-    # after the last sum that the server saw; empty before the first one
+    # the state after the last sum that the server saw; empty before the first one
     state: bytes = b""
     findings: tuple[Finding, ...] = ()
     proceedings: Proceedings = msgspec.field(default_factory=Proceedings)
@@ -125,7 +124,7 @@ class KeptRun(Journaled, tag=USUAL, frozen=True, kw_only=True):
 
 
 class _KeptHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that the runs of all kinds have."""
+    """The first fields of a kept run of any kind."""
 
     tag: str = msgspec.field(name="type")
     document: bytes
@@ -137,25 +136,25 @@ _Run = TypeVar("_Run", bound=Journaled)
 
 
 class Journal:
-    """The directory of one run that may be resumed, held by this process alone.
+    """The directory of one run that can be resumed. Only this process holds it.
 
     Parameters
     ----------
     directory : path
-        The server's own, mode 0700, in a parent that exists; it is made if it is
-        missing.
+        The server's own directory, in a parent that exists. It is created with mode 0700
+        if it is missing.
 
     Raises
     ------
     ConfigurationError
-        If the directory or its file cannot be used, is another user's or open to
-        others, if another process holds it, or if the run in it is over.
+        If the directory or its file cannot be used, belongs to another user or is open
+        to others; if another process holds it; or if the run in it is over.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self._place = os.path.realpath(self.directory)
-        # Before the file is touched: to close a second descriptor of it would let go of
+        # The check must come first: closing a second descriptor of the file would release
         # its lock.
         if self._place in _held:
             raise ConfigurationError(
@@ -196,7 +195,7 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Let go of the directory; the run in it can be resumed."""
+        """Release the directory. The run in it can be resumed."""
         self._db.close()
         _held.discard(self._place)
 
@@ -215,7 +214,7 @@ class Journal:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """Write everything inside, or nothing; it is on the disk afterwards."""
+        """Write everything in the context to the disk, or nothing."""
         try:
             self._db.execute("BEGIN")
             try:
@@ -245,9 +244,12 @@ class Journal:
             ) from None
 
     def load(self, kind: type[_Run]) -> _Run | None:
-        """Return the run that is kept, or ``None`` if none has begun here.
+        """Return the kept run, or ``None`` if there is none.
 
-        A `ConfigurationError` if it is a run of another kind.
+        Raises
+        ------
+        ConfigurationError
+            If it is a run of another kind, or cannot be read.
         """
         content = self._content()
         if content is None:
@@ -278,9 +280,9 @@ class Journal:
         return head
 
     def document(self) -> bytes | None:
-        """Return the document of the run that goes on; ``None`` if a new one begins.
+        """Return the document of the kept run; ``None`` if a new run begins.
 
-        A run that lacks something of its set-up begins anew, with another name.
+        A run that ended in its set-up begins anew, with another name.
         """
         content = self._content()
         if content is None:
@@ -289,7 +291,7 @@ class Journal:
         return head.document if head.is_set_up else None
 
     def entries(self) -> list[Entry]:
-        """Return the sums that were announced, in the order of their rounds."""
+        """Return the announced sums, in the order of their rounds."""
         with self._read():
             rows = self._db.execute("SELECT content FROM entries ORDER BY round")
             return [decode(content, Entry) for (content,) in rows]
@@ -301,12 +303,12 @@ class Journal:
     # ------------------------------------------------------------------ writing
 
     def write(self, kept: Journaled) -> None:
-        """Keep a run as it is now, in place of its former content."""
+        """Keep the present state of a run, in place of the former one."""
         with self._written():
             self._put(kept)
 
     def write_parts(self, kept: Journaled, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Keep a run and the sealed parts that it needs next, not the former ones."""
+        """Keep a run and the sealed parts that it needs next, in place of the former ones."""
         with self._written():
             self._put(kept)
             self._db.execute("DELETE FROM parts")
@@ -333,7 +335,7 @@ class Journal:
 
 
 def write_state(state: State) -> bytes:
-    """Return a state as bytes."""
+    """Return the encoding of a state."""
     file = io.BytesIO()
     arrays: dict[str, Any] = dict(state.arrays)
     np.savez(file, **arrays)
@@ -343,12 +345,12 @@ def write_state(state: State) -> bytes:
 def read_state(data: bytes) -> State:
     """Return the state that `write_state` wrote."""
     round_number, archive = decode(data, tuple[int, bytes])
-    with np.load(io.BytesIO(archive)) as arrays:  # no pickles, as is NumPy's default
+    with np.load(io.BytesIO(archive)) as arrays:  # NumPy loads no pickles by default
         return State(round_number, {name: arrays[name] for name in arrays.files})
 
 
 def is_same_state(data: bytes, state: State) -> bool:
-    """Return whether a state is the one that was written, but for last digits."""
+    """Return whether a state equals the written one, except for rounding."""
     before = read_state(data)
     if before.arrays.keys() != state.arrays.keys():
         return False
@@ -362,10 +364,14 @@ def is_same_state(data: bytes, state: State) -> bool:
 
 
 def continued(document: RunDocument, kept: bytes) -> RunDocument:
-    """Return the document of a kept run, whose options must be those of a new one.
+    """Return the document of a kept run, with the options of a new document.
 
-    A `ConfigurationError` if they are others. Only the run's name and its epoch are not
-    options.
+    Only the run's name and its epoch are not options.
+
+    Raises
+    ------
+    ConfigurationError
+        If the options differ.
     """
     before = read_document(kept)
     now = msgspec.structs.replace(document, run=before.run, epoch=before.epoch)

@@ -1,9 +1,9 @@
-"""Files of the operator, above all the roster: who may be a client (docs/protocol.md, section 4).
+"""The roster of clients, and other files of the operator (docs/protocol.md, section 4).
 
 A roster is a TOML file of lines ``name = "64 hexadecimal digits"``, the same at every
 client. The slot of a client is its place in the file, so nobody else can assign it. A
-line ``beacon = "..."`` holds a public random value from which committees are drawn,
-where there are more clients than a committee has.
+line ``beacon = "..."`` holds a public random value. It draws the committees of a roster
+with more clients than a committee has.
 """
 
 import os
@@ -26,7 +26,7 @@ from flower_kmeans.secagg.primitives import KEY_BYTES
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-# bytes that they may have
+# possible lengths of a key and of a beacon, in bytes
 _KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)
 
 
@@ -38,7 +38,7 @@ class Roster:
     keys: tuple[bytes, ...] = field(repr=False)
     # public random value, fixed after all keys; empty if nothing is drawn
     beacon: bytes = b""
-    # results that follow from the keys, for all clients that share the object
+    # cached results that follow from the keys, for all clients that share the object
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -58,9 +58,11 @@ class Roster:
     def from_file(cls, path: str | os.PathLike[str]) -> "Roster":
         """Read a roster.
 
-        A `ConfigurationError` if `read_file` refuses the file, it holds anything but
-        names with public keys, each once, and a beacon, or it has more than 64 clients
-        and no beacon.
+        Raises
+        ------
+        ConfigurationError
+            If `read_file` refuses the file; if it holds anything but names with public
+            keys, each once, and a beacon; or if it has more than 64 clients and no beacon.
         """
         return _parse(f"roster_file {path}", read_file(path, "roster_file"))
 
@@ -73,10 +75,10 @@ class Roster:
         )
 
     def require_points(self) -> None:
-        """Require that each key is a point of the curve; others could never claim their slots.
+        """Require that each key is a point of the curve, because others can never claim a slot.
 
-        It takes a seventh of a millisecond for each key, so no client does it for every
-        message.
+        The check takes a seventh of a millisecond for each key, so clients do not repeat
+        it for every message.
         """
         wrong = [name for name, key in self._lines if not primitives.is_on_curve(key)]
         if wrong:
@@ -112,15 +114,15 @@ def _parse(file: str, content: bytes) -> Roster:
             ) from None
     if not publics:
         raise ConfigurationError(f"Expected clients in the {file}. Got none.")
-    # keys that differ in their sign make the same secrets
+    # Keys that differ only in their sign make the same secrets.
     if len(places) != len(publics):
         raise ConfigurationError(
             f"Expected every public key once in the {file}. Got one twice."
         )
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
-            f"Expected a beacon in the {file}, for it has more than {MAX_POSITIONS} clients. "
-            "Got none: add a line with a public random value that was fixed after all keys were."
+            f"Expected a beacon in the {file}, because it has more than {MAX_POSITIONS} clients. "
+            "Got none: add a line with a public random value that was fixed after all keys."
         )
     return Roster(tuple(values), tuple(publics), beacon)
 
@@ -148,7 +150,13 @@ class Identity:
 def read_identity(
     roster_file: str | os.PathLike[str], member_key_file: str | os.PathLike[str]
 ) -> Identity:
-    """Return who a client is, by its operator's files; its key must be on the roster."""
+    """Return a client's key and slot from its operator's files.
+
+    Raises
+    ------
+    ConfigurationError
+        If a file is refused, or the key is not on the roster.
+    """
     roster = Roster.from_file(roster_file)
     seed = read_file(member_key_file, "member_key_file", is_secret=True)
     if len(seed) != KEY_BYTES:
@@ -160,7 +168,7 @@ def read_identity(
     if public not in roster.keys:
         raise ConfigurationError(
             f"Expected the public key of member_key_file {member_key_file} in the roster_file "
-            f"{roster_file}. Got a key that is not there: its line would end with {public.hex()}."
+            f"{roster_file}. Got a key that is not there: its line would have {public.hex()}."
         )
     return Identity(roster, seed, public, roster.keys.index(public))
 
@@ -168,7 +176,7 @@ def read_identity(
 def new_members(
     names: Sequence[str], beacon: str | None = None
 ) -> tuple[list[bytes], bytes]:
-    """Return a new seed of a key for every client, by slot, and the file of their roster."""
+    """Return a new secret key for every client, by slot, and the content of their roster."""
     lines = []
     if beacon is not None:
         _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
@@ -184,19 +192,23 @@ def write_members(
 ) -> list[Path]:
     """Write a new key ``NAME.key`` (mode 0600) for every client, and their roster.
 
-    The names are in the order of the slots; the beacon has hexadecimal digits. A
-    directory that does not exist is made with mode 0700. Return the paths of the keys,
-    then that of the roster.
+    ``names`` are in the order of the slots, and ``beacon`` has hexadecimal digits. A
+    missing directory is created with mode 0700.
+
+    Returns
+    -------
+    list of Path
+        The paths of the keys, and then the path of the roster.
 
     Raises
     ------
     ConfigurationError
-        If the beacon is none, a name is no file's name or differs from another in case
-        at most, or one of the files exists already: then nothing is written.
+        If the beacon is malformed, a name cannot name a file or differs from another only
+        in case, or one of the files exists. Nothing is written then. Also if a file cannot
+        be written.
     """
     wrong = [name for name in names if not _NAME.fullmatch(name) or name == BEACON]
-    # Some disks take a.key and A.key for one file, and the second key would find the
-    # first's.
+    # Some disks take a.key and A.key for one file.
     if wrong or not names or len({name.lower() for name in names}) != len(names):
         raise ConfigurationError(
             "Expected members as names of letters, digits, '-' and '_', other than 'beacon', that "
@@ -210,13 +222,13 @@ def write_members(
     for path in files:  # a key that is in use would be lost
         if path.exists():
             raise ConfigurationError(
-                f"Expected no file {path}: it was left as it is. Choose another place for new keys."
+                f"Expected no file {path}. Got one, which is unchanged: choose another directory."
             )
     path = directory
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content in files.items():
-            # Never open to others, not even between its creation and a chmod.
+            # A key is private from its creation on, not only after a chmod.
             with open(
                 path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
             ) as file:

@@ -38,10 +38,10 @@ from flower_kmeans.protocol.wire import (
 PROTOCOL = "flower-kmeans/3"
 KEYS = ("roster", "relayed")
 EPOCHS = 16
-"""How many committees a roster beyond 64 slots offers; the server chooses one of them."""
+"""Number of committees that a roster beyond 64 slots offers. The server chooses one."""
 MAX_ATTEMPTS = 3
 MAX_ROUNDS = 4_096
-# Two processors may differ in the last digits of a calibrated multiplier, no more.
+# Processors may differ only in the last digits of a calibrated multiplier.
 _RELATIVE_TOLERANCE = 1e-9
 
 Config = dict[str, Any]
@@ -49,7 +49,7 @@ Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class UnacceptableRunError(KMeansError):
-    """A run document contradicts itself, or this side's own computation from it."""
+    """A run document contradicts itself, or the reader's own computation from it."""
 
 
 class Horizontal(Struct, Body, tag=kinds.USUAL, frozen=True, kw_only=True):
@@ -82,25 +82,25 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """T: number of rounds."""
+        """Number T of rounds."""
         return len(self.words)
 
     @property
     def noise_shares(self) -> int:
-        """M': the fewest honest noise shares, which make the planned noise together."""
+        """Number M' of noise shares that make the planned noise: the fewest honest ones."""
         n_noisy = self.body.fewest_noisy(self.min_clients)
         return n_noisy - self.max_colluders
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run document and the objects it describes; `verify_plan` checks its plan."""
+    """A run document and the objects that it describes. `verify_plan` checks its plan."""
 
     document: RunDocument
     algorithm: Algorithm
     plan: PrivacyPlan
     trust: TrustModel
-    # results that follow from the run; a changed run has none
+    # cached results that follow from the run; a changed run begins without any
     kept: Kept = field(default_factory=Kept, init=False, repr=False)
 
     @cached_property
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def guarantee(self) -> tuple[float | None, float | None]:
-        """The (epsilon, delta) of the sums that may be known, one a round; else ``None``."""
+        """The (epsilon, delta) of one sum of each round; ``(None, None)`` without privacy."""
         if not self.plan.is_private or self.plan.budget.delta is None:
             return None, None
         return self.plan.epsilon(), self.plan.budget.delta
@@ -138,16 +138,31 @@ class Run:
 
 
 def read_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
-    """Return the run document that bytes encode; a `MessageError` if they encode none.
+    """Return the run document that bytes encode.
 
-    A `KindError` if it is of none of the ``accepted`` kinds, which by default are all.
+    Raises
+    ------
+    MessageError
+        If they encode none.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
     """
     document: RunDocument = decode(data, RunDocument, kinds.body_reader(accepted))
     return document
 
 
 def parse_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDocument:
-    """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
+    """Return the run document that bytes encode, after checks of its size and version.
+
+    Raises
+    ------
+    MessageError
+        If they encode none, or it is too long or nested too deeply.
+    VersionError
+        If it is for another version of the protocol.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
+    """
     if len(data) > MAX_DOCUMENT:
         raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
     document = read_document(data, accepted)
@@ -155,7 +170,7 @@ def parse_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDo
         raise VersionError(
             "The run document is written for another version of the protocol."
         )
-    # Any value may stand in these.
+    # Types do not limit the values of these fields.
     if is_deep([document.privacy, document.body.algorithm, document.body.domain]):
         raise MessageError(
             "Expected a run document whose values are not nested so deeply."
@@ -164,13 +179,19 @@ def parse_document(data: bytes, accepted: frozenset[str] | None = None) -> RunDo
 
 
 def open_run(data: bytes, accepted: frozenset[str] | None = None) -> Run:
-    """Return the run of a document; an `UnacceptableRunError` if it contradicts itself.
+    """Return the run of a document.
 
-    A `KindError` if it is of none of the ``accepted`` kinds, which by default are all.
+    Raises
+    ------
+    MessageError
+        If bytes encode no document of this version.
+    UnacceptableRunError
+        If the document contradicts itself.
+    KindError
+        If it is of none of the ``accepted`` kinds, which by default are all.
     """
     document = parse_document(data, accepted)
-    # Any value may stand in a configuration: whatever it breaks is the document's
-    # fault.
+    # A configuration can hold any value, so any of these errors is the document's fault.
     try:
         trust = trust_model(document.trust)
         plan = plan_from_config(document.privacy)
@@ -191,10 +212,10 @@ def open_run(data: bytes, accepted: frozenset[str] | None = None) -> Run:
 
 
 def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
-    """Yield whether each requirement on a document's fields holds, and its text."""
+    """Yield (holds, text) for each requirement on a document's fields."""
     document, trust, algorithm = run.document, run.trust, run.algorithm
     body, colluders = document.body, document.max_colluders
-    # Only the usual kind has several trust models; those of the others have their names.
+    # The usual kind has several trust models. Another kind's trust model has its name.
     named = trust.kind if body.kind == kinds.USUAL else body.kind
     is_of_trust = body.kind == trust.kind
     yield is_of_trust, f"A {named} body belongs to trust={named!r}."
@@ -227,13 +248,18 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
 
 
 def verify_plan(run: Run) -> None:
-    """Raise an `UnacceptableRunError` unless a run has the plan and the noise that it announces."""
+    """Require that a run's parameters give the plan and the noise that it announces.
+
+    Raises
+    ------
+    UnacceptableRunError
+        If they do not.
+    """
     own = run.algorithm.plan()
     shapes = [
         (p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)
     ]
-    # Recomputed from the parameters: a plan with less noise for the same epsilon must
-    # not pass.
+    # The plan is computed anew: one with less noise for the same epsilon must not pass.
     if shapes[0] != shapes[1] or not all(
         a == replace(b, noise_multiplier=a.noise_multiplier)
         and math.isclose(

@@ -1,9 +1,9 @@
 """The server's side of a run, in the order of docs/protocol.md, sections 5 and 6.
 
-A server knows nothing of Flower's messages or clocks. It makes requests per node and
-hands them to a `Trip`, which carries them and yields the replies. The numbered rules
-about faults are those of section 6. No client checks them, and none costs privacy: one
-sum of a round can be reconstructed.
+A server uses neither Flower's messages nor clocks. It makes requests by node and hands
+them to a `Trip`, which sends them and yields the replies. The numbered rules about faults
+are in section 6. Privacy does not depend on them, so clients do not check them: only one
+sum of a round can be unmasked or reconstructed.
 
 Each phase has its own object in `flower_kmeans.protocol.phases`. The server puts them
 together and calls them in turn.
@@ -55,16 +55,17 @@ class Server:
     Parameters
     ----------
     run : Run
-        What its algorithm holds beside the parameters in the document never travels.
+        The run. Fields of its algorithm that the document does not have never travel.
     seed : int, default: 0
-        Public randomness of an algorithm whose queries only the server can compute.
+        Seed for public randomness, if only the server can compute the queries.
     roster : Roster, optional
-        The clients' public keys; needed exactly under ``keys="roster"``.
+        The clients' public keys. It is required exactly with ``keys="roster"``.
     nodes : sequence of int, optional
-        The only nodes that may take part; without a roster in the order of their slots.
+        The only nodes that can take part. Without a roster they are in the order of their
+        slots.
     journal : Journal, optional
-        Where the run is kept, so that it goes on if this process ends. The run then is
-        that of the journal, if one is kept there.
+        Journal that keeps the run, so that it goes on if this process ends. If it holds a
+        run, the server goes on with that run.
 
     Raises
     ------
@@ -100,9 +101,9 @@ class Server:
             self._restore(kept)
 
     def _begin(self, run: Run) -> None:
-        """Put the phases together; they know no clients: no session is for this document."""
-        self.run = run  # beyond 64 slots perhaps with another epoch after `set_up`
-        self._attempt: Attempt | None = None  # that is open
+        """Make the phases of a run, without clients: no session is for this document yet."""
+        self.run = run  # beyond 64 slots, `set_up` may give it another epoch
+        self._attempt: Attempt | None = None  # the open attempt
         course = self._course
         cohort = Cohort(run, self._roster, self._nodes)
         announced = Announced(run)
@@ -131,21 +132,21 @@ class Server:
         self._votes = Votes(talk, announced, group_key, keeping, sums)
         self._finishing = Finishing(talk, frames, course, announced, keeping)
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ proceedings
 
     @property
     def incidents(self) -> list[Dropped]:
-        """All that was not an orderly reply: of each node and round the last of a kind."""
+        """Incidents of the run: for each node and round, the last one of each kind."""
         return self._incidents.all
 
     @property
     def dropped(self) -> list[Dropped]:
-        """Who was missing in a round, with the last incident."""
+        """Clients that were missing in a round, each with its last incident."""
         return self._incidents.dropped
 
     @property
     def n_clients(self) -> int:
-        """Number of clients that have a slot."""
+        """Number of clients with a slot."""
         return len(self._cohort.clients)
 
     @property
@@ -155,38 +156,38 @@ class Server:
 
     @property
     def all_keep_ledgers(self) -> bool:
-        """Whether every client stated that it keeps a ledger, which only they can know."""
+        """Whether every client stated that it keeps a ledger. The server cannot check it."""
         clients = self._cohort.clients.values()
         return bool(clients) and all(client.public.ledger for client in clients)
 
     @property
     def has_enough(self) -> HasEnough:
-        """Whether the round trip that is under way has enough replies."""
+        """Function that returns whether the present round trip has enough replies."""
         return self._talk.has_enough
 
     @property
     def head(self) -> int:
-        """The last round that is closed."""
+        """Number of the last closed round."""
         return self._course.head
 
     @property
-    def n_opened(self) -> int:
-        """The last round whose sum the server saw."""
-        return self._course.n_opened
+    def last_sum(self) -> int:
+        """Number of the last round whose sum the server saw."""
+        return self._course.last_sum
 
     @property
     def state(self) -> State:
-        """The state after that sum."""
+        """The state after the last sum that the server saw."""
         return self._course.state
 
     @property
     def noise_factor(self) -> float:
-        """Of that sum: the deviation of its noise over the planned one."""
+        """Ratio of the noise's standard deviation to the planned one in the sum of `state`."""
         return self._course.noise_factor
 
     @property
     def findings(self) -> list[Finding]:
-        """Findings in the sums that the server saw: values that no records explain."""
+        """Findings about sums that the server saw: values that no records explain."""
         return self._course.findings
 
     @property
@@ -199,8 +200,14 @@ class Server:
     def set_up(self, node_ids: Iterable[int], trip: Trip) -> None:
         """Enrol the clients, give them slots, and choose the committee and the group key.
 
-        A `TooFewClientsError` if too few enrolled, a `ConfigurationError` if messages
-        to so many would be too long, a `RunError` if no client made the group key.
+        Raises
+        ------
+        TooFewClientsError
+            If too few clients enrolled.
+        ConfigurationError
+            If messages to so many clients would be too long.
+        RunError
+            If no client made the group key.
         """
         with self._aborting(trip):
             nodes = self._set_up.named(node_ids)
@@ -210,7 +217,7 @@ class Server:
             self._keeping.write()
             asked = self._set_up.enrol(sorted(nodes), trip)
             epoch = self._cohort.better_epoch()
-            if epoch is not None:  # another document, so clients begin other sessions
+            if epoch is not None:  # clients begin new sessions for the new document
                 document = msgspec.structs.replace(self.run.document, epoch=epoch)
                 self._begin(replace(self.run, document=document))
                 self._keeping.write()
@@ -218,16 +225,16 @@ class Server:
             self._set_up.complete(asked, trip)
 
     def join(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
-        """Return enrolments for nodes that came late, where they can have a slot."""
+        """Return enrolments for late nodes that can have a slot."""
         return self._set_up.join(node_ids)
 
     # ------------------------------------------------------------------ a round
 
     def ask(self) -> dict[int, Ask]:
-        """Begin the next round and return its first requests, whose query clients must accept.
+        """Begin the next round, and return its first requests by node.
 
-        A round that was open when the former process ended goes on. There are no
-        requests if its answers were chosen.
+        A round that was open when the former process ended goes on. If its answers were
+        chosen, there are no requests.
         """
         kept = self._resumption.attempt
         if kept is None:
@@ -243,14 +250,17 @@ class Server:
     def take_answers(self, replies: Replies, trip: Trip) -> None:
         """Take the replies to `ask` and close the round, with further round trips as needed.
 
-        A `TooFewClientsError` if too few clients answered in all attempts, a `RunError`
-        if the round is lost and the run cannot go on without its sum.
+        Raises
+        ------
+        TooFewClientsError
+            If too few clients answered in all attempts.
+        RunError
+            If the round is lost, and the run cannot go on without its sum.
         """
         attempt = self._attempt
         if attempt is None:
-            raise RunError("Expected `ask` before the answers to it.")
-        # A sum that was not kept gets other noise when the run goes on: nobody may see
-        # it.
+            raise RunError("Expected `ask` before `take_answers`. Got no open attempt.")
+        # Nobody may see a sum that was not kept: when the run goes on, it gets other noise.
         with self._aborting(trip), self._course.undone_by_errors():
             self._close_round(attempt, replies, trip)
             self._keeping.write_closed()
@@ -276,13 +286,13 @@ class Server:
             replies = self._talk.send(trip, "ask", attempt.requests)
 
     def _make_sum(self, attempt: Attempt, trip: Trip) -> bool:
-        """Return whether the sum was made, and can be reconstructed as far as the server sees."""
+        """Make the sum of a round; return whether it exists, as far as the server sees."""
         if attempt.frame.sharing:
             return self._votes.add(attempt, trip)
         return self._sums.add(attempt)
 
     def _too_few(self, attempt: Attempt) -> TooFewClientsError:
-        """Record who did not answer the last attempt at a round, and return the error."""
+        """Record the clients that did not answer the last attempt at a round; return the error."""
         document = self.run.document
         answered = {one.node_id for one in attempt.dealers}
         self._talk.drop(attempt.t, self._cohort.clients.keys() - answered)
@@ -296,15 +306,15 @@ class Server:
     # ------------------------------------------------------------------ the end
 
     def finish_requests(self) -> dict[int, Finish]:
-        """Return the last entries, or a result that clients accept, for every client."""
+        """Return the requests with the last entries or the result, by node."""
         return self._finishing.requests()
 
     def take_finished(self, replies: Replies, trip: Trip) -> None:
-        """Take the acknowledgements of the delivery; who lacks entries is sent the rest."""
+        """Take the confirmations of the delivery, and send missing entries to their clients."""
         self._finishing.take(replies, trip)
 
     def abort(self, trip: Trip) -> None:
-        """Let all clients erase their secrets, without waiting for any."""
+        """Tell all clients to erase their secrets, without waiting for replies."""
         request = Abort(doc_hash=self.run.doc_hash)
         claims = chain.from_iterable(self._cohort.claims.values())
         nodes = {client.node_id for client in claims} - self.delivered
@@ -314,9 +324,9 @@ class Server:
 
     @contextmanager
     def _aborting(self, trip: Trip) -> Iterator[None]:
-        """Tell all clients if the run ends here by an error: they erase their secrets.
+        """Tell all clients to erase their secrets if an error ends the run in the context.
 
-        A run that is kept may be resumed, so its clients wait.
+        A kept run can be resumed, so its clients keep their secrets.
         """
         try:
             yield
@@ -328,7 +338,7 @@ class Server:
     # ------------------------------------------------------------------ after a restart
 
     def _restore(self, kept: KeptRun) -> None:
-        """Take up a run where the process before this one left it."""
+        """Restore a run from the journal of the former process."""
         has_roster = self._roster is not None
         if self._keeping.restore(kept, has_roster=has_roster):
             self._set_up.close()

@@ -1,9 +1,9 @@
 """A client's session in one run (docs/protocol.md, sections 5 and 9).
 
-It is what the client remembers of the run, and the source of the secrets that it has
-with other clients. It is kept under the hash of the run document: in the ledger if the
-client's policy names a ``state_dir``, else in the context's state. The run's last
-answer and last vote outlive it.
+A session is the client's memory of the run, and the source of its secrets with other
+clients. It is kept under the hash of the run document: in the ledger if the client's
+policy names a ``state_dir``, otherwise in the context's state. The run's last answer and
+last vote outlive it.
 """
 
 import hashlib
@@ -37,32 +37,32 @@ from flower_kmeans.protocol.wire import decode, encode
 from flower_kmeans.secagg import primitives
 
 DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
-"""How a run is over: with its result, unfinished and erased, or after too many sessions."""
+"""Ends of a run: with its result, unfinished and erased, or after too many sessions."""
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
-_HELD_NUMBERS = 2**22  # of a block: 32 MB
+_HELD_NUMBERS = 2**22  # numbers of a block of held records: 32 MB
 
 RecordArray = NDArray[Any]  # (m, n_features), float32 or float64
 
 
 class LastAnswer(NamedTuple):
-    """The last answer of a client in a run, of whatever session."""
+    """The last answer of a client in a run, in any session."""
 
     t: int
     attempt: int
     context: bytes
     digest: bytes
-    query: bytes = b""  # hash of history and query; empty where a round has one attempt
+    query: bytes = b""  # hash of history and query; empty if a round has one attempt
 
 
 class LastVote(NamedTuple):
-    """The last sum for which a client gave its sum-share, of whatever session."""
+    """The last sum for which a client gave its sum-share, in any session."""
 
     t: int
     variant: bytes
 
 
-# Making a decoder takes longer than decoding one of these with it.
+# Decoders are kept, because making one takes longer than decoding an answer with it.
 _decode_answer = msgspec.msgpack.Decoder(LastAnswer).decode
 _decode_vote = msgspec.msgpack.Decoder(LastVote).decode
 # Records in a context: their type, width and values.
@@ -76,29 +76,29 @@ class ClientSession(
 
     secret: bytes = b""  # z: 32 random bytes that never leave the client
     ephemeral: bytes = b""  # secret half of the session's ephemeral key
-    # to secret, software and records, public; zeros where there is none
+    # public commitment to secret, software and records; zeros if there is none
     commitment: bytes = b""
-    digest: bytes = b""  # of the records that it committed to
-    n_records: int = 0  # that it committed to
-    software: str = ""  # that it committed to
+    digest: bytes = b""  # digest of the committed records
+    n_records: int = 0  # number of committed records
+    software: str = ""  # committed software
     document: bytes = b""  # the accepted run document
     slot: int = -1  # in the cohort; -1 until known
-    n_sessions: int = 1  # that the client began in this run, this one included
-    group_secret: bytes = b""  # from which the next two are derived; empty until known
+    n_sessions: int = 1  # number of the client's sessions in this run, with this one
+    group_secret: bytes = b""  # source of the next two keys; empty until known
     group_key: bytes = b""
     query_key: bytes = b""
     drawn_secret: bytes = b""  # the group secret that it offers as a key distributor
-    head: int = 0  # number of entries that were followed
-    n_answers: int = 0  # behind the sum at the head
+    head: int = 0  # number of followed entries
+    n_answers: int = 0  # number of answers in the sum at the head
     h: bytes = b""  # the transcript's hash at the head
     # the algorithm's arrays at the head, encoded; empty at the start
     state: bytes = b""
     # context and vector of the last answer, for requests that repeat it
     answered: bytes = b""
-    # What other kinds of runs keep beside this, and after the end the last reply. The
-    # first of them gave its name to the memories of nodes.
+    # Further memory of other kinds of runs, and after the end the last reply. Memories of
+    # nodes hold it under the name of the first such kind.
     party: bytes = msgspec.field(name="vertical", default=b"")
-    over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
+    over: int = 0  # DELIVERED, FORGOTTEN or SPENT after the end, without secrets
 
     @classmethod
     def begin(
@@ -113,13 +113,19 @@ class ClientSession(
 
     def end(self, how: int) -> None:
         """Keep only the fact that the run is over; erase everything else."""
-        # In place: no holder of this object may write the secrets back.
+        # The object itself changes, so that no holder of it writes the secrets back.
         for name, value in msgspec.structs.asdict(ClientSession(over=how)).items():
             setattr(self, name, value)
 
 
 def unpack_session(data: bytes) -> ClientSession:
-    """Return the session that bytes of a memory hold; a `LedgerError` if they hold none."""
+    """Return the session that bytes of a memory encode.
+
+    Raises
+    ------
+    LedgerError
+        If they encode none.
+    """
     if not data:  # erased
         return ClientSession(over=FORGOTTEN)
     try:
@@ -135,9 +141,9 @@ def unpack_session(data: bytes) -> ClientSession:
 
 
 class Pairs:
-    """Secrets that a client session shares with others.
+    """Secrets that a client's session has in common with other clients.
 
-    Whatever is wrong with another client's key, claim or envelope is a `MessageError`.
+    Methods raise a `MessageError` if another client's key, claim or envelope is wrong.
 
     Parameters
     ----------
@@ -148,8 +154,8 @@ class Pairs:
     identity : Identity, optional
         The client's lasting key, for keys of a roster.
     shared : SharedWork
-        Keeps secrets and verified claims for the clients of a simulation, which meet in
-        every round: X25519 and signatures are slow.
+        Cache of secrets and verified claims for the clients of a simulation, because
+        X25519 and signatures are slow.
     """
 
     def __init__(
@@ -180,7 +186,7 @@ class Pairs:
     # ------------------------------------------------------------------ claims
 
     def claim(self, node_id: int) -> bytes:
-        """Return the claim of the own slot for a node and the session's key; empty if relayed."""
+        """Return the claim of the client's slot for a node and this key; empty if relayed."""
         if self._identity is None:
             return b""
         return primitives.claim(
@@ -192,7 +198,7 @@ class Pairs:
         )
 
     def peers(self, rows: bytes) -> tuple[Peer, ...]:
-        """Return other clients as they are named, whether their claims are right or not."""
+        """Return the clients of encoded rows. Their claims are not checked."""
         return read_rows(rows, self._identity is not None)
 
     def require_claims(self, committee: Committee, claims: bytes) -> None:
@@ -211,12 +217,12 @@ class Pairs:
                 self.require_claim(Peer(slot, public_key, node_id, claim))
             return b"verified"
 
-        # All clients of a round are sent the same list.
+        # The check is shared, because all clients of a round get the same list.
         keys = committee.slots, committee.public_keys
         self._shared.secret((self._doc_hash, digest, "claims", *keys, claims), verified)
 
     def require_claim(self, peer: Peer) -> None:
-        """Require that the owner of a slot made its key; relayed keys have no owners."""
+        """Require that the owner of a slot made its key. Relayed keys have no owners to check."""
         if self._identity is None:
             return
         roster = self._identity.roster
@@ -233,15 +239,17 @@ class Pairs:
     # ------------------------------------------------------------------ secrets
 
     def secret(self, slot: int, public_key: bytes) -> bytes:
-        """Return the secret with the client at a slot that has an ephemeral key."""
+        """Return the secret in common with the client of a slot and an ephemeral key, 32 bytes."""
         other = b""
         if self._identity is not None:
             keys = self._identity.roster.keys
             if slot >= len(keys):
-                raise MessageError("The roster has no such slot.")
+                raise MessageError(
+                    f"Expected a slot below {len(keys)}. Got {slot} instead."
+                )
             other = primitives.exchange_key(keys[slot]) if self._static else b""
-        # Both ends have the same secret. Only who holds a secret key asks by its public
-        # key.
+        # The cache may give the secret to both ends: only a holder of one of the secret keys
+        # asks with its public key.
         own = primitives.exchange_key(self.static) if other else b""
         own_end = self.public_key + own
         other_end = public_key + other
@@ -255,7 +263,7 @@ class Pairs:
         return self._shared.secret(ends, agreed)
 
     def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> bytes:
-        """Return a group secret sealed for each peer, all in one piece."""
+        """Return the concatenated envelopes of a group secret, one for each peer."""
         envelopes = []
         for peer in peers:
             self.require_claim(peer)
@@ -284,15 +292,17 @@ class Pairs:
 
 
 def forget_unfinished(ledger: Ledger) -> int:
-    """Erase all that is secret of runs that did not end here, end them, and return their number.
+    """End all unfinished runs of a ledger, erase their secrets, and return their number.
 
-    For runs that failed or were stopped. What was answered stays charged, and what was
-    reserved for further rounds comes back. A run that goes on after all is refused as
-    over (STALE).
+    The function is for runs that failed or were stopped. Answers stay charged, and
+    reservations for further rounds come back. If such a run goes on after all, the client
+    refuses it with the code STALE.
     """
 
     def forgotten(memory: bytes) -> bytes | None:
-        with suppress(LedgerError):  # what cannot be read may hold secrets all the same
+        with suppress(
+            LedgerError
+        ):  # an unreadable session may hold secrets, so it is erased too
             if unpack_session(memory).over:
                 return None
         return encode(ClientSession(over=FORGOTTEN))
@@ -301,11 +311,11 @@ def forget_unfinished(ledger: Ledger) -> int:
 
 
 class ContextMemory:
-    """Sessions in a context's state: lost with it, and without an account."""
+    """Memory of sessions in a context's state. It is lost with the state, and charges nothing."""
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        # run and session, with the last answer
+        # run and session of the last answer or vote
         self._written: tuple[bytes, bytes] | None = None
 
     def _get(self, run: bytes, name: str) -> bytes:
@@ -330,12 +340,12 @@ class ContextMemory:
         return unpack_session(data) if data else None
 
     def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of the last one, and drop the records of another."""
+        """Write a session in place of the former one, and drop the records of a former session."""
         data = encode(session)
         if (run, data) == self._written:
             return
         copy = self._get(run, "copy")
-        # Records of a former session go with it.
+        # A copy begins with the commitment of its session.
         kept = copy if copy[:_SECRET_BYTES] == session.commitment else b""
         if (data, kept) != (self._get(run, "session"), copy):
             self._set(run, session=data, copy=kept)
@@ -353,33 +363,32 @@ class ContextMemory:
     def answer(
         self, run: bytes, answer: LastAnswer, _: Price | None, own: ClientSession
     ) -> None:
-        """Write an answer with its session; nothing is charged."""
+        """Write an answer with its session. Nothing is charged."""
         self._write(run, own, answer=encode(answer))
 
     def vote(
         self, run: bytes, vote: LastVote, _: Price | None, own: ClientSession
     ) -> None:
-        """Write a vote with its session; nothing is reserved."""
+        """Write a vote with its session. Nothing is reserved."""
         self._write(run, own, vote=encode(vote))
 
     def require_room(self, run: bytes, price: Price | None) -> None:
-        """Accept: there is no account."""
+        """Accept every run, because there is no account."""
 
     def can_copy(self, source: Source) -> bool:
-        """Return whether a copy of records has room: no more of them than there are in memory."""
+        """Return whether records can be copied: only if they are in memory already."""
         return source.in_memory
 
     def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
-        """Return the records of a live source, in memory as long as they are used."""
+        """Return a copy of the records of a live source, in memory."""
         return as_source(joined(blocks, n_features), n_features)
 
     def load_records(self, run: bytes, session: ClientSession) -> Source | None:
-        """Return the copy of the records of a session, or ``None``."""
+        """Return the copy of a session's records, or ``None``."""
         data = self._get(run, "copy")
         if data[:_SECRET_BYTES] != session.commitment:
             return None
-        # NumPy's own format would take longer to read than a few records take to be
-        # summed.
+        # Reading NumPy's own format would take longer than summing a few records.
         dtype, width, values = _decode_copy(data[_SECRET_BYTES:])
         records = np.frombuffer(values, dtype).reshape(-1, width)
         whole = partial(iter, (records,))
@@ -394,18 +403,18 @@ class ContextMemory:
         blocks: Iterable[RecordArray],
         shape: tuple[int, int],
     ) -> None:
-        """Keep a copy of the records of a session, until the run is over."""
+        """Keep a copy of a session's records until the run is over."""
         records = joined(blocks, shape[1])
         copy = encode((records.dtype.str, shape[1], records.tobytes()))
         self._set(run, copy=session.commitment + copy)
 
 
 class LedgerMemory:
-    """Sessions in a ledger, where an answer is charged as it is written down.
+    """Memory of sessions in a ledger, which charges an answer in the same transaction.
 
-    Raises what the ledger raises: above all `MemoryChangedError`, after which the
-    message must be handled again from what the file then holds. Copies of records are
-    files beside the ledger.
+    Methods raise the errors of the ledger. After a `MemoryChangedError` the message must be
+    handled again from the new content of the file. Copies of records are files beside the
+    ledger.
     """
 
     def __init__(
@@ -414,7 +423,7 @@ class LedgerMemory:
         self._ledger, self._limit, self._directory = ledger, limit, Path(directory)
         # by run: version and session, as read
         self._read: dict[bytes, tuple[int, bytes]] = {}
-        remove_copies(self._directory, ledger)  # of runs that were forgotten
+        remove_copies(self._directory, ledger)  # copies of forgotten runs
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
@@ -423,7 +432,7 @@ class LedgerMemory:
         return unpack_session(found[1]) if found else None
 
     def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of the one that was read; one that is over ends the run."""
+        """Write a session in place of the one that was read. If it is over, the run ends."""
         data, (version, before) = encode(session), self._read[run]
         if data != before:
             write = self._ledger.end if session.over else self._ledger.save
@@ -463,13 +472,13 @@ class LedgerMemory:
         self._ledger.require_room(run, price, self._limit)
 
     def can_copy(self, source: Source) -> bool:
-        """Return whether a copy of records has room: a disk has it."""
+        """Return true: the disk has room for copies of records."""
         return True
 
     def held(self, blocks: Iterable[RecordArray], n_features: int) -> Source:
-        """Return the records of a live source, in a file without a name, which nobody else has.
+        """Return a copy of the records of a live source, in a file without a name.
 
-        It takes its room until the source is no longer used.
+        The file takes disk space until the source is no longer used.
         """
         try:
             with tempfile.TemporaryFile(dir=self._directory) as file:
@@ -478,7 +487,7 @@ class LedgerMemory:
                     file.write(values.reshape(-1).view(np.uint8).data)
                 file.flush()
                 n_rows = file.tell() // (n_features * np.dtype(np.float64).itemsize)
-                # The map outlives the open file, and a map of nothing is refused.
+                # The map outlives the open file. An empty file cannot be mapped.
                 shape = n_rows, n_features
                 records = (
                     np.memmap(file, np.float64, "r", 0, shape)
@@ -498,7 +507,7 @@ class LedgerMemory:
         return Source(n_features, records.dtype, parts, n_rows, is_finite=True)
 
     def load_records(self, run: bytes, session: ClientSession) -> Source | None:
-        """Return the copy of the records of a session, or ``None``."""
+        """Return the copy of a session's records, or ``None``."""
         path = self._copy_file(run, session)
         return _read_array(lambda: np.load(path, mmap_mode="r", allow_pickle=False))
 
@@ -509,11 +518,10 @@ class LedgerMemory:
         blocks: Iterable[RecordArray],
         shape: tuple[int, int],
     ) -> None:
-        """Keep a copy of the records of a session, in a private file."""
+        """Keep a copy of a session's records in a private file."""
         path = self._copy_file(run, session)
         try:
-            # Mode 0600 from the start, and a name that no other process of the node
-            # writes to.
+            # The file has mode 0600 from the start, and a name that no other process uses.
             number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
             try:
                 with os.fdopen(number, "wb") as file:
@@ -535,10 +543,10 @@ Memory = ContextMemory | LedgerMemory
 
 
 def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> None:
-    """Remove the copies of records, of one run or all, that no session in a ledger needs."""
+    """Remove copies of records, of one run or all, that no session in a ledger needs."""
     name = "?" * 64 if run is None else run.hex()
     for path in directory.glob(f"records-{name}-{'?' * 64}.*"):
-        # Another process may have removed it, and other files may have such a name.
+        # Another process may have removed the file, or it may be no copy of records.
         with suppress(OSError, ValueError):
             _, data = ledger.load(bytes.fromhex(path.name.split("-")[1])) or (0, b"")
             try:
@@ -552,7 +560,7 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
 def _write_array(
     file: BinaryIO, blocks: Iterable[RecordArray], shape: tuple[int, int]
 ) -> None:
-    """Write blocks, which share one type, as one array in NumPy's format."""
+    """Write blocks of one type as one array in NumPy's format."""
     rest = iter(blocks)
     first = next(rest, np.empty(0))
     descr = np.lib.format.dtype_to_descr(first.dtype)
@@ -563,7 +571,7 @@ def _write_array(
 
 
 def _read_array(read: Callable[[], Any]) -> Source | None:
-    # A damaged copy counts as none: the records are loaded and compared with the
+    # A damaged copy counts as none. The records are then loaded again, and compared with the
     # commitment.
     with suppress(ValueError, EOFError, OSError):
         records = read()

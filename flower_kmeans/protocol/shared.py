@@ -1,13 +1,13 @@
 """Work that the clients of one simulation share.
 
-A node answers for one client: nothing that it computes is of use to others, and its
-secrets belong into its session only. So a `Client` shares with nobody unless it is
-given a `SharedWork`. `simulate` makes one for each run, and drops it with the run.
+A deployed node answers for one client, so its results are of no use to others, and its
+secrets belong in its session only. A `Client` therefore shares no results unless it gets
+a `SharedWork`. `simulate` makes one for each run, and drops it with the run.
 """
 
 from flower_kmeans.kept import Kept, Results
 
-_MOST_RESULTS = 8  # of each function
+_MOST_RESULTS = 8  # results of each function
 _MOST_SECRETS = 2**18
 _MOST_STATES = 4  # clients are rarely in more rounds at once; states may be large
 
@@ -18,8 +18,8 @@ class SharedWork(Kept):
     Attributes
     ----------
     secret : callable
-        ``secret(name, make)`` returns a secret of a pair of clients, by a name that
-        both ends can form.
+        ``secret(name, make)`` returns a secret of a pair of clients, by a name that both
+        clients can compute.
     state : callable
         ``state(name, follow)`` returns the state after an entry; reconstructing its sum
         may take a second.
@@ -41,4 +41,4 @@ class SharedWork(Kept):
 
 
 NO_SHARED_WORK = SharedWork(most=0, most_secrets=0, most_states=0)
-"""The work of a client that shares with nobody: all of it is computed anew."""
+"""Shared work of a client that shares no results: it computes all of them."""

@@ -1,4 +1,4 @@
-"""The largest messages of a run, when it is planned (docs/protocol.md, section 8)."""
+"""The largest messages of a planned run (docs/protocol.md, section 8)."""
 
 import math
 
@@ -9,18 +9,18 @@ from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_MESSAGE
 
 MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
-_OVERHEAD = 2**20  # of a message, beside what grows with words and clients
-_PEER_BYTES = 108  # a row, which is longer than an envelope
+_OVERHEAD = 2**20  # bytes of a message that do not grow with words or clients
+_PEER_BYTES = 108  # bytes of a row of a peer, which is longer than an envelope
 _PART_OVERHEAD = 32
 
 
 def bytes_beside_data(n_clients: int) -> int:
-    """Return how long a message to one of so many clients is at most, without its data."""
+    """Return the largest length, in bytes, of a message to one of ``n_clients``, without data."""
     return _OVERHEAD + _PEER_BYTES * n_clients
 
 
 def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
-    """Return the parts that the answer of one of so many clients has, and their longest bytes."""
+    """Return the number of parts of an answer with ``n_clients``, and their largest bytes."""
     document = run.document
     trust = run.trust
     sharing = None
@@ -33,14 +33,14 @@ def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
 
 
 def answers_bytes(run: Run, n_clients: int) -> int:
-    """Return how many bytes the answers of so many clients have together, at most, in a round."""
+    """Return the largest length, in bytes, of all answers to a round of ``n_clients``."""
     n_slots = max(n_clients, run.document.min_clients)
     n_parts, part = _planned_part(run, n_slots)
     return n_slots * n_parts * part
 
 
 def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
-    """Return the largest messages in bytes, by their kind, and the ``relay`` of a round."""
+    """Return the largest bytes of messages by kind, and of the shares in a round as ``relay``."""
     document = run.document
     trust = run.trust
     n_slots = max(n_clients, document.min_clients)

@@ -28,7 +28,7 @@ _FINDINGS = "findings"  # beside the arrays of a session's state
 
 
 def state_after(run: Run, head: int, data: bytes) -> State:
-    """Return the state whose encoded arrays a session keeps; empty before the first sum."""
+    """Return the state of a session's encoded arrays, which are empty before the first sum."""
     if data:
         arrays = decode_arrays(data)
         arrays.pop(_FINDINGS, None)
@@ -46,7 +46,7 @@ def query_after(run: Run, head: int, data: bytes) -> tuple[Query, bytes]:
 
 
 def checked_query(run: Run, t: int, data: bytes) -> Query:
-    """Return a query that a server sends; the noise covers queries in range only."""
+    """Return a query that a server sent, within its ranges: noise covers only such queries."""
     query = Query(t, decode_arrays(data))
     queries.check_query(run.algorithm, query)
     _protect(query.arrays)
@@ -54,7 +54,7 @@ def checked_query(run: Run, t: int, data: bytes) -> Query:
 
 
 def _protect(arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Make arrays read-only: all clients of a simulation read them."""
+    """Make arrays read-only, because all clients of a simulation read them."""
     for array in arrays.values():
         array.setflags(write=False)
 
@@ -77,11 +77,11 @@ def after_entry(
     run : Run
         The run of the entry.
     before : bytes
-        The encoded state before it.
+        The encoded state before the entry.
     entry : Entry
         The announced sum.
     survivors : NDArray of bool, shape (n_slots,)
-        The slots whose vectors are in the sum.
+        Mask of the slots whose vectors are in the sum.
     context : bytes
         The entry's context, 32 bytes.
     group_key : bytes
@@ -90,7 +90,7 @@ def after_entry(
     Raises
     ------
     MessageError, SumError, RefuseError
-        If the sum cannot be reconstructed, or its checksum word is wrong.
+        If the sum cannot be unmasked or reconstructed, or its checksum word is wrong.
     """
     n_slots = entry.n_slots
     sharing = announced_sharing(
@@ -99,7 +99,7 @@ def after_entry(
     combined = {0: entry.words}
     if sharing is not None:
         combined = _sum_shares(entry, sharing, context, group_key)
-    # From here on no refusal may depend on the sum, but for its checksum word.
+    # From here on no refusal may depend on the sum, except on its checksum word.
     n_words = run.document.words[entry.t - 1]
     sums = SumContext(context, n_words, n_slots, group_key, sharing)
     reconstructed = run.trust.sum.reconstruct(combined, survivors, sums).vector
@@ -118,7 +118,7 @@ def _sum_shares(
     combined = {}
     for position, sealed in found.items():
         key = primitives.sum_share_key(group_key, context, position, entry.survivors)
-        # A share that does not open costs its member: enough others may be left.
+        # Without a share that cannot be unsealed, enough others may be left.
         with suppress(MessageError):
             combined[position] = primitives.unseal(key, sealed, context)
     return combined
@@ -143,12 +143,12 @@ def _encoded(
 ) -> bytes:
     """Return a session's encoded state, which keeps findings beside the algorithm's arrays."""
     found = np.concatenate([findings_at(before), plausibility.to_array(findings)])
-    # As many rows after every sum: a server that sees none may measure the time.
+    # The number of rows is fixed, because a blind server could measure the time.
     return encode_arrays({**arrays, _FINDINGS: plausibility.condensed(found)})
 
 
 def findings_at(data: bytes) -> NDArray[np.float64]:
-    """Return the findings of all rounds so far, shape (n, 6), that a state is kept with."""
+    """Return the findings of all rounds so far in an encoded state, (n, 6) float64."""
     if not data:
         return np.zeros((0, 6))
     rows = decode_arrays(data)[_FINDINGS]

@@ -1,8 +1,8 @@
 """Cohort, context, tag and history of a sum (docs/protocol.md, section 6).
 
-A context names a round, an attempt, the cohort, its committee, the query and all sums
-before. Every key of a round is derived under it, so vectors of different contexts never
-add up.
+A context identifies a round, an attempt, the cohort, its committee, the query and all
+earlier sums. Every key of a round is derived from it, so vectors of different contexts
+never add up.
 """
 
 import hmac
@@ -21,18 +21,18 @@ EMPTY = H(b"empty")
 ZERO = bytes(DIGEST_BYTES)
 _NODE = begin_hash(b"node")
 _LENGTH = u64(DIGEST_BYTES)
-_HASHED_ROWS = 4_096  # at once: float32 becomes float64 for the hash
+_HASHED_ROWS = 4_096  # rows that become float64 for the hash at a time
 
 
 class DataHash:
-    """The hash of a client's records, of a known number, whose order counts."""
+    """The hash of a known number of records of a client, in their order."""
 
     def __init__(self, n_records: int, n_features: int) -> None:
         self._hash = begin_hash(b"data", u64(n_records), u64(n_features))
         self._hash.update(u64(n_records * n_features * 8))
 
     def of(self, blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-        """Yield blocks of records (m, n_features), float32 or float64, and add each before."""
+        """Yield blocks of records (m, n_features), float32 or float64, and hash each before."""
         for block in blocks:
             for start in range(0, len(block), _HASHED_ROWS):
                 rows = np.ascontiguousarray(
@@ -42,12 +42,12 @@ class DataHash:
             yield block
 
     def digest(self) -> bytes:
-        """Return the digest of the records so far."""
+        """Return the digest of the records so far, 32 bytes."""
         return self._hash.digest()
 
 
 def data_digest(records: NDArray[np.float64]) -> bytes:
-    """Return the digest of checked records (n_records, n_features)."""
+    """Return the digest of checked records (n_records, n_features), 32 bytes."""
     data = DataHash(*records.shape)
     deque(data.of([records]), maxlen=0)
     return data.digest()
@@ -64,7 +64,7 @@ def leaf(slot: int, commitment: bytes, static: bytes, public_key: bytes) -> byte
 
 
 def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None:
-    """Return the root that a leaf and its path lead to, or ``None`` if they cannot fit."""
+    """Return the root of a leaf and its path, or ``None`` if slot and path do not fit."""
     if (
         not 0 <= slot < n_slots
         or len(path) != DIGEST_BYTES * (n_slots - 1).bit_length()
@@ -79,14 +79,14 @@ def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None
 
 
 def _node(left: bytes, right: bytes) -> bytes:
-    """Return ``H(b"node", left, right)`` of two digests, in one step: each path has many."""
+    """Return ``H(b"node", left, right)`` of two digests, faster than `H`."""
     digest = _NODE.copy()
     digest.update(_LENGTH + left + _LENGTH + right)
     return digest.digest()
 
 
 class Tree:
-    """A hash tree over a cohort's leaves by slot, `EMPTY` for absent clients; one at least."""
+    """A hash tree over the leaves of a cohort by slot, with `EMPTY` for absent clients."""
 
     def __init__(self, leaves: Iterable[bytes]) -> None:
         level = list(leaves)
@@ -102,7 +102,7 @@ class Tree:
         self.root = level[0]
 
     def path(self, slot: int) -> bytes:
-        """Return the siblings from a leaf up to the root."""
+        """Return the concatenated siblings from a leaf up to the root."""
         siblings = []
         for level in self._levels:
             siblings.append(level[slot ^ 1])
@@ -116,7 +116,13 @@ def pack_survivors(survivors: NDArray[np.bool_]) -> bytes:
 
 
 def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
-    """Return which slots a bitmap names, shape (n_slots,), or raise a `MessageError`."""
+    """Return the mask of a bitmap's slots, (n_slots,) bool.
+
+    Raises
+    ------
+    MessageError
+        If the bitmap has another length or other slots.
+    """
     if len(bitmap) == (n_slots + 7) // 8:
         bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
         if not bits[n_slots:].any():
@@ -125,9 +131,9 @@ def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
 
 
 def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
-    """Return the tag of a query's encoded arrays; key and hash are `ZERO` where the server asks."""
-    # With the history in it, equal tags do not show that different sums lead to one
-    # query.
+    """Return the tag of a query's encoded arrays. Key and hash are `ZERO` if the server asks."""
+    # The history is in the tag: otherwise equal tags could show that different sums led to
+    # one query.
     return hmac.digest(key, h + query, "sha256")
 
 
@@ -153,7 +159,7 @@ def query_hash(h: bytes, query: bytes) -> bytes:
 def variant_hash(
     context: bytes, survivors: bytes, public_keys: bytes, sealed: bytes
 ) -> bytes:
-    """Return the hash of a sum that a committee member votes for: its context and parts."""
+    """Return the hash of a sum that a committee member votes for, of its context and parts."""
     return H(b"variant", context, survivors, public_keys, sealed)
 
 
@@ -171,6 +177,6 @@ def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
 
 
 def next_hash(h: bytes, context: bytes, entry: Entry) -> bytes:
-    """Return the transcript's hash after an entry: of the words, or of the sealed sum-shares."""
+    """Return the transcript's hash after an entry, over its words or sealed sum-shares."""
     body = entry.words or H(b"shares", entry.positions, entry.shares)
     return H(b"entry", h, context, entry.survivors, body)

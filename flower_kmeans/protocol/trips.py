@@ -1,20 +1,19 @@
-"""Round trips as a server knows them: it has no messages of Flower's and no clock.
+"""Round trips of a server, without Flower's messages and without a clock.
 
-It makes requests per node and hands them to a `Trip`, which carries them and yields the
-replies.
+A server makes requests by node and hands them to a `Trip`, which sends them and yields
+the replies.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 
 from flower_kmeans.protocol import messages
 
-RequestKind = (
-    str  # "enrol", "keys", "hold", "ask", "add", "finish", "abort", or of a kind of run
-)
+# "enrol", "keys", "hold", "ask", "add", "finish", "abort", or a kind of run's own
+RequestKind = str
 Replies = Iterable[tuple[int, messages.Reply | str]]
-"""Node and reply; a string states why there is no orderly reply."""
+"""Nodes with their replies. A string is the reason for which there is no orderly reply."""
 HasEnough = Callable[[], bool]
-"""Whether the server could go on without further replies to the round trip that is under way."""
+"""Returns whether the server could go on without further replies to the present round trip."""
 Trip = Callable[[RequestKind, Mapping[int, messages.Request], HasEnough], Replies]
-"""Sends requests by node, and yields each node with its reply or why there is none, as they come.
-Replies to the enrolments that `Server.join` returned may come too."""
+"""Sends requests by node, and yields each node with its reply, or the reason for none.
+Replies to the enrolments of `Server.join` may come too."""

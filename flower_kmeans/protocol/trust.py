@@ -18,16 +18,17 @@ from flower_kmeans.secagg.base import SecureSum, secure_sum
 class TrustModel:
     """The roles in a run.
 
-    The reader of the sums computes the queries and the result as well. No party adds all
-    of the noise and sees the sum (docs/guarantees, Theorem 36).
+    The reader of the sums also computes the queries and the result. Except under
+    ``trusted-server``, no party both adds all of the noise and sees the sum
+    (docs/guarantees, Theorem 36).
     """
 
     name: str
-    noise_by: Literal["server", "clients", "nobody"]  # clients add it in shares
+    noise_by: Literal["server", "clients", "nobody"]  # clients add noise shares
     secure_sum: str  # name of the `SecureSum` of the clients' vectors, or "homomorphic"
-    opened_by: Literal["server", "clients"]  # who learns the sum
-    learns: str = ""  # who learns what, for a user who chooses
-    kind: str = USUAL  # of its runs
+    sums_seen_by: Literal["server", "clients"]  # who learns the sum
+    learns: str = ""  # text on who learns what, for a user who chooses
+    kind: str = USUAL  # kind of its runs
 
     @cached_property
     def sum(self) -> SecureSum:
@@ -42,7 +43,7 @@ class TrustModel:
     @cached_property
     def is_blind(self) -> bool:
         """Whether the server sees no sum, so clients compute the queries themselves."""
-        return self.opened_by == "clients"
+        return self.sums_seen_by == "clients"
 
     @cached_property
     def is_protected(self) -> bool:
@@ -61,14 +62,14 @@ class TrustModel:
 
     @cached_property
     def shares_noise(self) -> bool:
-        """Whether each client adds a share of the noise."""
+        """Whether each client adds a noise share."""
         return self.noise_by == "clients"
 
     @cached_property
     def removes_noise(self) -> bool:
-        """Whether noise beyond the plan can be removed.
+        """Whether the server can remove noise beyond the plan.
 
-        Its keys need a committee and a reader.
+        A committee must share the keys of the noise, and the server must see the sums.
         """
         return self.shares_noise and self.has_committee and not self.is_blind
 
@@ -79,10 +80,7 @@ class TrustModel:
 
     @cached_property
     def commits_to_records(self) -> bool:
-        """Whether a client commits to its records.
-
-        Its mask must not cover two vectors.
-        """
+        """Whether a client commits to its records, because one mask must not cover two vectors."""
         is_masked = self.is_protected and not self.has_committee
         return is_masked and not self.is_homomorphic
 
@@ -94,7 +92,7 @@ class TrustModel:
             return "It adds noise." if self.is_private else "It adds no noise."
         if self.is_blind and not algorithm.replayable:
             return "The server computes the next query, so it must see the sums."
-        # A sum of Laplace variables is no Laplace variable.
+        # A sum of Laplace variables does not have a Laplace distribution.
         is_gaussian = all(r.mechanism == "gaussian" for r in plan.releases)
         if self.shares_noise and not is_gaussian:
             return "Laplace noise has no shares."
@@ -170,7 +168,13 @@ VERTICAL = register_trust_model(
 
 
 def trust_model(name: object) -> TrustModel:
-    """Return the trust model of a name; a `ConfigurationError` if there is none."""
+    """Return the trust model of a name.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
     if not isinstance(name, str) or name not in TRUST_MODELS:
         raise ConfigurationError(
             f"Expected trust in {sorted(TRUST_MODELS)}. Got {name!r} instead."

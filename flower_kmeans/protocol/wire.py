@@ -1,8 +1,7 @@
 """The encoding of messages: MessagePack of structs (docs/protocol.md, section 8).
 
-A receiver decodes strictly, encodes again and requires equal bytes. So what was hashed
-on one side is what the other side computes with, and there is no second way to write
-the same message.
+A receiver decodes strictly, encodes again and requires equal bytes. So both sides compute
+with the bytes that one of them hashed, and a message has only one encoding.
 """
 
 import math
@@ -21,15 +20,15 @@ from flower_kmeans.errors import MessageError
 VERSION = 3
 RECORD = "kmeans"
 MAX_MESSAGE = 256 * 2**20
-"""Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
+"""Length of the longest message, in bytes. A run with longer messages is refused when planned."""
 MAX_DOCUMENT = 2**20
-"""Longest run document in bytes."""
+"""Length of the longest run document, in bytes."""
 MAX_SLOTS = 2**17
-"""Largest cohort: a client works and stores in proportion to the number that a message names."""
-# longer ones travel as one uint8 array, which Flower sends in chunks
+"""Most slots of a cohort, because a client's time and memory grow with the announced number."""
+# bytes; longer messages travel as one uint8 array, which Flower sends in chunks
 _IN_CONFIG = 2**20
 _DATA = RECORD + ".data"
-# Flower takes long to check each value that is set
+# The header is kept, because Flower takes long to check each value that is set.
 _HEADER = ConfigRecord({"v": VERSION})
 
 B16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -38,10 +37,10 @@ B48 = Annotated[bytes, msgspec.Meta(min_length=48, max_length=48)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
-# Keys of mappings in a fixed order: the hash of a document must not depend on how it
+# The keys of mappings have a fixed order: the hash of a document must not depend on how it
 # was built.
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
-# Making one takes ten times as long as decoding a short message with it.
+# Decoders are kept: making one takes ten times as long as decoding a short message with it.
 _decoder = lru_cache(maxsize=32)(msgspec.msgpack.Decoder)
 NOT_A_MESSAGE = "A message is malformed."
 
@@ -57,7 +56,7 @@ class Struct(
     omit_defaults=True,
     kw_only=True,
 ):
-    """Base of messages: no unknown fields, defaults left out, fields in their order."""
+    """Base of messages, without unknown fields, with fields in order and defaults omitted."""
 
 
 def encode(value: Any) -> bytes:
@@ -68,15 +67,19 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes, kind: Any, read: Callable[..., Any] | None = None) -> Any:
     """Return the value of a kind that bytes encode.
 
-    ``read(type, value)`` makes the values of types that msgspec does not know. A
-    `MessageError` if the bytes are not the value's one encoding.
+    ``read(type, value)`` makes values of types that msgspec does not know.
+
+    Raises
+    ------
+    MessageError
+        If the bytes are too long, or not the one encoding of the value.
     """
     if len(data) > MAX_MESSAGE:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
     try:
         value = _decoder(kind, dec_hook=read).decode(data)
         is_the_one = encode(value) == data
-    # A TypeError: a mapping in a configuration has other keys than text.
+    # A TypeError comes from a mapping in a configuration with keys that are not text.
     except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
         is_the_one = False
     if not is_the_one:
@@ -98,7 +101,7 @@ def tag_of(kind: type[Struct]) -> str:
 
 
 class Family(Generic[T]):
-    """Messages that their tags tell apart.
+    """A set of message structs, which a reader tells apart by their tags.
 
     ``later(tag, accepted)`` returns the struct of a tag that is not among ``kinds``, or
     ``None``. ``accepted`` names the kinds of runs whose own messages are read; by default
@@ -114,7 +117,13 @@ class Family(Generic[T]):
         self._later = later
 
     def of_tag(self, tag: str, accepted: Collection[str] | None = None) -> type[T]:
-        """Return the struct of a tag; a `MessageError` if there is none."""
+        """Return the struct of a tag.
+
+        Raises
+        ------
+        MessageError
+            If there is none, or only kinds of runs have it that are not ``accepted``.
+        """
         found = self.kinds.get(tag)
         if found is None:
             found = self._later(tag, accepted)
@@ -123,7 +132,13 @@ class Family(Generic[T]):
         return found
 
     def type_of(self, data: bytes, accepted: Collection[str] | None = None) -> type[T]:
-        """Return the struct of an encoded message; a `MessageError` if it has none."""
+        """Return the struct of an encoded message.
+
+        Raises
+        ------
+        MessageError
+            If the message is malformed, or no struct has its tag.
+        """
         try:
             tag = _read_tag(data).tag
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -131,7 +146,13 @@ class Family(Generic[T]):
         return self.of_tag(tag, accepted)
 
     def decode(self, data: bytes, accepted: Collection[str] | None = None) -> T:
-        """Return the message that bytes encode; a `MessageError` if they encode none."""
+        """Return the message that bytes encode.
+
+        Raises
+        ------
+        MessageError
+            If they encode none.
+        """
         message: T = decode(data, self.type_of(data, accepted))
         return message
 
@@ -148,11 +169,16 @@ def to_content(data: bytes) -> RecordDict:
 
 
 def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
-    """Return the encoded message in Flower's records, of this version of the protocol.
+    """Return the encoded message in Flower's records.
 
-    A longer one than its reader expects is a `MessageError` before anything is copied.
+    Raises
+    ------
+    MessageError
+        If the records hold no message, or one above ``limit`` bytes. Nothing is copied then.
+    VersionError
+        If the message is of another version of the protocol.
     """
-    # By items: Flower's mappings are slow to look up key by key.
+    # The records become a dict, because Flower's mappings are slow to look up by key.
     records = dict(content.items())
     header = records.pop(RECORD, None)
     fields = {}
@@ -161,7 +187,7 @@ def from_content(content: RecordDict, limit: int = MAX_MESSAGE) -> bytes:
     if "v" not in fields:
         raise MessageError(NOT_A_MESSAGE)
     version = fields.pop("v")
-    # Not isinstance, which would take True for 1.
+    # The type is compared, because isinstance would accept True as an integer.
     if type(version) is not int or version != VERSION:
         raise VersionError(f"Expected a message of version {VERSION}.")
     match list(fields.items()), list(records.items()):
@@ -179,7 +205,7 @@ def _from_array(array: Array, length: int) -> bytes:
     # NumPy writes a header before the values.
     is_complete = length <= len(array.data) <= length + 1024
     if _IN_CONFIG < length <= MAX_MESSAGE and is_array and is_complete:
-        with suppress(Exception):  # NumPy raises many kinds
+        with suppress(Exception):  # NumPy raises errors of many kinds
             values = array.numpy()
             if values.dtype == np.uint8 and values.shape == (length,):
                 return values.tobytes()
@@ -202,7 +228,14 @@ Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=64)]
 
 
 def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
-    """Return named int64 or float64 arrays as bytes; a `MessageError` for others."""
+    """Return the encoding of named int64 or float64 arrays.
+
+    Raises
+    ------
+    MessageError
+        If an array has another dtype, a value that is not finite, or a name or shape that a
+        receiver refuses.
+    """
     values = {}
     for name, array in arrays.items():
         dtype: Any = array.dtype.newbyteorder("<").str
@@ -211,12 +244,18 @@ def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
         data = array.astype(dtype, copy=False).tobytes()
         values[name] = ArrayData(dtype=dtype, shape=array.shape, data=data)
     data = encode(values)
-    decode_arrays(data)  # names and shapes that a receiver would refuse
+    decode_arrays(data)  # raises for names and shapes that a receiver refuses
     return data
 
 
 def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `encode_arrays`; a `MessageError` for other bytes."""
+    """Return the arrays that `encode_arrays` encoded.
+
+    Raises
+    ------
+    MessageError
+        If bytes encode no such arrays.
+    """
     arrays = {}
     for name, value in decode(data, Arrays).items():
         if len(value.data) != 8 * math.prod(value.shape):
@@ -226,7 +265,7 @@ def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
             native = flat.astype(flat.dtype.newbyteorder("="))
             arrays[name] = native.reshape(value.shape)
         except ValueError:
-            # no memory has so many addresses, although the array is empty
+            # The array is empty, but its shape exceeds all addresses.
             raise MessageError(NOT_A_MESSAGE) from None
         if not np.isfinite(flat).all():
             raise MessageError(NOT_A_MESSAGE)

@@ -5,6 +5,7 @@ released. Each names its columns and what helps.
 """
 
 import math
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,7 +44,7 @@ def column_warnings(
         found += _only_a_category(centroids, domain, synopsis)
         found += _no_category(centroids, domain)
     if synopsis is not None:
-        found += _little_filled(domain, synopsis.spreads)
+        found += _little_filled(domain, synopsis.spreads / domain.unit)
     return tuple(found)
 
 
@@ -51,6 +52,13 @@ def _only_a_category(
     centroids: FloatArray, domain: Box, synopsis: Synopsis | None
 ) -> Iterator[str]:
     """Yield a warning for each category whose levels the clusters are."""
+    factors = domain.factors()
+    if len(factors) == 1:  # a weight would change nothing
+        return
+    and_no_number = ""
+    if not all(factor.is_category for factor in factors):
+        least = "half of its spread" if synopsis is not None else "15 % of its bounds"
+        and_no_number = f", and no number differs between them by {least}"
     for factor in _categories(domain):
         shares = centroids[:, factor.start : factor.stop]
         n_levels = len(set(shares.argmax(axis=1).tolist()))
@@ -59,6 +67,7 @@ def _only_a_category(
         if _numbers_differ(centroids, domain, synopsis):
             continue
         weight = domain.weights_by_name()[factor.name] / _LESS
+        option = shlex.quote(f"{factor.name}={weight:.2g}")
         again = ""
         if synopsis is not None:
             again = (
@@ -67,10 +76,9 @@ def _only_a_category(
                 f"weights={{{factor.name!r}: {weight:.2g}}})."
             )
         yield (
-            f"The clusters are the values of the column {factor.name!r}: each has one of them, and "
-            "no number differs between them by half of its spread. If this column should decide "
-            f"less, give it a smaller weight, such as --weight {factor.name}={weight:.2g}, in the "
-            f"next run.{again}"
+            f"The clusters are the values of the column {factor.name!r}: each has one of "
+            f"them{and_no_number}. If this column should decide less, give it a smaller weight, "
+            f"such as --weight {option}, in the next run.{again}"
         )
 
 
@@ -79,7 +87,8 @@ def _numbers_differ(
 ) -> bool:
     """Return whether clusters differ in some number by half of its released spread.
 
-    Without a released one, it is that of numbers that fill the bounds evenly.
+    Without a released one, it is that of numbers that fill the bounds evenly, of which
+    a half is 14 % of the bounds.
     """
     if synopsis is not None:
         spreads = synopsis.spreads
@@ -93,11 +102,15 @@ def _numbers_differ(
 def _no_category(centroids: FloatArray, domain: Box) -> Iterator[str]:
     """Yield a warning if clusters differ in no category."""
     categories = _categories(domain)
-    if not categories or len(centroids) < 2:
+    has_others = len(categories) < len(domain.factors())
+    if not categories or not has_others or len(centroids) < 2:
         return
     for factor in categories:
         shares = centroids[:, factor.start : factor.stop]
-        if np.ptp(shares, axis=0).max() > _SAME_SHARE:
+        # Clusters may share out many levels, of which each has a small share. Where
+        # all are as near as this to the mean, no share of a level differs by more.
+        differences = np.abs(shares - shares.mean(axis=0)).sum(axis=1) / 2
+        if differences.max() > _SAME_SHARE / 2:
             return
     names = ", ".join(repr(factor.name) for factor in categories)
     yield (
@@ -108,20 +121,23 @@ def _no_category(centroids: FloatArray, domain: Box) -> Iterator[str]:
 
 
 def _little_filled(domain: Domain, spreads: FloatArray) -> Iterator[str]:
-    """Yield a warning about columns whose records lie in a small part of the bounds."""
+    """Yield a warning about columns whose records lie in a small part of the bounds.
+
+    ``spreads``, (d,), are scaled.
+    """
     advice = (
         "Narrower bounds from public knowledge would leave more of the records' differences, and "
         "less noise."
     )
     if isinstance(domain, Ball) or domain.scale == "common":
         # Distances are those of all columns together.
-        longest = float(np.linalg.norm(domain.half_widths * domain.unit))
-        if isinstance(domain, Ball):
-            longest = domain.radius
+        longest = 1.0
+        if isinstance(domain, Box):
+            longest = float(np.linalg.norm(domain.half_widths))
         if _EVEN * float(np.linalg.norm(spreads)) < _LEAST_FILLED * longest:
             yield f"The records fill less than 1/50 of the domain. {advice}"
         return
-    filled = _EVEN * spreads * 2 / (np.array(domain.upper) - np.array(domain.lower))
+    filled = _EVEN * spreads / domain.half_widths
     names = [
         repr(factor.name)
         for factor in domain.factors()

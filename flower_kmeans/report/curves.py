@@ -17,13 +17,13 @@ CONFIDENCE = 0.95
 """Confidence of the interval of a mean."""
 
 Curve = dict[Any, dict[int, float]]
-"""Values by their place on the horizontal axis, and by run; a level line is at ``None``."""
+"""Values by place on the horizontal axis, and by run. A level line has the place ``None``."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and half of its 95% confidence interval (Student's t).
 
-    Half an interval of one value is nan.
+    The half interval of a single value is nan.
     """
     mean = float(np.mean(values))
     if len(values) < 2:
@@ -34,7 +34,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
-    """Return the values at each place of a grid; a level line has the same everywhere."""
+    """Return the values at each place of a grid. A level line has the same values everywhere."""
     is_level = None in curve
     return [list(curve.get(None if is_level else at, {}).values()) for at in grid]
 
@@ -56,20 +56,21 @@ def draw_lines(
     Parameters
     ----------
     panels : mapping
-        Titles of panels, and the curves of each by their labels.
+        Curves by label, for each panel by title.
     grid : sequence of float
         Places on the horizontal axis.
     colors : mapping, optional
-        Colours by label; by default one after the other.
+        Colours by label. Default: matplotlib's colours in turn.
     dashed : sequence of str
         Labels of dotted lines.
     xlabel, ylabel : str
+        Labels of the axes.
     xlog : bool
-        Whether the axis of x is logarithmic; that of y is.
+        Whether the axis of x is logarithmic. The axis of y always is.
     bands : bool
-        Whether to draw 95% intervals. Those of two or three runs hide all else.
+        Whether to draw 95% intervals. Intervals of two or three runs hide the lines.
     columns : int
-        Most panels of a row.
+        Most panels in a row.
 
     Raises
     ------

@@ -14,7 +14,7 @@ _TICKS = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart: ``low < high``, both positive where it is logarithmic."""
+    """One axis of a chart, with ``low < high``; both are positive if it is logarithmic."""
 
     label: str
     low: float
@@ -40,8 +40,7 @@ class Axis:
             return [10.0**power for power in powers][::-1]
         least = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(least))
-        # Without the margin, a step that is too small by a rounding would be passed
-        # over.
+        # The margin keeps a step that is too small only by rounding.
         steps = [power * f for f in (1.0, 2.0, 5.0, 10.0)]
         step = next(each for each in steps if least <= each * (1 + 1e-9))
         first = math.ceil(self.low / step - 1e-9)
@@ -49,7 +48,7 @@ class Axis:
         return [i * step for i in range(first, last + 1)]
 
     def text(self, tick: float) -> str:
-        """Return a tick's value as it is written at the axis."""
+        """Return the text of a tick at the axis."""
         if self.log:
             if 0.001 <= tick <= 1000:
                 return f"{tick:.4g}"
@@ -85,7 +84,7 @@ class PlotFrame:
 
     @property
     def floor(self) -> float:
-        """Where the lower axis is."""
+        """Vertical place of the lower axis."""
         return self.height - 46
 
     def across(self, value: float) -> float:
@@ -100,7 +99,7 @@ class PlotFrame:
 
 
 class Dot(NamedTuple):
-    """A centroid in a plot, with its name and a text for a reader who points at it."""
+    """A centroid in a plot, with its name and its tooltip."""
 
     name: str
     x: float
@@ -113,19 +112,25 @@ class Dot(NamedTuple):
 def principal_places(
     points: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return points, (k, d >= 2), along their first two principal directions.
+    """Return the places of points, (k, d >= 2), along their first two principal directions.
 
-    Places are (k, 2) distances from the mean under the weights (k,), none of them
-    negative. Shares (2,) of the weighted variance follow, 0 where there is none.
+    ``weights`` are (k,) and not negative.
+
+    Returns
+    -------
+    places : array of shape (k, 2)
+        Signed distances from the weighted mean.
+    fractions : array of shape (2,)
+        Fractions of the weighted variance; 0 if there is no variance.
     """
-    # Noisy sizes may all be cut to 0, and the plot needs a centre all the same.
+    # All noisy sizes may be cut to 0, but the plot needs a centre.
     if not weights.sum() > 0:
         weights = np.ones(len(points))
     weights = weights / weights.sum()
     centred = points - weights @ points
     weighted = np.sqrt(weights)[:, None] * centred
     _, values, directions = np.linalg.svd(weighted, full_matrices=False)
-    # There are fewer than two directions where there is a single point.
+    # A single point has fewer than two directions.
     first = np.zeros((2, points.shape[1]))
     first[: len(directions[:2])] = directions[:2]
     # The decomposition leaves the signs open. The largest entry is made positive, so

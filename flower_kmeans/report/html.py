@@ -1,8 +1,7 @@
 """A run's report as one HTML page without scripts, network or the plots extra.
 
-The page is ``page.html.j2``, which has its sentences, with ``figures.svg.j2`` and
-``page.css``. `Outcome` is what a page may know of a run: all of it is public or
-released, never a record.
+``page.html.j2`` has the sentences of the page, with ``figures.svg.j2`` and ``page.css``.
+`Outcome` holds the data of a page: all of it is public or released, never a record.
 """
 
 import math
@@ -34,7 +33,7 @@ MAX_COLUMNS = 64
 _NAMED_DOTS = 40
 _LARGEST_DOT = 20.0
 _SMALLEST_DOT = 4.0
-_REACH = 2.5  # of the axis of epsilon, in epsilons of the run
+_REACH = 2.5  # length of the axis of epsilon, in epsilons of the run
 _POINTS = 241
 _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
@@ -52,25 +51,25 @@ def html_report(
 ) -> str:
     """Return a run's report as one HTML page that fetches nothing and holds no script.
 
-    It holds the run's report, public parameters, and released centroids and sizes;
-    never a record. ``docs/reading-a-report.md`` explains it.
+    The page holds the run's report, public parameters, and released centroids and sizes,
+    but never a record. ``docs/reading-a-report.md`` explains it.
 
     Parameters
     ----------
     run : Clustering or a strategy
-        What `simulate` returned, or the strategy after its ``start``, also if that
-        raised a `RunError`. The page of a server that saw no sum has no centroids.
+        The result of `simulate`, or a strategy after its ``start``, also after a
+        `RunError`. The page of a server that saw no sum has no centroids.
     result : flwr.serverapp.strategy.Result, optional
-        With a strategy: what ``start`` returned. Without it the page has no sizes.
+        With a strategy: the result of ``start``. Without it the page has no sizes.
     columns : sequence of str, optional
-        Names of the columns; by default those of the domain, or numbers.
+        Names of the columns. Default: the domain's names, or numbers.
     title : str, optional
-        Of the page.
+        Title of the page.
     facts : sequence of (str, str), optional
-        Names and values of what else is publicly known of the run; nothing counted in
-        records.
+        Names and values of further public facts about the run. They must not be computed
+        from records.
     not_private : str, optional
-        Why the run was not private in spite of its noise, as a sentence.
+        Sentence on why the run was not private in spite of its noise.
 
     Returns
     -------
@@ -80,7 +79,8 @@ def html_report(
     Raises
     ------
     ConfigurationError, ConfigurationTypeError
-        If ``run`` is neither of these, or ``columns`` or ``result`` do not fit it.
+        If ``run`` is neither a `Clustering` nor a strategy, or ``columns`` or ``result``
+        do not fit it.
     RunError
         If the strategy has not started.
     """
@@ -94,9 +94,10 @@ def page_of(
     facts: Sequence[tuple[str, str]],
     versions: Mapping[str, str],
 ) -> str:
-    """Return the page of a run's outcome; other parameters are `html_report`'s.
+    """Return the page of a run's outcome.
 
-    ``versions`` are those of the software that made the run.
+    ``versions`` are the versions of the software that made the run. The other parameters
+    are those of `html_report`.
     """
     report = run.report
     dropped = {(entry.round, entry.node_id) for entry in report.dropped}
@@ -123,8 +124,7 @@ def page_of(
         versions=versions,
         version=__version__,  # of this page's writer
     )
-    # Values hold no line breaks, since these do not print: all of them are the
-    # templates' layout.
+    # All line breaks are layout of the templates, because values cannot hold any.
     page = re.sub(r"(?<=>)\s*\n\s*|\s*\n\s*(?=<)", "", page)
     return "<!doctype html>\n" + re.sub(r"\s*\n\s*", " ", page) + "\n"
 
@@ -134,14 +134,14 @@ def page_of(
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run for its page: report, public parameters, and results that may be seen."""
+    """A run for its page: report, public parameters, and results that its writer may see."""
 
     report: Report
     domain: Domain
     columns: tuple[str, ...]
-    # the most, where the run chooses and its writer may not see how many
+    # the most, if the run chose their number and the writer must not see it
     n_clusters: int
-    clusters: str  # the same in words
+    clusters: str  # number of clusters in words
     centroids: FloatArray | None  # (k, d)
     counts: FloatArray | None  # (k,)
     sizes: SizeReport | None
@@ -150,7 +150,7 @@ class Outcome:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run's guarantee holds, by its report and its user."""
+        """Whether the run's guarantee holds: neither its report nor its user denies it."""
         return self.not_private is None and self.report.guarantee_holds
 
     @property
@@ -177,7 +177,7 @@ class Outcome:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Clusters by size, the largest first; in order if sizes are not known."""
+        """Indices of the clusters, the largest cluster first; in order without sizes."""
         if self.counts is None:
             return np.arange(self.n_clusters)
         return np.argsort(-self.counts, kind="stable")
@@ -186,7 +186,7 @@ class Outcome:
 def _outcome_of(
     run: Any, result: Any, columns: Sequence[str] | None, not_private: str | None
 ) -> Outcome:
-    """Return a run for its page, after checks of the arguments of `html_report`."""
+    """Return the outcome of a run, after checks of the arguments of `html_report`."""
     arrays: tuple[FloatArray | None, FloatArray | None]
     if isinstance(run, Clustering):
         n_clusters = len(run.centroids)
@@ -228,7 +228,7 @@ def _outcome_of(
         sizes = report.sizes
     known = str(n_clusters) if fewest == n_clusters else f"{fewest} to {n_clusters}"
     columns = tuple(map(str, names))
-    # A blind server must not see it. Other strategies have none, or it is None.
+    # A blind server must not see the synopsis. Some strategies have no such attribute.
     if report.trust_model.is_blind:
         synopsis = None
     else:
@@ -251,15 +251,15 @@ def _outcome_of(
 def _of_server(
     strategy: Any, result: Any
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the server's knowledge of the result: none, where it saw no sum."""
-    # Also with a result at hand: the page of a blind server must not show a sum.
+    """Return the centroids and counts that the server saw; ``None`` for each that it did not."""
+    # The page of a blind server must not show a sum, even if its caller has a result.
     if strategy.report.trust_model.is_blind:
         return None, None
     arrays = getattr(result, "arrays", result)
     if arrays is None:
         try:
             return _floats(strategy.centroids), None
-        except KMeansError:  # no sum of a round was reconstructed
+        except KMeansError:  # no round is finished
             return None, None
     require_type("result", arrays, Mapping, "what start returned")
     return _floats(arrays.get("centroids")), _floats(arrays.get("counts"))
@@ -281,16 +281,16 @@ def _floats(array: Any) -> FloatArray | None:
 def detection(report: Report, alarm: float) -> float:
     """Return the largest true positive rate of a test for one record (or client).
 
-    ``alarm`` in (0, 1) is its rate of false alarms. This is one minus the trade-off
-    function of the run (Dong, Roth & Su 2022, section 2): attained for Gaussian noise,
-    else a bound by epsilon and delta.
+    ``alarm`` in (0, 1) is the false positive rate of the test. The result is one minus the
+    trade-off function of the run (Dong, Roth & Su 2022, section 2). It is attained for
+    Gaussian noise, and otherwise a bound from epsilon and delta.
     """
     if report.mu is not None:
         return float(ndtr(ndtri(alarm) + report.mu))
     epsilon = math.inf if report.epsilon is None else report.epsilon
     delta = 1.0 if report.delta is None else report.delta
     grown = alarm * math.exp(min(epsilon, 700.0)) + delta  # e^710 is no float
-    # Both constraints of (epsilon, delta), for the data sets in either order.
+    # Both constraints of (epsilon, delta) hold, one for each order of the data sets.
     quiet = max(0.0, 1 - delta - alarm)
     return min(1.0, grown, 1 - math.exp(-epsilon) * quiet)
 
@@ -311,7 +311,7 @@ def cost_shares(plan: PrivacyPlan) -> list[float | None]:
 
 
 def colour_of(centroid: FloatArray) -> str:
-    """Return red, green and blue in 0 to 255, (3,), as the name of a colour."""
+    """Return the hexadecimal name of the colour of red, green and blue, (3,), in 0 to 255."""
     rounded = np.clip(np.rint(centroid), 0, 255)
     red, green, blue = (int(each) for each in rounded)
     return f"#{red:02x}{green:02x}{blue:02x}"
@@ -323,7 +323,7 @@ def whole(low: float, high: float) -> str:
 
 
 def texts(values: Sequence[float | str]) -> list[str]:
-    """Return the cells of a column: four digits of its largest number, or its text."""
+    """Return the cells of a column, with the decimals that give its largest number four digits."""
     numbers = [value for value in values if isinstance(value, float)]
     largest = max(map(abs, numbers), default=0.0)
     digits = 0
@@ -345,7 +345,7 @@ def least_shown(delta: float) -> float:
 
 
 def _curve(report: Report) -> dict[str, Any] | None:
-    """Return axes and lines of delta by epsilon: of the run, and with earlier ones."""
+    """Return axes and lines of delta by epsilon, for the run and with earlier runs."""
     epsilon = report.epsilon
     delta = report.delta
     together = report.together
@@ -357,7 +357,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
         plans = [report.plan, together]
     reach = _REACH * max(plan.epsilon() or 0.0 for plan in plans)
     low = least_shown(delta)
-    # The claim is a point of the line, or its mark would lie beside it.
+    # The claim must be a point of the line, so that its mark lies on the line.
     even = np.linspace(reach / (_POINTS - 1), reach, _POINTS)
     epsilons = sorted([*even.tolist(), epsilon])
     return {
@@ -370,9 +370,9 @@ def _curve(report: Report) -> dict[str, Any] | None:
 def _line(
     plan: PrivacyPlan, epsilons: list[float], low: float
 ) -> tuple[list[float], list[float]]:
-    """Return epsilons and deltas, down to ``low``, which can replace the last delta."""
+    """Return epsilons and deltas down to ``low``, which may replace the last delta."""
     deltas = [plan.delta(epsilon) for epsilon in epsilons]
-    # one more, so that the line reaches the axis
+    # One more point lets the line reach the axis.
     n = sum(delta >= low for delta in deltas) + 1
     return epsilons[:n], [max(delta, low) for delta in deltas[:n]]
 
@@ -404,8 +404,7 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
         else:
             axis = Axis(label, float(bounds[0][i]), float(bounds[1][i]))
         axes.append(axis)
-    # A circle's area is its size; without sizes, and where noise left none, all circles
-    # are equal.
+    # The area of a circle shows the size. Without positive sizes all circles are equal.
     if counts is None:
         drawn = 0.15 * relative
     elif sizes.any():
@@ -414,7 +413,7 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
         drawn = np.full(k, 0.09)
     radii = np.maximum(_SMALLEST_DOT, _LARGEST_DOT * np.sqrt(drawn))
     dots = []
-    # The largest first, so that small circles are drawn upon large ones.
+    # The largest is drawn first, so that small circles are above large ones.
     for cluster in run.order:
         title = f"cluster {cluster}"
         if counts is not None:
@@ -463,7 +462,7 @@ def _weights(run: Outcome) -> str:
 
 
 def _sized(run: Outcome) -> dict[str, Any] | None:
-    """Return the given bounds, and the shown clusters, the largest first."""
+    """Return the bounds on sizes, the shown clusters with the largest first, and their axis."""
     sizes = run.sizes
     if sizes is None:
         return None
@@ -480,18 +479,18 @@ def _sized(run: Outcome) -> dict[str, Any] | None:
     bounds = [bound for bound in (least, most) if bound is not None]
     shown = sizes.interval[order].ravel().tolist()
     axis = around([*shown, *bounds], "records")
-    # Noisy intervals may begin below 0, which no size can be.
+    # Noisy intervals can begin below 0, but sizes cannot be negative.
     axis = Axis("records", max(axis.low, 0.0), axis.high)
     return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
 
 
 def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:
-    """Return the numbers of clusters whose costs a page shows, the run's included."""
+    """Return the numbers of clusters whose costs a page shows, also the run's number."""
     most = max(_USUAL_NUMBERS, min(n_clusters + 5, _MOST_NUMBERS))
     return range(1, min(most, len(synopsis.weights)) + 1)
 
 
-@lru_cache(maxsize=1)  # report.json has it beside the page
+@lru_cache(maxsize=1)  # report.json and the page both have it
 def elbow_shown(synopsis: Synopsis, n_clusters: int) -> Elbow:
     """Return the costs of `numbers_shown`."""
     return synopsis.elbow(numbers_shown(synopsis, n_clusters))
@@ -533,7 +532,7 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
 
     n_leaves = min(len(tree) + 1, _MOST_LEAVES)
     drawn = dendrogram(tree, p=n_leaves, truncate_mode="lastp", no_plot=True)
-    # the first merges two clusters, the last nothing
+    # The first height merges two clusters. The last one, 0, merges none.
     heights = np.append(tree[::-1, 2], 0.0)
     cut = None
     if 1 < n_clusters <= n_leaves:
@@ -558,7 +557,7 @@ def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
 def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     """Return the columns of each part of a table, at most ``fit``.
 
-    The first is in all of them.
+    The first column is in every part.
     """
     if n_columns <= fit:
         return [list(range(n_columns))]
@@ -566,7 +565,7 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
-# Here, and not in templates.py, since reports in text need none of them.
+# They are here and not in templates.py, because reports in text do not need them.
 TEMPLATES = environment()
 TEMPLATES.filters.update(
     px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"

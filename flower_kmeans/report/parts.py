@@ -1,4 +1,4 @@
-"""Parts of reports for single kinds of runs, which are imported when they are needed."""
+"""Registry of report parts for kinds of runs, which are imported when they are needed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -19,35 +19,35 @@ class ReportPart(Protocol):
 
     @property
     def noise_shares(self) -> int:
-        """M': the fewest honest noise shares, which make the planned noise together."""
+        """Number M' of noise shares that make the planned noise: the fewest honest ones."""
 
     @property
     def noise_factor(self) -> float:
-        """The noise's deviation over the planned one."""
+        """Ratio of the noise's standard deviation to the planned one."""
 
     @property
     def page(self) -> str:
-        """Template with the words of a page that depend on the kind of run."""
+        """Path of the template with the texts of a page that depend on the kind of run."""
 
     @property
     def trust_table(self) -> Sequence[tuple[str, ...]]:
-        """Rows of those who take part, their views, and their knowledge."""
+        """Rows of participants: who, what they see, and what they learn."""
 
     def statements(self, report: "Report") -> tuple[str, ...]:
-        """Return statements for all who take part, in sentences."""
+        """Return the statements for all participants, in sentences."""
 
     def protection(self, report: "Report") -> tuple[str, ...]:
         """Return a sentence on the protection against each of `report.PARTIES`, in order."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
+        """Return the part as plain values for JSON."""
 
 
 _PATHS: dict[str, str] = {}  # by the name of the kind of run
 
 
 def register_part(name: str, path: str) -> None:
-    """Make the class of a kind's part known by its ``module:name``."""
+    """Register the class of a kind's part by its ``module:name``."""
     _PATHS[name] = path
 
 

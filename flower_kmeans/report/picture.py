@@ -1,8 +1,7 @@
 """Pictures of a clustering: a photograph with its palette, or a scatter plot.
 
-They show the records themselves. They are for those who hold the data, as a simulation
-does, and nothing that a private run would publish: their owner alone may read the
-files.
+Pictures show the records themselves, so a private run must not publish them. They are for
+holders of the data, such as a simulation. Only the owner of the files can read them.
 """
 
 from pathlib import Path
@@ -34,8 +33,8 @@ def save_photo_picture(
     """Write a png: the photograph before and after, and its palette, largest first.
 
     ``image`` is (height, width, 3). ``labels``, (height * width,) row by row, are the
-    clusters of its pixels, ``centroids``, (k, 3), their colours, and ``counts``, (k,),
-    the palette's widths.
+    clusters of its pixels. ``centroids``, (k, 3), are the colours of the clusters, and
+    ``counts``, (k,), determine the widths in the palette.
     """
     require("PIL", "The picture")
     from PIL import Image, ImageDraw, ImageFont
@@ -94,16 +93,16 @@ def save_scatter_picture(
 ) -> None:
     """Write a png: records by their first two columns and cluster, and the centroids.
 
-    ``records`` (n, d >= 2) and ``centroids`` (k, d) are in the user's units; of more
-    than 20,000 records evenly spaced ones are drawn. ``labels`` (n,) need not be of the
-    nearest centroids.
+    ``records`` (n, d >= 2) and ``centroids`` (k, d) are in the user's units. If there are
+    more than 20,000 records, evenly spaced ones are drawn. ``labels`` (n,) need not name
+    the nearest centroids.
     """
     require("matplotlib", "The picture", extra="plots")
     from matplotlib.figure import Figure
 
     if centroids.shape[1] < 2:
         raise ConfigurationError("Expected at least 2 columns to plot. Got 1 instead.")
-    # Every n-th record: a random choice would make the picture of a run change.
+    # Every n-th record is drawn, because a random choice would change from run to run.
     step = -(-len(records) // _MAX_POINTS) or 1
     shown = records[::step]
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
@@ -113,7 +112,7 @@ def save_scatter_picture(
     x = centroids[:, 0]
     y = centroids[:, 1]
     axes.scatter(x, y, c="black", s=90, marker="x", label="centroids")
-    # Dollars in a name from a file are no formula to set.
+    # Dollar signs in a name from a file do not start a formula.
     axes.set_xlabel(printable(columns[0]), parse_math=False)
     axes.set_ylabel(printable(columns[1]), parse_math=False)
     axes.set_title(f"{len(centroids)} clusters")
@@ -123,18 +122,17 @@ def save_scatter_picture(
 
 
 def colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
-    """Return the colour of each cluster (n,) in pictures of so many clusters."""
+    """Return the colours of clusters (n,) in pictures of ``n_clusters`` clusters."""
     from matplotlib import colormaps
 
-    # Neighbours in the longer list are shades of one colour, and so are light and heavy
-    # parts.
+    # Neighbours in the longer list are shades of one colour, like light and heavy parts.
     n_colours = 10 if n_clusters <= 10 else 20
     palette = colormaps[f"tab{n_colours}"](np.arange(n_colours))
     return list(palette[clusters % n_colours])
 
 
 def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]:
-    """Return the edges of the palette's colours, in pixels; each is visible."""
+    """Return the edges of the palette's colours, in pixels. Every colour is visible."""
     sizes = np.sort(np.maximum(counts, 0.0))[::-1]
     total = float(sizes.sum())
     if total > 0:

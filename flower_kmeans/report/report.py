@@ -52,11 +52,12 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
 IncidentKind = Literal[
     "silent", "refused", "failed", "differs", "named", "renewed", "liar"
 ]
-"""Why a client is in a list of incidents.
+"""Reason why a client is in a list of incidents.
 
-``differs``: its query or its history is another one. ``named``: committee members could
-not open its shares. ``renewed``: it began a new session. ``liar``: its sum-share was
-false and was left out.
+``silent``: it did not reply. ``refused``: it refused a request. ``failed``: it crashed, or
+its reply was not orderly. ``differs``: its query or its history differs from that of most clients.
+``named``: committee members could not unseal its shares. ``renewed``: it began a new
+session. ``liar``: its sum-share was false and was left out.
 """
 
 
@@ -68,7 +69,7 @@ def versions() -> dict[str, str]:
         found[name] = installed_version(name)
     library, _, number = openssl_version().partition(" ")
     found[library] = number or "unknown"
-    # It has the only SEAL that runs on encrypted columns use; most servers lack it.
+    # TenSEAL has the SEAL that computes on encrypted columns. Most servers lack it.
     tenseal = installed_version("tenseal")
     if tenseal == "unknown":
         return found
@@ -105,14 +106,14 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A client that a round went on without, or that did not reply as it should."""
+    """An incident: a client that was missing in a round, or did not reply in an orderly way."""
 
     client: int  # slot in the cohort; -1 if it never got one
-    node_id: int  # Flower's
+    node_id: int  # the id that Flower gave its node
     round: int  # 0 is the set-up, n_rounds + 1 the delivery
     reason: str  # one of this library's fixed sentences
     kind: IncidentKind = "refused"
-    software: str = ""  # versions that it stated, where they may be the reason
+    software: str = ""  # versions that it stated, if they may be the reason
     ledger: bool = False  # whether it stated that it keeps a ledger
 
 
@@ -120,22 +121,22 @@ class Dropped:
 class CommitteeReport:
     """The clients that added shares in the last round (docs/protocol.md, section 4)."""
 
-    slots: tuple[int, ...]  # of the m positions
+    slots: tuple[int, ...]  # slots of the m positions
     n_present: int
-    n_corrupt: int  # f: positions that may be corrupt
+    n_corrupt: int  # number f of positions that may be corrupt
     privacy: int  # tau: any tau shares are independent of an answer
     packing: int  # k: words of an answer in one element of a share
-    epoch: int | None = None  # of a committee that was drawn from a roster
+    epoch: int | None = None  # epoch of a committee drawn from a roster
     beacon: str = ""  # the roster's public random value, hexadecimal
 
     @property
     def n_positions(self) -> int:
-        """m: positions of the committee."""
+        """Number m of positions of the committee."""
         return len(self.slots)
 
     @property
     def threshold(self) -> int:
-        """R: sum-shares that reconstruct a sum."""
+        """Number R of sum-shares that reconstruct a sum."""
         return self.privacy + self.packing
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,19 +147,20 @@ class CommitteeReport:
 
 @dataclass(kw_only=True)
 class Proceedings:
-    """The server's part of a report; nothing here follows from records."""
+    """The server's part of a report. It does not depend on records."""
 
-    n_slots: int = 0  # of the cohort; with a roster one for each name
+    n_slots: int = 0  # slots of the cohort; with a roster one for each name
     committee: CommitteeReport | None = None
-    attempts: int = 0  # at all rounds
-    repeats: int = 0  # repeated requests for sum-shares
+    attempts: int = 0  # number of attempts at all rounds
+    repeats: int = 0  # repeated requests for answers and sum-shares
     round_trips: int = 0
-    resumptions: int = 0  # of the run, after its server ended
-    # By round, after noise beyond the plan was removed: its standard deviation over the
-    # planned one. Empty where none was removed: then it follows from the answers.
+    resumptions: int = 0  # how often the run went on after its server ended
+    # By round, after noise beyond the plan was removed: the ratio of the noise's standard
+    # deviation to the planned one. It is empty if no noise can be removed, because the
+    # ratio then follows from the answers.
     noise_factors: list[float] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # |S| by round; 0 for a lost round
-    # whose sum could not be reconstructed
+    # rounds whose sum could not be reconstructed
     lost_rounds: list[int] = field(default_factory=list)
 
 
@@ -167,56 +169,56 @@ class Report(Proceedings):
     """Privacy and fault report of one run.
 
     It has ``epsilon``, ``delta``, the views of the parties, and missing clients.
-    ``statements`` has what all parties must know in plain sentences, ``to_dict`` all of
-    it as plain values.
+    ``statements`` are plain sentences for all parties. ``to_dict`` returns the whole
+    report as plain values.
     """
 
     strategy: str
     plan: PrivacyPlan
-    # a `flower_kmeans.protocol.trust.TrustModel`, which this room does not know
+    # a `flower_kmeans.protocol.trust.TrustModel`, which this module cannot import
     trust_model: Any
     keys: str  # where the clients' public keys came from: "roster", "relayed" or "none"
     min_clients: int
-    max_colluders: int = 0  # c: clients that may work together, also with the server
+    max_colluders: int = 0  # number c of clients that may collude, also with the server
     # With unit="client": how many records' worth of a client count in each release, and
-    # by release where releases differ. Where clients add means, it counts those.
+    # the same by release. If clients add means, the clip is in means.
     clip: float | None = None
     clips: Mapping[str, float] = field(default_factory=dict)
-    is_open: bool = False  # to any node that the SuperLink admits, and relays its key
-    n_clients: int = 0  # that took part
-    n_rounds: int = 0  # that were completed
-    max_attempts: int = 1  # at one round
-    # for how many honest answers parts of the noise are removed
+    is_open: bool = False  # whether any node that the SuperLink admits could take part
+    n_clients: int = 0  # clients that took part
+    n_rounds: int = 0  # completed rounds
+    max_attempts: int = 1  # most attempts at one round
+    # numbers of honest answers for which parts of the noise are removed
     levels: tuple[int, ...] = ()
     ledger: bool = False  # whether every client stated that it keeps one
-    sampler: str = ""
-    theorems: tuple[int, ...] = ()  # of its strategy, by number
-    seconds: float = 0.0
-    dropped: list[Dropped] = field(default_factory=list)  # whom a round went on without
-    # all that was not an orderly reply
+    sampler: str = ""  # samplers of the noise, by name
+    theorems: tuple[int, ...] = ()  # theorems of the strategy's guarantee, by number
+    seconds: float = 0.0  # since the start
+    dropped: list[Dropped] = field(default_factory=list)  # clients missing in a round
+    # replies that were not orderly, and their absence
     incidents: list[Dropped] = field(default_factory=list)
-    # The algorithm's, and released values that no records or noise alone explain.
-    # Clients of a blind server have them in its place.
+    # Warnings of the algorithm, and about released values that no records explain. With a
+    # blind server only the clients have them.
     warnings: tuple[str, ...] = ()
     # released cost of the clustering, if the server knows it
     cost: CostEstimate | None = None
-    sizes: SizeReport | None = None  # against their bounds, if the server knows them
-    # of the run whose result were the initial centroids
+    sizes: SizeReport | None = None  # sizes and bounds, if the server knows them
+    # the report of the run that gave the initial centroids
     earlier: "Report | None" = None
-    part: ReportPart | None = None  # of some kinds of runs
-    # What one must know to sign it.
+    part: ReportPart | None = None  # further facts, for some kinds of runs
+    # The following fields identify the run.
     run: str = ""  # identity of the run, 32 hexadecimal digits
-    date: str = ""  # of its start, in UTC
-    # of the server's software
+    date: str = ""  # start of the run, in UTC
+    # versions of the server's software
     versions: Mapping[str, str] = field(default_factory=versions)
     bounds: Mapping[str, Any] = field(default_factory=dict)  # `bounds_of` its domain
     # digest of the clients' public keys, hexadecimal; empty without a roster
     roster: str = ""
-    parties: tuple[str, ...] = ()  # their names on the roster, by slot
+    parties: tuple[str, ...] = ()  # names on the roster, by slot
 
     @property
     def restarts(self) -> int:
-        """Number of new sessions that clients began in the course of the run."""
+        """Number of new sessions that clients began during the run."""
         return len(self.incidents_of("renewed"))
 
     @property
@@ -250,7 +252,7 @@ class Report(Proceedings):
 
     @property
     def unit(self) -> str:
-        """Who is protected: one record or one client."""
+        """Unit of privacy: "record" or "client"."""
         return self.plan.budget.unit
 
     @property
@@ -262,12 +264,12 @@ class Report(Proceedings):
 
     @property
     def together(self) -> PrivacyPlan | None:
-        """The cost of this run and of those before it, each the start of the next one.
+        """Joint privacy plan of this run and of the earlier runs that it started from.
 
         ``None`` if it started from no other run, or one of them was not private.
         """
-        # Each run was chosen after the results of those before: a privacy filter, not a
-        # plan.
+        # A run may depend on the results of the runs before, so their composition is a
+        # privacy filter.
         if self.earlier is None or not (self.is_private and self.earlier.is_private):
             return None
         before: PrivacyPlan | None
@@ -281,24 +283,24 @@ class Report(Proceedings):
 
     @property
     def noise_shares(self) -> int:
-        """M': the fewest honest noise shares, which make the planned noise together."""
+        """Number M' of noise shares that make the planned noise: the fewest honest ones."""
         if self.part is not None:
             return self.part.noise_shares
         return self.min_clients - self.max_colluders
 
     @property
     def factors(self) -> list[float]:
-        """By round, the standard deviation of the sum's noise over the planned one."""
+        """Ratio of the noise's standard deviation to the planned one, by round."""
         return list(self.noise_factors or self._added())
 
     @property
     def noise_factor(self) -> float:
-        """The largest of all rounds: the noise's deviation over the planned one."""
+        """Largest ratio of the noise's standard deviation to the planned one, of all rounds."""
         return max(self.factors, default=1.0)
 
     @property
     def added_noise_factor(self) -> float:
-        """The same of the clients' noise, before noise beyond the plan was removed."""
+        """`noise_factor` before noise beyond the plan was removed."""
         return max(self._added(), default=1.0)
 
     def _added(self) -> list[float]:
@@ -313,12 +315,12 @@ class Report(Proceedings):
     def single_mu(self) -> float | None:
         """The mu of one answer under the client's own noise share, ``sqrt(M') mu``.
 
-        More than tau committee members reach it; under relayed keys a malicious server
-        does. ``None`` where clients do not share the noise.
+        More than tau committee members together can reach it. Under relayed keys a malicious
+        server can. ``None`` if clients do not share the noise.
         """
         if not self.trust_model.shares_noise or self.plan.mu is None:
             return None
-        # Noise beyond the plan can be removed from it.
+        # The attackers can also remove noise beyond the plan.
         most_shares = max(self.noise_shares, *self.levels, 1)
         return self.plan.mu * math.sqrt(most_shares)
 
@@ -328,9 +330,9 @@ class Report(Proceedings):
 
     @property
     def renewed(self) -> dict[int, int]:
-        """By round: committee members that began a new session without a ledger.
+        """Number of committee members that began a new session without a ledger, by round.
 
-        Each may have added two sums of that round, and counts among the f corrupt
+        Each may have added two sums of that round, and counts as one of the f corrupt
         positions.
         """
         if self.committee is None:
@@ -355,14 +357,14 @@ class Report(Proceedings):
 
     @property
     def is_noise_removed(self) -> bool:
-        """Whether the round with the most noise lost noise beyond the plan."""
-        # They are computed in two ways, and may differ in their last bits where nothing
-        # is removed.
+        """Whether noise beyond the plan was removed in the round with the most noise."""
+        # The factors are computed in two ways, so their last bits can differ without any
+        # removal.
         return not math.isclose(self.noise_factor, self.added_noise_factor)
 
     @property
     def clips_are_equal(self) -> bool:
-        """Whether a client counts as much in each release."""
+        """Whether all releases have the same clip."""
         return set(self.clips.values()) <= {self.clip}
 
     @property
@@ -385,7 +387,7 @@ class Report(Proceedings):
 
     @property
     def protects_against(self) -> dict[str, str]:
-        """Whether records are protected against each of `PARTIES`.
+        """Sentences on the protection of records against each of `PARTIES`.
 
         See docs/threat-model.md.
         """
@@ -393,7 +395,7 @@ class Report(Proceedings):
             words = lines_of("report/protection.txt.j2", report=self)
         else:
             words = self.part.protection(self)
-        # Not strict: only runs with shares have a committee, the last of the parties.
+        # The lengths can differ: only runs with shares have a committee, the last party.
         return dict(zip(PARTIES, words, strict=False))
 
     @property
@@ -464,7 +466,7 @@ class Report(Proceedings):
             "notes": self.plan.notes,
         }
         if (epsilon := self.plan.budget.epsilon) is not None:
-            # The same noise for other epsilons, and for several records.
+            # The noise also has a delta at other epsilons, and an epsilon for groups.
             epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
             values["neighbours"] = self.neighbours
             values["delta_at_epsilon"] = [[e, self.plan.delta(e)] for e in epsilons]
@@ -473,7 +475,7 @@ class Report(Proceedings):
         return {name: _plain(value) for name, value in values.items()}
 
     def _origin(self) -> dict[str, Any]:
-        """Return this run for the report of one that started from it."""
+        """Return the facts of this run for the report of a run that started from it."""
         names = ("strategy", "run", "date", "trust", *_GUARANTEE, "keys", "min_clients")
         own = {name: getattr(self, name) for name in names}
         own["plan"] = self.plan.to_config()
@@ -488,7 +490,7 @@ class Report(Proceedings):
                 row |= {name: getattr(release, name) for name in names}
                 if release.parts:
                     row["parts"] = release.parts
-                # The cost alone; together they compose to the run's guarantee.
+                # The cost is that of the release alone. All compose to the guarantee.
                 measure = "mu" if release.mechanism == "gaussian" else "epsilon"
                 row[measure] = release.cost if self.is_private else None
                 rows.append(row)
@@ -496,14 +498,14 @@ class Report(Proceedings):
 
 
 def clip_text(clip: float, clips: Mapping[str, float]) -> str:
-    """Return the clip of a client: ``clip``, except for releases of ``clips``."""
+    """Return a text of a client's clip: ``clip`` for all releases, or ``clips`` by release."""
     if set(clips.values()) <= {clip}:
         return f"{clip:g} records' worth of a client in each release"
     return f"by release: {listed(clips)}"
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has, and that does not change with the report's."""
+    """Return a copy of a value in types of JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

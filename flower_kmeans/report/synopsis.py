@@ -37,6 +37,9 @@ MOST_IN_TREE = 2_000
 # into which parts are divided, so that Ward's method knows their weights
 _LEAVES = 2_000
 _MOST_SAMPLES = 10**9
+# of weights after a run: k-means works on a grid of `MODEL_BITS`, so a column with less
+# weight would have too few steps
+_MOST_RATIO = 1_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -180,17 +183,18 @@ class Synopsis:
     @property
     def spreads(self) -> FloatArray:
         """Standard deviations of columns in the user's units, (d,)."""
+        # Scaled, because squares of the user's units may be no floats.
         found = self.mixture
         shares = found.weights / found.weights.sum()
-        means = self.means
+        means = self._lifted(found.means)
         mean = shares @ means
         variances = np.square(found.scales) @ np.square(found.directions).T
         # In the directions that are left out.
         beside = 1 - np.square(found.directions).sum(axis=1)
         variances += found.rest * np.maximum(beside, 0.0)
-        within = shares @ variances * np.square(self.domain.unit)
-        spreads: FloatArray = np.sqrt(within + shares @ np.square(means - mean))
-        return spreads
+        between = shares @ np.square(means - mean)
+        spreads: FloatArray = np.sqrt(shares @ variances + between)
+        return spreads * self.domain.unit
 
     @property
     def cost_unit(self) -> float | None:
@@ -222,12 +226,14 @@ class Synopsis:
             Weights of columns by name, such as ``{"ward": 0.1}``; others keep that of
             the run. Names are those of `Box.factors`: of declared columns, or of the
             box's. Nothing new is released, so this costs no privacy. The parts of the
-            mixture were made for the run's weights: see docs/tables/weights.md.
+            mixture were made for the run's weights: see docs/tables/weights.md. Weights
+            differ by a factor of 1,000 at most.
 
         Raises
         ------
         ConfigurationError
-            If there are fewer parts than clusters, or a column is unknown.
+            If there are fewer parts than clusters, a column is unknown, or weights
+            differ by more.
         """
         k = self._number(n_clusters)
         number = _checked_seed(seed)
@@ -503,7 +509,16 @@ def _weighted(domain: Domain, weights: Mapping[str, float]) -> Domain:
         raise ConfigurationError(
             "Expected weights of the columns of a Box. Got those of a Ball, which has none."
         )
-    return domain.weighted(weights)
+    found = domain.weighted(weights)
+    by_name = found.weights_by_name()
+    least = min(by_name, key=by_name.__getitem__)
+    most = max(by_name, key=by_name.__getitem__)
+    if by_name[most] / _MOST_RATIO > by_name[least]:
+        raise ConfigurationError(
+            f"Expected weights that differ by a factor of {_MOST_RATIO:,} at most. Got "
+            f"{by_name[least]:g} for {least!r} and {by_name[most]:g} for {most!r}."
+        )
+    return found
 
 
 def _checked_seed(seed: int) -> int:

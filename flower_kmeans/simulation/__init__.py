@@ -1,4 +1,4 @@
-"""Whole federations on one machine."""
+"""Simulations: whole federations on one machine, or on a Ray cluster."""
 
 from flower_kmeans.simulation.engines import simulate
 

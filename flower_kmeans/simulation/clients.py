@@ -1,4 +1,4 @@
-"""Parts of simulated clients, in this process or on a worker of a Ray cluster."""
+"""Simulated clients, in this process or on a worker of a Ray cluster."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -37,11 +37,11 @@ class Clients:
         ``make(shared, load_data, on_result, load_member)`` returns an app that answers
         for any client.
     load : callable, optional
-        ``load(partition_id)`` returns a client's records, where they are in no `Own`.
+        ``load(partition_id)`` returns a client's records, if no `Own` has them.
     roster : Roster, optional
-        Where keys are pinned. Slots are partition ids.
+        Roster of the run, if keys are pinned. Slots are partition ids.
     shared : SharedWork
-        What one client computes for all of them. It travels empty to another process.
+        Results that one client computes for all. They are not sent to other processes.
     """
 
     make: MakeApp
@@ -78,9 +78,9 @@ class Clients:
 
 @dataclass(frozen=True)
 class Unusable:
-    """Finds faults in the records of a client that a simulation may report.
+    """A check of a client's records, whose result only a simulation may report.
 
-    A node must not say that none of its records counts; a simulation sees all of them.
+    A node must not reveal that none of its records counts. A simulation holds all records.
     """
 
     n_features: int
@@ -98,7 +98,7 @@ class Unusable:
                 f"The records of partition {partition} cannot be used. {error}"
             )
         except Exception:
-            # of a user's function: its client refuses, as in a deployment
+            # The user's function failed, so its client refuses, as in a deployment.
             return None
         return DataError(
             f"Expected a record of finite numbers in partition {partition}. Got none: all of its "
@@ -113,7 +113,6 @@ def partition_of(context: Context) -> int:
 
 def is_reference(value: Any) -> bool:
     """Return whether a value is a reference to an object of a Ray cluster."""
-    # Nobody has one without that module, or before another thread has imported all of
-    # it.
+    # References exist only after the module was imported completely.
     kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
     return kind is not None and isinstance(value, kind)

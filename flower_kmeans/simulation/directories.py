@@ -1,4 +1,4 @@
-"""Directories of one simulation."""
+"""Temporary directories of a simulation."""
 
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +11,13 @@ from flower_kmeans.files import reason_and_cure
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read."""
+    """Yield a temporary directory that only this user can read.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be made.
+    """
     try:
         made = tempfile.TemporaryDirectory(prefix="flower-kmeans-")
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Whole federations at once: in this process, or on a Ray cluster.
+"""Engines that run whole federations: in this process, or on a Ray cluster.
 
-Both engines run the strategy and the client code that a deployment runs, over Flower
-messages. Where the server must not see the result, it is taken from a client through
-its ``on_result``, as in a deployment, and never passes the grid.
+Both engines run the strategy and the client code of a deployment, over Flower messages.
+The result comes from a client's ``on_result``, as in a deployment. If the server must not
+see it, it never passes the grid.
 """
 
 import threading
@@ -60,9 +60,9 @@ AnyStrategy = ClusteringStrategy[Any]
 Partitions = Sequence[Any] | Callable[[int], RecordsLike]
 StartRun = Callable[[Grid], None]
 
-_TIMEOUT = 600.0
+_TIMEOUT = 600.0  # seconds
 _MUCH_WORK = 5e9
-"""Rounds x records x clusters x columns that take about 20 s in one process; Ray starts in 10 s."""
+"""Rounds x records x clusters x columns that take 20 s in one process; Ray starts in 10 s."""
 
 _lock = threading.Lock()
 _at_work: set[int] = set()  # ids of the strategies that have a run in this process
@@ -81,61 +81,65 @@ def simulate(
 ) -> Clustering:
     """Run a strategy over simulated clients.
 
-    Runs of several strategies may overlap in threads of one process. On Ray they share
+    Runs of different strategies can overlap in threads of one process. On Ray they share
     one connection.
 
     Parameters
     ----------
     strategy : KMeansStrategy or VerticalKMeans
-        For example `FastLloyd`.
+        The strategy, for example a `SynopsisKMeans`.
     partitions : sequence of array-like of shape (n_i, n_features), or callable
         The records of each client, in the user's units: an array, or a table of another
-        type (docs/own-data.md, "What load_data may return"). A client may have none.
-        With the engine "in-process" also what `register_kmeans` lists for larger
-        records. A strategy that was given neither ``n_clients`` nor ``min_clients``
-        takes their defaults from this number. On Ray also references to such arrays and
-        tables (``ray.ObjectRef``). A callable gets the partition id and returns the
-        records, where and as often as they are read: on Ray on the workers, for example
-        from storage that all of them share. The strategy must have ``n_clients`` then.
-        What it returns, and what references name, is read once before the run, up to a
-        record that counts. If it raises an error of its own, its client refuses, as in
-        a deployment. Of `VerticalKMeans` the columns of each party, (n_records, width):
-        the same rows in the same order, whose ids are their numbers.
+        type (docs/own-data.md, "What load_data may return"). A client can have no
+        records. The engine "in-process" also takes the types that `register_kmeans`
+        lists for larger records, and Ray takes references to arrays and tables
+        (``ray.ObjectRef``). A strategy without ``n_clients`` and ``min_clients`` takes
+        their defaults from the number of partitions.
+
+        A callable gets the partition id and returns the records. It is called where and
+        as often as they are read: on Ray on the workers, for example to read storage that
+        all of them share. The strategy must then have ``n_clients``. Its results, and
+        referenced records, are read once before the run, up to the first record that
+        counts. If the callable raises an error, its client refuses, as in a deployment.
+
+        For `VerticalKMeans` they are the columns of each party, (n_records, width), with
+        the same rows in the same order. The ids of rows are their numbers.
     engine : {"in-process", "ray", "auto"}, default: "in-process"
-        In this process, one client after the other, or as tasks on Ray. ``"auto"``
-        takes Ray where it is installed, partitions are neither chunks nor files, and a
-        run takes longer than a few seconds in this process. Where Ray then cannot be
-        started, the run goes on in this process, with a `RuntimeWarning` that says why.
+        ``"in-process"`` runs one client after the other in this process, and ``"ray"``
+        runs tasks on Ray. ``"auto"`` takes Ray if it is installed, partitions are neither
+        chunks nor files, and a run in this process would take about 20 s or more. If Ray
+        then cannot be started, the run goes on in this process, with a `RuntimeWarning`
+        that has the reason.
     ray_address : str, optional
         ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as
-        this process. Default: the cluster that this process is connected to, that in
-        the environment's ``RAY_ADDRESS``, or one of this machine alone, for this run.
-        The tasks of a node that is lost run again on others; the run ends with a
-        `RunError` after four losses.
+        this process. Default: the cluster that this process is connected to, the cluster
+        of the environment variable ``RAY_ADDRESS``, or a new one on this machine for this
+        run. Tasks of a lost node run again on others. The run ends with a `RunError` if
+        a task is lost four times.
     policy : ClientPolicy, optional
-        What every client accepts. The default, ``ClientPolicy.for_simulation()``,
-        accepts whatever the strategy requests. Under ``keys="roster"`` keys and roster
-        are made for this run; on Ray a client's key travels with its messages. Party 0
-        of `VerticalKMeans` computes in one process, unless the policy names more
+        Policy of all clients. The default, ``ClientPolicy.for_simulation()``, accepts all
+        requests of the strategy. With ``keys="roster"``, keys and roster are made for
+        this run; on Ray a client's key travels with its messages. Party 0 of
+        `VerticalKMeans` computes in one process, unless the policy names more
         ``workers``.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
     timeout : float, optional
-        Seconds after which a round trip ends in any case. Default: 600, or
-        `VerticalKMeans`'s own.
+        Seconds after which a round trip ends in any case. Default: 600, or the
+        ``default_timeout`` of `VerticalKMeans`.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
     Returns
     -------
     Clustering
-        Centroids in the user's units, noisy sizes, and the report; weights where sizes
+        Centroids in the user's units, noisy sizes and the report, and weights if sizes
         have bounds.
 
     Raises
     ------
     ConfigurationError, ConfigurationTypeError, DataError
-        If an argument cannot be used; nothing has been sent then.
+        If an argument cannot be used. Nothing has been sent then.
     TooFewClientsError, RunError
         If the run could not be completed.
     """
@@ -194,11 +198,11 @@ def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
     """Return a client's result with the server's report."""
     report = strategy.report
     if strategy.trust_model.is_blind:
-        # The server knows no warnings. A simulation also has the clients' result.
+        # Only clients know the warnings. A simulation has their result.
         report = replace(report, warnings=result.warnings)
     synopsis = result.synopsis
     if synopsis is not None:
-        # Clients know the box alone, and the strategy the columns of a `TableDomain`.
+        # Clients only know the box. The strategy has the columns of a `TableDomain`.
         synopsis = replace(synopsis, domain=strategy.domain)
     return Clustering(
         result.centroids,
@@ -231,7 +235,7 @@ def _part_of(strategy: AnyStrategy) -> SimulationPart | None:
 def choose_engine(
     strategy: AnyStrategy, engine: Engine, ray_address: str | None = None
 ) -> Place:
-    """Return the engine of a run; ``"auto"`` decides by the run's public numbers."""
+    """Return the engine of a run. ``"auto"`` decides by the run's public numbers."""
     if engine not in get_args(Engine):
         raise ConfigurationError(
             f"Expected engine in {get_args(Engine)}. Got {engine!r} instead."
@@ -257,17 +261,17 @@ def choose_engine(
 def started(
     engine: Place, ray_address: str | None = None, *, or_here: bool = False
 ) -> Iterator[tuple[Place, str | None]]:
-    """Start an engine, and yield it with a note if it is another one.
+    """Start an engine, and yield its name, with a note if it is another engine.
 
     Parameters
     ----------
     engine : {"in-process", "ray"}
-        As `choose_engine` returned it.
+        The result of `choose_engine`.
     ray_address : str, optional
         As in `simulate`.
     or_here : bool, default: False
-        Whether to go on in this process where Ray cannot be started, unless an address
-        is given.
+        Whether to go on in this process if Ray cannot be started. It has no effect with
+        an address.
     """
     with ExitStack() as stack:
         note = None
@@ -284,11 +288,11 @@ def started(
 
 @contextmanager
 def _alone(strategy: AnyStrategy) -> Iterator[None]:
-    """Keep a strategy to one run at a time: two would mix their results and reports."""
+    """Require that a strategy has one run at a time: two would mix their results and reports."""
     with _lock:
         if id(strategy) in _at_work:
             raise ConfigurationError(
-                "Expected a strategy of its own for each run at the same time. Got one that has a "
+                "Expected a different strategy for each run at the same time. Got one that has a "
                 "run in this process already."
             )
         _at_work.add(id(strategy))
@@ -303,7 +307,7 @@ def _alone(strategy: AnyStrategy) -> Iterator[None]:
 def _told(
     strategy: AnyStrategy, on_round: Callable[[RoundInfo], None] | None
 ) -> Iterator[None]:
-    """Let a strategy call this function after each round of a run, if there is one."""
+    """Set the function that a strategy calls after each round inside the context, if any."""
     before = strategy.on_round
     strategy.on_round = on_round or before
     try:
@@ -313,7 +317,7 @@ def _told(
 
 
 def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy:
-    """Return the policy of all clients; refuse settings that only one node can have."""
+    """Return the policy of all clients; raise for settings that only one node can have."""
     if policy is None:
         return ClientPolicy.for_simulation()
     if policy.state_dir is not None and n_clients > 1:
@@ -335,7 +339,7 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
 
 
 def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> ClientRecords:
-    """Return the records of each client, or ``None`` if a function returns them."""
+    """Return the records of each client; ``None`` for each if a function returns them."""
     require_type(
         "partitions",
         partitions,
@@ -361,7 +365,7 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Client
             f"Got {len(partitions)} instead."
         )
     with strategy.expecting(len(partitions)):
-        pass  # fails now if fewer clients than the strategy needs
+        pass  # raises if there are fewer clients than the strategy needs
     if part is not None:
         return part.checked(strategy, partitions)
     return _checked_rows(strategy, partitions)
@@ -387,7 +391,7 @@ def _require_usable(
     place: Place,
     timeout: float,
 ) -> None:
-    """Require records that count of all clients whose records were not checked yet."""
+    """Require usable records of all clients whose records were not checked before."""
     check = Unusable(strategy.domain.n_features, strategy.domain.columns)
     unchecked = [
         (i, own)
@@ -447,7 +451,7 @@ def _placed(
 def _with_keys(
     strategy: AnyStrategy, n_clients: int
 ) -> Iterator[tuple[Roster | None, Sequence[bytes]]]:
-    """Yield the roster of a run and the clients' keys, which are written nowhere."""
+    """Yield the roster of a run and the clients' keys. Keys are not written to disk."""
     if strategy.keys != "roster":
         yield None, [b""] * n_clients
         return
@@ -459,11 +463,12 @@ def _with_keys(
         keys, content = new_members(names, beacon)
         path = directory / ROSTER_FILE
         path.write_bytes(content)
-        # Whatever the umask: the strategy refuses a file that others may write.
+        # The mode must not depend on the umask: the strategy refuses a file that other users
+        # can write.
         path.chmod(0o644)
         before = strategy.roster_file
         strategy.roster_file = path
-        try:  # the strategy holds the roster meanwhile
+        try:
             yield Roster.from_file(path), keys
         finally:
             strategy.roster_file = before
@@ -477,7 +482,7 @@ def _client_app(
     on_result: OnResult,
     load_member: LoadMember | None = None,
 ) -> App:
-    """Return the app of all clients. Policies differ with a roster or parties."""
+    """Return the app of all clients. With a roster or parties, each client has its own policy."""
 
     def row_numbers(context: Context) -> list[str]:
         n_rows = len(np.asarray(load_data(context)))
@@ -502,13 +507,13 @@ def _client_app(
 
 @dataclass(frozen=True)
 class _MemberPolicy(ClientPolicy):
-    """The policy of a simulated client, whose key is in no file."""
+    """The policy of a simulated client whose key is not in a file."""
 
     member: Identity | None = None
 
     @property
     def accepted_keys(self) -> tuple[str, ...]:
-        """Where the clients' keys of a protected run may come from."""
+        """Accepted sources of the clients' keys in a protected run."""
         return ("roster",)
 
     def read_identity(self) -> Identity | None:

@@ -1,7 +1,7 @@
 """Faults for simulations: clients that drop, crash, answer late, twice, or wrongly.
 
-A fault is produced where it would arise: the client's side raises or spoils its reply,
-and faults of the network (loss, delay, repetition) happen to real messages between
+Faults arise where they would in a deployment: the client's side raises or changes its
+reply, and faults of the network (loss, delay, repetition) affect real messages between
 client and strategy. The strategy and the honest clients run their ordinary code.
 """
 
@@ -52,13 +52,13 @@ class Fault:
     round : int
         1 to T for the rounds, 0 for the enrolment, -1 for the final delivery.
     kind : str
-        ``"drop"`` the message never reaches the client; ``"crash"`` the client raises;
-        ``"late"`` its answer comes after the round trip is over; ``"twice"`` it comes
-        again; ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the
-        wrong length, the wrong type, or belongs to another round or another run.
+        ``"drop"``: the message never reaches the client. ``"crash"``: the client raises.
+        ``"late"``: its answer comes after the round trip is over. ``"twice"``: its answer
+        comes twice. ``"shape"``, ``"type"``, ``"round"`` or ``"run"``: the answer has the
+        wrong length or type, or belongs to another round or run.
     trip : {"ask", "add"}, default: "ask"
-        Which of the round's messages: the query, or the request for a committee
-        member's sum-share.
+        The message of the round: the query, or the request for a committee member's
+        sum-share.
     """
 
     client: int
@@ -88,11 +88,11 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 class InjectedCrashError(RuntimeError):
-    """Raised by a simulated client that crashes."""
+    """Error of a simulated client that crashes."""
 
 
 def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
-    """Return the round and the round trip of a message, as faults name them."""
+    """Return the round and the trip of a message, as in a `Fault`; ``None`` if it has none."""
     try:
         request = decode_request(from_content(message.content))
     except MessageError:
@@ -117,13 +117,12 @@ class FaultyClientApp:
         self._clients = {fault.client for fault in faults}
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer as the client would, or with its fault."""
+        """Return the client's reply, or its reply with the fault."""
         kind = self._kind_of(message, context)
         if kind == "crash":
             raise InjectedCrashError("The client crashes by its fault.")
         if kind == "drop":
-            # The grid drops it: neither the client nor the strategy sees anything of
-            # the exchange.
+            # The grid drops the reply: neither client nor strategy sees the exchange.
             reply = Message(RecordDict(), reply_to=message)
         else:
             reply = self._app(message, context)
@@ -151,7 +150,7 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
     if kind == "run":
         changed: Reply = msgspec.structs.replace(reply, doc_hash=bytes(32))
     elif isinstance(reply, Answer) and kind == "round":
-        # An answer names its round by its tag alone.
+        # Only the tag of an answer identifies its round.
         other_tag = bytes(byte ^ 1 for byte in reply.tag)
         changed = msgspec.structs.replace(reply, tag=other_tag)
     elif isinstance(reply, Answer):
@@ -165,7 +164,7 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
         changed = msgspec.structs.replace(reply, share=share)
     elif kind == "shape":
         return to_content(encode(reply)[:-1])
-    else:  # it belongs to no round
+    else:  # the reply belongs to no round
         return content
     return to_content(encode(changed))
 
@@ -191,13 +190,13 @@ class FaultyGrid(PolledGrid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages to the wrapped grid. Replies that were held back arrive."""
+        """Push messages to the wrapped grid. Late replies arrive from then on."""
         self._late += self._held
         self._held = []
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield replies, with those of earlier rounds that came late first."""
+        """Yield replies: first the late ones of earlier round trips."""
         ids = list(message_ids)
         late = self._late
         self._late = []
@@ -216,7 +215,7 @@ class FaultyGrid(PolledGrid):
                     yield reply
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return the messages whose replies this grid holds back or has lost."""
+        """Return the messages whose replies are lost or held back, also by the wrapped grid."""
         ids = set(message_ids)
         inner = getattr(self._grid, "known_lost", None)
         lost = self._lost & ids

@@ -1,9 +1,8 @@
 """A Flower grid that runs every client in this process, one after the other.
 
-It calls the very ClientApp that a SuperNode would, with real Flower messages and
-contexts, and is the one file that touches Flower's internals: message ids are set by
-the SuperLink in a deployment, and creating a message needs the identity of the running
-task.
+It calls the ClientApp that a SuperNode would call, with real Flower messages and contexts.
+Only this file touches Flower's internals: in a deployment the SuperLink sets message ids,
+and creating a message needs the identity of the running task.
 """
 
 import threading
@@ -19,32 +18,35 @@ from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
 App = Callable[[Message, Context], Message]
-"""Answers a client's message, as a ClientApp does."""
+"""Function that answers a client's message, as a ClientApp does."""
 
 CLIENT_RAISED = 2  # Flower's code for an exception of a ClientApp
 _RUN_ID = 1
 _SERVER_NODE_ID = 1
-# Above the server's own id, and far from partition ids, which are not node ids.
+# Node ids are above the server's id, and far from partition ids, so that none is mistaken
+# for another.
 _FIRST_NODE_ID = 1001
-_PAUSE = 0.02
-_numbers = count(1)  # of messages, for all grids of this process
+_PAUSE = 0.02  # seconds
+_numbers = count(1)  # numbers of messages, for all grids of this process
 
-# The private names, since Flower's properties raise while nothing is set.
+# The names are private, because Flower's properties raise while nothing is set.
 _IDENTITY = {"_task_id": 1, "_run_id": _RUN_ID, "_node_id": _SERVER_NODE_ID}
-# Runs may be in several threads, so they may overlap in any order.
+# Runs can be in several threads, so they can overlap in any order.
 _lock = threading.Lock()
 _overlapping = 0
-_set_here: list[str] = []  # those names that were not set when the first of them began
+_set_here: list[
+    str
+] = []  # names that were not set when the first overlapping run began
 
 
 @contextmanager
 def task_identity() -> Iterator[None]:
     """Give this process the identity that Flower requires for creating messages.
 
-    It belongs to the process, and is the same for all simulations: of those that
-    overlap, the first sets it and the last removes it. One that Flower has set, as for
-    a ServerApp that simulates, stays as it is, since other threads make their messages
-    by it.
+    The identity belongs to the process, and is the same for all simulations: of
+    overlapping ones, the first sets it and the last removes it. An identity that Flower
+    has set, for example for a ServerApp that simulates, stays, because other threads
+    create messages with it.
     """
     global _overlapping
     with _lock:
@@ -60,7 +62,7 @@ def task_identity() -> Iterator[None]:
     finally:
         with _lock:
             _overlapping -= 1
-            # Flower may have set its own meanwhile.
+            # Flower may have set another identity in the meantime.
             is_ours = all(
                 getattr(TaskIdentity, name) == _IDENTITY[name] for name in _set_here
             )
@@ -76,12 +78,12 @@ class PolledGrid(Grid):
         self._run = run
 
     def set_run(self, run: Run) -> None:
-        """Set the run this grid operates in."""
+        """Set the run of this grid."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Run information."""
+        """The run of this grid."""
         return self._run
 
     def create_message(
@@ -92,12 +94,12 @@ class PolledGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message; kept for Flower's interface."""
+        """Return a new message. Flower's interface requires this method."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     @abstractmethod
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return those of these messages that will never be answered."""
+        """Return the messages that will never be answered."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -118,7 +120,7 @@ class PolledGrid(Grid):
 
 
 def new_contexts(n_nodes: int) -> dict[int, Context]:
-    """Return a context for each node; node ids ascend with the partition id."""
+    """Return a context for each node, by node id. Node ids ascend with the partition id."""
     contexts = {}
     for partition in range(n_nodes):
         node_id = _FIRST_NODE_ID + partition
@@ -133,20 +135,20 @@ def new_contexts(n_nodes: int) -> dict[int, Context]:
 
 
 def new_run() -> Run:
-    """Return the run that a simulated grid is in."""
+    """Return the run of a simulated grid."""
     return Run.create_empty(run_id=_RUN_ID)
 
 
 def numbered(message: Message) -> str:
-    """Give a message an id, as a SuperLink does, and return it."""
+    """Give a message an id, as a SuperLink does, and return the id."""
     message_id = str(next(_numbers))
-    # Flower has no setter: a SuperLink gives the id when it stores the message.
+    # Flower has no setter, because a SuperLink sets the id when it stores the message.
     message.metadata.__dict__["_message_id"] = message_id
     return message_id
 
 
 def answered(client_app: App, message: Message, context: Context) -> Message:
-    """Return a client's reply, or its error in the words of Flower's runtime."""
+    """Return a client's reply, or its error as Flower's runtime reports it."""
     try:
         return client_app(message, context)
     except Exception as error:
@@ -156,8 +158,8 @@ def answered(client_app: App, message: Message, context: Context) -> Message:
 class InProcessGrid(PolledGrid):
     """A grid whose nodes are function calls, one at a time.
 
-    Flower's older servers ask each client in a thread of its own. Clients are written
-    for a process of their own, and need not be safe there.
+    Flower's older servers ask each client in its own thread. Clients are written for their
+    own process and need not be thread-safe, so they answer one at a time.
     """
 
     def __init__(self, client_app: App, n_nodes: int) -> None:
@@ -173,7 +175,7 @@ class InProcessGrid(PolledGrid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Remember the messages; each runs its client when its reply is pulled."""
+        """Store the messages. A client runs when its reply is pulled."""
         pushed = {numbered(message): message for message in messages}
         self._replies |= pushed
         return list(pushed)
@@ -181,7 +183,7 @@ class InProcessGrid(PolledGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients of the given messages and yield their replies one by one."""
         for message_id in list(message_ids):
-            # No client answers a message twice, also where two threads pull.
+            # No client answers a message twice, even if two threads pull.
             with self._lock:
                 message = self._replies.pop(message_id, None)
             if message is not None:
@@ -189,14 +191,14 @@ class InProcessGrid(PolledGrid):
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]
-        # Python itself is not safe there: before 3.11.8, NumPy could fail to read an
+        # Python itself is not thread-safe here: before 3.11.8, NumPy could fail to read an
         # array if another thread read one while the garbage collector ran in
         # ast.literal_eval.
         with self._turn:
             return answered(self._client_app, message, context)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return the messages without an answer to come: here, all that were pulled."""
+        """Return the messages that will not be answered: all that were pulled."""
         return {
             message_id for message_id in message_ids if message_id not in self._replies
         }

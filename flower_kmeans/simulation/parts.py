@@ -1,4 +1,4 @@
-"""Parts of simulations for single kinds of runs."""
+"""Parts of simulations for kinds of runs."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,17 +14,18 @@ from flower_kmeans.protocol.policy import ClientPolicy
 class SimulationPart:
     """The part of a simulation that a kind of run has in place of the usual one.
 
-    Its clients cannot be given by a function, and Ray runs them only where it is named.
+    A function cannot give the data of its clients, and Ray runs them only if the engine is
+    named.
 
     Parameters
     ----------
     timeout : callable
         ``timeout(strategy)`` returns the seconds after which a round trip ends.
     checked : callable
-        ``checked(strategy, partitions)`` returns what each client holds, or raises.
+        ``checked(strategy, partitions)`` returns the data of each client, or raises.
     placed : callable
-        ``placed(policy, strategy, engine)`` is a context in which the clients have the
-        policy that it yields, with the files that they need.
+        ``placed(policy, strategy, engine)`` is a context that yields the clients' policy,
+        with the files that they need.
     """
 
     timeout: Callable[[Any], float]
@@ -33,7 +34,7 @@ class SimulationPart:
 
 
 def simulation_part(kind: str) -> SimulationPart | None:
-    """Return the part for a kind of run; ``None`` where it is simulated as most are."""
+    """Return the part for a kind of run; ``None`` for the usual simulation."""
     path = run_kind(kind).simulation
     if path is None:
         return None

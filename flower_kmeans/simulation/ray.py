@@ -1,10 +1,9 @@
 """A Flower grid whose clients are tasks of a Ray cluster, on this machine or on many.
 
-A task answers the messages of a few clients, one after the other. It is given their
-contexts and returns them, so any worker can answer for any client, and Ray runs the
-tasks of a lost node again on another. A worker keeps what the clients of one run share,
-which it would otherwise compute again for each task. It reads no file of the driver's
-machine.
+A task answers the messages of a few clients, one after the other. It gets their contexts
+and returns them, so any worker can answer for any client, and Ray runs the tasks of a lost
+node again on another one. A worker caches the shared results of the clients of one run,
+which each task would otherwise compute again. It reads no file of the driver's machine.
 """
 
 import logging
@@ -50,26 +49,26 @@ from flower_kmeans.simulation.in_process import (
 )
 
 _SMALL = 2**16
-"""Records of at most so many bytes travel with their client's messages: a reference costs more."""
+"""Most bytes of records that travel with a client's messages, because a reference costs more."""
 _TASKS_PER_CPU = 4
-"""Messages that go out together are divided among so many tasks, so that workers end alike."""
-_NEW = "local"  # Ray's word for a new cluster on this machine
+"""Tasks per CPU for messages that are sent together, so that workers end at similar times."""
+_NEW = "local"  # Ray's address of a new cluster on this machine
 _CONNECT_SECONDS = 10.0
 _RETRIES = 3
-"""How often Ray runs a task again whose worker or node was lost."""
-_MOST_TEXT = 300  # of the reason why Ray does not start
+"""Most repetitions of a task whose worker or node was lost."""
+_MOST_TEXT = 300  # most characters of the reason why Ray does not start
 
-# On a worker: what the clients of its last run share, by that run's name on the cluster.
-# It is of simulated clients alone, whose tasks follow each other on a worker.
+# Shared work of the clients of a worker's last run, by the run's name on the cluster. Only
+# simulated clients use it, and their tasks follow each other on a worker.
 _shared_by_run: dict[str, SharedWork] = {}
 
 # A process has one connection, which runs in several of its threads share.
 _lock = threading.Lock()
-_sharing = 0  # runs that use the connection which one of them made
+_sharing = 0  # number of runs that use a connection that one of them made
 
 
 class _Job(NamedTuple):
-    """A message, and the client that it is for."""
+    """A message, with the context and the data of its client."""
 
     message: Message
     context: Context
@@ -85,7 +84,7 @@ class _Done(NamedTuple):
 
 
 def _answer(run: str, clients: Clients, jobs: Sequence[_Job]) -> _Done:
-    """Answer some messages of a run; this runs on a worker."""
+    """Return the replies to some messages of a run. The function runs on a worker."""
     results: list[ClientResult] = []
 
     def keep(result: ClientResult, context: Context) -> None:
@@ -103,7 +102,7 @@ def _answer(run: str, clients: Clients, jobs: Sequence[_Job]) -> _Done:
 
 
 def _shared_in(run: str) -> SharedWork:
-    """Return the shared work of a run on this worker, and drop that of another run."""
+    """Return the shared work of a run on this worker, and drop the work of other runs."""
     if run not in _shared_by_run:
         _shared_by_run.clear()
         _shared_by_run[run] = SharedWork()
@@ -113,7 +112,7 @@ def _shared_in(run: str) -> SharedWork:
 def _objections(
     clients: Clients, owns: Sequence[tuple[int, Own]], check: Check
 ) -> list[KMeansError | None]:
-    """Return an error or ``None`` for each client's records, on a worker."""
+    """Return an error or ``None`` for each client's records. The function runs on a worker."""
     found = []
     for partition, own in owns:
         load = partial(_readable_records, clients, partition, own)
@@ -122,7 +121,7 @@ def _objections(
 
 
 def _readable_records(clients: Clients, partition: int, own: Own) -> Any:
-    """Return a client's records, but no data set of Ray, which waits for this task."""
+    """Return a client's records; raise for a data set of Ray, which would wait for this task."""
     records = clients.records_of(partition, own)
     if _is_data_set(records):
         raise TypeError("A data set of Ray.")
@@ -134,8 +133,8 @@ def require_usable_on_ray(
 ) -> None:
     """Raise the first error of a check of records that only workers have.
 
-    This is before a run begins. Workers that are not free in time check nothing: the
-    run itself then ends at its timeout.
+    It is called before a run begins. Workers that are not free within ``timeout`` seconds
+    check nothing: the run itself then ends at its timeout.
     """
     if not owns:
         return
@@ -172,8 +171,8 @@ def _without_data_sets(
 ) -> App:
     """Return an app that refuses data sets of Ray.
 
-    Their tasks would wait for processors, which tasks of clients hold while they wait
-    for these.
+    Tasks of a data set would wait for processors that tasks of clients hold, while these
+    wait for the data set.
     """
 
     def load(context: Context) -> Any:
@@ -190,15 +189,15 @@ def _without_data_sets(
 class RayGrid(PolledGrid):
     """A grid whose nodes are clients on the Ray cluster of this process.
 
-    As in a deployment, a client answers one message after the other: its next one waits
-    until it has answered.
+    As in a deployment, a client answers one message after the other: its next message waits
+    until then.
 
     Attributes
     ----------
     answers_all : bool
-        True: where a task waits for a worker, or runs again, its clients are not late.
+        True: clients are not late if their task waits for a worker or runs again.
     result : ClientResult or None
-        That of the clients, which all have the same.
+        The result, which is the same at all clients.
     """
 
     answers_all = True
@@ -214,7 +213,7 @@ class RayGrid(PolledGrid):
         self._n_tasks = _n_tasks()
         self._contexts = new_contexts(len(own))
         self._own = dict(zip(self._contexts, map(_placed, own), strict=True))
-        self._waiting: dict[str, Message] = {}  # for a worker, or for their client
+        self._waiting: dict[str, Message] = {}  # messages without a task
         self._under_way: dict[Any, list[str]] = {}  # the messages of each task
         self._busy: set[int] = set()
         self._replies: dict[str, Message] = {}
@@ -232,24 +231,24 @@ class RayGrid(PolledGrid):
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield those replies that are there."""
+        """Yield the replies that have arrived."""
         self._collect()
         for message_id in list(message_ids):
             if message_id in self._replies:
                 yield self._replies.pop(message_id)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
-        """Return the messages without an answer to come: here, all that were pulled."""
+        """Return the messages that will not be answered: all that were pulled."""
         open_ids = {*self._waiting, *self._replies}.union(*self._under_way.values())
         return set(message_ids) - open_ids
 
     def close(self) -> None:
-        """Cancel unfinished tasks, on a cluster that may outlive the run."""
+        """Cancel unfinished tasks, because the cluster may outlive the run."""
         for task in self._under_way:
             self._ray.cancel(task)
 
     def _submit(self) -> None:
-        """Make tasks of the messages whose clients are free."""
+        """Start tasks for the messages whose clients are free."""
         ids = []
         for message_id, message in self._waiting.items():
             node_id = message.metadata.dst_node_id
@@ -298,7 +297,7 @@ def _result_of(task: Any) -> Any:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        # Not the client's: its errors are replies.
+        # It is no error of a client, because those are replies.
         raise RunError(
             f"A Ray worker could not make the clients ({type(error.cause).__name__}). Every "
             "node of the cluster needs the same Python and packages as this process, and the "
@@ -312,7 +311,7 @@ def _result_of(task: Any) -> Any:
 
 
 def _placed(own: Own) -> Own:
-    """Return a client's records and key, with a reference in place of a large array."""
+    """Return a client's data, with a reference in place of a large array."""
     import ray
 
     if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:
@@ -322,12 +321,11 @@ def _placed(own: Own) -> Own:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Be connected to a Ray cluster, with its tasks' output kept from this process.
+    """Connect to a Ray cluster inside the context, without the output of its tasks.
 
-    A connection that the caller has made is used, and left as it was. Without one, and
-    without an address, Ray takes that in RAY_ADDRESS, or else starts on this machine.
-    Runs that overlap share the connection that the first of them made, and the last one
-    ends it.
+    A connection of the caller is used, and stays. Without a connection and an address, the
+    cluster of RAY_ADDRESS is used, or a new one on this machine. Overlapping runs share the
+    connection that the first of them made, and the last one ends it.
     """
     global _sharing
     ray: Any = require(
@@ -352,7 +350,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _require_address(address: str | None) -> None:
-    """Refuse another cluster than the one that this process is connected to."""
+    """Require the cluster that this process is connected to."""
     import ray
 
     found = ray.get_runtime_context().gcs_address
@@ -367,10 +365,10 @@ def _connect(address: str | None) -> None:
     """Connect this process to a cluster, or start one on this machine."""
     import ray
 
-    # Not any cluster that this machine happens to have, which may be somebody else's.
+    # A cluster that this machine happens to run may be somebody else's, so it is not used.
     address = address or os.environ.get("RAY_ADDRESS") or _NEW
     _require_cluster(address)
-    # Workers inherit the environment, but not what this process added to its own path.
+    # Workers inherit the environment, but not folders that this process added to its path.
     folders = list(sys.path)
     inherited = os.environ.get("PYTHONPATH")
     if inherited:
@@ -386,7 +384,7 @@ def _connect(address: str | None) -> None:
         )
     except Exception as error:  # Ray raises many kinds where it does not start
         with suppress(Exception):
-            ray.shutdown()  # of what it had started
+            ray.shutdown()  # it may have started in part
         if address != _NEW and isinstance(error, ConnectionError | ValueError):
             raise _no_cluster(address) from None
         reason = " ".join(str(error).split())[:_MOST_TEXT].rstrip(".")
@@ -397,9 +395,9 @@ def _connect(address: str | None) -> None:
 
 
 def _require_cluster(address: str) -> None:
-    """Refuse an address where nobody listens: Ray would try it for many minutes."""
+    """Require an address where somebody listens. Ray would try another for many minutes."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():  # a word of Ray's own, such as "auto"
+    if not host or not port.isdecimal():  # a name that Ray defines, such as "auto"
         return
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
@@ -420,12 +418,12 @@ def _require_processors() -> None:
     found = ray.cluster_resources().get("CPU", 0)
     if found < 1:
         raise ConfigurationError(
-            f"Expected a Ray cluster with at least 1 CPU, for a client takes one. Got {found:g}."
+            f"Expected a Ray cluster with at least 1 CPU for the clients. Got {found:g} instead."
         )
 
 
 def require_one_node(reason: str) -> None:
-    """Refuse a cluster of several machines, on each of which a client may run."""
+    """Require a cluster of one machine, because clients run on all of them."""
     import ray
 
     found = sum(node["Alive"] for node in ray.nodes())

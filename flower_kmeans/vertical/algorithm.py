@@ -1,9 +1,8 @@
 """Lloyd's algorithm over records whose columns belong to different parties (docs/vertical.md).
 
 Sums and counts of a round are one Gaussian release (docs/guarantees, Theorem 29),
-calibrated to one record replaced by another.
-With a radius, the default, sums are of offsets within it: less noise, for
-one more sign a cluster.
+calibrated to one record replaced by another. With a radius, the default, sums are sums of
+offsets within it. This means less noise, and one more sign for each cluster.
 """
 
 import math
@@ -37,16 +36,16 @@ from flower_kmeans.vertical.ring import SLOTS
 
 MAX_RECORDS = 2**20
 MAX_HOLDERS = 3
-# norm of a record's soft memberships at most, up to 16 clusters
+# largest norm of a record's soft memberships, up to 16 clusters
 # (docs/guarantees, Theorem 30)
 SOFT = 1.0016
-# At least twelve deviations at the worst records known (docs/guarantees,
+# At least twelve standard deviations at the worst known records (docs/guarantees,
 # Theorem 31).
 _ERROR_ALONE = 0.005
 _ERROR_PUBLIC = 0.039
 _RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
 _DEVIATIONS = 8.0
-# deviation of a noise share, in records (docs/guarantees, Theorem 32)
+# standard deviation of a noise share, in records (docs/guarantees, Theorem 32)
 _LEAST_SHARE = 0.1
 _MOST_AUTO_ROUNDS = 5
 
@@ -74,8 +73,8 @@ def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
 class VerticalAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on the sums and counts of joined columns.
 
-    ``statistic`` is that of all columns together; parties compute it under encryption,
-    with soft memberships.
+    ``statistic`` needs all columns together. Parties compute it under encryption, with soft
+    memberships.
 
     ``n_parties`` is N, at least 2, and ``key_holders`` H, 1 to ``min(N - 1, 3)``.
     `strategies.VerticalKMeans` documents the other parameters.
@@ -85,7 +84,7 @@ class VerticalAlgorithm(LloydFamily):
     kind: ClassVar[str] = "vertical"
 
     n_parties: Annotated[int, whole()] = 2
-    key_holders: Annotated[int, whole()] = 1  # of n_parties - 1 at most
+    key_holders: Annotated[int, whole()] = 1  # at most n_parties - 1
     radius: Annotated[bool, FLAG] = (
         True  # whether only records near a centroid count in its cluster
     )
@@ -94,12 +93,12 @@ class VerticalAlgorithm(LloydFamily):
     def planned(
         cls, n_clusters: int, domain: Domain, budget: PrivacyBudget, **options: Any
     ) -> Self:
-        """Return the algorithm of a user's options; "auto" are two to five rounds."""
+        """Return the algorithm of a user's options. ``n_rounds="auto"`` is two to five rounds."""
         _require_parties(domain, budget)
         return super().planned(n_clusters, domain, budget, **options)
 
     def __post_init__(self) -> None:
-        """Check every parameter: first those that parties need, then as all Lloyd algorithms."""
+        """Check every parameter: first domain and budget, then those of all Lloyd algorithms."""
         _require_parties(self.domain, self.budget)
         n_parties = integer("n_parties", self.n_parties, 2, self.domain.n_features)
         integer("key_holders", self.key_holders, 1, min(n_parties - 1, MAX_HOLDERS))
@@ -109,10 +108,10 @@ class VerticalAlgorithm(LloydFamily):
 
     @cached_property
     def reach(self) -> int:
-        """The largest offset of a record that counts, from the origin of its sum, in grid units.
+        """Largest norm that a counted record adds to the sums, in grid units.
 
-        With a radius ``r / k^(1/d)``, r the distance of the box's corners from its
-        centre, where sums are taken from otherwise.
+        It is ``r``, the distance of the box's corners from its centre. With a radius it is
+        ``r / k^(1/d)``.
         """
         if self.radius:
             return packing_radius(1.0, self.n_clusters, self.domain, self.fraction_bits)
@@ -120,11 +119,11 @@ class VerticalAlgorithm(LloydFamily):
 
     @property
     def measured_error(self) -> float:
-        """The part of `rho` that stands for errors of CKKS: measured, not proved.
+        """Part of `rho` for errors of CKKS, which is measured and not proved.
 
-        Twelve standard deviations at the worst records that are known, at least: six
-        for each of two neighbouring data sets. Sums of offsets are released in smaller
-        units.
+        It covers at least twelve standard deviations at the worst known records: six for
+        each of two neighbouring data sets. It is larger for sums of offsets, which are
+        released in smaller units.
         """
         error = (
             _ERROR_ALONE
@@ -141,13 +140,13 @@ class VerticalAlgorithm(LloydFamily):
 
     @property
     def rho(self) -> float:
-        """By how much soft memberships and errors of CKKS lengthen a record's answer."""
+        """Factor by which soft memberships and errors of CKKS increase a record's sensitivity."""
         return SOFT + self.measured_error
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records, in exact arithmetic.
 
-        With a radius, of the records within it, and the sums are of their offsets.
+        With a radius only records within it count, and sums are sums of their offsets.
         """
         if not self.radius:
             return super().statistic(query, records)
@@ -159,7 +158,7 @@ class VerticalAlgorithm(LloydFamily):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the means; a cluster whose count is too small keeps its centroid."""
+        """Return the state with the means. A cluster with too small a count keeps its centroid."""
         if not self.radius:
             return super().update(state, answer, rng)
         counts = answer.blocks[COUNTS]
@@ -170,7 +169,7 @@ class VerticalAlgorithm(LloydFamily):
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
 
     def meaning(self, state: State, answer: Statistic) -> Meaning:
-        """Return the bounds of soft sums and counts, up to the errors of the encryption."""
+        """Return the limits of soft sums and counts, with a tolerance for errors of CKKS."""
         found = super().meaning(state, answer)
         # A soft membership is at most `SOFT` and may be a little below 0.
         tolerance = 2 * (self.rho - 1) * (self.n_records or 0)
@@ -181,15 +180,20 @@ class VerticalAlgorithm(LloydFamily):
         return replace(found, length=length, widths=None, offsets=True, all_count=False)
 
     def require_feasible(self) -> None:
-        """Refuse as all Lloyd algorithms do, and values that wrap under encryption."""
+        """Require a feasible run, also that no value wraps under encryption."""
         super().require_feasible()
         self.require_room()
 
     def require_room(self, noise_factor: float = 1.0) -> None:
-        """Require that no opened value can wrap, but with probability 1e-14 each."""
+        """Require that opened values do not wrap, except with probability 1e-14 each.
+
+        Raises
+        ------
+        ConfigurationError
+            If noise shares are too small, or values are too large.
+        """
         multiplier = self.plan().rounds[0][0].noise_multiplier
-        # The smallest that it can be: with one colluder, H + 1 - 1 shares make the
-        # noise.
+        # This is the smallest noise share: with one colluder, H shares make the noise.
         share = 2 * self.rho * multiplier / math.sqrt(self.key_holders)
         if share < _LEAST_SHARE:
             raise ConfigurationError(
@@ -207,7 +211,7 @@ class VerticalAlgorithm(LloydFamily):
             )
 
     def suitable_rounds(self) -> int:
-        """Return 2 to 5, by signal over noise: each round costs two round trips and much work."""
+        """Return 2 to 5 rounds by signal over noise, because a round takes much work."""
         root = math.sqrt(self.domain.n_features)
         signal = self._mu * (self._planning_records or 0) / root
         rounds = max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS)
@@ -220,6 +224,6 @@ class VerticalAlgorithm(LloydFamily):
         return 2 * self.rho * self.reach
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return by how much one record changes each block at most."""
+        """Return the sensitivity of each block for one record, in grid units."""
         counts = 2 * self.rho * 2.0**self.fraction_bits
         return {SUMS: self._sum_sensitivity(round_number), COUNTS: counts}

@@ -59,7 +59,13 @@ def align_rows(
 
 
 def require_long(key: bytes, name: str) -> None:
-    """Raise a `ConfigurationError` for a key of rows that could be guessed."""
+    """Require a key of rows that is too long to guess.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is shorter than 16 bytes.
+    """
     if len(key) < _KEY_BYTES:
         raise ConfigurationError(
             f"Expected {name} with at least {_KEY_BYTES} bytes. Got {len(key)} instead."
@@ -69,12 +75,12 @@ def require_long(key: bytes, name: str) -> None:
 def ids_digest(ids: Iterable[object], key: bytes = b"") -> bytes:
     """Return HMAC-SHA256 of ids in their order, 32 bytes, to compare parties' rows.
 
-    ``key`` is the secret with which parties align their rows. Without one it is empty,
-    and somebody who gets the digest can test guesses of all ids.
+    ``key`` is the secret with which parties align their rows. Without a secret it is empty,
+    and a reader of the digest can test guesses of all ids.
     """
     digest = hmac.new(key, digestmod="sha256")
     for each in ids:
         text = str(each).encode()
-        # The length first: otherwise "ab", "c" and "a", "bc" would be the same.
+        # The length comes first: otherwise "ab", "c" and "a", "bc" would be the same.
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.digest()

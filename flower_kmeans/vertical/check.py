@@ -36,7 +36,7 @@ def _look(policy: ClientPolicy) -> str:
     if policy.work_dir is not None:
         _require_work_dir(Path(policy.work_dir))
     place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
-    # The node makes the directory with its first run, on the disk of the next one
+    # The node makes the directory with its first run, on the disk of the next folder
     # above.
     while not place.exists():
         place = place.parent

@@ -1,9 +1,9 @@
 """Costs of a vertical run: round trips, bytes, CPU time, memory and disk.
 
-They follow from public numbers. Bytes are exact but for row ids and the result, a
-kilobyte; round trips, where party 0's parcels fit into one message (docs/protocol.md,
-section 13). CPU time and
-memory are estimates from measurements of one core; each constant names its source.
+They follow from public numbers. Bytes are exact, except for row ids and the result (a
+kilobyte). Round trips are exact if party 0's parcels fit into one message
+(docs/protocol.md, section 13). CPU time and memory are estimates from measurements of one
+core; each constant names its source.
 """
 
 import math
@@ -50,7 +50,7 @@ _LEVELS_OF_A_WIN = 13
 class RunCosts:
     """Costs of a run.
 
-    Bytes are those that all parties send; seconds are CPU time of one core.
+    Bytes are sent by all parties together. Seconds are CPU time of one core.
     """
 
     round_trips: int  # without repetitions
@@ -95,7 +95,7 @@ def costs(
     radius: bool = False,
     check_ids: bool = False,
 ) -> RunCosts:
-    """Return the costs of a run; ``widths`` are the parties' numbers of columns."""
+    """Return the costs of a run. ``widths`` are the parties' numbers of columns."""
     m = moduli(n_clusters, radius)
     k = n_clusters
     d = sum(widths)
@@ -168,8 +168,8 @@ def disk_bytes(
 ) -> int:
     """Return the disk that a run takes at the computing party, in bytes.
 
-    ``n_foreign`` are encrypted columns, with a radius one more for each other party.
-    More than one worker exchange the comparisons of three chunks through files.
+    ``n_foreign`` is the number of encrypted columns; a radius adds one for each other
+    party. Several workers exchange the comparisons of three chunks through files.
     """
     chunks = -(-n_records // SLOTS)
     k = moduli.n_clusters

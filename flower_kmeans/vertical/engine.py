@@ -1,9 +1,9 @@
 """The computing party's work on encrypted columns (docs/vertical.md, "How it works").
 
-This is the one module that imports TenSEAL, for its binding of Microsoft SEAL. It holds
-ciphertexts and a relinearisation key, never a secret. SEAL's objects are read from
-files of one fixed form, which are written here from residues that were checked: no byte
-of another party reaches SEAL.
+Only this module imports TenSEAL, for its binding of Microsoft SEAL. It holds ciphertexts
+and a relinearisation key, never a secret. SEAL reads its objects from files of one fixed
+form. This module writes the files from checked residues, so no byte of another party
+reaches SEAL.
 """
 
 import math
@@ -65,16 +65,20 @@ def _seal() -> ModuleType:
 
 @lru_cache(maxsize=1)
 def require_tenseal() -> None:
-    """Raise a `ConfigurationError` unless TenSEAL is here and computes as expected.
+    """Require that TenSEAL is installed and computes as expected.
 
-    Two columns are encrypted, multiplied and opened, about half a second at the first
-    call.
+    The first call encrypts, multiplies and opens two columns, in about half a second.
+
+    Raises
+    ------
+    ConfigurationError
+        If TenSEAL is missing or computes wrongly.
     """
     _seal()
     try:
         error = _self_check()
     except Exception:
-        # whatever another layout of SEAL leads to; there are no records here
+        # Another layout of SEAL can lead to any error. No records are involved here.
         error = math.inf
     if not error < 1e-3:
         raise ConfigurationError(
@@ -109,7 +113,7 @@ def _self_check() -> float:
 
 
 class _Context(NamedTuple):
-    """SEAL's context of some moduli, and its 256-bit names of them."""
+    """SEAL's context of a run's moduli, and its 256-bit names of them."""
 
     seal: Any
     levels: tuple[tuple[int, ...], ...]  # names of the levels' moduli
@@ -123,8 +127,7 @@ def _context(parameters: Moduli) -> _Context:
     options = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     options.set_poly_modulus_degree(N)
     options.set_coeff_modulus([seal.Modulus(q) for q in parameters.key])
-    # SEAL checks the sum of the primes' bits against the Homomorphic Encryption
-    # Standard here.
+    # SEAL checks the sum of the primes' bits against the Homomorphic Encryption Standard.
     context = seal.SEALContext(options, True, seal.SEC_LEVEL_TYPE.TC128)
     if not context.parameters_set():
         raise ConfigurationError(
@@ -144,8 +147,12 @@ def _context(parameters: Moduli) -> _Context:
 def column_file(parameters: Moduli, words: WordArray) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads an encrypted column.
 
-    ``words`` (2, primes, N) are transforms modulo ``parameters.data``; others are a
-    `MessageError`.
+    ``words`` (2, primes, N) are transforms modulo ``parameters.data``.
+
+    Raises
+    ------
+    MessageError
+        If they are not such words.
     """
     _check_words(words, (2,), parameters.data)
     first_level = _context(parameters).levels[0]
@@ -156,7 +163,12 @@ def relin_file(parameters: Moduli, words: WordArray) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads a relinearisation key.
 
     ``words`` (digits, 2, primes, N), a digit for each of ``parameters.data``, are
-    transforms modulo ``parameters.key``; others are a `MessageError`.
+    transforms modulo ``parameters.key``.
+
+    Raises
+    ------
+    MessageError
+        If they are not such words.
     """
     _check_words(words, (len(parameters.data), 2), parameters.key)
     name = _context(parameters).keys
@@ -213,8 +225,8 @@ class Chunk:
     half_widths: FloatArray  # (d,)
     # records farther than this from a centroid do not count
     radius: float | None = None
-    # With a radius, for each other party: its `signs.scaled_squares`, and the sum of
-    # its squared half widths.
+    # With a radius, for each other party: its `signs.scaled_squares`. `norms` has the sum
+    # of its squared half widths.
     squares: Sequence[Ciphertext] = ()
     norms: Sequence[float] = ()
 
@@ -244,11 +256,10 @@ def comparisons(n_clusters: int, radius: float | None) -> list[tuple[int, int]]:
 
 
 class SealEngine:
-    """Evaluate one step of k-means on encrypted columns.
+    """Evaluator of one step of k-means on encrypted columns.
 
-    ``relin`` is the relinearisation key (digits, 2, primes, N), or a file with what
-    `relin_file` gives. Scales are exact: a level has one scale, whatever way a
-    ciphertext took there.
+    ``relin`` is the relinearisation key (digits, 2, primes, N), or a file with the pieces
+    of `relin_file`. Scales are exact: all ciphertexts of a level have one scale.
     """
 
     def __init__(self, parameters: Moduli, relin: WordArray | Path) -> None:
@@ -295,7 +306,7 @@ class SealEngine:
     # ------------------------------------------------------------------ arithmetic
 
     def level(self, c: Ciphertext) -> int:
-        """Return the number of primes that were dropped."""
+        """Return the number of primes that a ciphertext has dropped."""
         return self._level_of[tuple(c.parms_id())]
 
     def _do(self, name: str, *operands: Any) -> Ciphertext:
@@ -321,14 +332,14 @@ class SealEngine:
         Its scale is ``square``, by default the square of the scale one level above.
         """
         above = level - 1
-        # Dropping moduli changes no scale, so the factor below makes up for what c has.
+        # Dropping moduli changes no scale, so the scale of the factor makes up for it.
         if self.level(c) < above:
             c = self._do("mod_switch_to", c, self._names[above])
         square = square or self.moduli.scales[above] ** 2
         scale = square / c.scale
         plain = self._plain(value, above, scale)
-        # SEAL refuses a product with nothing but zeros. Own columns decide whether
-        # there is one, and whether a step fails must not depend on records.
+        # SEAL refuses a product with zeros only. Party 0's own columns can give zeros, and
+        # a failure must not depend on records.
         if plain.is_zero():
             plain = self._plain(_ALMOST_ZERO, above, scale)
         product = self._do("multiply_plain", c, plain)
@@ -416,13 +427,13 @@ class SealEngine:
     # ------------------------------------------------------------------ one step
 
     def win(self, chunk: Chunk, j: int, other: int) -> Ciphertext:
-        """Return an encrypted comparison: 1 where centroid j is nearer, else 0.
+        """Return an encrypted comparison: 1 if centroid j is nearer than the other, else 0.
 
-        With ``other == j``: 1 where the record lies within the radius of centroid j.
+        With ``other == j``: 1 if the record is within the radius of centroid j.
         """
         weights, clear = chunk.comparison(j, other)
         z = None
-        # Not strict: a pair of centroids has no weights for the squares, which cancel.
+        # The lengths can differ: a pair of centroids has no weights for squares, which cancel.
         for column, w in zip((*chunk.columns, *chunk.squares), weights, strict=False):
             y = self.times(column, w, 1)
             z = y if z is None else self._add(z, y)
@@ -445,7 +456,7 @@ class SealEngine:
                 factors.append(win)
             elif b == j:  # in a pair (j, l) with j < l, l wins where j does not
                 factors.append(self.plus(self._do("negate", win), 1.0))
-        # In pairs, since each level of the tree costs one prime (`moduli`).
+        # The product is a tree of pairs, because each level costs one prime (`moduli`).
         while len(factors) > 1:
             pairs = zip(factors[::2], factors[1::2], strict=False)
             products = [self.rescale(self.multiply(a, b)) for a, b in pairs]
@@ -460,9 +471,9 @@ class SealEngine:
         """Return one cluster's encrypted count and sums of a chunk, (1 + d, 2, N).
 
         A record's membership A is the product of the cluster's k - 1 wins and, with a
-        radius, the test of it. The count is the sum of A. Without a radius a column's
-        sum is that of A x, with one it is the sum of offsets, A (x - c). A value is the
-        sum of a ciphertext's slots.
+        radius, the test of the radius. The count is the sum of A. A column's sum is the
+        sum of A x or, with a radius, of A (x - c). A value is the sum of a ciphertext's
+        slots.
         """
         m, a = chunk.own.shape
         last = self.moduli.levels

@@ -1,21 +1,20 @@
 """CKKS keys of one holder, or of up to three together (docs/protocol.md, section 13).
 
-The secret key is the sum of the holders' ternary secrets, and exists nowhere unless
-there is one holder. Joint keys follow Mouchet et al. 2021 (collective public key;
-relinearisation key in two rounds, protocol RKG). What messages reveal:
-docs/guarantees, Theorem 33. Keys are those of Microsoft SEAL:
-digit j of a relinearisation key hides the square of the secret times the special prime
-in residue j.
+The secret key is the sum of the holders' ternary secrets. With several holders nobody has
+it. Joint keys follow Mouchet et al. 2021 (collective public key; relinearisation key in
+two rounds, protocol RKG). The content that messages reveal: docs/guarantees, Theorem 33. Keys
+have the form of Microsoft SEAL: digit j of a relinearisation key hides the square of the
+secret times the special prime in residue j.
 
 Every secret, error and mask is a stream under a key that is derived from a party's
-secret, the run document's hash, a label, and SHA-256 of what it hides or answers. So a
-repeated request gives the same words, and two plaintexts are not hidden by one mask:
-neither after records changed, nor with another processor's words. The label of a
-ciphertext contains the public key: one plaintext under two keys has two masks, or their
-difference would give it (docs/threat-model.md, V16).
+secret, the run document's hash, a label, and SHA-256 of the words that it hides or
+answers. So a repeated request gives the same words, and one mask never hides two
+plaintexts: neither after records changed, nor with another processor's words. The label
+of a ciphertext contains the public key, so one plaintext under two keys has two masks.
+Otherwise their difference would reveal it (docs/threat-model.md, V16).
 
-A party's secret is that of its client session. Holders of a joint key add 32 bytes that
-no ledger has before they answered the others' shares (`set_up_secret`).
+A party's secret is the secret of its client session. Holders of a joint key add 32 bytes
+that no ledger has before they answered the others' shares (`set_up_secret`).
 """
 
 import hashlib
@@ -59,8 +58,8 @@ def secret_key(
 ) -> bytes:
     """Return the key of a stream, 32 bytes.
 
-    ``secret`` is the party's. ``hidden`` are eight-byte integers that the stream hides
-    or answers.
+    ``secret`` is the party's secret. ``hidden`` are eight-byte integers that the stream
+    hides or answers.
     """
     if hidden is not None:
         data = np.ascontiguousarray(hidden, dtype=hidden.dtype.newbyteorder("<"))
@@ -79,7 +78,7 @@ def set_up_secret(secret: bytes, fresh: bytes, doc_hash: bytes) -> bytes:
 
 
 def pk_digest(moduli: Moduli, half: WordArray) -> bytes:
-    """Return SHA-256 of a packed half of a public key, by which labels name the key."""
+    """Return SHA-256 of a packed half of a public key, which identifies the key in labels."""
     return hashlib.sha256(pack(half, moduli.key)).digest()
 
 
@@ -87,7 +86,7 @@ def common(seed: bytes, name: bytes, primes: Iterable[int]) -> WordArray:
     """Return a polynomial (primes, N) that nobody chose: it follows from a public seed.
 
     The seed is the run document's hash, or a column's nonce. So no party can hide a
-    trapdoor in it.
+    trapdoor in the polynomial.
     """
     rows = []
     for i, p in enumerate(primes):
@@ -112,13 +111,13 @@ def total(shares: Iterable[WordArray], primes: Sequence[int]) -> WordArray:
     """Return the sum of polynomials (..., primes, N) of all holders."""
     rest = iter(shares)
     out = next(rest).copy()
-    for share in rest:  # one at a time, as they may be made on demand
+    for share in rest:  # one at a time, because they may be made on demand
         _add_to(out, share, primes)
     return out
 
 
 def _add_to(out: WordArray, share: WordArray, primes: Sequence[int]) -> None:
-    # In place, and a residue at a time: shares of round 1 take 100 MB and more.
+    # The sum is in place, a residue at a time: shares of round 1 take 100 MB and more.
     for i, p in enumerate(primes):
         out[..., i, :] = addmod(out[..., i, :], share[..., i, :], p)
 
@@ -140,7 +139,7 @@ def confirmed_key(
         If they do not: one holder could send a key that it alone decrypts.
     """
     if set(digests) != {hashlib.sha256(public).digest()}:
-        raise MessageError("The key holders do not agree on the public key.")
+        raise MessageError("Expected key holders that agree on the public key.")
     return public_key(moduli, doc_hash, unpack(public, moduli.key))
 
 
@@ -202,8 +201,8 @@ class KeyHolder:
         """
         primes = self._moduli.data
         m = _encoded(self._moduli, values)
-        # The nonce depends on the values. If it were the number alone, a column sent
-        # again with other values would reveal the difference, without any error.
+        # The nonce depends on the values. If it were only the number, a column sent again
+        # with other values would reveal the exact difference.
         label = b"column nonce " + u32(number)
         nonce = secret_key(self._secret, self._doc_hash, label, m)
         e = small_error(self._stream(b"column error " + nonce))
@@ -218,7 +217,7 @@ class KeyHolder:
     def first_message(self) -> bytes:
         """Return this holder's packed first message.
 
-        It has the share of the public key, then those of round 1.
+        It has the share of the public key, and then the shares of round 1.
         """
         primes = self._moduli.key
         public = pack(self.public_share(), primes)
@@ -228,7 +227,7 @@ class KeyHolder:
     def commitment(self) -> bytes:
         """Return SHA-256 of the first message.
 
-        It is sent before any first message is seen.
+        It is sent before the holder sees any first message.
         """
         return hashlib.sha256(self.first_message()).digest()
 
@@ -237,12 +236,16 @@ class KeyHolder:
     ) -> JointShare:
         """Add up the first messages of all holders, and answer their sum.
 
-        A share that depends on the others', or a sum that somebody else has formed,
-        would read this holder's secret: so it compares them with the commitments, and
-        adds them up itself. Commitments are of the other holders, from before this one
-        sent its first message. Messages are in the same order; each is taken when the
-        one before it is added. One that its holder did not commit to, or that is
-        malformed, is a `MessageError`.
+        A share that depends on the others' shares, or a sum that somebody else has formed,
+        could reveal this holder's secret. So the holder compares the messages with the
+        commitments, and adds them up itself. Commitments are those of the other holders,
+        from before this one sent its first message. Messages are in the same order. Each is
+        read after the one before it is added.
+
+        Raises
+        ------
+        MessageError
+            If a message is malformed, or its holder did not commit to it.
         """
         q = self._moduli.key
         digits = len(self._moduli.data)
@@ -287,8 +290,8 @@ class KeyHolder:
     def relin_round2(self, h: WordArray) -> WordArray:
         """Return this holder's share of round 2, (digits, key primes, N).
 
-        One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose
-        is the secret: `join` adds up what was committed to (docs/threat-model.md, V5).
+        An answer to a chosen sum h (digits, 2, key primes, N) of round 1 would reveal the
+        secret, so `join` only adds up committed messages (docs/threat-model.md, V5).
         """
         primes = self._moduli.key
         q = self._q
@@ -297,8 +300,8 @@ class KeyHolder:
         rest = addmod(u, negmod(self._s_ntt, q), q)
         for j, (h0, h1) in enumerate(h):
             x = addmod(mulmod(self._s_ntt, h0, q), mulmod(rest, h1, q), q)
-            # Errors depend on h: two answers under the same errors would differ by the
-            # secret's part alone.
+            # Errors depend on h: the difference of two answers with the same errors would
+            # depend on the secret only.
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
             error = small_error(errors) + small_error(errors)
             out.append(addmod(x, rns(error, primes), q))
@@ -311,22 +314,22 @@ class KeyHolder:
     ) -> WordArray:
         """Return this holder's words (values,) of round t: its shares plus its noise.
 
-        A word is the constant coefficient of c1 times the secret, plus noise, modulo
-        q0; ``c1`` (values, N) are coefficients below q0. The same c1 gives the same
-        words, another one gives other noise.
+        A word is the constant coefficient of c1 times the secret, plus noise, modulo q0.
+        ``c1`` (values, N) are coefficients below q0. The same c1 gives the same words, and
+        another c1 gives other noise.
         """
         # Noise depends on c1: two ciphertexts under the same noise would reveal their
         # difference.
         own = noise(self._stream(b"noise " + u32(t), c1))
-        # X^i meets X^(N - i) with a minus
+        # X^i times X^(N - i) is -1.
         row = np.concatenate([self._s[:1], -self._s[:0:-1]])
-        # In two halves of at most 25 bits, whose products with 2^15 ternary values fit
-        # int64.
+        # Words are split into halves of at most 25 bits, so that sums of 2^15 products with
+        # ternary values fit int64.
         low = c1 & np.uint64(2**_LOW_BITS - 1)
         high = c1 >> np.uint64(_LOW_BITS)
         low_products = low.astype(np.int64) @ row
         high_products = high.astype(np.int64) @ row
-        # Python's integers hold the sum of both.
+        # Python's integers hold the sum of both halves.
         words = []
         parts = (high_products.tolist(), low_products.tolist(), own.tolist())
         for h, x, e in zip(*parts, strict=True):
@@ -387,7 +390,7 @@ def encrypt(
 
 
 def values_of(X: FloatArray, number: int) -> FloatArray:
-    """Return the values in a party's ciphertext of a number, of its columns X (n, w).
+    """Return the values of a party's ciphertext by its number, from its columns X (n, w).
 
     Ciphertexts are numbered chunk after chunk, column after column.
     """
@@ -407,10 +410,10 @@ def randomise(
 ) -> tuple[int, WordArray]:
     """Return the constant c0[0] and c1 (N,) of a ciphertext plus an encrypted zero.
 
-    Of the public key only residues modulo q0 are needed, ``pk`` (2, 1, N); ``digest``
-    is the `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0 of
-    the last level; coefficients are returned. ``label`` names the value: two values of
-    equal words have other labels, or their c1 would show it.
+    ``pk`` (2, 1, N) has the residues of the public key modulo q0, and ``digest`` is the
+    `pk_digest` of the whole key. ``words`` (2, N) are transforms modulo q0 of the last
+    level; coefficients are returned. ``label`` names the value: values with equal words
+    must have different labels, because otherwise c1 would reveal that they are equal.
     """
     q0 = moduli.q0
     mask, errors = _streams(secret, doc_hash, b"zero", label + digest, words)
@@ -450,6 +453,7 @@ def opened(
 
 def _encoded(moduli: Moduli, values: ArrayLike) -> IntArray:
     numbers = np.asarray(values, dtype=np.float64)
-    # Beyond 1 the sign polynomials explode, and a refusal would depend on records.
+    # Beyond 1 the sign polynomials diverge, and a refusal would depend on records, so values
+    # are clipped.
     without_nan = np.nan_to_num(numbers, nan=0.0)
     return encode(np.clip(without_nan, -1.0, 1.0), moduli.scales[0])

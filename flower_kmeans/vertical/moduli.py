@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.vertical.ring import SLOTS, N
 
-# Up to 16 clusters all primes together have 817 bits: within the bounds of the
-# Homomorphic Encryption Standard for N = 2^15 and a ternary secret, 881 for 128-bit
-# security and 827 if the attacker has a quantum computer. Pairs grow with the square of
-# the clusters.
+# Up to 16 clusters, all primes together have 817 bits. The bounds of the Homomorphic
+# Encryption Standard for N = 2^15, a ternary secret and 128-bit security are 881 bits, and
+# 827 bits against quantum computers. The number of pairs grows with the square of the
+# clusters.
 MAX_CLUSTERS = 16
 # Three polynomials of degree 15 (`signs.STAGES`), of log2(16) levels each.
 _SIGN_LEVELS = 12
@@ -29,8 +29,8 @@ class Moduli:
     """Primes and scales of a run."""
 
     n_clusters: int
-    radius: bool  # whether each cluster has a sign more, for records within a radius
-    levels: int  # how often a fresh ciphertext is rescaled
+    radius: bool  # whether each cluster has one more sign, for records within a radius
+    levels: int  # number of rescalings of a fresh ciphertext
     q0: int  # the prime below 2^48 that is left at the last level
     special: int  # the prime below 2^49 of evaluation keys
     scales: tuple[float, ...]  # at every level, the fresh one first
@@ -40,7 +40,7 @@ class Moduli:
 
     @property
     def unit(self) -> float:
-        """An opened integer counts multiples of 1 / unit: one record is about 2^26."""
+        """Opened integers per record, about 2^26: an integer counts multiples of 1 / unit."""
         return self.scales[-1] / SLOTS
 
 
@@ -61,9 +61,9 @@ def moduli(n_clusters: int, radius: bool = False) -> Moduli:
             "The 'n_clusters' parameter of a vertical run must be in [2, "
             f"{MAX_CLUSTERS}]. Got {n_clusters!r} instead."
         )
-    # signs that a membership is a product of
+    # number of signs whose product is a membership
     factors = n_clusters if radius else n_clusters - 1
-    # First the comparison of two distances, at the end the product with a column.
+    # The first level compares two distances, and the last one multiplies by a column.
     levels = 1 + _SIGN_LEVELS + math.ceil(math.log2(factors)) + 1
     used: set[int] = set()
     q0 = _prime_near(_Q0, used)
@@ -106,5 +106,5 @@ def _numbers_near(target: float) -> Iterator[int]:
 
 
 def _passes_fermat(n: int) -> bool:
-    """Return whether Fermat's test accepts n; the unit tests divide the moduli."""
+    """Return whether Fermat's test accepts n. Unit tests prove the moduli by division."""
     return all(pow(base, n - 1, n) == 1 for base in _BASES)

@@ -1,9 +1,9 @@
-"""Party 0 of a vertical run: arrays in, arrays out, files, and worker processes.
+"""The computation of party 0 in a vertical run, with its files and worker processes.
 
-Python's lock is held while SEAL computes, so a step runs on several processes: first
-every comparison of a chunk is a task, then every cluster. Results are words, and sums
-modulo q0, so they do not depend on the number of workers or on their order
-(docs/protocol.md, section 13).
+SEAL holds Python's lock while it computes, so a step runs on several processes: first
+every comparison of a chunk is a task, then every cluster. Results are words and sums modulo
+q0, so they do not depend on the number or the order of workers (docs/protocol.md,
+section 13).
 """
 
 import tempfile
@@ -47,7 +47,7 @@ _PUBLIC_DIGEST = "public-digest"
 def column_name(slot: int, chunk: int, number: int) -> str:
     """Return the name of the file with one chunk of a party's column.
 
-    Its squares come after its last column.
+    The party's squares have the number after its last column.
     """
     return f"column-{slot}-{chunk}-{number}"
 
@@ -57,7 +57,7 @@ def column_name(slot: int, chunk: int, number: int) -> str:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A step's public numbers and party 0's columns; all lengths are scaled."""
+    """Public numbers of a step, and party 0's columns. All lengths are scaled."""
 
     own: FloatArray  # (n, a): party 0's columns in clear
     centroids: FloatArray  # (k, d)
@@ -67,7 +67,7 @@ class StepPlan:
 
     @property
     def n_chunks(self) -> int:
-        """Ciphertexts of a column."""
+        """Number of ciphertexts of a column."""
         return -(-len(self.own) // SLOTS)
 
     @property
@@ -81,7 +81,7 @@ class StepPlan:
         return moduli(len(self.centroids), self.radius is not None)
 
     def engine(self, store: Store) -> SealEngine:
-        """Return an engine with the key of the store."""
+        """Return an engine with the relinearisation key of the store."""
         return SealEngine(self.moduli, store.path(RELIN_KEY))
 
     def chunk(self, engine: SealEngine, store: Store, number: int) -> Chunk:
@@ -114,8 +114,13 @@ class StepPlan:
 def evaluate(store: Store, step: StepPlan, n_workers: int) -> WordArray:
     """Return the encrypted counts and sums of all records, (k, 1 + d, 2, N), modulo q0.
 
-    The store has the relinearisation key and all foreign columns. One worker computes
-    in this process. A file that was changed, or a worker that dies, is a `RunError`.
+    The store must have the relinearisation key and all foreign columns. With one worker,
+    this process computes.
+
+    Raises
+    ------
+    RunError
+        If a file was changed, or a worker dies.
     """
     if n_workers == 1:
         chunks = _here(store, step)
@@ -132,10 +137,10 @@ def _here(store: Store, step: StepPlan) -> Iterator[WordArray]:
 
 
 def _on_workers(store: Store, step: StepPlan, n_workers: int) -> Iterator[WordArray]:
-    store.path(RELIN_KEY)  # a worker that cannot start has no way to say why
+    store.path(RELIN_KEY)  # raises here: a worker could not report the reason
     with tempfile.TemporaryDirectory(dir=store.directory) as folder:
         state = (store, step, Path(folder))
-        # A fork would copy SEAL's state and its threads' locks as they happen to be.
+        # A fork would copy SEAL's state and the locks of threads.
         context = get_context("spawn")
         try:
             with ProcessPoolExecutor(n_workers, context, _start, state) as pool:
@@ -152,7 +157,7 @@ def _on_workers(store: Store, step: StepPlan, n_workers: int) -> Iterator[WordAr
 
 
 def _in_order(pool: Executor, step: StepPlan, folder: Path) -> Iterator[WordArray]:
-    """Yield the chunks' words; two chunks are under way, so that no worker waits."""
+    """Yield the chunks' words in order, with two chunks at a time, so that no worker waits."""
     k = len(step.centroids)
     tasks = step.comparisons
     compared: list[Future[None]] = []
@@ -223,17 +228,17 @@ def _sum_up(number: int, j: int) -> WordArray:
 
 @dataclass(frozen=True, repr=False)
 class ComputingParty:
-    """Party 0: own columns in clear, the others' encrypted, no secret key.
+    """Party 0, with its own columns in clear, encrypted columns of others, and no secret key.
 
-    What arrives goes to the store. A step evaluates all records, adds an encryption of
-    zero to each value and gives c1; the constants stay here, so that key holders open
-    values which they never see (docs/vertical.md, "How it works"). The same secret and
-    the same input give the same words.
+    The store keeps keys and columns as they arrive. A step evaluates all records, adds an
+    encryption of zero to each value and returns c1. The constants stay here, so key
+    holders help to open values that they never see (docs/vertical.md, "How it works"). The
+    same secret and the same input give the same words.
     """
 
     moduli: Moduli
     store: Store
-    secret: bytes  # of the client session: the encryptions of zero follow from it
+    secret: bytes  # secret of the client session, for the encryptions of zero
     doc_hash: bytes
     half_widths: FloatArray  # (d,), of the scaled box, party 0's columns first
     widths: tuple[int, ...]  # how many columns each party has, party 0 first
@@ -246,15 +251,15 @@ class ComputingParty:
         Their shapes are (2, primes, N) and (digits, 2, primes, N).
         """
         self.store.write(RELIN_KEY, relin_file(self.moduli, relin))
-        # zero is encrypted at the last level only
+        # Party 0 encrypts zero at the last level only.
         self.store.write(_PUBLIC_KEY, [public[:, 0].astype("<u8").tobytes()])
         self.store.write(_PUBLIC_DIGEST, [pk_digest(self.moduli, public[0])])
 
     def take_column(self, slot: int, chunk: int, number: int, words: WordArray) -> None:
         """Keep 16,384 records of another party's encrypted column, (2, data primes, N).
 
-        ``number`` is that of one of the party's `signs.scaled_columns`. With a radius,
-        the one after its last column is the party's `signs.scaled_squares`.
+        ``number`` is the index of one of the party's `signs.scaled_columns`. With a radius,
+        the index after the last column is the party's `signs.scaled_squares`.
         """
         name = column_name(slot, chunk, number)
         self.store.write(name, column_file(self.moduli, words))
@@ -262,15 +267,13 @@ class ComputingParty:
     def step(self, t: int, own: FloatArray, centroids: FloatArray) -> WordArray:
         """Return c1 of step t's values for the key holders, (k (1 + d), N) modulo q0.
 
-        For each cluster its count comes first, then its sums. A step that was done
-        before gives the same words again, from the store. Own columns (n, a) and
-        centroids (k, d) are scaled.
+        For each cluster the count comes first, then the sums. A repeated step gives the
+        same words from the store. ``own`` (n, a) and ``centroids`` (k, d) are scaled.
         """
         name = _step_name(t)
         if name not in self.store:
             half_widths = self.half_widths[: own.shape[1]]
-            # Beyond the box the sign diverges, and a failure here would depend on
-            # records.
+            # Outside of the box the sign diverges, and a failure would depend on records.
             finite = np.where(np.isfinite(own), own, 0.0)
             own = np.clip(finite, -half_widths, half_widths)
             step = StepPlan(own, centroids, self.half_widths, self.widths, self.radius)
@@ -278,13 +281,12 @@ class ComputingParty:
             constants, c1 = self._hide(t, words)
             pieces = [part.astype("<u8").tobytes() for part in (constants, c1)]
             self.store.write(name, pieces)
-            # an interrupted request is repeated: it opens the values of the step before
-            # again
+            # The values of step t - 1 stay, because a repeated request opens them again.
             self.store.remove(_step_name(t - 2))
         return self._stored(t)[1]
 
     def _hide(self, t: int, words: WordArray) -> tuple[WordArray, WordArray]:
-        """Add encryptions of zero: without them c1 would show the used records."""
+        """Add encryptions of zero, because c1 would otherwise reveal the used records."""
         public = self._array(_PUBLIC_KEY).reshape(2, 1, N)
         digest = self.store.path(_PUBLIC_DIGEST).read_bytes()
         constants = []
@@ -306,9 +308,13 @@ class ComputingParty:
     def open(self, t: int, shares: WordArray, noise: SmudgingNoise) -> IntArray:
         """Return a step's values (k, 1 + d) under the noise of all parties.
 
-        They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one
-        word of each key holder for every value, below q0 or it is a `MessageError`;
-        ``noise`` draws this party's own.
+        The values are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one
+        word of each key holder for every value. ``noise`` draws this party's noise.
+
+        Raises
+        ------
+        MessageError
+            If a word is not below q0.
         """
         constants, c1 = self._stored(t)
         # `addmod` is right for words below the prime only.

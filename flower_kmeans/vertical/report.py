@@ -1,7 +1,6 @@
-"""The report of a vertical run: views of the parties, and the guarantee's grounds.
+"""The report of a vertical run: views of the parties, and the basis of the guarantee.
 
-The words are those of docs/threat-model.md, "Vertical runs", for the parties of this
-run.
+Its texts are those of docs/threat-model.md, "Vertical runs", for the parties of the run.
 """
 
 import math
@@ -16,35 +15,35 @@ from flower_kmeans.templates import lines_of
 class VerticalReport:
     """The parties of a vertical run, and their messages."""
 
-    columns: tuple[tuple[str, ...], ...]  # of each party, by slot
-    key_holders: int  # H: slots 1 to H hold the key
-    # t: how many of party 0 and the key holders may pool their noise
+    columns: tuple[tuple[str, ...], ...]  # column names of each party, by slot
+    key_holders: int  # number H of key holders, in slots 1 to H
+    # number t of party 0 and the key holders that may pool their noise
     max_colluders: int
     keys: str  # "roster" or "relayed"
-    rho: float  # norm of a record's memberships at most
+    rho: float  # largest norm of a record's memberships
     soft: float  # the part of ``rho`` that is proved
     # whether party 0 compared row ids before keys and columns travelled
     check_ids: bool
-    n_values: int  # that the key holders open in the run
-    # that one opened word reveals at most to a party 0 that breaks the protocol
+    n_values: int  # number of values that the key holders open in the run
+    # most bits that one opened word reveals to a party 0 that breaks the protocol
     bits: float
-    sent_bytes: int = 0  # of the parcels, as parties sent them
-    delivered_bytes: int = 0  # and as they were delivered
+    sent_bytes: int = 0  # bytes of parcels that parties sent
+    delivered_bytes: int = 0  # bytes of parcels that were delivered
     software: tuple[str, ...] = ()  # versions that each party stated, by slot
 
     @property
     def n_parties(self) -> int:
-        """N."""
+        """Number N of parties."""
         return len(self.columns)
 
     @property
     def noise_shares(self) -> int:
-        """H + 1 - t: so many shares make the planned noise together."""
+        """Number H + 1 - t of noise shares that make the planned noise."""
         return self.key_holders + 1 - self.max_colluders
 
     @property
     def noise_factor(self) -> float:
-        """The noise's deviation over the plan's, ``sqrt((H + 1) / (H + 1 - t))``."""
+        """Ratio of the noise's standard deviation to the planned one."""
         return math.sqrt((self.key_holders + 1) / self.noise_shares)
 
     @property
@@ -64,11 +63,11 @@ class VerticalReport:
 
     @property
     def page(self) -> str:
-        """Template with the words of a page that depend on the kind of run."""
+        """Path of the template with the texts of a page that depend on the kind of run."""
         return "vertical/page.html.j2"
 
     def statements(self, report: Report) -> tuple[str, ...]:
-        """Return statements for all parties, in sentences."""
+        """Return the statements for all parties, in sentences."""
         return lines_of("vertical/statements.txt.j2", report=report, run=self)
 
     def protection(self, report: Report) -> tuple[str, ...]:
@@ -77,12 +76,12 @@ class VerticalReport:
 
     @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
-        """Rows of parties, their views, and their knowledge."""
+        """Rows of parties: who, what they see, and what they learn."""
         lines = lines_of("vertical/parties.txt.j2", run=self)
         return tuple(tuple(line.split("|")) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
+        """Return the part as plain values for JSON."""
         keys = ("who", "sees", "learns")
         rows = [dict(zip(keys, row, strict=True)) for row in self.trust_table]
         return {

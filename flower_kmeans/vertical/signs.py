@@ -1,10 +1,10 @@
 """The polynomial that finds the nearer centroid (docs/vertical.md, "How it works").
 
-Additions and products are all that CKKS has, so the sign of a number is a polynomial of
-it: three odd minimax polynomials of degree 15, one of the other, which is within 1.4e-4
-of -1 or 1 for every argument of size 0.0035 to 1. Nearer to 0 it passes from one to the
-other with slope 640, and a record there belongs to two clusters in parts. Beyond 1 it
-diverges, so every argument here is divided by its exact maximum over the public box.
+CKKS has only additions and products, so the sign of a number is a polynomial: a
+composition of three odd minimax polynomials of degree 15. It is within 1.4e-4 of -1 or 1
+for every argument of size 0.0035 to 1. Nearer to 0 it passes from -1 to 1 with slope 640,
+and such a record belongs to two clusters in part. Beyond 1 it diverges, so every argument
+is divided by its exact maximum over the public box.
 """
 
 from typing import NamedTuple
@@ -49,7 +49,7 @@ STAGES = (
 )
 
 _ABOVE = 1 + 2.0**-20
-"""Arguments stay this factor below 1, which is more than the noise of CKKS."""
+"""Factor by which arguments stay below 1. It is more than the noise of CKKS."""
 
 
 def pair(
@@ -57,10 +57,10 @@ def pair(
 ) -> tuple[FloatArray, float]:
     """Return w and b of the comparison of two centroids.
 
-    ``w.x + b`` is positive where ``cj`` is nearer. It is ``|x - cl|^2 - |x - cj|^2``,
-    which is linear in x, divided by (1 + 2^-20) times its maximum over the box
-    [-half_widths, half_widths], which is public. Equal centroids give 0 everywhere, so
-    each gets half of a record.
+    ``w.x + b`` is positive where ``cj`` is nearer. It is ``|x - cl|^2 - |x - cj|^2``, which
+    is linear in x, divided by (1 + 2^-20) times its maximum over the public box
+    [-half_widths, half_widths]. Equal centroids give 0 everywhere, so each gets half of a
+    record.
     """
     w = 2 * (cj - cl)
     b = float(cl @ cl - cj @ cj)
@@ -76,9 +76,9 @@ def near(
 ) -> tuple[FloatArray, float, float]:
     """Return w, u and b of the test of a radius.
 
-    ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``. It is ``radius^2 - |x
-    - c|^2``, divided by (1 + 2^-20) times its largest size over the box: ``radius^2``
-    at the centroid, or what the farthest corner lacks, whichever is more.
+    ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``. It is
+    ``radius^2 - |x - c|^2``, divided by (1 + 2^-20) times its largest size over the box: at
+    the centroid, where it is ``radius^2``, or at the farthest corner.
     """
     square = radius * radius
     corner = half_widths + np.abs(c)
@@ -91,8 +91,9 @@ def near(
 def scaled_columns(columns: FloatArray, half_widths: FloatArray) -> FloatArray:
     """Return a party's columns over their half widths, (n, w), in [-1, 1].
 
-    The error of an encrypted number is the same whatever its size. Centroids that
-    differ in a narrow column alone would multiply it by 1 over the half width.
+    The error of an encrypted number does not depend on its size. Without the division,
+    centroids that differ only in a narrow column would multiply the error by 1 over the
+    half width.
     """
     divisors = np.where(half_widths > 0, half_widths, 1.0)
     scaled: FloatArray = columns / divisors
@@ -104,7 +105,7 @@ def scaled_squares(columns: FloatArray, half_widths: FloatArray) -> FloatArray:
 
     It is twice the sum of squares over its maximum, minus 1.
     """
-    # 0: far narrower than another column
+    # The maximum is 0 if the columns are far narrower than others.
     largest = float(half_widths @ half_widths) or 1.0
     squares = (columns**2).sum(1)
     scaled: FloatArray = squares * (2 / largest) - 1

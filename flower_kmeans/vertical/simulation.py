@@ -61,8 +61,8 @@ def _placed(
                 f"Expected {needed / 1e6:.0f} MB of free disk for the files of party 0. "
                 f"Got {free / 1e6:.0f} MB in {directory.parent}."
             )
-        # More processes start scripts that are not guarded again, so only where they
-        # are wanted.
+        # Further processes would run an unguarded script again, so the user must ask for
+        # them.
         yield replace(policy, work_dir=str(directory), workers=policy.workers or 1)
 
 

@@ -1,8 +1,7 @@
 """The computing party's files of one run: keys, columns, the last step's answer.
 
-They are too large for a client session, and SEAL reads files only. The session keeps
-what this module returns of each, a SHA-256 digest, so a file that was changed since is
-refused.
+The files are too large for a client session, and SEAL reads files only. The session keeps
+the SHA-256 digest of each file, so a changed file is refused.
 """
 
 import errno
@@ -22,10 +21,15 @@ _MODE = 0o700
 
 
 def require_private(work_dir: Path) -> None:
-    """Require a directory for runs' files to be its owner's alone, or not yet made.
+    """Require that a directory for runs' files is private, or does not exist yet.
 
-    Another user who may write there could place a link under the name of a run, and so
+    Another user who can write there could place a link under the name of a run, and so
     choose which files are written and removed.
+
+    Raises
+    ------
+    ConfigurationError
+        If other users can use the directory, or its parent does not exist.
     """
     with _work_dir_errors(work_dir):
         if work_dir.exists():
@@ -53,10 +57,10 @@ def _work_dir_errors(path: Path) -> Iterator[None]:
 
 
 class Store:
-    """A private directory of a run's files, made with mode 0700 for the first one.
+    """A private directory of a run's files, created with mode 0700 for the first file.
 
-    ``digests`` are SHA-256 of every file, for the client session: what is not in it
-    does not count.
+    ``digests`` has the SHA-256 of every file, for the client session. A file without a
+    digest does not count.
     """
 
     def __init__(
@@ -66,7 +70,13 @@ class Store:
         self.digests = dict(digests or {})
 
     def require_space(self, n_bytes: int) -> None:
-        """Require a private place and room on the disk (`ConfigurationError`)."""
+        """Require a private directory and free disk space.
+
+        Raises
+        ------
+        ConfigurationError
+            If the directory is not private, or the disk has less space.
+        """
         require_private(self.directory.parent)
         parents = self.directory.absolute().parents
         candidates = (self.directory, *parents)
@@ -82,7 +92,7 @@ class Store:
         return name in self.digests
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a file from its pieces, mode 0600: whole, or not at all."""
+        """Write a file of mode 0600 from its pieces: the whole file, or nothing."""
         self._make_directory()
         digest = hashlib.sha256()
         part = self.directory / f"{name}.part"
@@ -92,8 +102,8 @@ class Store:
                     digest.update(piece)
                     file.write(piece)
                 file.flush()
-                # On the disk before the session has its digest: after a crash the run
-                # would be lost otherwise.
+                # The file must be on the disk before the session has its digest: otherwise
+                # a crash could lose the run.
                 os.fsync(file.fileno())
             part.replace(self.directory / name)
         except BaseException:
@@ -104,7 +114,10 @@ class Store:
     def _make_directory(self) -> None:
         """Make the run's directory.
 
-        A `ConfigurationError` if others could have placed it.
+        Raises
+        ------
+        ConfigurationError
+            If other users could have placed it.
         """
         work_dir = self.directory.parent
         require_private(work_dir)
@@ -112,20 +125,26 @@ class Store:
             work_dir.mkdir(mode=_MODE, exist_ok=True)
             with suppress(FileExistsError):
                 self.directory.mkdir(mode=_MODE)
-            # A link that was placed before the mode was right is still there.
+            # A link may be older than the private mode of its parent.
             if self.directory.is_symlink():
                 raise ConfigurationError(
                     f"Expected a directory of this run in work_dir. Got a symbolic link instead: "
                     f"{self.directory}."
                 )
-            # mkdir leaves the mode of a directory that is there already.
+            # `mkdir` does not change the mode of an existing directory.
             self.directory.chmod(_MODE)
             _require_own(self.directory.lstat(), self.directory)
 
     def path(self, name: str) -> Path:
-        """Return where a file lies; a `RunError` if it is missing, or was changed."""
+        """Return the path of a file.
+
+        Raises
+        ------
+        RunError
+            If the file is missing or was changed.
+        """
         path = self.directory / name
-        # Compared at each use, since SEAL trusts what it reads.
+        # The digest is compared at each use, because SEAL trusts its files.
         with suppress(OSError), path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").digest() == self.digests.get(name):
                 return path
@@ -140,7 +159,7 @@ class Store:
         (self.directory / name).unlink(missing_ok=True)
 
     def erase(self) -> None:
-        """Remove the directory and all that is in it."""
+        """Remove the directory with all files."""
         self.digests.clear()
         with suppress(FileNotFoundError):
             shutil.rmtree(self.directory)

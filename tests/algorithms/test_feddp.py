@@ -707,6 +707,9 @@ def test_the_servers_points_do_not_travel():
     [
         *(("n_server_points", number) for number in (2, 2**50)),
         *(("laplace", names) for names in (["projection"], [["weights"]], "weights")),
+        # second forms of ["cost", "weights"]
+        ("laplace", ["weights", "cost"]),
+        ("laplace", ["cost", "weights", "weights"]),
         ("shares", []),
         ("sums", "auto"),
     ],

@@ -18,6 +18,7 @@ from flower_kmeans.algorithms.pe_means import (
 )
 from flower_kmeans.algorithms.pe_means_population import variations
 from flower_kmeans.algorithms.queries import check_query
+from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.metrics import inertia, matched_centroid_error
@@ -88,6 +89,15 @@ def test_votes_have_a_clip_of_their_own():
     assert clips(clip=7.0) == {"votes": 7.0}
     assert clips(clips={"votes": 3.0}) == {"votes": 3.0}
     assert build().clips is None
+
+
+@pytest.mark.parametrize("releases", [(), ("lift-sums", "votes")])
+def test_a_document_has_the_clips_of_all_releases(releases):
+    algorithm = build(ball(17), budget=CLIENTS, n_clients=10)
+    config = algorithm_to_config(algorithm)
+    config["clips"] = {name: config["clips"][name] for name in releases}
+    with pytest.raises(ConfigurationError, match="Expected the clips of all releases"):
+        algorithm_from_config(config, algorithm.domain, algorithm.budget)
 
 
 def test_the_seed_of_a_query_is_the_key_of_its_variations():

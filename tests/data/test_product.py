@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans import Box, TableDomain
+from flower_kmeans.canonical import array_to_text
 from flower_kmeans.data.domain import GridRecords, difference, domain_from_config
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.errors import ConfigurationError, KMeansError
@@ -179,6 +180,21 @@ def test_a_category_never_leaves_the_unit_box():
     assert 2**25 - 1 <= domain.grid_half_widths(25).max() <= 2**25
 
 
+@pytest.mark.parametrize("m", [2, 3, 30, 1000])
+@pytest.mark.parametrize("weight", [5e-324, 1e-322, 1e-281, 1e-280, 1e-3, 1, 1e300])
+def test_whatever_a_document_weighs_no_level_leaves_the_unit_box(m, weight):
+    """Products of numbers below float64's normal range are rounded up by as much as 2."""
+    config = Box([0] * m, [1] * m, weights=[0.7] * m, categories=[(0, m)]).to_config()
+    config["weights"] = array_to_text(np.full(m, weight))
+    if weight < 1e-280:
+        with pytest.raises(ConfigurationError, match=r"column 0 .*too small"):
+            domain_from_config(config)
+        return
+    domain = domain_from_config(config)
+    assert 0 < domain.half_widths.max() <= 1 + 2.0**-50
+    assert domain.grid_half_widths(25).max() <= 2**25
+
+
 def test_weights_of_one_leave_a_box_as_it_was():
     plain = Box(LOWER, UPPER)
     named = Box(LOWER, UPPER, weights=[1, 1, 1])
@@ -263,12 +279,38 @@ def test_default_weights_have_no_second_document():
         ([1, 1, math.inf], "weights to be finite"),
         (["a", 1, 1], "weights as an array of real numbers"),
         ([1, 1e-290, 1], "too small"),
+        ([1, 5e-324, 1], "weight of column 1 as at least 1e-280"),
+        ([1e300, 1e-280, 1], "too small"),
         (0.5, "one number for each column"),
     ],
 )
 def test_weights_that_are_none_are_named(weights, message):
     with pytest.raises(KMeansError, match=message):
         Box(LOWER, UPPER, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (0, "positive and finite"),
+        (10**400, "positive and finite"),
+        (5e-324, "too small"),
+        (True, "as a number. Got bool"),
+        ("1", "as a number. Got str"),
+        (np.complex128(1), "as a number. Got complex128"),
+    ],
+)
+def test_a_weight_by_name_that_is_none_is_named(weight, message):
+    for domain in (Box([0, 0], [1, 1], columns=["age", "b"]), table((1,), (), 1)):
+        name = domain.factors()[0].name
+        with pytest.raises(KMeansError, match=f"column '{name}' .*{message}"):
+            domain.weighted({name: weight})
+
+
+def test_categories_that_are_no_sequence_are_refused():
+    for categories in (None, 5, {0: 2}):
+        with pytest.raises(KMeansError, match="categories as a sequence of pairs"):
+            Box([0, 0], [1, 1], categories=categories)
 
 
 def test_a_common_scale_has_no_weights():

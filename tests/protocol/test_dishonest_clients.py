@@ -478,7 +478,9 @@ def test_malformed_words_are_not_added(trust, words, tmp_path):
 @pytest.mark.claim("threat-model", "50")
 def test_random_words_end_a_run_of_an_oblivious_server(tmp_path):
     """Not defended: clients refuse the sum, and a second one would cost privacy."""
-    with pytest.raises(TooFewClientsError, match="The announced sum does not open"):
+    with pytest.raises(
+        TooFewClientsError, match="The announced sum cannot be unmasked"
+    ):
         play(tmp_path, "oblivious-server", {31: on(Answer, [2], words=noise)}, n=5)
 
 
@@ -538,7 +540,7 @@ def test_bad_seals_to_some_members_end_one_round(trust, tmp_path):
         assert net.answers == [0, 8, 8]
         assert net.server.proceedings.lost_rounds == [1]
         assert len(net.results) == N
-        assert net.server.n_opened == T
+        assert net.server.last_sum == T
     assert net.reasons("named") == {59: 1}
 
 

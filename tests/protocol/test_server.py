@@ -73,7 +73,7 @@ def test_a_run_takes_the_announced_round_trips(trust, keys, tmp_path):
     assert net.answers == [9] * T
     assert (server.proceedings.attempts, server.proceedings.repeats) == (T, 0)
     assert server.delivered == set(net.nodes)
-    assert (server.head, server.n_opened) == (T, 0 if is_blind else T)
+    assert (server.head, server.last_sum) == (T, 0 if is_blind else T)
     assert not server.all_keep_ledgers
     # Who sees the sums asks: a blind server sends neither query nor result, others no
     # entry.
@@ -248,7 +248,7 @@ def test_a_lost_round_is_an_iteration_less(tmp_path):
         RunError, match="Expected centroids and counts after the last round"
     ):
         net.play()
-    assert net.server.n_opened == 0
+    assert net.server.last_sum == 0
 
 
 def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path):

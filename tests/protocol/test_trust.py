@@ -41,7 +41,7 @@ def test_what_follows_from_a_trust_model(name):
         model.is_private,
         model.commits_to_records,
     )
-    assert model.is_blind == (model.opened_by == "clients")
+    assert model.is_blind == (model.sums_seen_by == "clients")
     assert model.is_homomorphic == (model.kind == "vertical") == (name == "vertical")
     if model.is_homomorphic:
         with pytest.raises(ConfigurationError, match="secure_sum"):

@@ -1,5 +1,8 @@
 """Warnings that name columns which decide too much or nothing, from released values."""
 
+import shlex
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -54,6 +57,28 @@ def test_clusters_that_are_the_values_of_a_category_are_said_to_be_so():
     (only,) = warned([[50, 0.95, 0.05, 0.5, 0.5], [52, 0.02, 0.98, 0.3, 0.7]])
     assert "--weight ward=0.1" in only
     assert "synopsis" not in only
+    # nor a spread of the records
+    assert "spread" not in only
+    assert "15 % of its bounds" in only
+
+
+def test_a_name_of_several_words_is_quoted_for_a_shell():
+    domain = TableDomain([Number("age", 0, 120), Category("the ward", ("a", "b"))])
+    (text,) = warned([[50, 1, 0], [50, 0, 1]], 0.2, domain)
+    option = text.partition("--weight ")[2].partition(", in the next run")[0]
+    assert shlex.split(option) == ["the ward=0.1"]
+
+
+def test_without_numbers_none_is_named():
+    ward, sex = Category("ward", ("a", "b")), Category("sex", ("f", "m"))
+    clusters = [[0.95, 0.05, 0.5, 0.5], [0.02, 0.98, 0.5, 0.5]]
+    (text,) = warned(clusters, 0.2, TableDomain([ward, sex]))
+    assert "'ward'" in text
+    assert "no number" not in text
+    # no other column could decide instead
+    assert warned([row[:2] for row in clusters], 0.2, TableDomain([ward])) == ()
+    alike = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]]
+    assert warned(alike, 0.2, TableDomain([ward, sex])) == ()
 
 
 @pytest.mark.parametrize(
@@ -88,6 +113,18 @@ def test_categories_that_do_not_differ_are_named_together():
     assert warned([[0, 0], [1, 1]], 0.2, Ball(1, [0, 0])) == ()
 
 
+@pytest.mark.parametrize("m", [2, 30, 1000])
+def test_clusters_that_share_out_many_levels_do_differ(m):
+    """Each level has a small share in all of them, so no single share differs by much."""
+    levels = tuple(map(str, range(m)))
+    domain = TableDomain([Number("age", 0, 120), Category("place", levels)])
+    half = np.repeat([2.0 / m, 0.0], m // 2)
+    assert warned([[20, *half], [80, *half[::-1]]], 0.2, domain) == ()
+    even = np.full(m, 1 / m)
+    (text,) = warned([[20, *even], [80, *even]], 0.2, domain)
+    assert "'place'" in text
+
+
 # ------------------------------------------------------------------- wide bounds
 
 
@@ -111,6 +148,15 @@ def test_domains_of_one_scale_are_filled_as_a_whole(domain):
     assert warned([[0, 0], [1, 1]], 0.1, domain) == ()
     (text,) = warned([[0, 0], [1, 1]], 0.005, domain)
     assert "fill less than 1/50 of the domain" in text
+
+
+@pytest.mark.parametrize("width", [1e-200, 1e-160, 1, 1e160, 1e200])
+@pytest.mark.parametrize("make", [Box, partial(Box, scale="common"), Ball])
+def test_units_whose_squares_are_no_floats_change_no_warning(make, width):
+    domain = Ball(width, [0, 0]) if make is Ball else make([0, 0], [width, width])
+    assert warned([[0, 0], [width, width]], 0.1, domain) == ()
+    (text,) = warned([[0, 0], [width, width]], 0.005, domain)
+    assert "fill less than 1/50" in text
 
 
 # ---------------------------------------------------------------------------- runs

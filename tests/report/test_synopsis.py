@@ -1,6 +1,7 @@
 """The mixture that a run leaves: its units, its clusterings for any k, its files."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -462,6 +463,43 @@ def test_weights_decide_after_the_run_by_which_column_clusters_differ():
         assert again.counts.sum() == pytest.approx(synopsis.weights.sum())
 
 
+@pytest.mark.parametrize("weight", [0.001, 0.01, 1, 100, 1000])
+def test_a_column_that_decides_nothing_keeps_its_mean(weight):
+    """Up to the largest ratio of weights, whichever of the columns it is."""
+    box = Box([-1, -1], [1, 1], columns=["x", "y"])
+    mixture = ReleasedMixture(
+        weights=np.array([200.0, 100.0]),
+        means=np.array([[-0.5, 0.3], [0.5, -0.7]]),
+        scales=np.full((2, 2), 0.001),
+        directions=np.eye(2),
+        rest=0.1,
+        radii=np.ones(2),
+        noise=(1.0, 1.0, 1.0),
+    )
+    found = Synopsis(mixture, box).kmeans(2, weights={"y": weight})
+    in_order = found.centroids[np.argsort(found.centroids[:, 0])]
+    np.testing.assert_allclose(in_order, [[-0.5, 0.3], [0.5, -0.7]], atol=0.015)
+
+
+@pytest.mark.parametrize("width", [1e-200, 1, 1e200])
+def test_spreads_are_those_of_the_parts_in_any_unit(width):
+    """Squares of the user's units may be no floats."""
+    box = Box([0, 0], [2 * width, 4 * width])
+    mixture = ReleasedMixture(
+        weights=np.array([200.0, 100.0]),
+        means=np.array([[-0.5, 0.3], [0.4, 0.3]]),
+        scales=np.array([[0.1, 0.2], [0.3, 0.2]]),
+        directions=np.eye(2),
+        rest=0.1,
+        radii=np.ones(2),
+        noise=(1.0, 1.0, 1.0),
+    )
+    # the mean of variances, and the variance of means -0.5 and 0.4
+    first = (0.1**2 * 2 + 0.3**2) / 3 + 0.9**2 * 2 / 9
+    expected = [math.sqrt(first) * width, 0.2 * 2 * width]
+    np.testing.assert_allclose(Synopsis(mixture, box).spreads, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("p", [2, 3])
 def test_a_mixture_in_other_weights_is_the_stretched_one(p):
     """Means and variances along the new directions are those of the stretched Gaussians."""
@@ -510,6 +548,9 @@ def test_weights_of_the_run_change_nothing():
         ({"x": 0.0}, "weight of the column 'x' as positive"),
         ({"x": "1"}, "weight of the column 'x' as a number"),
         ([0.5, 1], "mapping"),
+        ({"x": 1001}, r"factor of 1,000 at most. Got 1 for 'y' and 1001 for 'x'"),
+        ({"x": 1e-9, "y": 2}, "Got 1e-09 for 'x' and 2 for 'y'"),
+        ({"x": 1e-280, "y": 1e300}, "too small"),
     ],
 )
 def test_other_weights_are_of_columns(weights, message):

@@ -203,7 +203,7 @@ def test_one_strategy_has_one_run_at_a_time():
         first = pool.submit(simulate, strategy, parts_of(1), on_round=on_round)
         assert begun.wait(SECONDS)
         with pytest.raises(
-            ConfigurationError, match="a strategy of its own for each run"
+            ConfigurationError, match="a different strategy for each run"
         ):
             simulate(strategy, parts_of(2))
         refused.set()

@@ -214,7 +214,7 @@ def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust
     assert len(kept) > 1000
     for haystack in (_view(outcome), kept):
         assert not [leak for leak in leaks if leak in haystack]
-    assert server.state.round == server.n_opened == 0
+    assert server.state.round == server.last_sum == 0
     assert not len(outcome.result.arrays)
     # The search itself can find something: the same run where the server may see
     # everything.

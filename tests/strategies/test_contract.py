@@ -99,7 +99,7 @@ def test_runs_end_with_one_result(name, trust, unit, start):
     if trust_model(trust).is_blind:
         assert sent == {m.result for m in messages if isinstance(m, Finish)} == {None}
         assert not outcome.result.arrays
-        assert outcome.server.n_opened == 0
+        assert outcome.server.last_sum == 0
         assert (report.warnings, report.cost, report.sizes) == ((), None, None)
         with pytest.raises(ObliviousServerError, match="on_result"):
             _ = strategy.centroids

@@ -1,4 +1,4 @@
-"""The phases of a run at the server, each with its own small state.
+"""The phases of a run at the server, each with a small state.
 
-`protocol.server.Server` puts them together, in the order of a run.
+`protocol.server.Server` composes them in the order of a run.
 """

@@ -14,16 +14,16 @@ from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
 
 
 class Announced:
-    """The entries of a run, and its transcript's hash. A sighted server has neither.
+    """The entries of a run, and its transcript's hash. Only a blind server has them.
 
     `ask` and `finish` carry to each client the entries that it lacks.
 
     Attributes
     ----------
     entries : dict
-        The entries by round, with their lengths.
+        The entries in the order of their rounds, each with its length in bytes.
     h : bytes
-        The transcript's hash at the head; `ZERO` if the server is sighted.
+        The transcript's hash at the head; `ZERO` if the server sees the sums.
     """
 
     def __init__(self, run: Run) -> None:
@@ -67,7 +67,7 @@ class Announced:
         self.h = transcript.next_hash(self.h, context_digest, entry)
 
     def lacking(self, client: Participant, n_slots: int) -> tuple[Entry, ...]:
-        """Return the entries that a client lacks, as many as fit into a message."""
+        """Return the entries that a client lacks: as many as fit into a message, at least one."""
         entries = list[Entry]()
         room = MAX_MESSAGE - bytes_beside_data(n_slots)
         for entry, size in islice(self.entries.items(), client.head, None):
@@ -79,6 +79,6 @@ class Announced:
         return tuple(entries)
 
     def restore(self, entries: Iterable[Entry], h: bytes) -> None:
-        """Take up the entries of a journal."""
+        """Restore the entries of a journal."""
         self.entries = {entry: len(encode(entry)) for entry in entries}
         self.h = h

@@ -16,10 +16,10 @@ from flower_kmeans.secagg.primitives import u64
 
 
 class Answers:
-    """Takes the replies to `ask`, and chooses those that are added up.
+    """Phase that takes the replies to `ask`, and chooses the answers to add up.
 
-    Sends `ask` again to those who did not answer, and `keys` and `hold` by the group
-    key. It remembers nothing beyond an attempt.
+    It sends `ask` again to clients that did not answer, and `keys` and `hold` through the
+    `GroupKey`. It remembers nothing beyond an attempt.
     """
 
     def __init__(
@@ -39,10 +39,9 @@ class Answers:
         self._questions = questions
 
     def gather(self, attempt: Attempt, replies: Replies, trip: Trip) -> None:
-        """Take the answers, and ask again, without another attempt, those who gave none.
+        """Take the answers, and ask clients without an answer again in the same attempt.
 
-        A complaint about the group key is served first, once per client session and
-        round.
+        Complaints about the group key are served first, once per client session and round.
         """
         talk = self._talk
         least = self._run.document.min_clients
@@ -70,7 +69,7 @@ class Answers:
                 talk.note(client, attempt.t, DIFFERS, "differs")
 
     def may_change(self, attempt: Attempt, trip: Trip) -> bool:
-        """Return whether another attempt has another group key, or another frame."""
+        """Return whether another attempt would have another group key or frame."""
         if self._group_key.is_doubtful(attempt):
             return self._group_key.find(attempt, trip)
         return bool(self._frames.changed)
@@ -86,7 +85,7 @@ class Answers:
         self._choose(attempt)
 
     def _is_missing(self, attempt: Attempt, client: Participant) -> bool:
-        """Return whether the same request may still bring an answer of a client's."""
+        """Return whether the same request may still bring an answer of a client."""
         is_heard = client in attempt.heard or client in attempt.complained
         is_active = self._cohort.claims[client.slot][0] is client
         return is_active and not (is_heard or client.new or client.is_banned)
@@ -109,7 +108,7 @@ class Answers:
     def _take_answer(
         self, attempt: Attempt, client: Participant, request: Ask, reply: Answer
     ) -> None:
-        """Keep one answer, if it is complete: right lengths, one part for each present position."""
+        """Keep an answer if it is complete: of the right length, with all parts."""
         if request.peers:
             self._cohort.offers.take(
                 attempt.frame, client, request.peers, reply.key_id, reply.envelopes
@@ -133,10 +132,10 @@ class Answers:
         attempt.answers.setdefault(reply.tag, []).append(client)
 
     def _is_vector(self, attempt: Attempt, reply: Answer) -> bool:
-        """Return whether words are as long as planned, and count one client where that is seen."""
+        """Return whether words have the planned length and, if visible, the checksum word 1."""
         if len(reply.words) != attempt.part_bytes:
             return False
-        # A checksum word in the clear must be 1: no client could detect it in the sum.
+        # A wrong checksum word in the clear could not be detected in the sum.
         return self._run.trust.sum.is_protected or reply.words[-8:] == u64(1)
 
     def _add_up(self, attempt: Attempt, reply: Answer) -> None:
@@ -150,14 +149,14 @@ class Answers:
     # ------------------------------------------------------------------ S
 
     def _choose(self, attempt: Attempt) -> None:
-        """Choose the answers that are added up, by their tag, and note all other clients."""
+        """Choose the answers to add up by their tag, and mark the clients with other tags."""
         answers = attempt.answers
         tag = attempt.tag
         if not tag and answers:
             # The tag itself breaks ties, so that a repeated run chooses alike.
             tag = max(answers, key=lambda tag: (len(answers[tag]), tag))
         attempt.chosen = tag
-        # Others may have followed another history: their words would not add up.
+        # Clients with another tag may have another history: their words would not add up.
         attempt.dealers = sorted(answers.get(tag, ()), key=lambda client: client.slot)
         for client in attempt.frame.slots.values():
             client.differs = client in attempt.heard and client not in attempt.dealers

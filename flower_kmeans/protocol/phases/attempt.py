@@ -12,15 +12,15 @@ from flower_kmeans.protocol.resume import KeptAttempt
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.secagg.base import SumContext
 
-N_REPEATS = 2  # of an `Ask` or `Add`, for those who did not answer it
+N_REPEATS = 2  # repeats of an `Ask` or `Add` for clients that did not answer it
 _IN_MEMORY = 2**24  # bytes of shares; more go to a temporary file
 
 
 class ShareStore:
-    """The sealed shares of one attempt, in files. A dealer has all of them or none."""
+    """The sealed shares of one attempt, in a file: all shares of a dealer, or none."""
 
     def __init__(self, positions: Iterable[int], part_bytes: int) -> None:
-        # those present
+        # present positions, by their order
         self._order = {position: n for n, position in enumerate(positions)}
         self._part_bytes = part_bytes
         self._file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (see `close`)
@@ -32,8 +32,8 @@ class ShareStore:
         return len(sealed) == self._part_bytes * len(self._order)
 
     def put(self, slot: int, sealed: bytes) -> None:
-        """Keep a dealer's shares, which are complete."""
-        # To the end: reading a part moves the position.
+        """Keep the complete shares of a dealer."""
+        # Reading a part moved the position, so it goes back to the end.
         self._starts[slot] = self._file.seek(0, 2)
         self._file.write(sealed)
 
@@ -52,39 +52,39 @@ class ShareStore:
 
 @dataclass
 class Attempt:
-    """An attempt at a round."""
+    """One attempt at a round, with its requests and replies."""
 
     t: int
     number: int
     frame: Frame
-    query: bytes | None  # where the server sees the sums
-    tag: bytes  # of the answers that are added up; empty until they are all there
-    part_bytes: int  # of one part of an answer, sealed where it is a share
+    query: bytes | None  # encoded, if the server sees the sums
+    tag: bytes  # tag of the answers to add up; empty until all have come
+    part_bytes: int  # bytes of one part of an answer, sealed if it is a share
     store: ShareStore
-    members: dict[int, Participant]  # who adds the answers up, by position
+    members: dict[int, Participant]  # present committee members, by position
     requests: dict[int, Ask] = field(default_factory=dict)
-    # who gave them, by tag
+    # clients with a complete answer, by its tag
     answers: dict[bytes, list[Participant]] = field(default_factory=dict)
-    # by tag, without a committee
+    # sums of words by tag, without a committee
     sums: dict[bytes, bytes] = field(default_factory=dict)
     contexts: dict[bytes, SumContext] = field(default_factory=dict)  # by tag
-    # S: those whose answers are added up
+    # S: clients whose answers are added up
     dealers: list[Participant] = field(default_factory=list)
     chosen: bytes = b""  # the tag of most complete answers so far
-    tried: int = 0  # offers of group keys that failed in `add`
-    # S is on the disk: a restarted server must add the same answers
+    tried: int = 0  # number of offers of group keys that failed in `add`
+    # whether S is on the disk, because a restarted server must add the same answers
     is_chosen: bool = False
-    distributors: tuple[int, ...] = ()  # slots of those that are asked for a group key
-    # those whose answers are complete
+    distributors: tuple[int, ...] = ()  # slots of clients asked for a group key
+    # clients with complete answers
     heard: set[Participant] = field(default_factory=set)
-    # those without the group key
+    # clients that lack the group key
     complained: set[Participant] = field(default_factory=set)
-    # of members; a refusal names
+    # replies of members by position; a refusal names a dealer
     replies: dict[int, Added | Refusal] = field(default_factory=dict)
 
     @property
     def threshold(self) -> int:
-        """Sum-shares that reconstruct the sum; 0 without a committee."""
+        """Number of sum-shares that reconstruct the sum; 0 without a committee."""
         if self.frame.sharing is None:
             return 0
         return self.frame.sharing.threshold
@@ -100,7 +100,7 @@ class Attempt:
 
     @property
     def named(self) -> dict[int, int | None]:
-        """By position, the slot whose share did not open."""
+        """Slots whose share a member could not unseal, by the member's position."""
         return {
             j: reply.slot
             for j, reply in self.replies.items()
@@ -109,16 +109,16 @@ class Attempt:
 
     @property
     def missing_positions(self) -> list[int]:
-        """Positions of members that gave no sum-share yet."""
+        """Positions of members without a sum-share so far."""
         shares = self.shares
         return [position for position in self.members if position not in shares]
 
     def is_crowd(self, least: int) -> bool:
-        """Return whether so many clients gave complete answers under one tag."""
+        """Return whether at least ``least`` clients gave complete answers with one tag."""
         return any(len(clients) >= least for clients in self.answers.values())
 
     def sum_context(self, run: Run, h: bytes, tag: bytes) -> SumContext:
-        """Return the context of the sum of one tag; ``h`` is the transcript's hash."""
+        """Return the context of the sum of one tag. ``h`` is the transcript's hash."""
         if tag not in self.contexts:
             frame = self.frame
             digest = transcript.round_context(

@@ -12,25 +12,25 @@ from flower_kmeans.algorithms.state import State
 
 
 class Course:
-    """The rounds that are closed. No message is sent here.
+    """The closed rounds of a run. This phase sends no messages.
 
     Parameters
     ----------
     algorithm : Algorithm
-        What computes each state from the sum before.
+        Algorithm that computes each state from the sum before.
     seed : int
-        Public randomness of an algorithm whose queries only the server can compute.
+        Seed for public randomness, if only the server can compute the queries.
 
     Attributes
     ----------
     state : State
-        After the last sum that the server saw, or the first one.
-    head, n_opened : int
-        The last closed round, and the last one whose sum the server saw.
+        State after the last sum that the server saw, or the first state.
+    head, last_sum : int
+        Numbers of the last closed round, and of the last round whose sum the server saw.
     noise_factor : float
-        Of the last sum: the deviation of its noise over the planned one.
+        Ratio of the noise's standard deviation to the planned one in the last sum.
     findings : list of Finding
-        What no records explain in sums that the server saw.
+        Findings about sums that the server saw: values that no records explain.
     """
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
@@ -38,19 +38,19 @@ class Course:
         self._seed = seed
         self.state: State = algorithm.initial_state(self.generator(0))
         self.head = 0
-        self.n_opened = 0
+        self.last_sum = 0
         self.noise_factor = 1.0
         self.findings: list[Finding] = []
 
     def generator(self, number: int) -> np.random.Generator | None:
-        """Return the randomness of one step; none where clients could take the same step."""
+        """Return the randomness of one step; ``None`` if clients could compute the step."""
         if self._algorithm.replayable:
             return None
         return public_generator(self._seed, number)
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
-        """Restore the course if the block inside ends by an error."""
+        """Restore the course if an error ends the context."""
         before = {**vars(self), "findings": list(self.findings)}
         try:
             yield

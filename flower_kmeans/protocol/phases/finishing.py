@@ -15,9 +15,9 @@ from flower_kmeans.protocol.trips import Replies, Trip
 
 
 class Finishing:
-    """Delivers the result, or the entries from which clients compute it.
+    """Phase that delivers the result, or the entries from which clients compute it.
 
-    Sends `finish`; the first ones are sent by others.
+    It makes the first requests `finish`, and sends the further ones.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Finishing:
         self.delivered = set[int]()
 
     def requests(self) -> dict[int, Finish]:
-        """Return the last entries, or a result that clients accept, for every client."""
+        """Return the requests with the last entries or the result, by node."""
         least = self._run.document.min_clients
         self._talk.has_enough = lambda: len(self.delivered) >= least
         self._talk.proceedings.round_trips += 1
@@ -76,8 +76,8 @@ class Finishing:
             )
         try:
             data = encode_result(result)
-            # As a client reads it: better an error here than one refusal from each of
-            # them.
+            # The server reads the result as clients do: one error here is better than a
+            # refusal of each client.
             read_result(self._run, data)
         except MessageError as error:
             raise RunError(
@@ -86,7 +86,7 @@ class Finishing:
         return data
 
     def take(self, replies: Replies, trip: Trip) -> None:
-        """Take the acknowledgements of the delivery; who lacks entries is sent the rest."""
+        """Take the confirmations of the delivery, and send missing entries to their clients."""
         after = self._run.document.rounds + 1
         for _ in range(1 + len(self._announced.entries)):
             lacking = []

@@ -11,12 +11,12 @@ from flower_kmeans.report.report import CommitteeReport, Proceedings
 
 
 class Frames:
-    """The cohort of each attempt, as the report describes it. No message is sent here.
+    """The frames of attempts, which the report describes. This phase sends no messages.
 
     Attributes
     ----------
     caused : set
-        Rounds and slots that caused an attempt.
+        Pairs of a round and a slot that caused another attempt.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Frames:
         self.caused = set[tuple[int, int]]()
 
     def next(self) -> Frame:
-        """Take all changes and return the cohort as it is now."""
+        """Apply all changes of the cohort, and return the frame of the next attempt."""
         frame = self._cohort.frame()
         self._report(frame)
         return frame
 
     def of(self, active: Iterable[tuple[int, int]]) -> Frame:
-        """Return the frame of these active nodes, by slot, without any later change."""
+        """Return the frame with these active nodes, as (slot, node), without later changes."""
         frame = self._cohort.framed_as(active)
         self._report(frame)
         return frame
@@ -64,7 +64,7 @@ class Frames:
 
     @property
     def changed(self) -> set[int]:
-        """Slots whose client is another one, or has another session, in the next frame."""
+        """Slots that have another client or session in the next frame."""
         return {
             slot
             for slot, claims in self._cohort.claims.items()
@@ -72,10 +72,10 @@ class Frames:
         }
 
     def must_change(self, attempt: Attempt) -> bool:
-        """Return whether a vote must wait for clients that the next frame has, and this one not.
+        """Return whether a vote must wait for clients of the next frame.
 
-        Votes are for good: none is asked for where c members could make it fail without
-        them. Each slot causes that once per round.
+        Votes are final, so the server asks for none that ``max_colluders`` members could
+        make fail without these clients. Each slot can cause the wait once per round.
         """
         if not attempt.frame.sharing:
             return False

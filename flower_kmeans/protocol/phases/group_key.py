@@ -1,7 +1,7 @@
-"""The group key of a blind run, as its server finds one (docs/protocol.md, section 5).
+"""The group key of a blind run at its server (docs/protocol.md, section 5).
 
-The server never has the key. It passes envelopes on, and sees by key ids who has the
-same key.
+The server never has the key. It passes envelopes on, and key ids show it which clients
+have the same key.
 """
 
 from collections.abc import Iterable
@@ -14,19 +14,19 @@ from flower_kmeans.protocol.phases.attempt import Attempt
 from flower_kmeans.protocol.phases.talk import Talk
 from flower_kmeans.protocol.trips import Trip
 
-_MOST_HOLDERS = 4  # that seal the group key for one complaint
+_MOST_HOLDERS = 4  # holders that seal the group key for complaining clients
 
 
 class GroupKey:
-    """Offers of group keys, and complaints about them.
+    """Phase of the offers of group keys, and of complaints about them.
 
-    Sends `keys`, so that clients seal a group key for others, and `hold`, so that they
+    It sends `keys`, so that clients seal a group key for others, and `hold`, so that they
     take one. Other envelopes come with answers and go with requests.
 
     Attributes
     ----------
     served : set
-        Rounds and client keys, after complaints.
+        Pairs of a round and a client's ephemeral key whose complaint was served.
     """
 
     def __init__(self, talk: Talk) -> None:
@@ -41,7 +41,7 @@ class GroupKey:
         return self._run.trust.is_blind and not self._run.trust.has_committee
 
     def keyless(self, frame: Frame) -> list[Participant]:
-        """Return the clients for which there is no group key yet, where clients have one."""
+        """Return the clients without group key and envelope in a blind run; none in others."""
         if not self._run.trust.is_blind:
             return []
         return [one for one in frame.slots.values() if not (one.wraps or one.has_key)]
@@ -49,9 +49,12 @@ class GroupKey:
     # ------------------------------------------------------------------ offers
 
     def make(self, t: int, frame: Frame, trip: Trip) -> bool:
-        """Let key distributors offer group keys, and ask others if none does.
+        """Ask key distributors for group keys until there is an offer.
 
-        Return whether there is an offer.
+        Returns
+        -------
+        bool
+            Whether there is an offer.
         """
         while not self._offers:
             if not self.ask_distributors(t, frame, trip):
@@ -84,7 +87,7 @@ class GroupKey:
         peers: Iterable[Participant],
         trip: Trip,
     ) -> None:
-        """Let clients seal a group key for peers."""
+        """Ask clients to seal a group key for peers, and take the envelopes."""
         rows = b"".join(peer.peer.row for peer in peers)
         request = messages.Keys(doc_hash=self._run.doc_hash, peers=rows)
         requests = {client.node_id: request for client in chosen}
@@ -102,7 +105,7 @@ class GroupKey:
         request: Ask | Add,
         refusal: Refusal,
     ) -> bool:
-        """Remember a client that lacks the group key: its envelopes failed, or it was sent none."""
+        """Record a complaint; return whether the refusal is one about the group key."""
         has_failed = refusal.code == Code.KEY and refusal.slot is None
         lacks_key = has_failed or refusal.code == Code.NEED
         if not self._run.trust.is_blind or not lacks_key:
@@ -113,7 +116,7 @@ class GroupKey:
         return True
 
     def serve(self, attempt: Attempt, trip: Trip) -> list[Participant]:
-        """Let holders seal the group key for clients that complained, and return these."""
+        """Ask holders to seal the group key for complaining clients; return the served clients."""
         colluders = self._run.document.max_colluders
         wanted = [
             client
@@ -166,7 +169,7 @@ class GroupKey:
                 return True
 
     def _hold(self, attempt: Attempt, trip: Trip) -> set[Participant]:
-        """Let clients take the key that is in use, and return those that hold it."""
+        """Send the key in use to clients, and return those that hold it."""
         talk = self._talk
         least = self._run.document.min_clients
         held = set[Participant]()
@@ -190,7 +193,10 @@ class GroupKey:
         return held
 
     def change(self, attempt: Attempt, trip: Trip) -> bool:
-        """Use the next offer if too few members have the key of this one: it is the same vote."""
+        """Use the next offer if too few members have the present key; return whether it changed.
+
+        The vote stays the same.
+        """
         offers = self._offers
         if offers.is_settled or not attempt.complained or not self._run.trust.is_blind:
             return False
@@ -206,7 +212,7 @@ class GroupKey:
         return True
 
     def settle(self, attempt: Attempt, trip: Trip) -> None:
-        """Keep the key in use for good, and let holders seal it for members that complained."""
+        """Settle on the key in use, and ask holders to seal it for members that complained."""
         if self._run.trust.is_blind and not self._offers.is_settled:
             self._offers.is_settled = True
             self.serve(attempt, trip)

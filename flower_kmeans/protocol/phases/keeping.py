@@ -17,10 +17,9 @@ from flower_kmeans.protocol.resume import (
 
 
 class Keeping:
-    """Writes a run to its journal, and reads it. Without a journal nothing is kept.
+    """Phase that writes a run to its journal, and reads it. Without a journal it does nothing.
 
-    Each write is made before the messages that depend on it are sent. No message is
-    sent here.
+    Each write is made before the messages that depend on it. This phase sends no messages.
     """
 
     def __init__(
@@ -38,25 +37,25 @@ class Keeping:
         self._course = course
         self._announced = announced
         self._group_key = group_key
-        self._start = b""  # the first state, where it follows from the server's data
+        self._start = b""  # the first state, if it follows from data of the server
         if journal is not None and not talk.run.algorithm.replayable:
             self._start = write_state(course.state)
 
     # ------------------------------------------------------------------ writing
 
     def write(self, attempt: Attempt | None = None) -> None:
-        """Keep the run as it is now, with the attempt that is open."""
+        """Keep the present state of the run, with the open attempt."""
         if self._journal is not None:
             self._journal.write(self._kept(attempt))
 
     def write_sum(self, attempt: Attempt) -> None:
-        """Keep which answers are added up, and their sealed shares: votes for them are for good."""
+        """Keep the choice of answers and their sealed shares, because votes for them are final."""
         if self._journal is not None:
             shares = ((one.slot, attempt.store.of(one.slot)) for one in attempt.dealers)
             self._journal.write_parts(self._kept(attempt), shares)
 
     def write_closed(self) -> None:
-        """Keep a round that is closed: its entry with the noise, or the state after it."""
+        """Keep a closed round: its entry, with the noise, or the state after it."""
         if self._journal is not None:
             self._journal.write_closed(self._kept(), self._announced.last)
 
@@ -77,7 +76,7 @@ class Keeping:
             nodes=cohort.nodes,
             start=self._start,
             head=course.head,
-            n_opened=course.n_opened,
+            last_sum=course.last_sum,
             noise_factor=course.noise_factor,
             h=self._announced.h,
             state=write_state(course.state) if has_state else b"",
@@ -94,12 +93,20 @@ class Keeping:
     # ------------------------------------------------------------------ reading
 
     def restore(self, kept: KeptRun, *, has_roster: bool) -> bool:
-        """Take up a run where the process before this one left it.
+        """Restore a run from the journal of the former process.
 
-        Return whether its set-up was over.
+        Returns
+        -------
+        bool
+            Whether the set-up of the run was over.
+
+        Raises
+        ------
+        ConfigurationError
+            If the run began with other nodes or other data of the server.
         """
         nodes = self._talk.cohort.nodes
-        # With a roster, nodes may have got other ids since.
+        # With a roster, nodes may have new ids since.
         if not has_roster and kept.nodes != nodes:
             raise ConfigurationError(
                 f"Expected nodes={kept.nodes}, in whose order the run in resume gave the slots. "
@@ -116,7 +123,7 @@ class Keeping:
             return False
         self._talk.cohort.restore(kept.cohort)
         course.head = kept.head
-        course.n_opened = kept.n_opened
+        course.last_sum = kept.last_sum
         course.noise_factor = kept.noise_factor
         course.findings = list(kept.findings)
         if kept.state:
@@ -130,7 +137,7 @@ class Keeping:
     def restore_sum(
         self, attempt: Attempt, tag: bytes, dealers: tuple[int, ...]
     ) -> None:
-        """Take up S of an open attempt, and its sealed shares."""
+        """Restore S of an open attempt, and its sealed shares."""
         if self._journal is None:
             return
         attempt.is_chosen = True

@@ -19,7 +19,7 @@ from flower_kmeans.secagg.primitives import SEAL_BYTES
 
 
 class Questions:
-    """Opens attempts and makes their requests `ask`, which others send."""
+    """Phase that opens attempts and makes their requests `ask`. It does not send them."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Questions:
     # ------------------------------------------------------------------ attempts
 
     def query(self) -> bytes | None:
-        """Return the next query, which clients must accept; none where they compute it."""
+        """Return the next query, encoded and checked; ``None`` if clients compute it."""
         if self._run.trust.is_blind:
             return None
         algorithm = self._run.algorithm
@@ -69,7 +69,7 @@ class Questions:
         return attempt
 
     def reopen(self, kept: KeptAttempt) -> Attempt:
-        """Open the attempt that was open, in its frame and with the same query."""
+        """Return the attempt that the former process had open, in its frame and with its query."""
         frame = self._frames.of(kept.frame)
         attempt = self._new(kept.t, kept.number, frame, kept.query)
         attempt.distributors = kept.distributors
@@ -115,11 +115,11 @@ class Questions:
         )
 
     def request(self, attempt: Attempt, client: Participant, peers: bytes = b"") -> Ask:
-        """Return the request of an attempt for a client; the same bytes, if it has no news."""
+        """Return the request of an attempt for a client. Its bytes change only with its needs."""
         has_shares = self._run.trust.has_committee
         located = attempt.located(self._run, client)
         if has_shares and attempt.t == 1:
-            located["wraps"] = ()  # the query is public, and the key is needed to add
+            located["wraps"] = ()  # the query is public: only `add` needs the key
         claims = b""
         if has_shares and self._run.document.keys == "roster":
             claims = attempt.frame.claims

@@ -5,12 +5,12 @@ from flower_kmeans.protocol.resume import KeptAttempt
 
 
 class Resumption:
-    """The first round after a run was taken up.
+    """The first round of a run that was resumed.
 
     Parameters
     ----------
     max_colluders : int
-        How many clients may lie about what is over.
+        Most clients that may wrongly state that a round is over.
 
     Attributes
     ----------
@@ -22,24 +22,27 @@ class Resumption:
 
     def __init__(self, max_colluders: int) -> None:
         self._max_colluders = max_colluders
-        self._stale = set[int]()  # slots that took a resumed round for one that is over
+        self._stale = set[int]()  # slots whose client stated that the round is over
         self.is_under_way = False
         self.attempt: KeptAttempt | None = None
 
     def begin(self, attempt: KeptAttempt | None) -> None:
-        """Take up a run, perhaps in the middle of a round."""
+        """Begin the resumed run, perhaps in the middle of a round."""
         self.is_under_way = True
         self.attempt = attempt
 
     def end(self) -> None:
-        """Forget the former process: a round is closed."""
+        """End the resumption, because a round is closed."""
         self.is_under_way = False
         self.attempt = None
 
     def hear_stale(self, slot: int, t: int) -> None:
-        """Hear that a round is over for a client, as far as it knows.
+        """Record that a client stated that a round is over.
 
-        A `RunError` if the kept run is older than its clients' memory of it.
+        Raises
+        ------
+        RunError
+            If the kept run is older than its clients' memory of it.
         """
         if not self.is_under_way:
             return

@@ -1,4 +1,4 @@
-"""The set-up of a run: who takes part (docs/protocol.md, section 5)."""
+"""The set-up of a run: enrolment, slots and group key (docs/protocol.md, section 5)."""
 
 from collections.abc import Collection, Iterable
 
@@ -16,9 +16,9 @@ from flower_kmeans.protocol.trips import Trip
 
 
 class SetUp:
-    """Enrols clients, gives them slots, and chooses committee and group key.
+    """Phase that enrols clients, gives them slots, and chooses committee and group key.
 
-    Sends `enrol`, and `keys` where round 1 needs the group key.
+    It sends `enrol`, and `keys` if round 1 needs the group key.
     """
 
     def __init__(self, talk: Talk, frames: Frames, group_key: GroupKey) -> None:
@@ -28,31 +28,31 @@ class SetUp:
         self._frames = frames
         self._group_key = group_key
 
-    # ------------------------------------------------------------------ who may come
+    # ------------------------------------------------------------------ nodes
 
     def named(self, node_ids: Iterable[int]) -> set[int]:
-        """Return those nodes that may take part."""
+        """Return the nodes that can take part."""
         nodes = set(node_ids)
         if self._cohort.nodes is None:
             return nodes
         return nodes & set(self._cohort.nodes)
 
     def join(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
-        """Return enrolments for nodes that came late, where they can have a slot."""
+        """Return enrolments for late nodes that can have a slot."""
         new = set[int]()
         if not self._cohort.is_closed:
             new = self.named(node_ids) - self._cohort.known
         return dict.fromkeys(sorted(new), Enrol(doc=self._run.data))
 
     def close(self) -> None:
-        """Let nobody in who was not there in the set-up, where slots follow from it."""
+        """Refuse later clients, if the order of enrolment gave the slots."""
         is_relayed = self._run.document.keys == "relayed"
         self._cohort.is_closed = is_relayed and self._cohort.nodes is None
 
     # ------------------------------------------------------------------ the first time
 
     def enrol(self, nodes: Collection[int], trip: Trip) -> list[int]:
-        """Let clients begin a session and claim a slot; return all nodes that were asked."""
+        """Ask clients to begin a session and claim a slot; return all nodes that were asked."""
         cohort = self._cohort
         least = self._run.document.min_clients
         self._talk.has_enough = lambda: (
@@ -66,7 +66,7 @@ class SetUp:
         list(self._talk.take(0, (), replies, Enrolled))
 
     def complete(self, nodes: Iterable[int], trip: Trip) -> None:
-        """Require enough clients, messages that are not too long, and a group key."""
+        """Require enough clients, feasible messages and, if round 1 needs it, a group key."""
         asked = set(nodes)
         self._require_crowd(asked)
         frame = self._frames.next()
@@ -104,11 +104,10 @@ class SetUp:
     def repeat(
         self, connected: Collection[int], resumption: Resumption, trip: Trip
     ) -> None:
-        """Find clients whose nodes have got other ids since the run was kept, with a roster.
+        """Find clients of a roster whose nodes have new ids since the run was kept.
 
-        Such a node makes a new claim. If its session is that of the node that is gone,
-        it takes its place: neither node nor claim stands in a context, so the open
-        attempt stays the same.
+        Such a node makes a new claim. If it has the session of the lost node, it takes its
+        slot. No context depends on node or claim, so the open attempt stays the same.
         """
         cohort = self._cohort
         least = self._run.document.min_clients

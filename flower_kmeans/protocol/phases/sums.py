@@ -18,10 +18,10 @@ from flower_kmeans.secagg.base import SumError
 
 
 class RoundSums:
-    """Closes rounds: with a sum that the server sees or announces, or without one.
+    """Phase that closes rounds with a sum that the server sees or announces, or without one.
 
-    No message is sent here. The state after a round is that of the `Course`, entries
-    are in `Announced`.
+    It sends no messages. The `Course` has the state after a round, and `Announced` has the
+    entries.
     """
 
     def __init__(self, talk: Talk, course: Course, announced: Announced) -> None:
@@ -31,13 +31,16 @@ class RoundSums:
         self._announced = announced
 
     def add(self, attempt: Attempt) -> bool:
-        """Close a round with the sum of words, to which the server adds its noise.
+        """Close a round with the sum of words, to which the server may add noise.
 
-        Return whether the sum can be reconstructed, as far as the server sees.
+        Returns
+        -------
+        bool
+            Whether the sum can be unmasked, as far as the server sees.
         """
         run = self._run
         total = attempt.sums[attempt.tag]
-        # it is drawn once: an entry is never replaced
+        # The noise is drawn once, because an entry is never replaced.
         if run.trust.noise_by == "server":
             drawn = noise.server_noise(
                 run.algorithm, run.plan, attempt.t, Stream.fresh()
@@ -49,7 +52,7 @@ class RoundSums:
         return self.settle(attempt, {0: total})
 
     def settle(self, attempt: Attempt, combined: Mapping[int, bytes]) -> bool:
-        """Close a round with its sum, unless the server sees that it cannot be reconstructed."""
+        """Close a round with its sum; return false if the server sees that there is none."""
         if self._run.trust.is_blind:
             self._announced.announce(attempt, combined)
         else:
@@ -75,13 +78,13 @@ class RoundSums:
             )
         except SumError:
             return None
-        # Somebody shared something else than a vector, which no member can see.
+        # A dealer shared something else than a vector. No member can see that.
         if int(found.vector[-1]) != len(dealers):
             return None
         return found
 
     def _see(self, attempt: Attempt, found: CleanSum) -> None:
-        """Take the state after a sum, with the sum's findings about members and noise."""
+        """Take the state after a sum, and record false sum-shares, noise and findings."""
         course = self._course
         algorithm = self._run.algorithm
         proceedings = self._talk.proceedings
@@ -97,15 +100,20 @@ class RoundSums:
         answer = layout.unflatten(found.vector[:-1], fraction, n_dealers)
         course.findings += findings_of(algorithm, course.state, answer, found.factor)
         course.state = algorithm.update(course.state, answer, course.generator(t))
-        course.n_opened = t
+        course.last_sum = t
 
     def lose(self, attempt: Attempt) -> None:
-        """Close a round without a sum, where the algorithm can go on without it."""
+        """Close a round without a sum, if the algorithm can go on without it.
+
+        Raises
+        ------
+        RunError
+            If it cannot, or the server is blind.
+        """
         course = self._course
         proceedings = self._talk.proceedings
         t = attempt.t
-        # Clients of a blind server do not learn that a sum is lost, and would wait for
-        # its entry.
+        # Clients of a blind server would wait for the entry of the lost sum.
         if self._run.trust.is_blind or not self._run.algorithm.can_miss_sums:
             raise RunError(
                 f"Expected {attempt.threshold} sum-shares for the sum of round {t}. Got "

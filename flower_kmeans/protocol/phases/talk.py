@@ -31,22 +31,22 @@ class Talk:
     Parameters
     ----------
     run : Run
-        Replies of other runs are strays.
+        The run. Replies of other runs are incidents.
     cohort : Cohort
         The clients. Nodes may enrol in every round trip.
     announced : Announced
         The entries that clients may lack.
     incidents : Incidents
-        Where every reply is noted that is not orderly.
+        Incidents, to which disorderly replies are added.
     proceedings : Proceedings
-        Where round trips are counted.
+        Proceedings, which count the round trips.
     resumption : Resumption
-        Hears of rounds that are over for a client.
+        Resumption, which counts clients for which a round is over.
 
     Attributes
     ----------
     has_enough : callable
-        Whether the round trip that is under way has enough replies.
+        Returns whether the present round trip has enough replies.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Talk:
         self.has_enough: HasEnough = lambda: False
         self._announced = announced
         self._resumption = resumption
-        # nodes with an orderly reply in the trip that is under way
+        # nodes with an orderly reply in the present trip
         self._orderly = set[int]()
 
     def send(
@@ -78,11 +78,11 @@ class Talk:
     def take(
         self, t: int, asked: Iterable[int], replies: Replies, kind: type[R]
     ) -> Iterator[tuple[Participant, R | Refusal]]:
-        """Yield orderly replies and refusals of clients, and note all others; let nodes enrol."""
+        """Yield orderly replies and refusals of clients, enrol nodes, and record other replies."""
         cohort = self.cohort
         seen = set[int]()
         orderly = set[int]()
-        self._orderly = orderly  # an answer that is not complete is taken out again
+        self._orderly = orderly  # `take_out` removes incomplete answers
         for node_id, reply in replies:
             client = cohort.clients.get(node_id)
             if cohort.nodes is not None and node_id not in cohort.nodes:
@@ -117,14 +117,14 @@ class Talk:
         cohort.hear(asked, orderly)
 
     def take_out(self, client: Participant, t: int) -> None:
-        """Count a reply that was yielded as none: it is not complete."""
+        """Record that a yielded reply was incomplete: it counts as none."""
         self._orderly.discard(client.node_id)
         self._fail(client.node_id, t, MALFORMED)
 
     def note(
         self, client: Participant, t: int, reason: str, kind: IncidentKind
     ) -> None:
-        """Keep an incident at a client."""
+        """Record an incident at a client."""
         self.incidents.note(client.node_id, t, reason, kind, client)
 
     def drop(self, t: int, node_ids: Iterable[int]) -> None:
@@ -136,7 +136,7 @@ class Talk:
         self.incidents.note(node_id, t, reason, "failed", client)
 
     def _refused(self, client: Participant, t: int, refusal: Refusal) -> None:
-        """Note a refusal; renew the client, or remember the parts that it lacks."""
+        """Record a refusal; renew the client's session, or mark the parts that it lacks."""
         code = Code(refusal.code)
         if code == Code.STALE:
             self._resumption.hear_stale(client.slot, t)
@@ -145,8 +145,8 @@ class Talk:
         if code == Code.NEED:
             client.has_document = False
             client.has_key = False
-            # It followed what it was sent, if that was not all; otherwise it may have
-            # nothing.
+            # A client that was sent only some entries followed these. Otherwise it may have
+            # none.
             n_entries = len(self._announced.entries)
             client.head = client.sent if client.sent < n_entries else 0
             client.sent = 0

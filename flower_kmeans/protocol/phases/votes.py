@@ -16,13 +16,14 @@ from flower_kmeans.protocol.phases.talk import Talk
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.trips import Trip
 
-_ADD_BYTES = 256 * 2**20  # of all that are under way at once
+_ADD_BYTES = 256 * 2**20  # most bytes of `Add` requests at a time
 
 
 class Votes:
-    """Lets the members of a committee add the survivors' shares.
+    """Phase in which the members of a committee add the survivors' shares.
 
-    Sends `add`, and `keys` by the group key. It remembers nothing beyond an attempt.
+    It sends `add`, and `keys` through the `GroupKey`. It remembers nothing beyond an
+    attempt.
     """
 
     def __init__(
@@ -42,9 +43,12 @@ class Votes:
         self._sums = sums
 
     def add(self, attempt: Attempt, trip: Trip) -> bool:
-        """Let the committee add, and close the round; asking again costs no privacy.
+        """Ask the committee to add, and close the round. Asking again costs no privacy.
 
-        Return whether the sum can be reconstructed, as far as the server sees.
+        Returns
+        -------
+        bool
+            Whether the sum can be reconstructed, as far as the server sees.
         """
         n_left = N_REPEATS
         is_blind = self._run.trust.is_blind
@@ -71,11 +75,11 @@ class Votes:
             self._talk.proceedings.repeats += 1
 
     def _change_sum(self, attempt: Attempt, out: set[int]) -> None:
-        """Leave out these slots, if enough members may still vote for a sum without them."""
+        """Remove slots from the sum, if enough members can still vote for the sum of the rest."""
         left = [dealer for dealer in attempt.dealers if dealer.slot not in out]
         is_crowd = len(left) >= self._run.document.min_clients
-        # Who named a dealer has not voted: if these are enough, they are asked for a new
-        # sum.
+        # A member that named a dealer has not voted. If there are enough of them, they can
+        # vote for a new sum.
         if out and len(attempt.named) >= attempt.threshold and is_crowd:
             attempt.dealers = left
             attempt.replies.clear()
@@ -84,12 +88,11 @@ class Votes:
     # ------------------------------------------------------------------ sum-shares
 
     def _ask(self, attempt: Attempt, asked: Sequence[int], trip: Trip) -> None:
-        """Send an `Add` to these positions, in parts if it is too much to send at once."""
+        """Send an `Add` to these positions, in portions of at most `_ADD_BYTES`."""
         talk = self._talk
         size = len(attempt.dealers) * (attempt.part_bytes + len(ZERO))
         at_once = max(1, _ADD_BYTES // size)
-        # One more than a sum needs shows a false share, but one client may always be
-        # silent.
+        # One more share than needed shows a false share. One client may always be silent.
         possible = len(attempt.shares) + len(asked) - 1
         enough = max(attempt.threshold, min(attempt.threshold + 1, possible))
         for first in range(0, len(asked), at_once):
@@ -140,7 +143,7 @@ class Votes:
                 attempt.replies.pop(position, None)
             elif reply.code == Code.KEY:
                 attempt.replies[position] = reply
-        # What is false where the server reconstructs is found then.
+        # A server that reconstructs the sum finds false shares then.
         elif is_blind and len(reply.share) != attempt.part_bytes:
             attempt.replies.pop(position, None)
             self._talk.note(client, attempt.t, MALFORMED, "failed")
@@ -153,7 +156,7 @@ class Votes:
             client.has_key |= is_blind
 
     def _leave_out_named(self, attempt: Attempt) -> set[int]:
-        """Ban dealers that more members named than may be corrupt, and return their slots."""
+        """Ban dealers that more members named than can be corrupt; return the dealers' slots."""
         sharing = attempt.frame.sharing
         out = set[int]()
         dealers: dict[int | None, Participant] = {

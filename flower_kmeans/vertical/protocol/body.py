@@ -21,7 +21,7 @@ class Vertical(Struct, Body, tag="vertical", frozen=True, kw_only=True):
 
     algorithm: Config
     domain: Config
-    # How many columns of the domain each party holds, in order of slot.
+    # number of columns of each party, by slot
     widths: Annotated[
         tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_PARTIES)
     ]
@@ -29,21 +29,27 @@ class Vertical(Struct, Body, tag="vertical", frozen=True, kw_only=True):
 
     @property
     def n_noisy(self) -> int:
-        """How many parties add noise: party 0 and the key holders."""
+        """Number of parties that add noise: party 0 and the key holders."""
         return 1 + int(self.algorithm["key_holders"])
 
     def fewest_noisy(self, min_clients: int) -> int:
-        """Return how many parties add noise; none of them can be missing."""
+        """Return the number of parties that add noise, because none of them can be missing."""
         return self.n_noisy
 
     def places(self, slot: int) -> slice:
-        """Return which columns of the domain a slot holds."""
+        """Return the slice of the domain's columns that a slot holds."""
         start = sum(self.widths[:slot])
         return slice(start, start + self.widths[slot])
 
 
 def body_of(run: Run) -> Vertical:
-    """Return the body of a run over columns; a `MessageError` if it is of another kind."""
+    """Return the body of a run over columns.
+
+    Raises
+    ------
+    MessageError
+        If the run is of another kind.
+    """
     body = run.document.body
     if not isinstance(body, Vertical):
         raise MessageError("Expected the document of a vertical run.")
@@ -51,7 +57,7 @@ def body_of(run: Run) -> Vertical:
 
 
 def requirements(run: Run) -> Iterator[tuple[bool, str]]:
-    """Yield whether each requirement on a document's fields holds, and its text."""
+    """Yield (holds, text) for each requirement on a document's fields."""
     document = run.document
     body = body_of(run)
     n = len(body.widths)
@@ -67,7 +73,7 @@ def requirements(run: Run) -> Iterator[tuple[bool, str]]:
     )
     yield (
         (document.max_attempts, document.epoch) == (1, 0),
-        "Expected one attempt, for no party of a vertical run can be missing.",
+        "Expected one attempt, because no party of a vertical run can be missing.",
     )
     yield (
         document.words[0] <= MAX_VALUES,

@@ -1,4 +1,4 @@
-"""A run over columns as its server keeps it on its disk (docs/protocol.md, section 9)."""
+"""Journal structs of a run over columns at its server (docs/protocol.md, section 9)."""
 
 from flower_kmeans.protocol.resume import Journaled
 from flower_kmeans.report.report import Dropped
@@ -13,11 +13,11 @@ class KeptParty(Journaled, frozen=True, kw_only=True):
 
 
 class KeptRelay(Journaled, tag="vertical", frozen=True, kw_only=True):
-    """A vertical run that is not over, without the contents of the mailboxes."""
+    """An unfinished vertical run, without the contents of the mailboxes."""
 
     document: bytes
-    nodes: tuple[int, ...]  # that were asked to take part
-    # the parties have the keys, and their columns are encrypted
+    nodes: tuple[int, ...]  # nodes that were asked to take part
+    # whether the parties have the keys, and their columns are encrypted
     is_set_up: bool = False
     parties: tuple[KeptParty, ...] = ()  # by slot
     head: int = 0

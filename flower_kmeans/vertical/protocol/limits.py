@@ -1,4 +1,4 @@
-"""A party's limits: those of its policy, and those of the lengths of messages."""
+"""Limits of a party: of its policy, and of the lengths of messages."""
 
 from flower_kmeans.data.domain import Box
 from flower_kmeans.protocol import messages
@@ -10,7 +10,7 @@ from flower_kmeans.vertical.protocol.body import Vertical
 from flower_kmeans.vertical.protocol.messages import Turn, TurnHead
 from flower_kmeans.vertical.protocol.parcels import Planned, due, in_parts, planned
 
-_OF_A_PARCEL = 128  # bytes beside its keys, receivers and data, at most
+_OF_A_PARCEL = 128  # most bytes of a parcel beside its keys, receivers and data
 
 # ------------------------------------------------------------------------------- policy
 
@@ -46,7 +46,7 @@ def _limits_of_slot(policy: ClientPolicy, run: Run, slot: int) -> Limits:
 
 
 def request_bytes(run: Run, head: Head) -> int:
-    """Return the length of a turn's parcels at the party that is sent most of them."""
+    """Return the largest length, in bytes, of the parcels that a turn brings to a party."""
     if not isinstance(head, TurnHead):
         return 0
     lengths = []
@@ -57,7 +57,7 @@ def request_bytes(run: Run, head: Head) -> int:
 
 
 def reply_bytes(run: Run, request: Request) -> int:
-    """Return the length of an answer's parcels. Its party has no row in the peers."""
+    """Return the length, in bytes, of an answer's parcels. Its party has no row in the peers."""
     if not isinstance(request, Turn):
         return 0
     rows = messages.read_rows(request.peers, run.document.keys == "roster")

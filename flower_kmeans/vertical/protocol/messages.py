@@ -1,4 +1,4 @@
-"""The messages of runs over columns alone (docs/protocol.md, sections 8 and 13)."""
+"""Messages that only runs over columns have (docs/protocol.md, sections 8 and 13)."""
 
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
@@ -20,7 +20,7 @@ from flower_kmeans.protocol.messages import (
 from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct
 from flower_kmeans.secagg.primitives import u32
 
-MAX_PARCELS = 256  # or deliveries, in one message
+MAX_PARCELS = 256  # most parcels or deliveries in one message
 _SLOT_BYTES = 4
 _MOST_RECEIVERS = 64
 _MOST_HOLDERS = 64
@@ -33,28 +33,34 @@ ParcelKeys = Annotated[bytes, msgspec.Meta(max_length=ENVELOPE_BYTES * _MOST_REC
 
 
 def write_receivers(slots: Iterable[int]) -> bytes:
-    """Return the slots of a parcel's receivers, as they travel."""
+    """Return the encoded slots of a parcel's receivers."""
     return b"".join(map(u32, slots))
 
 
 def read_receivers(data: bytes) -> tuple[int, ...]:
-    """Return the slots of receivers that travelled; a `MessageError` if there is a part of one."""
+    """Return the slots of encoded receivers.
+
+    Raises
+    ------
+    MessageError
+        If the last slot is incomplete.
+    """
     return tuple(int.from_bytes(each, "little") for each in split(data, _SLOT_BYTES))
 
 
 class Parcel(Struct, frozen=True, kw_only=True):
-    """Sealed data from one party of a vertical run for others, as it reaches the server."""
+    """Sealed data of one party of a vertical run for others, as the server gets it."""
 
     step: VerticalStep
     t: U32 = 0
     number: U32 = 0
     receivers: Receivers
-    keys: ParcelKeys  # the parcel's own secret, sealed for each of the receivers
+    keys: ParcelKeys  # the parcel's secret, sealed for each receiver
     data: Long
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """A parcel as it reaches one of its receivers."""
+    """A parcel as one of its receivers gets it."""
 
     sender: U32
     step: VerticalStep
@@ -77,7 +83,7 @@ class TurnHead(Head, frozen=True, kw_only=True):
 
 
 class Turn(Request, tag="turn", frozen=True, kw_only=True):
-    """Asks a party of a vertical run for its next step, and brings it the others' parcels."""
+    """Asks a party of a vertical run for its next step, and delivers the others' parcels."""
 
     HEAD: ClassVar[type[Head]] = TurnHead
 
@@ -91,7 +97,7 @@ class Turn(Request, tag="turn", frozen=True, kw_only=True):
 
 
 class Joined(Reply, tag="joined", frozen=True, kw_only=True):
-    """Takes part in a vertical run: a party's slot and its session's public values."""
+    """The party takes part in a vertical run: its slot and its session's public values."""
 
     doc_hash: B32
     slot: U32
@@ -105,7 +111,7 @@ class Joined(Reply, tag="joined", frozen=True, kw_only=True):
 
 
 class Sent(Reply, tag="sent", frozen=True, kw_only=True):
-    """A party's step is done; ``part`` of ``parts`` messages of sealed data for others."""
+    """A party has done its step: message ``part`` of ``parts`` with sealed data for others."""
 
     doc_hash: B32
     parts: Count = 1

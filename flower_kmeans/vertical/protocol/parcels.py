@@ -1,8 +1,8 @@
 """The parcels that parties of a vertical run send each other, and their seals.
 
-A parcel's data is sealed under a secret that follows from the sender's session secret
-and from what it hides; that secret is sealed for each receiver (docs/protocol.md,
-section 13). So equal plaintexts give equal parcels, others share no key, and a server
+A parcel's data is sealed under a secret that is derived from the sender's session secret
+and the plaintext. That secret is sealed for each receiver (docs/protocol.md, section 13).
+So equal plaintexts give equal parcels, different ones have different keys, and a server
 stores one copy for all receivers.
 """
 
@@ -31,22 +31,22 @@ from flower_kmeans.vertical.protocol.messages import (
 from flower_kmeans.vertical.ring import SLOTS, packed_bytes
 
 PUBLIC, RELIN, HALF, DIGESTS, IDS, COLUMNS = range(6)
-"""Numbers of the parcels of a set-up; columns count on from the last one. IDS has its own turn."""
+"""Numbers of the parcels of a set-up. Columns count on from `COLUMNS`; IDS has its own turn."""
 NONCE_BYTES = 32
 WORD_BYTES = 8
 _SEAL_KEY_BYTES = 64
-_MAX_PART = 240 * 10**6  # of the data in one message, which may have 256 MiB
+_MAX_PART = 240 * 10**6  # most bytes of data in one message of at most 256 MiB
 
 
 class Planned(NamedTuple):
-    """A parcel of a run, as it follows from the run document."""
+    """A parcel of a run, which follows from the run document."""
 
     sender: int
     step: VerticalStep
     t: int
     number: int
     receivers: tuple[int, ...]
-    n_bytes: int  # of plaintext
+    n_bytes: int  # bytes of plaintext
 
 
 class Shape(NamedTuple):
@@ -54,13 +54,13 @@ class Shape(NamedTuple):
 
     n_parties: int
     holders: tuple[int, ...]
-    others: tuple[int, ...]  # that only encrypt
+    others: tuple[int, ...]  # slots that only encrypt
     moduli: Moduli
     # encrypted columns of each slot in a chunk, squares included
     widths: tuple[int, ...]
     n_chunks: int
     check_ids: bool
-    n_values: int  # of a round
+    n_values: int  # values of a round
     n_rounds: int
     result_bytes: int
 
@@ -178,7 +178,7 @@ def due(
 ) -> tuple[Planned, ...]:
     """Return the parcels that a slot's turn brings, in order of (sender, number).
 
-    Those of "load" and of "step" 1 are returned for both.
+    "load" and "step" 1 share their parcels: all are returned for both.
     """
     shape = shape_of(run)
     sources = list[tuple[int, VerticalStep, int]]()
@@ -208,7 +208,7 @@ def due(
 
 
 def in_parts(parcels: tuple[Planned, ...]) -> list[list[Planned]]:
-    """Return parcels by message: at least one message, which may be without parcels."""
+    """Return parcels by message: at least one message, which may have no parcels."""
     parts = [list[Planned]()]
     size = 0
     for plan in parcels:
@@ -225,7 +225,7 @@ def in_parts(parcels: tuple[Planned, ...]) -> list[list[Planned]]:
 
 
 class Seals:
-    """Seals and unseals the parcels of one party. Its peers are given by slot."""
+    """Sealing and unsealing of the parcels of one party. Its peers are by slot."""
 
     def __init__(
         self,
@@ -260,7 +260,13 @@ class Seals:
         )
 
     def open(self, planned: Planned, delivery: Delivery) -> bytes:
-        """Return a delivery's plaintext, which has the planned length."""
+        """Return a delivery's plaintext.
+
+        Raises
+        ------
+        MessageError
+            If it cannot be unsealed, or does not have the planned length.
+        """
         label = _label(planned)
         sender = planned.sender
         key = self._key(label, sender, self._slot, sender)
@@ -274,7 +280,7 @@ class Seals:
         """Return the key of a parcel's secret, between this party and another."""
         peer = self._peers[other]
         ikm = self._pairs.secret(other, peer.public_key)
-        # The sender's key first, at both ends alike.
+        # The sender's key comes first at both ends.
         ends = self._pairs.public_key + peer.public_key
         if sender != self._slot:
             ends = peer.public_key + self._pairs.public_key

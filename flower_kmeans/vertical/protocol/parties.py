@@ -1,7 +1,7 @@
 """The parties of a vertical run at its server: their slots, nodes and keys.
 
-A node joins at the slot that it states. Another node with the same key of a roster
-waits, and may take the place of the first (docs/protocol.md, section 13).
+A node joins at the slot that it states. Another node with the same roster key waits, and
+can take over the slot (docs/protocol.md, section 13).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from flower_kmeans.vertical.protocol.kept import KeptParty
 from flower_kmeans.vertical.protocol.messages import Joined
 from flower_kmeans.vertical.protocol.parcels import shape_of
 
-_MOST_NODES = 4  # with one party's key that the server remembers
+_MOST_NODES = 4  # most nodes with one party's key that the server remembers
 _TAKEN = "Another node has the party's slot."
 _OTHER_SLOT = "The node is named for another slot."
 _NO_IDS = "The party has no row ids, which the run compares."
@@ -33,7 +33,7 @@ class Party:
 
     @property
     def peer(self) -> Peer:
-        """The party as others are sent it."""
+        """The public values of the party for the others."""
         public = self.public
         return Peer(public.slot, public.public_key, self.node_id, public.claim)
 
@@ -51,23 +51,23 @@ class Parties:
         self._nodes: tuple[int, ...] | None = None
         if nodes is not None:
             self._nodes = tuple(nodes)
-        self.by_slot: dict[int, Party] = {}  # those that joined
+        self.by_slot: dict[int, Party] = {}  # parties that joined
         self.others: dict[int, list[Party]] = {}  # by slot, further nodes with its key
         self._sent_once: set[int] = set()  # slots whose node answered a turn
-        # whether a turn was answered that needs the parties' keys for good
+        # whether a turn was answered after which the parties' keys cannot change
         self._is_begun = False
 
     # ------------------------------------------------------------------ nodes
 
     def named(self, nodes: Iterable[int]) -> set[int]:
-        """Return the nodes that may take part."""
+        """Return the nodes that can take part."""
         if self._nodes is None:
             return set(nodes)
         return set(nodes) & set(self._nodes)
 
     @property
     def all_nodes(self) -> list[Party]:
-        """All nodes that joined, also those that no party needs."""
+        """All nodes that joined, also those that wait for a slot."""
         others = chain.from_iterable(self.others.values())
         return [*self.by_slot.values(), *others]
 
@@ -90,20 +90,20 @@ class Parties:
     # ------------------------------------------------------------------ joining
 
     def take(self, node_id: int, reply: Joined) -> str | None:
-        """Let a node join, or return the objection to it."""
+        """Let a node join, or return the reason why it cannot."""
         objection = self._objection(node_id, reply)
         if objection is not None:
             return objection
         party = Party(node_id, reply)
         if reply.slot in self.by_slot:
-            # With a roster: the owner of its key has two nodes.
+            # The owner of a roster key can have two nodes.
             self.others.setdefault(reply.slot, []).append(party)
         else:
             self.by_slot[reply.slot] = party
         return None
 
     def _objection(self, node_id: int, reply: Joined) -> str | None:
-        """Return the objection to a party as it joined, or ``None``."""
+        """Return the reason why a party cannot join, or ``None``."""
         if not self._is_well_formed(reply):
             return MALFORMED
         if self._roster is not None:
@@ -137,20 +137,19 @@ class Parties:
     # ------------------------------------------------------------------ taking over
 
     def bind(self, slots: Iterable[int], *, has_given: bool) -> None:
-        """Take note that the nodes of some slots answered a turn.
+        """Record that the nodes of some slots answered a turn.
 
-        ``has_given`` is whether they gave more than a hash of their rows.
+        ``has_given`` tells whether they gave more than a hash of their rows.
         """
         answered = set(slots)
         self._sent_once |= answered
         self._is_begun |= bool(answered) and has_given
 
     def take_over(self, slots: Sequence[int]) -> bool:
-        """Replace parties by other nodes with their keys; return whether that can be.
+        """Replace parties by other nodes with their keys; return whether that is possible.
 
-        Only before a party's node answered a turn, and before another party gave more
-        than a hash of its rows: what was sealed for the first node is lost to the
-        second.
+        It is possible before a party's node answered a turn, and before another party gave
+        more than a hash of its rows: the second node cannot unseal parcels for the first.
         """
         can_be = True
         for slot in slots:
@@ -163,7 +162,7 @@ class Parties:
         return True
 
     def restore(self, kept: Sequence[KeptParty]) -> None:
-        """Take up the parties of a run that was set up."""
+        """Restore the parties of a run that was set up."""
         nodes = tuple(one.node_id for one in kept)
         if self._roster is None and self._nodes not in (None, nodes):
             raise ConfigurationError(

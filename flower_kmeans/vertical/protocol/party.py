@@ -5,8 +5,8 @@ server relays: each `Parcel` of a `Sent` goes into the mailboxes of its receiver
 one `Delivery` each, and leaves with a receiver's next `Turn`. The table of section 13
 has the turns, their deliveries and their parcels; `parcels.planned` lists the parcels.
 
-A turn can be requested again, with the same bytes in return, until the next one is
-answered; a close or finish also after the session's end.
+Until the next turn is answered, a repeated turn has the same reply. A repeated close or
+finish has it also after the session's end.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ from flower_kmeans.vertical.protocol.party_session import PartySession
 from flower_kmeans.vertical.protocol.party_zero import PartyZero
 from flower_kmeans.vertical.ring import pack, packed_bytes, unpack
 
-_COMPUTING = 0  # slot of the party that computes
+_COMPUTING = 0  # slot of the computing party
 _WITH_PARTS = ("keys", "join", "encrypt")
 _WITH_ROUND = ("step", "open")
 _require = RefuseError.unless
@@ -61,17 +61,17 @@ Encrypt = Callable[[FloatArray, int], bytes]
 
 @dataclass(eq=False, repr=False)
 class VerticalParty:
-    """A party and one message of a vertical run."""
+    """The handling of one message of a vertical run by a party."""
 
     run: Run
     memory: Memory
     session: ClientSession
     pairs: Pairs
     policy: ClientPolicy
-    identity: Identity | None  # for keys of a roster
+    identity: Identity | None  # the party's lasting key, with a roster
     load_records: Callable[[], RecordsLike]
     load_ids: Callable[[], Iterable[object]] | None
-    # takes an encoded result; returns whether its keeper has it
+    # hands over an encoded result; returns whether `on_result` succeeded
     deliver: Callable[[bytes], bool]
     node_id: int  # of the context
     state: RecordDict  # the context's
@@ -91,7 +91,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ any turn
 
     def take(self, request: Turn) -> Sent:
-        """Do a turn and return its parcels for the other parties."""
+        """Do a turn, and return the reply with its parcels for the other parties."""
         turn = self._turns().get(request.step)
         has_parts = request.step in _WITH_PARTS
         has_round = request.step in _WITH_ROUND
@@ -107,14 +107,14 @@ class VerticalParty:
             raise MessageError(expected)
 
         self._take_peers(request.peers)
-        # Parcels of a set-up come in any order and number of turns.
+        # Parcels of a set-up come in any order and in any number of turns.
         is_load = turn == self._load or (request.step, request.t) == ("step", 1)
         if not is_load:
             self._mail.require(request)
         return turn(request)
 
     def _turns(self) -> dict[VerticalStep, Take]:
-        """Return the turns of this party's role, which its slot decides."""
+        """Return the turns of this party's role, which follows from its slot."""
         turns: dict[VerticalStep, Take]
         if self._slot == _COMPUTING:
             turns = {"load": self._load, "step": self._step, "close": self._close}
@@ -132,7 +132,7 @@ class VerticalParty:
         return turns
 
     def _take_peers(self, rows: bytes) -> None:
-        """Take the other parties' keys; no others later."""
+        """Take the other parties' keys. They cannot change later."""
         others = [slot for slot in range(self._shape.n_parties) if slot != self._slot]
         if [peer.slot for peer in self.pairs.peers(rows)] != others:
             raise MessageError("Expected all other parties, in order of slot.")
@@ -162,7 +162,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 1: enrol
 
     def join(self) -> Joined:
-        """Take part: return the session's public values."""
+        """Return the reply with which the party takes part: its session's public values."""
         packages = list[str]()
         if self._slot == _COMPUTING:
             packages.append(f"TenSEAL {installed_version('tenseal')}")
@@ -197,7 +197,7 @@ class VerticalParty:
         return sent
 
     def _compare_ids(self, request: Turn) -> Sent:
-        """Agree if all parties have the same row ids, before any use of records."""
+        """Return the agreement of party 0 if all parties have the same row ids, else refuse."""
         self._own.require_order(0)
         digest = self._rows.require_same_ids()
         if set(self._mail.unsealed(request)) != {digest}:
@@ -211,7 +211,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 4: keys
 
     def _make_keys(self, request: Turn) -> Sent:
-        """Make a sole holder's keys, and encrypt its columns in half of the bytes."""
+        """Return a sole holder's keys, and its encrypted columns in half of the bytes."""
         q = self._shape.moduli
         holder = self._own.holder
         keys = dict[int, bytes]()
@@ -226,14 +226,14 @@ class VerticalParty:
         return self._set_up(request, keys, encrypt)
 
     def _share_keys(self, request: Turn) -> Sent:
-        """Keep the commitments of all holders, and reveal this one's first message."""
+        """Keep the commitments of all holders, and return this one's first message."""
         commitments = request.commitments
         n_holders = len(self._shape.holders)
         counts = {len(commitments), len(set(commitments))}
         if counts != {n_holders}:
             raise MessageError("Expected a commitment of each holder.")
         self._rows.require_compared()
-        # Another one of its own is of a session that it lost.
+        # Another commitment in its place is from a lost session.
         is_own = commitments[self._slot - 1] == self._own.commitment()
         expected = "Expected this holder's own commitment in its place."
         _require(is_own, Code.KEY, expected)
@@ -248,7 +248,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 5: join
 
     def _join(self, request: Turn) -> Sent:
-        """Add up all holders' shares, and encrypt own columns under the sum."""
+        """Add up all holders' shares, and return the own columns, encrypted under the sum."""
         commitments = self._own.progress.commitments
         _require(bool(commitments), Code.NEED)
         self._own.require_order(1)
@@ -297,7 +297,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 6: encrypt
 
     def _encrypt(self, request: Turn) -> Sent:
-        """Encrypt the columns of a party without a key, under the public key."""
+        """Return the columns of a party without a key, encrypted under the public key."""
         self._own.require_order(1)
         public, *others = self._mail.unsealed(request)
         context = hashlib.sha256(public).digest()
@@ -308,7 +308,7 @@ class VerticalParty:
         return self._set_up(request, {}, encrypt, context)
 
     def _under(self, public: bytes, digests: Sequence[bytes]) -> Encrypt:
-        """Return a function that encrypts under a public key, which holders confirm."""
+        """Return a function that encrypts under a public key that the holders confirmed."""
         q = self._shape.moduli
         secret = self._own.secret
         with RefuseError.of_key():
@@ -327,9 +327,9 @@ class VerticalParty:
         encrypt: Encrypt,
         context: bytes = transcript.ZERO,
     ) -> Sent:
-        """Return keys and columns (turns 4 to 6); charge the plan.
+        """Charge the plan, and return keys and columns (turns 4 to 6).
 
-        ``context`` is SHA-256 of the public key: columns are encrypted under one.
+        ``context`` is SHA-256 of the public key: columns are encrypted under one key only.
         """
         self._own.require_order(1)
         self._rows.require_compared()
@@ -358,10 +358,10 @@ class VerticalParty:
     # ------------------------------------------------------------------ 8: step
 
     def _step(self, request: Turn) -> Sent:
-        """Evaluate a round on encrypted columns, and send c1 of all values.
+        """Evaluate a round on encrypted columns, and return c1 of all values.
 
-        Round 1 follows the set-up, each other round the holders' words of the round
-        before it.
+        Round 1 needs the parcels of the set-up, and a later round the holders' words of
+        the round before.
         """
         t = request.t
         self._own.require_order(t)
@@ -415,7 +415,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 10: close
 
     def _close(self, request: Turn) -> Sent:
-        """Send all parties the result, from the holders' words of the last round."""
+        """Return the result for all parties, from the holders' words of the last round."""
         n_rounds = self._shape.n_rounds
         self._own.require_order(n_rounds + 1)
         context, shares = self._shares(request)
@@ -429,7 +429,7 @@ class VerticalParty:
     # ------------------------------------------------------------------ 11: finish
 
     def _finish(self, request: Turn) -> Sent:
-        """Take the result, and end the session."""
+        """Take the result, end the session, and return the reply."""
         n_answered = 0
         if self._own.is_holder:
             n_answered = self._shape.n_rounds
@@ -440,12 +440,12 @@ class VerticalParty:
         return self._ended(result, Sent(doc_hash=self._doc_hash))
 
     def _ended(self, result: bytes, reply: Sent) -> Sent:
-        """End the session if the result has a keeper. Repeats have the same reply."""
+        """End the session if ``on_result`` took the result; return the reply, also for repeats."""
         if self.deliver(result):
             forget_records(self.state, self._doc_hash)
             self.session.end(sessions.DELIVERED)
             self.session.party = encode(reply)
-            # Before files are erased, which a repeat needs.
+            # The session is saved before files are erased, because a repeat needs them.
             self.memory.save(self._doc_hash, self.session)
             if self._slot == _COMPUTING:
                 self._zero.store.erase()
@@ -453,7 +453,7 @@ class VerticalParty:
 
 
 def _slot_of(run: Run, policy: ClientPolicy, identity: Identity | None) -> int:
-    """Return the slot of this party: its line on the roster, or that of its policy."""
+    """Return the slot of this party: its line on the roster, or ``party`` of its policy."""
     slot = policy.party
     if identity is not None:
         slot = identity.slot

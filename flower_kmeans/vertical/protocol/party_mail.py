@@ -25,17 +25,19 @@ class PartyMail:
         self._seals = seals
 
     def require(self, request: Turn) -> None:
-        """Require all that others sealed for this turn, and nothing else."""
+        """Require exactly the parcels that others sealed for this turn."""
         wanted = [plan[:4] for plan in self._due(request)]
         found = [named(delivery) for delivery in request.deliveries]
         if found == wanted:
             return
         if set(found) < set(wanted):
-            raise RefuseError(Code.NEED, "A turn lacks a parcel of another party.")
+            raise RefuseError(
+                Code.NEED, "Expected a parcel of every other party in the turn."
+            )
         raise MessageError("Expected the parcels of this turn, in order.")
 
     def unsealed(self, request: Turn) -> Iterator[bytes]:
-        """Yield the plaintexts of a turn's parcels, one at a time: they are large."""
+        """Yield the plaintexts of a turn's parcels one at a time, because they are large."""
         for plan, delivery in zip(self._due(request), request.deliveries, strict=True):
             yield self.unseal(plan, delivery)
 

@@ -1,6 +1,6 @@
 """A party's records in a vertical run, as columns, and the ids of its rows.
 
-Records and ids are loaded for each turn. Both must be the same in the whole run.
+Records and ids are loaded for each turn. Both must stay the same during the run.
 """
 
 import logging
@@ -78,9 +78,9 @@ class PartyRows:
 
     @cached_property
     def columns(self) -> FloatArray:
-        """Columns of this party on the scaled grid, clipped, then squares, (n, width).
+        """Clipped columns of this party on the scaled grid, then squares, (n, width).
 
-        Party 0 keeps its columns, in scaled units. Those of the others travel, each
+        Party 0 keeps its columns, in scaled units. The others encrypt and send theirs, each
         divided by its half width.
         """
         is_first = not self._own.session.digest
@@ -106,7 +106,7 @@ class PartyRows:
             names = domain.columns[self._places]
         width = self._own.body.widths[self._own.slot]
         with RefuseError.of_user():
-            # A copy: another process may write to the loader's memory.
+            # The records are copied, because another process may write to the memory.
             source = as_source(self._load_records(), width, names)
             if source.is_live:
                 raise errors.DataError(
@@ -142,7 +142,7 @@ class PartyRows:
         outside = np.zeros(domain.n_features, dtype=np.int64)
         columns = np.empty(table.shape)
         filler = _filler(domain)
-        # Chunk by chunk: all columns of all records may be too many.
+        # The work is done chunk by chunk, to limit memory.
         for start in range(0, len(table), SLOTS):
             rows = table[start : start + SLOTS]
             is_there = np.isfinite(rows)
@@ -157,7 +157,7 @@ class PartyRows:
         return columns, outside
 
     def _log_changes(self, table: FloatArray, outside: IntArray) -> None:
-        """Log how many values were missing, and how many were moved into the domain."""
+        """Log the numbers of missing values, and of values moved into the domain."""
         n_missing = int(table.size - np.isfinite(table).sum())
         if n_missing:
             text = "%d values are missing or not finite; each is the middle of its column's range."
@@ -174,7 +174,7 @@ class PartyRows:
     def require_ids(self) -> ReadIds:
         """Return the loader of row ids, which the run requires."""
         if self._load_ids is None:
-            missing = "Expected load_ids, for the run compares rows. Got none."
+            missing = "Expected load_ids, because the run compares rows. Got none."
             raise RefuseError(Code.DATA, missing)
         return self._load_ids
 
@@ -191,7 +191,7 @@ class PartyRows:
         return own
 
     def require_compared(self) -> None:
-        """Require compared and unchanged rows if the run compares them."""
+        """Require that rows were compared and have not changed since, if the run compares them."""
         if self._own.shape.check_ids:
             _require(bool(self._own.progress.ids), Code.NEED)
             self.require_same_ids()

@@ -39,13 +39,13 @@ Digests = dict[str, bytes]
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """A party's part of its client session, beside the part that every client has."""
+    """The memory of a party in its client session, beside that of every client."""
 
-    peers: bytes = b""  # their rows
+    peers: bytes = b""  # rows of the other parties
     commitments: tuple[bytes, ...] = ()
     public: bytes = b""  # a joint holder's: SHA-256 of the public key that it added up
-    files: Digests = msgspec.field(default_factory=dict)  # party 0's
-    # party 0's: plaintexts that it has
+    files: Digests = msgspec.field(default_factory=dict)  # party 0's files
+    # party 0's: digests of the plaintexts that it has
     parcels: Digests = msgspec.field(default_factory=dict)
     # party 0's: SHA-256 of the c1 that it sent in the current round; empty before it
     c1: bytes = b""
@@ -57,7 +57,7 @@ class Witness(Struct, frozen=True, kw_only=True):
     """A joint holder's record in the context's state, which no backup restores."""
 
     fresh: bytes  # r: its secrets follow from it
-    commitments: tuple[bytes, ...] = ()  # for which it revealed its first message
+    commitments: tuple[bytes, ...] = ()  # list for which it revealed its first message
 
 
 class PartySession:
@@ -66,12 +66,13 @@ class PartySession:
     Parameters
     ----------
     run : Run
+        The run.
     slot : int
-        The party's own.
+        Slot of the party.
     memory : Memory
-        Keeps sessions and answers, and charges the ledger.
+        Memory of sessions and answers, which charges the ledger.
     session : ClientSession
-        Changed in place.
+        The client's session, which is changed in place.
     context : RecordDict
         The state of Flower's context.
     """
@@ -108,7 +109,7 @@ class PartySession:
         return self.shape.is_joint and self.is_holder
 
     def put(self, **changes: Any) -> None:
-        """Change the party's progress in its session."""
+        """Change fields of the party's progress in its session."""
         self.progress = msgspec.structs.replace(self.progress, **changes)
         self.session.party = encode(self.progress)
 
@@ -116,13 +117,13 @@ class PartySession:
 
     @property
     def last_answer(self) -> LastAnswer | None:
-        """The last answer of this run that was written."""
+        """The last recorded answer of this run."""
         return self.memory.last_answer(self.doc_hash)
 
     def require_order(self, number: int) -> None:
-        """Require the answer after the last one, or that one again.
+        """Require the number of the last answer, or the next one.
 
-        The set-up's answer has number 1, that of round t number t + 1.
+        The set-up's answer has number 1, and the answer of round t has number t + 1.
         """
         last = self.last_answer
         next_number = 1
@@ -144,14 +145,14 @@ class PartySession:
         try:
             self.memory.answer(self.doc_hash, answer, self._price(), self.session)
         except BaseException:
-            # r is in the ledger with an answer, or not at all.
+            # The ledger has r only together with an answer.
             self.put(fresh=before.fresh)
             raise
 
     def _price(self) -> Price | None:
-        """Return the run's price with all of it in the set-up, not round by round.
+        """Return the run's price, which the set-up charges as a whole.
 
-        No party can be missing, so a run is answered whole or fails.
+        No party can be missing, so all rounds are answered or the run fails.
         """
         price = self.run.price
         if price is None:
@@ -176,11 +177,11 @@ class PartySession:
 
     @property
     def fresh(self) -> bytes:
-        """A joint holder's r: in the ledger after `join`, else in the context."""
+        """A joint holder's r: from the ledger after `join`, before from the context."""
         own = self.progress.fresh
         if not own and self.witness is not None:
             own = self.witness.fresh
-        lost = "The party lost what its keys follow from: it restarted."
+        lost = "The party restarted and lost the random bytes of its keys."
         _require(bool(own), Code.KEY, lost)
         return own
 
@@ -203,8 +204,8 @@ class PartySession:
     def commitment(self) -> bytes:
         """Return a joint holder's commitment to its first message.
 
-        The message is a new one if r was lost, but never after this holder revealed the
-        first: the others' messages may depend on it.
+        If r was lost, the message is a new one. After this holder revealed its first
+        message, it never makes another, because the others' messages may depend on it.
         """
         session = self.session
         is_known = bool(self.progress.fresh or self.witness)
@@ -235,8 +236,7 @@ class PartySession:
     def noise(self, t: int, stream: Stream) -> IntArray:
         """Return this party's noise share of a round, (values,), in steps of the unit.
 
-        The order is that in which `Engine.cluster` gives values: a cluster's count,
-        then its sums.
+        Values are in the order of `SealEngine.cluster`: a cluster's count, then its sums.
         """
         algorithm = self.algorithm
         unit = 2.0**-algorithm.fraction_bits * self.shape.moduli.unit

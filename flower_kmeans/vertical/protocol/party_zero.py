@@ -1,7 +1,7 @@
-"""Party 0 of a vertical run: its files, the keys that it puts together, and its rounds.
+"""Party 0 of a vertical run: its files, the assembly of keys, and its rounds.
 
-It computes on the encrypted columns of the others, and learns the noisy counts and sums
-of each round (docs/protocol.md, section 13, "A round").
+Party 0 computes on the encrypted columns of the others, and learns the noisy counts and
+sums of each round (docs/protocol.md, section 13, "A round").
 """
 
 import hashlib
@@ -95,7 +95,7 @@ class PartyZero:
             self._algorithm.domain.n_features,
             self._n_workers,
         )
-        # Keys lie there as they come until round 2.
+        # Received keys stay on the disk until round 2.
         keys = sum(plan.n_bytes for plan in self._key_plans)
         self.store.require_space(files + keys)
 
@@ -107,7 +107,7 @@ class PartyZero:
     # ------------------------------------------------------------------ set-up
 
     def take_parcels(self, request: Turn, mail: PartyMail) -> None:
-        """Store the parcels of a set-up: columns for SEAL, keys as they come."""
+        """Store the parcels of a set-up: columns as files for SEAL, and keys as received."""
         planned = {plan[:4]: plan for plan in parcels.due(self._own.run, 0, "load")}
         known = dict(self._own.progress.parcels)
         for delivery in request.deliveries:
@@ -139,7 +139,7 @@ class PartyZero:
         self._computing.take_column(slot, chunk, number, words)
 
     def take_keys(self) -> None:
-        """Put the keys together, from a set-up that must be complete."""
+        """Assemble the keys from a complete set-up."""
         wanted = parcels.due(self._own.run, 0, "load")
         is_complete = all(_name(plan) in self._own.progress.parcels for plan in wanted)
         _require(is_complete, Code.NEED)
@@ -164,15 +164,17 @@ class PartyZero:
         self._computing.take_keys(pk, np.stack([b, a], 1))
 
     def _require_agreement(self, found: dict[tuple[int, int], bytes]) -> None:
-        """Require DIGESTS of all holders that are those of the sums PUBLIC and HALF."""
+        """Require that the DIGESTS of all holders fit the sums PUBLIC and HALF."""
         halves = [found[1, PUBLIC], found[1, HALF]]
         own_digests = b"".join(hashlib.sha256(half).digest() for half in halves)
         digests = {data for (_, number), data in found.items() if number == DIGESTS}
         if digests != {own_digests}:
-            raise RefuseError(Code.KEY, "The holders do not agree on their keys.")
+            raise RefuseError(
+                Code.KEY, "Expected key holders that agree on their keys."
+            )
 
     def forget_keys(self) -> None:
-        """Remove the keys as they came. An interrupted step 1 needs them again."""
+        """Remove the received keys. It must follow step 1, which needs them if it is repeated."""
         for plan in self._key_plans:
             self.store.remove(_name(plan))
 
@@ -218,10 +220,11 @@ class PartyZero:
         Parameters
         ----------
         t : int
+            Number of the round.
         columns : array of shape (n, width)
-            Party 0's own.
+            Party 0's columns.
         state : State
-            After round t - 1.
+            State after round t - 1.
         """
         algorithm = self._algorithm
         own = columns[:, : self._computing.widths[0]]
@@ -235,6 +238,7 @@ class PartyZero:
         Parameters
         ----------
         t : int
+            Number of the round.
         shares : array of shape (H, values), uint64
             The holders' words.
         """
@@ -268,7 +272,7 @@ class PartyZero:
         All results of a run have one size, which the server sees.
         """
         algorithm = self._algorithm
-        # There are centroids from the start.
+        # The algorithm has centroids from the start.
         centroids = cast(FloatArray, algorithm.centroids(learned.state))
         counts = learned.state.arrays["counts"] * 2.0**-algorithm.fraction_bits
         findings = plausibility.padded(learned.findings, self._shape.n_rounds)

@@ -1,10 +1,10 @@
 """The server of a vertical run: the order of turns, and the mailboxes of the parties.
 
-It is a relay (docs/protocol.md, section 13): parties seal what they send each other,
-and the server puts each parcel into the mailboxes of its receivers, which are delivered
-with their next turn. No party can be missing. A party that does not reply as planned is
-sent the same bytes once more; then the run ends. A run that ends by an error is ended
-at all parties by an `Abort`.
+The server is a relay (docs/protocol.md, section 13): parties send each other sealed
+parcels, and the server puts each parcel into the mailboxes of its receivers. A turn
+delivers the mail of its party. No party can be missing. A party that does not reply as
+planned gets the same bytes once more; then the run ends. After an error, an `Abort` ends
+the run at all parties.
 """
 
 import hashlib
@@ -47,22 +47,22 @@ from flower_kmeans.vertical.protocol.parcels import (
 from flower_kmeans.vertical.protocol.parties import Parties, Party
 
 COMPUTING = 0
-"""Slot of the party that computes."""
+"""Slot of the computing party."""
 _SET_UP = ("keys", "join", "encrypt")
 _ROUND = ("step", "open")
-_MOST_REQUESTS = 2  # to a party for one reply
-_SHOWN = 5  # reasons in an error
-_OVERHEAD = 2**20  # of a message, beside the parcels that it holds
-_SEAL = 16  # bytes that a parcel has more than its plaintext
-_DELIVERY = 256  # bytes of a delivery beside its data, at most
+_MOST_REQUESTS = 2  # most requests to a party for one reply
+_SHOWN = 5  # most reasons in an error
+_OVERHEAD = 2**20  # bytes of a message beside its parcels
+_SEAL = 16  # bytes that sealing adds to a plaintext
+_DELIVERY = 256  # most bytes of a delivery beside its data
 
 
 class Mailboxes:
     """The parties' mail, by slot of the receiver."""
 
     def __init__(self, n_parties: int) -> None:
-        self.sent_bytes = 0  # of parcels from parties
-        self.delivered_bytes = 0  # of parcels to them
+        self.sent_bytes = 0  # bytes of parcels from parties
+        self.delivered_bytes = 0  # bytes of parcels to parties
         self._boxes: dict[int, list[Delivery]] = {}
         for slot in range(n_parties):
             self._boxes[slot] = []
@@ -120,17 +120,16 @@ class Mailboxes:
 
 
 class _TakenOverError(Exception):
-    """Another node has a party's place: the set-up begins again."""
+    """Another node took over a party's slot, so the set-up begins again."""
 
 
 class Relay:
     """The server of one vertical run.
 
-    A ``roster`` is needed exactly under ``keys="roster"``.
-    ``nodes`` are the only ones that may take part; under relayed keys in the order of
-    their slots. Whatever lets a party do a step raises a `RunError` if it does not do
-    it. A run with a ``journal`` is kept there, and goes on from there once it is set
-    up.
+    A ``roster`` is required exactly with ``keys="roster"``. ``nodes`` are the only nodes
+    that can take part; under relayed keys they are in the order of their slots. Methods
+    that ask a party for a step raise a `RunError` if the party does not do it. A
+    ``journal`` keeps the run, which can go on from there once it is set up.
     """
 
     def __init__(
@@ -143,11 +142,13 @@ class Relay:
         self._shape = shape_of(run)
         self.run = run
         self._members = Parties(run, roster, nodes)
-        self.incidents: list[Dropped] = []  # all that was not an orderly reply
-        self.head = 0  # rounds that are complete
+        self.incidents: list[
+            Dropped
+        ] = []  # replies that were not orderly, and their absence
+        self.head = 0  # number of complete rounds
         self.round_trips = 0
         self._mail = Mailboxes(self._shape.n_parties)
-        self.resumptions = 0  # after the server's process had ended
+        self.resumptions = 0  # how often the run went on after its server ended
         self._journal = journal
         self._asked: tuple[int, ...] = ()  # nodes that were asked to take part
         self._is_set_up = False
@@ -182,7 +183,7 @@ class Relay:
 
     @property
     def all_keep_ledgers(self) -> bool:
-        """Whether every party stated that it keeps a ledger. Only they can know."""
+        """Whether every party stated that it keeps a ledger. The server cannot check it."""
         stated = [party.public.ledger for party in self.parties.values()]
         return bool(stated) and all(stated)
 
@@ -191,7 +192,7 @@ class Relay:
     def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
         """Let the parties join, make the keys, and encrypt their columns.
 
-        A run that was set up in a former process has done so.
+        It does nothing for a resumed run, which is set up already.
         """
         if self._is_set_up:
             return
@@ -215,8 +216,8 @@ class Relay:
     def _prepare(self, trip: Trip) -> None:
         """Do all steps of the set-up after the parties have joined."""
         if self._shape.check_ids:
-            # Before keys and columns: a party with other rows ends the run without a
-            # charge.
+            # Ids come before keys and columns, so that a party with other rows ends the run
+            # without a charge.
             self._step("ids", self._all_but_computing, trip)
             self._step("ids", (COMPUTING,), trip)
         self._step("keys", self._shape.holders, trip)
@@ -232,7 +233,7 @@ class Relay:
         return range(1, self._shape.n_parties)
 
     def request(self, step: VerticalStep) -> dict[int, Request]:
-        """Return the computing party's next turn by node: a "step", or the "close"."""
+        """Return the computing party's next turn, "step" or "close", by node."""
         t = 0
         if step == "step":
             t = self.head + 1
@@ -260,9 +261,9 @@ class Relay:
 
     @contextmanager
     def _aborting(self, trip: Trip) -> Iterator[None]:
-        """End the run at all parties after an error here: they erase their secrets.
+        """End the run at all parties after an error in the context, so that they erase secrets.
 
-        A run that is kept may be resumed once it is set up, so its parties wait.
+        A kept run can be resumed once it is set up, so its parties keep their secrets.
         """
         try:
             yield
@@ -274,11 +275,11 @@ class Relay:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a start with the same journal would take the run up again."""
+        """Whether a start with the same journal would resume the run."""
         return self._journal is not None and self._is_set_up
 
     def abort(self, trip: Trip) -> None:
-        """Let all parties erase their secrets; no party is waited for long."""
+        """Tell all parties to erase their secrets, without a long wait for any."""
         request = messages.Abort(doc_hash=self.run.doc_hash)
         nodes = [party.node_id for party in self._members.all_nodes]
         self._send_abort(request, nodes, trip)
@@ -316,7 +317,7 @@ class Relay:
         self._journal.write_parts(kept, enumerate(mail))
 
     def _restore(self, kept: KeptRelay) -> None:
-        """Take up a run between two rounds, where a former process left it."""
+        """Restore a run between two rounds from the journal of a former process."""
         self._members.restore(kept.parties)
         self._is_set_up = True
         self._asked = kept.nodes
@@ -371,10 +372,10 @@ class Relay:
     def _step(
         self, step: VerticalStep, slots: Iterable[int], trip: Trip, t: int = 0
     ) -> None:
-        """Let parties do a step, and deliver all parts of their parcels.
+        """Ask parties for a step, and put all parts of their parcels into mailboxes.
 
-        Before round 1, what has come for the computing party is loaded meanwhile, so
-        that it takes no round trip.
+        Before round 1 the computing party meanwhile loads its mail, so that loading takes
+        no further round trip.
         """
         turns = {slot: self._turn(slot, step, t) for slot in slots}
         while turns:
@@ -439,7 +440,7 @@ class Relay:
         return found
 
     def _round_of(self, kind: VerticalStep) -> int:
-        """Return a step's round in the report: 0 is the set-up, R + 1 the delivery."""
+        """Return a step's round in the report: 0 for the set-up, R + 1 for the delivery."""
         if kind in (*_ROUND, "close", "finish"):
             return self.head + 1
         return 0
@@ -480,7 +481,7 @@ class Relay:
         self._fail(expected, t)
 
     def _is_orderly(self, reply: Sent, request: Request, sender: int) -> bool:
-        """Return whether a reply is the planned part, so none fills the mailboxes."""
+        """Return whether a reply is the planned part, so that no party can fill the mailboxes."""
         if not isinstance(request, Turn) or reply.doc_hash != self.run.doc_hash:
             return False
         parts = in_parts(planned(self.run, sender, request.step, request.t))
@@ -507,7 +508,7 @@ class Relay:
         self.incidents.append(Dropped(slot, node_id, t, reason, kind))
 
     def _fail(self, expected: str, t: int) -> NoReturn:
-        """End the run by the error that names a party; it is ended at all parties."""
+        """End the run with an error that names a party."""
         found = [
             f"Node {each.node_id}: {each.reason}"
             for each in self.incidents
@@ -537,6 +538,6 @@ def _is_planned(parcel: Parcel, planned: Planned) -> bool:
 
 
 def _next_part(turn: Turn) -> Turn:
-    """Return the request for the next part of an answer, with the parcels for it."""
+    """Return the request for the next part of an answer, with the same parcels."""
     again = tuple(each for each in turn.deliveries if each.number in (PUBLIC, DIGESTS))
     return msgspec.structs.replace(turn, part=turn.part + 1, deliveries=again)
