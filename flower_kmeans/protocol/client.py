@@ -152,7 +152,7 @@ class Client:
         refuse_unless(
             len(data) <= limits.request_limit(run, head), Code.BAD_MESSAGE, reason
         )
-        return messages.decode_request(data)
+        return messages.decode_request(data, self.policy.accepted_kinds)
 
     def opened(self, document: bytes) -> Run:
         """Return the run of a document, if it is of a kind that the policy accepts."""

@@ -638,7 +638,9 @@ class Exchange:
                     self._invited[message_id] = node_id
 
 
-def read(message: Message, limit: int, kinds: Collection[str] | None) -> Reply | str:
+def read(
+    message: Message, limit: int, kinds: Collection[str] | None = None
+) -> Reply | str:
     """Return a message's reply of at most ``limit`` bytes, or the reason for none."""
     if not message.has_content():
         return CRASHED

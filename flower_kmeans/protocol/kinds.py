@@ -161,10 +161,11 @@ def _accepted_kind(name: str, accepted: Collection[str] | None) -> RunKind:
     KindError
         If the kind is not accepted, or its code cannot be imported.
     """
-    # Before anything is imported: another party chose the name.
-    if accepted is not None and name not in accepted:
+    # Before anything is imported: another party chose the name. The code of the usual
+    # kind is there, and a policy has its own words on such runs.
+    if accepted is not None and name not in (USUAL, *accepted):
         raise KindError(
-            f"Expected a kind of run in {sorted(accepted)}. Got {name!r} instead."
+            f"Expected a kind of run that a trust model in trusts is for. Got {name!r} instead."
         )
     try:
         return run_kind(name)

@@ -393,6 +393,10 @@ class Refusal(Reply, tag="refusal", frozen=True, kw_only=True):
     slot: U32 | None = msgspec.field(name="place", default=None)
 
 
+class OtherKindError(MessageError):
+    """A message is of a kind of run that its reader does not take part in."""
+
+
 _Message = TypeVar("_Message", Request, Reply)
 
 
@@ -403,7 +407,7 @@ def _of_kind(
     try:
         kind = kind_of_message(tag, accepted)
     except KindError as error:
-        raise MessageError(str(error)) from None
+        raise OtherKindError(str(error)) from None
     if kind is None:
         return None
     for found in kind.messages:
@@ -442,5 +446,7 @@ def read_head(data: bytes, accepted: Collection[str] | None = None) -> Head:
         of_kind = REQUESTS.of_tag(head.kind, accepted).HEAD
         # A long message takes long to walk: twice only for fields of its own kind.
         return head if of_kind is Head else _head_reader(of_kind)(data)
+    except OtherKindError:
+        return head  # which the run that it names refuses
     except (MessageError, msgspec.MsgspecError, RecursionError, UnicodeError):
         raise MessageError("Expected a well-formed head of a long message.") from None

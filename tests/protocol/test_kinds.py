@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import msgspec
@@ -30,6 +31,7 @@ from flower_kmeans.protocol.messages import (
     Code,
     Enrol,
     Enrolled,
+    Finished,
     Head,
     decode_reply,
     decode_request,
@@ -306,7 +308,7 @@ def test_no_message_makes_a_reader_load_the_code_of_another_kind():
     both = write([*fields, ("body", encode(body))])
     requests = {
         encode(turn): "BAD_MESSAGE",
-        encode(msgspec.structs.replace(turn, peers=bytes(2**21))): "BAD_MESSAGE",
+        encode(msgspec.structs.replace(turn, peers=bytes(2**21))): "NEED",
         encode(Enrol(doc=of_columns)): "POLICY",
         encode(Enrol(doc=both)): "POLICY",
         encode(Enrol(doc=encode(make_document("plain", body=body)))): "POLICY",
@@ -368,14 +370,21 @@ def test_a_kind_whose_code_cannot_be_imported_is_refused(monkeypatch, caplog):
     request = encode(Greet(doc_hash=bytes(32), name="Ada"))
     reply = encode(Greeted(doc_hash=bytes(32)))
     document = encode(toy_document())
+    node = Node(ClientPolicy(trusts=("toy",), in_memory=True), [[0.1, 0.2]])
+    assert isinstance(node.send(Enrol(doc=document)), Enrolled)
+    aborted = replace(node, state=deepcopy(node.state))
+    abort = Abort(doc_hash=open_run(document).doc_hash)
+    assert isinstance(aborted.send(abort), Greeted)
     lacking = replace(kinds._REGISTERED["toy"], path="tests.support.no_kind:TOY")
     monkeypatch.setitem(kinds._REGISTERED, "toy", lacking)
     for read, data in ((decode_request, request), (decode_reply, reply)):
         with pytest.raises(MessageError, match="toy runs cannot be imported"):
             read(data)
-    node = Node(ClientPolicy(trusts=("toy",), in_memory=True), [[0.1, 0.2]])
     assert code(node.send(Enrol(doc=document))) == Code.POLICY
     assert "The code of toy runs cannot be imported: No module named" in caplog.text
+    for each in (node, aborted):  # with a session, and with the last reply
+        assert each.send(abort) == Finished(doc_hash=abort.doc_hash)
+        assert not each.session(abort.doc_hash).secret
 
 
 def test_the_first_fields_of_a_long_request_are_read_once(monkeypatch):

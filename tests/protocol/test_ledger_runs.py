@@ -240,6 +240,12 @@ def another_version(node, doc_hash):
     node.save(doc_hash, session)
 
 
+def unknown_kind(node, doc_hash):
+    session = node.session(doc_hash)
+    session.document = session.document.replace(b"horizontal", b"HORIZONTAL")
+    node.save(doc_hash, session)
+
+
 def no_document(node, doc_hash):
     session = node.session(doc_hash)
     session.document = b"no document"
@@ -247,7 +253,7 @@ def no_document(node, doc_hash):
 
 
 @pytest.mark.claim("threat-model", "61")
-@pytest.mark.parametrize("spoil", [no_room, another_version, no_document])
+@pytest.mark.parametrize("spoil", [no_room, another_version, unknown_kind, no_document])
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_an_abort_is_refused_by_nothing(spoil, has_answered, tmp_path):
     """A policy that was tightened since, or a run that this software cannot open."""
