@@ -31,7 +31,7 @@ class ReportPart(Protocol):
 
     @property
     def trust_table(self) -> Sequence[tuple[str, ...]]:
-        """Rows of participants: who, what they see, and what they learn."""
+        """Rows of a table: participants, their views, and the knowledge that they gain."""
 
     def statements(self, report: "Report") -> tuple[str, ...]:
         """Return the statements for all participants, in sentences."""

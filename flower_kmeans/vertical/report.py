@@ -76,7 +76,7 @@ class VerticalReport:
 
     @property
     def trust_table(self) -> tuple[tuple[str, ...], ...]:
-        """Rows of parties: who, what they see, and what they learn."""
+        """Rows of a table: parties, their views, and the knowledge that they gain."""
         lines = lines_of("vertical/parties.txt.j2", run=self)
         return tuple(tuple(line.split("|")) for line in lines)
 
