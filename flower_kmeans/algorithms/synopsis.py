@@ -624,7 +624,7 @@ class SynopsisAlgorithm(base.Algorithm):
         return self.schedule.releases(round_number, self.domain.n_features)
 
     def block_sensitivities(self, round_number: int) -> dict[str, float]:
-        """Return the unit of every block; of second moments, that of the diagonal."""
+        """Return the sensitivity of each block. For second moments it is the diagonal's."""
         return self._stage(round_number).sensitivities()
 
     @property
