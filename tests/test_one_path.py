@@ -52,7 +52,7 @@ OTHERS = {
     ),
     "simulations/feddp/README.md": (
         {"FedDPKMeans", "GLloyd"},
-        "The experiments of the FedDP-KMeans paper",
+        "the experiments of the FedDP-KMeans paper",
     ),
     NEW: ({"clients-only"}, "nobody sees an answer without noise"),
 }
