@@ -299,6 +299,17 @@ def test_malformed_config(path, value):
         plan_from_config(config if path else value)
 
 
+def test_releases_are_counted_before_any_is_read():
+    config = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).to_config()
+    config["rounds"] = [[{}] * 5_000, [{}] * 5_000]
+    with pytest.raises(MessageError) as of_a_release:
+        plan_from_config(config)
+    assert "at most" not in str(of_a_release.value)
+    config["rounds"] = [[{}] * 5_000, [{}] * 5_001]
+    with pytest.raises(MessageError, match="at most 10000 releases"):
+        plan_from_config(config)
+
+
 COLUMNS = Release("sums", "laplace", "linf", 3.0, ("sums",), ((1.0, 2**17),))
 
 
