@@ -225,9 +225,8 @@ class Box(_Bounds):
         Level i of m becomes ``sqrt(2) weight (e_i - 1/m)``, about the levels' mean.
         """
         reaches = weights.copy()
-        for start, stop in self.categories:
-            own = slice(start, stop)
-            center[own] = 1 / (stop - start)
+        for own in self._blocks:
+            center[own] = 1 / (own.stop - own.start)
             widths[own] = math.sqrt(0.5)
             reaches[own] *= math.sqrt(2.0) * (1 - center[own])
         # Squared distances are exact for coordinates of at most 1 (docs/guarantees,
@@ -243,8 +242,7 @@ class Box(_Bounds):
                 f"over its weight of {2 * unit.max():.3g}."
             )
         half_widths = reaches / largest
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             # as `place` has it for a level, in all digits
             half_widths[own] = (1.0 - center[own]) * (1 / unit[own])
         self._scale_by(center, unit, half_widths)
@@ -284,8 +282,7 @@ class Box(_Bounds):
         below = np.count_nonzero(records < np.array(self.lower), axis=0)
         above = np.count_nonzero(records > np.array(self.upper), axis=0)
         found = np.asarray(below + above, dtype=np.int64)
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             is_other = records[:, own] != _levels(records[:, own])
             found[own] = np.count_nonzero(is_other, axis=0)
         return found
@@ -298,8 +295,7 @@ class Box(_Bounds):
         low, high = self.grid_bounds(fraction_bits)
         points = unit_points * float(2**fraction_bits)
         grid = np.rint(points)
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             np.trunc(points[:, own], out=grid[:, own])
         return np.clip(grid, low, high, out=grid)
 
@@ -317,8 +313,7 @@ class Box(_Bounds):
         one = 2**fraction_bits
         high: FloatArray = np.rint(self.half_widths * one)
         low = -high
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             high[own] = np.trunc(self.half_widths[own] * one)
             low[own] = np.trunc(self._lows[own] * one)
         return low.astype(np.int64), high.astype(np.int64)
@@ -356,12 +351,16 @@ class Box(_Bounds):
             sizes[start + 1 : stop] = -low[start + 1 : stop]
         return sizes
 
+    @property
+    def _blocks(self) -> list[slice]:
+        """The columns of each category."""
+        return [slice(start, stop) for start, stop in self.categories]
+
     @cached_property
     def _lows(self) -> FloatArray:
         """Least scaled coordinates, (d,)."""
         lows = -self.half_widths
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             lows[own] = (0.0 - self._center[own]) * (1 / self._unit[own])
         lows.setflags(write=False)
         return lows
@@ -369,8 +368,7 @@ class Box(_Bounds):
     def _with_levels(self, records: FloatArray) -> FloatArray:
         """Return records (n, d) with the nearest level of each category."""
         found = np.array(records, dtype=np.float64)
-        for start, stop in self.categories:
-            own = slice(start, stop)
+        for own in self._blocks:
             found[:, own] = _levels(found[:, own])
         return found
 

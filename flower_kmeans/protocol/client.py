@@ -54,7 +54,7 @@ from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, veri
 from flower_kmeans.protocol.session import ClientSession, Memory, Pairs
 from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.protocol.wire import MAX_SLOTS, encode
+from flower_kmeans.protocol.wire import MAX_SLOTS, encode, tag_of
 from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, SumError
 from flower_kmeans.secagg.primitives import KEY_BYTES, H
@@ -84,12 +84,10 @@ class Client:
     load_records: Callable[[], RecordsLike]
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
-    node_id: int = (
-        0  # of Flower's context; a client with a roster claims its slot for it
-    )
-    shared: SharedWork = (
-        NO_SHARED_WORK  # work done once for all clients of a simulation
-    )
+    # of Flower's context; a client with a roster claims its slot for it
+    node_id: int = 0
+    # work done once for all clients of a simulation
+    shared: SharedWork = NO_SHARED_WORK
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Return the reply to one message.
@@ -190,9 +188,7 @@ def _refusal(request: Request | Head | None, error: Exception) -> messages.Refus
     doc_hash = None
     if request is not None:
         doc_hash = request.doc_hash
-        kind = request.__struct_config__.tag
-        if isinstance(request, Head):
-            kind = request.kind
+        kind = request.kind if isinstance(request, Head) else tag_of(type(request))
         what = f"'{kind}' of run {doc_hash.hex()[:8]}"
     if code is Code.INTERNAL:
         log.error("A message could not be answered.", exc_info=error)
@@ -556,5 +552,4 @@ def _kind_kept(document: bytes, last_reply: bytes) -> RunKind:
 
 def _kind_of(message: messages.Request | messages.Reply) -> RunKind:
     """Return the only kind with a message, or the usual kind if several have it."""
-    tag = str(message.__struct_config__.tag)
-    return kind_of_message(tag) or run_kind(USUAL)
+    return kind_of_message(tag_of(type(message))) or run_kind(USUAL)

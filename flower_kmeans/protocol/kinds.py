@@ -17,6 +17,7 @@ from msgspec.structs import StructConfig
 from flower_kmeans.algorithms.registry import register_later
 from flower_kmeans.errors import KMeansError
 from flower_kmeans.imports import imported
+from flower_kmeans.protocol.wire import Tagged
 from flower_kmeans.report.parts import register_part
 
 if TYPE_CHECKING:
@@ -191,12 +192,8 @@ def kind_of_message(
     return None
 
 
-class _Tagged(msgspec.Struct, frozen=True):
-    tag: str = msgspec.field(name="type")
-
-
 class _Shown(msgspec.Struct, frozen=True):
-    body: _Tagged
+    body: Tagged
 
 
 _read_shown = msgspec.msgpack.Decoder(_Shown).decode

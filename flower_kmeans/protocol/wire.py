@@ -87,11 +87,13 @@ def decode(data: bytes, kind: Any, read: Callable[..., Any] | None = None) -> An
     return value
 
 
-class _Tag(msgspec.Struct, frozen=True, kw_only=True):
+class Tagged(msgspec.Struct, frozen=True):
+    """The tag of a tagged struct. A decoder of it reads nothing else."""
+
     tag: str = msgspec.field(name="type")
 
 
-_read_tag = msgspec.msgpack.Decoder(_Tag).decode
+_read_tag = msgspec.msgpack.Decoder(Tagged).decode
 T = TypeVar("T", bound=Struct)
 
 
@@ -101,7 +103,7 @@ def tag_of(kind: type[Struct]) -> str:
 
 
 class Family(Generic[T]):
-    """A set of message structs, which a reader tells apart by their tags.
+    """A set of message structs, which differ in their tags.
 
     ``later(tag, accepted)`` returns the struct of a tag that is not among ``kinds``, or
     ``None``. ``accepted`` names the kinds of runs whose own messages are read; by default

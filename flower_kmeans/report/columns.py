@@ -55,6 +55,8 @@ def _only_a_category(
     factors = domain.factors()
     if len(factors) == 1:  # a weight would change nothing
         return
+    if _numbers_differ(centroids, domain, synopsis):
+        return
     and_no_number = ""
     if not all(factor.is_category for factor in factors):
         least = "half of its spread" if synopsis is not None else "15 % of its bounds"
@@ -63,8 +65,6 @@ def _only_a_category(
         shares = centroids[:, factor.start : factor.stop]
         n_levels = len(set(shares.argmax(axis=1).tolist()))
         if n_levels < 2 or shares.max(axis=1).min() <= _ONE_LEVEL:
-            continue
-        if _numbers_differ(centroids, domain, synopsis):
             continue
         weight = domain.weights_by_name()[factor.name] / _LESS
         option = shlex.quote(f"{factor.name}={weight:.2g}")
@@ -87,8 +87,8 @@ def _numbers_differ(
 ) -> bool:
     """Return whether clusters differ in some number by half of its released spread.
 
-    Without a released one, it is that of numbers that fill the bounds evenly, of which
-    a half is 14 % of the bounds.
+    Without a released spread, it is that of numbers that fill the bounds evenly. Half of
+    it is 14.4 % of the bounds, which the warning rounds up.
     """
     if synopsis is not None:
         spreads = synopsis.spreads
