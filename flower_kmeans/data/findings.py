@@ -252,7 +252,7 @@ class ColumnFindings:
         if self.kind == "text" or words & _NAMES_OF_NUMBERS:
             return True
         # Amounts of money are whole numbers, too, and few of them are equal. Only the
-        # comparison with chance tells them from ids.
+        # comparison with chance separates them from ids.
         width = self._highest - self._lowest + 1.0
         n_expected = self._n_counted**2 / (2.0 * width)
         return n_expected >= max(_EXPECTED_PAIRS, _FEWER * n_repeats)

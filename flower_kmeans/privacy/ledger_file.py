@@ -63,8 +63,8 @@ def make_private_file(directory: Path, file: PrivateFile = _LEDGER) -> Path:
     """Return the path of a private file, and make the file and its directory if missing.
 
     Only their owner can use them. A symbolic link is an error, and so is a file or
-    directory that belongs to others or that others can use: whoever placed it there
-    could choose its content.
+    directory that belongs to others or that others can use: they could choose its
+    content.
     """
     path = directory / file.name
     with _os_errors(directory, file):

@@ -1,7 +1,7 @@
 """The one module that reads the operating system's randomness.
 
 Keys, run identifiers and privacy noise all start here. No public parameter of this
-library is a seed for them: whoever knows the seed can subtract the noise
+library is a seed for them, because a party that knows the seed can subtract the noise
 (docs/guarantees, Theorem 9).
 
 All secret randomness comes from the private function ``_os_random`` of this module,

@@ -56,9 +56,8 @@ _MAX_SHARE_STD = 2.0**40
 
 NONE = "none"
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
-MAX_LEVELS = (
-    4  # most numbers of honest answers for which parts of the noise are removed
-)
+# most numbers of honest answers for which parts of the noise are removed
+MAX_LEVELS = 4
 # bytes of a key in each word: words are then positive and far below any limit
 _PIECE = 7
 KEY_WORDS = -(-DIGEST_BYTES // _PIECE)
@@ -103,7 +102,7 @@ def releases_of(
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
     """Return the samplers of a plan's noise, by name, for a run document.
 
-    ``shared`` tells whether clients add the noise in shares.
+    With ``shared``, clients add the noise in shares.
     """
     if not plan.is_private:
         return NONE

@@ -31,9 +31,8 @@ class Participant:
     was_asked: bool = False  # whether it was asked to distribute a group key
     head: int = 0  # number of rounds whose entries it has
     sent: int = 0  # last round of the entries that were sent to it
-    differs: bool = (
-        False  # whether its query differed from that of most in the last attempt
-    )
+    # whether its query differed from that of most in the last attempt
+    differs: bool = False
     is_banned: bool = False  # whether it is excluded from all later sums
     silences: int = 0  # trips in a row without an orderly reply
 

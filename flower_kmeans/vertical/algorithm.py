@@ -85,9 +85,8 @@ class VerticalAlgorithm(LloydFamily):
 
     n_parties: Annotated[int, whole()] = 2
     key_holders: Annotated[int, whole()] = 1  # at most n_parties - 1
-    radius: Annotated[bool, FLAG] = (
-        True  # whether only records near a centroid count in its cluster
-    )
+    # whether only records near a centroid count in its cluster
+    radius: Annotated[bool, FLAG] = True
 
     @classmethod
     def planned(

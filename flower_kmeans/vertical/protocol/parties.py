@@ -139,7 +139,7 @@ class Parties:
     def bind(self, slots: Iterable[int], *, has_given: bool) -> None:
         """Record that the nodes of some slots answered a turn.
 
-        ``has_given`` tells whether they gave more than a hash of their rows.
+        With ``has_given``, they gave more than a hash of their rows.
         """
         answered = set(slots)
         self._sent_once |= answered
