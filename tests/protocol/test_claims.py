@@ -175,7 +175,9 @@ def test_a_restarted_node_may_enrol_again(tmp_path):
     assert net.answers == [5] * T
 
 
-@pytest.mark.parametrize("wrong", ["claim", "node_id", "static", "key of another"])
+@pytest.mark.parametrize(
+    "wrong", ["claim", "node_id", "static", "static alone", "key of another"]
+)
 @each_protected
 def test_a_renewal_carries_a_claim_that_is_checked(trust, wrong, tmp_path):
     net = make_net(tmp_path, trust, n=6, document={"rounds": 4}).set_up()
@@ -187,6 +189,8 @@ def test_a_renewal_carries_a_claim_that_is_checked(trust, wrong, tmp_path):
                 return change(reply, claim=bytes(64))
             if wrong == "static":
                 return change(reply, static=other.static, claim=other.claim)
+            if wrong == "static alone":
+                return change(reply, static=other.static)
             if wrong == "key of another":
                 return change(reply, public_key=other.public_key)
         return reply
