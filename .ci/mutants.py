@@ -12,7 +12,8 @@ needs one to be counted.
 
 The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by
 line. `run` plants a fault into a copy of the tree, never into the tree itself. It runs
-the tests that reach the fault's lines, in batches, cheapest first: those of the default
+the tests that reach the fault's lines, in batches, the cheapest and those whose names
+are most like the fault's first: those of the default
 suite (`python -m pytest`), and then, if none of them fails, those that only the whole
 suite has (`-m "not slow and not deployment"`). A batch ends after a few failures, and
 the first batch with one is the last: the table names some of the tests that kill a
@@ -44,7 +45,9 @@ import ast
 import functools
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -74,7 +77,7 @@ NOT_COPIED = (".git", "build", "dist", "site", ".venv", ".*_cache", ".hypothesis
 # It reads the anchors, so it fails with every fault, and is evidence of none.
 OWN_TEST = "tests/test_mutants.py"
 # Tests and recorded seconds of the first batches; the last batch has all others.
-BATCHES = ((40, 15.0), (400, 90.0))
+BATCHES = ((40, 15.0), (200, 45.0), (600, 120.0))
 KILLS = 3
 SLOWER, PATIENCE = 10.0, 30.0
 STUCK = 120.0  # seconds between tests and while a test module is imported
@@ -562,14 +565,39 @@ def _events(path: Path) -> list[tuple[str, str]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
 
+@functools.cache
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of names, each without its ending and in its first letters."""
+    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()
+    found = re.findall(r"[a-z]{3,}", spaced)
+    return frozenset(re.sub(r"(?<=...)(es|s|ed|ing)$", "", word)[:6] for word in found)
+
+
+class Likeness:
+    """How much the names of tests are like the names of a fault.
+
+    A word that both have counts the more, the fewer tests have it.
+    """
+
+    def __init__(self, tests: Iterable[str]) -> None:
+        numbers = Counter(word for test in tests for word in words_of(test))
+        total = max(numbers.values(), default=1)
+        self._weights = {word: math.log(total / n) for word, n in numbers.items()}
+
+    def of(self, fault: Fault, test: str) -> float:
+        """Return the likeness of a test and a fault, 0 or more."""
+        names = f"{fault.name} {fault.function} {Path(fault.file).stem}"
+        common = words_of(names) & words_of(test)
+        return sum(self._weights.get(word, 0.0) for word in common)
+
+
 def in_batches(
-    tests: Iterable[str], seconds: dict[str, float], module: str
+    tests: Iterable[str], seconds: dict[str, float], likeness: Callable[[str], float]
 ) -> Iterator[list[str]]:
-    """Yield tests in batches: the module's own and the cheapest first, each file's together."""
+    """Yield tests in batches: the most like and the cheapest first, each file's together."""
 
     def price(nodeid: str) -> float:
-        own = f"/test_{module}.py::" in nodeid
-        return (seconds[nodeid] + 0.01) * (0.2 if own else 1.0)
+        return (seconds[nodeid] + 0.02) / (1.0 + likeness(nodeid)) ** 2
 
     left = sorted(tests, key=lambda nodeid: (price(nodeid), nodeid))
     for most, budget in (*BATCHES, (len(left), float("inf"))):
@@ -597,6 +625,7 @@ class Campaign:
             kills,
             whole,
         )
+        self._likeness = Likeness(found.seconds)
         # whether a test passes in a copy without a fault
         self._clean: dict[str, bool] = {}
         self._lock = threading.Lock()
@@ -610,13 +639,13 @@ class Campaign:
         default = reaching & self._default
         outcome = Outcome(fault.name, definition(fault), whole=self._whole)
         outcome.n_reaching, outcome.n_default = len(reaching), len(default)
-        module = Path(fault.file).stem
+        likeness = functools.partial(self._likeness.of, fault)
         suites = {
             "default": default,
             "thorough": reaching - default if self._whole else set(),
         }
         for suite, tests in suites.items():
-            for batch in in_batches(tests, self._map.seconds, module):
+            for batch in in_batches(tests, self._map.seconds, likeness):
                 killers = self._killers(fault, copy, planted.text, source, batch)
                 outcome.n_run += len(batch)
                 if killers:

@@ -109,13 +109,17 @@ def test_a_fault_that_lost_its_place_is_named(mutants, fault, change, message):
     assert message in str(error.value)
 
 
-def test_batches_have_the_modules_own_tests_and_cheap_ones_first(mutants):
+def test_batches_have_like_and_cheap_tests_first(mutants):
     seconds = {
         f"tests/test_{name}.py::test_{i}": cost
         for name, cost in (("own", 2.0), ("cheap", 0.1), ("dear", 9.0))
         for i in range(30)
     }
-    first, *others = mutants.in_batches(seconds, seconds, "own")
+
+    def likeness(nodeid):
+        return 3.0 if "test_own" in nodeid else 0.0
+
+    first, *others = mutants.in_batches(seconds, seconds, likeness)
     assert {each.split("::")[0] for each in first} == {
         "tests/test_cheap.py",
         "tests/test_own.py",
@@ -124,6 +128,19 @@ def test_batches_have_the_modules_own_tests_and_cheap_ones_first(mutants):
     assert sorted([*first, *(each for batch in others for each in batch)]) == sorted(
         seconds
     )
+
+
+def test_rare_common_words_make_names_alike(mutants, fault):
+    chosen = replace(fault, name="ledger-forgets-charges", file="privacy/ledger.py")
+    tests = [
+        "tests/test_a.py::test_a_charged_ledger",
+        "tests/test_a.py::test_a_ledger",
+        "tests/test_a.py::test_another",
+        "tests/test_b.py::test_of_ledgers",
+    ]
+    likeness = mutants.Likeness(tests)
+    charged, ledger, other, _ = (likeness.of(chosen, test) for test in tests)
+    assert charged > ledger > other == 0.0
 
 
 def test_the_table_says_who_kills_what(mutants, fault):
