@@ -124,11 +124,11 @@ class Price:
 
     Attributes
     ----------
-    unit : {"record", "client"}
+    unit : {"record", "client", "person"}
         The unit of privacy of the run.
     rounds : tuple of pairs of Charge
         For each round the charge for the run's unit, and the charge for one record. The
-        two are equal if the unit is the record.
+        two are equal unless the unit is the client.
     """
 
     unit: str
@@ -154,7 +154,7 @@ def price_of(
 
     Parameters
     ----------
-    unit : {"record", "client"}
+    unit : {"record", "client", "person"}
         The unit of privacy of the run.
     rounds : sequence of sequences of Release
         Releases by round.
@@ -166,7 +166,9 @@ def price_of(
     charges = []
     for number, releases in enumerate(rounds):
         own = record = charge_of(releases)
-        if unit != "record":
+        # A record of a person moves an answer by at most as much as the person does
+        # (docs/guarantees, Theorem 51).
+        if unit == "client":
             of_round = [2.0] * len(releases) if moves is None else moves[number]
             record = charge_of(releases, of_round)
         charges.append((own, record))

@@ -35,6 +35,10 @@ _NEIGHBOURS = {
         "all records of one client replaced by nothing, so that the client adds nothing; "
         "n_records and n_clients are public"
     ),
+    "person": (
+        "all records of one person replaced by null records, which add nothing; n_persons is "
+        "public"
+    ),
 }
 _GROUPS = (2, 10)
 _GUARANTEE = ("epsilon", "delta", "mu")
