@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms import tightened
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
@@ -193,10 +193,9 @@ optional
             self._check_initial("initial")
             self._given_initial = self._centroids_of(initial)
             parameters["initial"] = self._given_initial
-        # The type is loose: only some algorithms take a pair or None as `n_clusters`.
-        planned: Callable[..., Algorithm] = self.ALGORITHM.planned
         self._make_algorithm = partial(
-            planned,
+            tightened.planned,
+            self.ALGORITHM,
             n_clusters,
             domain,
             privacy,
@@ -354,6 +353,20 @@ optional
         return arrays["weights"].numpy() if "weights" in arrays else None
 
     @property
+    def released_domain(self) -> Domain:
+        """The domain of the result: with ``tighten`` the ranges that the run found.
+
+        Raises
+        ------
+        ObliviousServerError
+            If the server must never see them.
+        RunError
+            If no run has started.
+        """
+        self._require_sight()
+        return self.algorithm.released_domain(self._running.state)
+
+    @property
     def synopsis(self) -> Synopsis | None:
         """The synopsis that `SynopsisKMeans` released, for any number of clusters.
 
@@ -371,7 +384,7 @@ optional
         if self.algorithm.mixture is None:
             return None
         mixture = self.algorithm.mixture.learned(server.state, server.noise_factor)
-        return None if mixture is None else Synopsis(mixture, self.domain)
+        return None if mixture is None else Synopsis(mixture, self.released_domain)
 
     # ------------------------------------------------------------------ inside
 
@@ -475,7 +488,7 @@ optional
         centroids = algorithm.centroids(server.state)
         if centroids is None:
             return ()
-        return column_warnings(centroids, self.domain, self.synopsis)
+        return column_warnings(centroids, self.released_domain, self.synopsis)
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running

@@ -21,6 +21,7 @@ from typing import (
 )
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import feasibility
@@ -36,7 +37,7 @@ from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Domain, GridRecords
+from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import LARGEST, POSITIVE, whole
@@ -86,6 +87,8 @@ class Algorithm(ABC):
     """Whether ``n_clients`` bounds a client's answer, and is also given with ``unit="record"``."""
     can_miss_sums: ClassVar[bool] = False
     """Whether a run can go on after a round whose sum was lost."""
+    finds_ranges: ClassVar[bool] = False
+    """Whether the first round finds ranges of columns, for a domain with ``tighten``."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
     """Fixed sentences for the report. The state's ``flags`` select the sentences that hold."""
 
@@ -116,6 +119,15 @@ class Algorithm(ABC):
                 "from which noise and rounds are planned. Got None."
             )
         domain = self.domain
+        if (
+            isinstance(domain, Box)
+            and domain.tighten is not None
+            and not self.finds_ranges
+        ):
+            raise ConfigurationError(
+                f"Expected a domain without tighten for {type(self).__name__}, which has no round "
+                f"that finds ranges of columns. Got tighten={domain.tighten}."
+            )
         if (
             isinstance(domain, TableDomain)
             and domain.from_records
@@ -166,6 +178,16 @@ class Algorithm(ABC):
             )
         algorithm.require_feasible()
         return algorithm
+
+    @classmethod
+    def objection_to_tighten(
+        cls, budget: PrivacyBudget, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return why a run with these options cannot begin with ranges of columns, or ``None``.
+
+        By default it can: each later round is that of a run over other bounds.
+        """
+        return None
 
     @abstractmethod
     def layout(self, round_number: int) -> Layout:
@@ -256,6 +278,10 @@ class Algorithm(ABC):
         }
         return Query(state.round + 1, arrays)
 
+    def records_of(self, query: Query, rows: NDArray[Any]) -> GridRecords:
+        """Return finite rows (m, d) in the user's units as records of a round's grid."""
+        return GridRecords(rows, self.domain, self.fraction_bits)
+
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
@@ -292,6 +318,14 @@ class Algorithm(ABC):
         may depend on them, because it would reveal words that nobody may see. ``rng`` is
         for algorithms that are not replayable.
         """
+
+    def at(self, state: State) -> "Algorithm":
+        """Return the algorithm over the bounds that the state's next round reads."""
+        return self
+
+    def released_domain(self, state: State) -> Domain:
+        """Return the domain of the results: with ranges that the run released, if any."""
+        return self.domain
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
@@ -345,6 +379,17 @@ def _require_clip_of_clients(algorithm: Algorithm) -> None:
     )
 
 
+def with_delta(
+    budget: PrivacyBudget, n_records: int | None, n_clients: int | None
+) -> PrivacyBudget:
+    """Return a budget with its default delta, unless the number of units is missing."""
+    # A default delta depends on the number of units that the budget protects.
+    n_units = n_clients if budget.protects_clients else n_records
+    if n_units is None:
+        return budget
+    return budget.resolved(n_units)
+
+
 def resolved(
     kind: type[Algorithm],
     n_clusters: int,
@@ -359,10 +404,7 @@ def resolved(
     fields = parameters.checked(kind, {"n_clusters": n_clusters, **options})
     n_records = fields.get("n_records")
     n_clients = fields.get("n_clients")
-    # A default delta depends on the number of units that the budget protects.
-    n_units = n_clients if budget.protects_clients else n_records
-    if n_units is not None:
-        budget = budget.resolved(n_units)
+    budget = with_delta(budget, n_records, n_clients)
     takes_clip = "clip" in parameters.declared(kind)
     if takes_clip and budget.protects_clients and fields.get("clip") is None:
         fields["clip"] = default_clip(n_records, n_clients)
