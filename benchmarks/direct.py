@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms import Algorithm, State
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
 
@@ -30,7 +29,6 @@ def final_state(
     a round, (words,). By default it is the plan's noise.
     """
     plan, stream = algorithm.plan(), Stream.fresh()
-    grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
     state = algorithm.initial_state(public_generator(seed, 0))
     for number in range(1, algorithm.n_rounds + 1):
         own = (
@@ -38,8 +36,10 @@ def final_state(
             if noise is None
             else noise(number)
         )
+        query = algorithm.query(state)
+        grid = algorithm.records_of(query, records)
         total = own + algorithm.layout(number).flatten(
-            answer_of(algorithm, algorithm.query(state), grid)
+            answer_of(algorithm, query, grid)
         )
         answer = algorithm.layout(number).unflatten(total)
         state = algorithm.update(state, answer, public_generator(seed, number))

@@ -81,6 +81,7 @@ class RunServer(Protocol):
 
 
 S = TypeVar("S", bound=RunServer)
+RANGES_THEOREM = 45  # of a domain with `tighten`
 
 
 def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -196,6 +197,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     def _invite(self, grid: Grid) -> None:
         """Invite nodes that connected after the start, where the run allows late clients."""
+
+    @property
+    def _theorems(self) -> tuple[int, ...]:
+        """Numbers of the theorems that the guarantee of this run rests on."""
+        if self.algorithm.finds_ranges:
+            return (*self.THEOREMS, RANGES_THEOREM)
+        return self.THEOREMS
 
     @property
     def _is_open(self) -> bool:
@@ -551,7 +559,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         # one too.
         self._report = Report(
             strategy=type(self).__name__,
-            theorems=self.THEOREMS,
+            theorems=self._theorems,
             plan=self.plan,
             trust_model=self.trust_model,
             keys=self.keys,

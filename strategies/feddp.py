@@ -1,7 +1,7 @@
 """FedDP-KMeans: an initialisation from the server's own data, then private Lloyd rounds."""
 
 from collections.abc import Mapping
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -110,7 +110,7 @@ class FedDPKMeans(KMeansStrategy):
     THEOREMS = (19, 20, 21)
     TRUST = "distributed-noise"
     ROUNDS = "n_lloyd_rounds"
-    OMITS = ("n_server_points", "server_points", "laplace")
+    OMITS = ("n_server_points", "laplace")
     algorithm: FedDPAlgorithm
 
     def __init__(
@@ -180,4 +180,8 @@ class FedDPKMeans(KMeansStrategy):
             If no run has started.
         """
         source = public_generator(self.seed, 0) if rng is None else rng
-        return self.algorithm.seeding.elbow(self._running.state, k_max, source)
+        state = self._running.state
+        # With `tighten` another object has the ranges that the run found.
+        within: Any = self.algorithm.at(state)
+        elbow: NDArray[np.float64] = within.seeding.elbow(state, k_max, source)
+        return elbow

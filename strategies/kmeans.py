@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flower_kmeans.algorithms import tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
@@ -217,10 +218,9 @@ optional
             self._check_initial("initial")
             self._given_initial = self._centroids_of(initial)
             parameters["initial"] = self._given_initial
-        # The type is loose: only some algorithms take a pair or None as `n_clusters`.
-        planned: Callable[..., Algorithm] = self.ALGORITHM.planned
         make = partial(
-            planned,
+            tightened.planned,
+            self.ALGORITHM,
             n_clusters,
             domain,
             privacy,
@@ -301,7 +301,11 @@ optional
 
     def _with_room(self, make: Callable[..., Algorithm], **changes: Any) -> Algorithm:
         """Return the algorithm with the largest full weight for sums and noise shares."""
-        return with_room(make(**changes), self._require_room)
+
+        def remade(full_weight: int) -> Algorithm:
+            return make(**{**changes, "full_weight": full_weight})
+
+        return with_room(make(**changes), self._require_room, remade)
 
     def _require_room(self, algorithm: Algorithm) -> None:
         """Require noise that clients can share, and sums within the limit of the secure sum."""
@@ -396,6 +400,20 @@ optional
         return arrays["weights"].numpy() if "weights" in arrays else None
 
     @property
+    def released_domain(self) -> Domain:
+        """The domain of the result: with ``tighten`` the ranges that the run found.
+
+        Raises
+        ------
+        ObliviousServerError
+            If the server must never see them.
+        RunError
+            If no run has started.
+        """
+        self._require_sight()
+        return self.algorithm.released_domain(self._running.state)
+
+    @property
     def synopsis(self) -> Synopsis | None:
         """The synopsis that `SynopsisKMeans` released, for any number of clusters.
 
@@ -413,7 +431,7 @@ optional
         if self.algorithm.mixture is None:
             return None
         mixture = self.algorithm.mixture.learned(server.state, server.noise_factor)
-        return None if mixture is None else Synopsis(mixture, self.domain)
+        return None if mixture is None else Synopsis(mixture, self.released_domain)
 
     # ------------------------------------------------------------------ inside
 
@@ -517,7 +535,7 @@ optional
         centroids = algorithm.centroids(server.state)
         if centroids is None:
             return ()
-        return column_warnings(centroids, self.domain, self.synopsis)
+        return column_warnings(centroids, self.released_domain, self.synopsis)
 
     def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
         server = self._running

@@ -40,7 +40,7 @@ def split(
 
 
 def _words(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
-    records = GridRecords(rows, algorithm.domain, algorithm.fraction_bits)
+    records = algorithm.records_of(query, rows)
     statistic = algorithm.statistic(query, records)
     return algorithm.layout(query.round).flatten(statistic)
 

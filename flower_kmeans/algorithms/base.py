@@ -21,6 +21,7 @@ from typing import (
 )
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import feasibility, weights
@@ -36,7 +37,7 @@ from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Domain, GridRecords
+from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from flower_kmeans.errors import ConfigurationError
@@ -92,6 +93,8 @@ class Algorithm(ABC):
     """Whether the answer is a sum over records, so that each record can have a weight."""
     can_miss_sums: ClassVar[bool] = False
     """Whether a run can go on after a round whose sum was lost."""
+    finds_ranges: ClassVar[bool] = False
+    """Whether the first round finds ranges of columns, for a domain with ``tighten``."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
     """Fixed sentences for the report. The state's ``flags`` select the sentences that hold."""
 
@@ -121,6 +124,15 @@ class Algorithm(ABC):
         weights.require_weights(self)
         budget = self.budget
         domain = self.domain
+        if (
+            isinstance(domain, Box)
+            and domain.tighten is not None
+            and not self.finds_ranges
+        ):
+            raise ConfigurationError(
+                f"Expected a domain without tighten for {type(self).__name__}, which has no round "
+                f"that finds ranges of columns. Got tighten={domain.tighten}."
+            )
         if (
             isinstance(domain, TableDomain)
             and domain.from_records
@@ -173,6 +185,16 @@ class Algorithm(ABC):
             )
         algorithm.require_feasible()
         return algorithm
+
+    @classmethod
+    def objection_to_tighten(
+        cls, budget: PrivacyBudget, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return why a run with these options cannot begin with ranges of columns, or ``None``.
+
+        By default it can: each later round is that of a run over other bounds.
+        """
+        return None
 
     @abstractmethod
     def layout(self, round_number: int) -> Layout:
@@ -284,6 +306,10 @@ class Algorithm(ABC):
         }
         return Query(state.round + 1, arrays)
 
+    def records_of(self, query: Query, rows: NDArray[Any]) -> GridRecords:
+        """Return finite rows (m, d) in the user's units as records of a round's grid."""
+        return GridRecords(rows, self.domain, self.fraction_bits)
+
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
@@ -320,6 +346,14 @@ class Algorithm(ABC):
         may depend on them, because it would reveal words that nobody may see. ``rng`` is
         for algorithms that are not replayable.
         """
+
+    def at(self, state: State) -> "Algorithm":
+        """Return the algorithm over the bounds that the state's next round reads."""
+        return self
+
+    def released_domain(self, state: State) -> Domain:
+        """Return the domain of the results: with ranges that the run released, if any."""
+        return self.domain
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
@@ -373,6 +407,16 @@ def _require_clip_of_clients(algorithm: Algorithm) -> None:
     )
 
 
+def with_delta(budget: PrivacyBudget, options: Mapping[str, Any]) -> PrivacyBudget:
+    """Return a budget with its default delta, unless the number of units is missing."""
+    # A default delta depends on the number of units that the budget protects.
+    n_clients = options.get("n_clients")
+    n_units = n_clients if budget.protects_clients else planned_total(budget, options)
+    if n_units is None:
+        return budget
+    return budget.resolved(n_units)
+
+
 def resolved(
     kind: type[Algorithm],
     n_clusters: int,
@@ -387,10 +431,7 @@ def resolved(
     fields = parameters.checked(kind, {"n_clusters": n_clusters, **options})
     n_records = fields.get("n_records")
     n_clients = fields.get("n_clients")
-    # A default delta depends on the number of units that the budget protects.
-    n_units = n_clients if budget.protects_clients else planned_total(budget, fields)
-    if n_units is not None:
-        budget = budget.resolved(n_units)
+    budget = with_delta(budget, fields)
     takes_clip = "clip" in parameters.declared(kind)
     if takes_clip and budget.protects_clients and fields.get("clip") is None:
         fields["clip"] = default_clip(n_records, n_clients)

@@ -5,6 +5,7 @@ work or gigabytes. `Algorithm.require_feasible` calls these checks.
 """
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flower_kmeans.algorithms.weights import AnyAlgorithm, with_room
@@ -101,7 +102,11 @@ def require_capacity(
 
 def with_capacity(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     """Return the algorithm with the largest full weight whose sums keep their limit."""
-    return with_room(algorithm, require_capacity)
+
+    def remade(full_weight: int) -> AnyAlgorithm:
+        return replace(algorithm, full_weight=full_weight)
+
+    return with_room(algorithm, require_capacity, remade)
 
 
 def _tails(algorithm: "Algorithm") -> dict[Mechanism, float]:

@@ -48,7 +48,7 @@ from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
-from flower_kmeans.arrays import IntArray
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, choice, drafted, is_auto, real, reals, whole
@@ -68,8 +68,8 @@ class FedDPAlgorithm(base.Algorithm):
     ICML 2025. Formal guarantee and the rules of ``"auto"``: docs/guarantees,
     Theorem 19.
 
-    `strategies.FedDPKMeans` documents the options. Only the server has ``server_points``,
-    (m, d) int64 on the grid; a client makes the algorithm with their number,
+    `strategies.FedDPKMeans` documents the options. Only the server has ``server_data``,
+    rows of numbers in the user's units; a client makes the algorithm with their number,
     ``n_server_points``. ``n_lloyd_rounds`` is the number of rounds after the
     initialisation, and ``laplace`` has the releases with Laplace noise, sorted.
     """
@@ -89,7 +89,7 @@ class FedDPAlgorithm(base.Algorithm):
     cost: Annotated[bool, FLAG] = False
     shares: Annotated[Clips, reals(*RELEASES)] = ()
     laplace: Annotated[tuple[str, ...], LAPLACE] = ()
-    server_points: IntArray | None = field(default=None, compare=False, repr=False)
+    server_data: FloatArray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def planned(
@@ -147,6 +147,19 @@ class FedDPAlgorithm(base.Algorithm):
         draft = with_capacity(draft)
         draft.require_feasible()
         return draft
+
+    @classmethod
+    def objection_to_tighten(
+        cls, budget: PrivacyBudget, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return why no round can find ranges: clips from points are planned before it."""
+        follow = options.get("clip") is None and options.get("server_data") is not None
+        if budget.protects_clients and follow:
+            return (
+                "its clips follow from server_data within the bounds, before ranges are known: "
+                "give clip"
+            )
+        return None
 
     def __post_init__(self) -> None:
         """Check every parameter."""
@@ -234,6 +247,16 @@ class FedDPAlgorithm(base.Algorithm):
     def seeding(self) -> SeedingStage:
         """The stage of the server's points and their weights."""
         return SeedingStage(self._setting, self.min_weight)
+
+    @cached_property
+    def server_points(self) -> IntArray | None:
+        """The server's points on the grid, (m, d) int64; ``None`` without them."""
+        if self.server_data is None:
+            return None
+        unit = self.domain.to_unit(self.server_data)
+        points = self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
+        points.setflags(write=False)
+        return points
 
     @property
     def projection(self) -> Projection:

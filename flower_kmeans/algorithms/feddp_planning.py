@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.feddp_seeding import ANY_WEIGHT, MOST_WEIGHT
@@ -38,7 +37,7 @@ Draft = TypeVar("Draft", bound="FedDPAlgorithm")
 def with_points(
     draft: Draft, server_data: ArrayLike | None, given: int | None
 ) -> Draft:
-    """Return the draft with the server's points on the grid, if they are given.
+    """Return the draft with the server's points, if they are given.
 
     ``given`` is the number of points that a user announced without points.
 
@@ -47,8 +46,7 @@ def with_points(
     ConfigurationError
         If there are neither points nor their number, or the number is wrong.
     """
-    domain = draft.domain
-    d = domain.n_features
+    d = draft.domain.n_features
     if server_data is None:
         if given is None:
             raise ConfigurationError(
@@ -56,16 +54,15 @@ def with_points(
                 "there are clusters or more. Got None."
             )
         return draft
-    points = check_server_data(server_data, draft.n_clusters, d)
-    on_grid = domain.quantise(domain.to_unit(points), draft.fraction_bits)
-    grid = on_grid.astype(np.int64)
-    grid.setflags(write=False)
-    m = len(grid)
+    # A copy: the caller may change the array later.
+    points = check_server_data(server_data, draft.n_clusters, d).copy()
+    points.setflags(write=False)
+    m = len(points)
     if given not in (None, m):
         raise ConfigurationError(
             f"Expected n_server_points={m}, as server_data has. Got {given} instead."
         )
-    return replace(draft, server_points=grid, n_server_points=m)
+    return replace(draft, server_data=points, n_server_points=m)
 
 
 def with_sums(draft: Draft, clips_offsets: bool) -> Draft:

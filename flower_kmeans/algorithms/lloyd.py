@@ -442,6 +442,15 @@ class SuLloydAlgorithm(LloydFamily):
 
     name: ClassVar[str] = "sulloyd"
 
+    @classmethod
+    def objection_to_tighten(
+        cls, budget: PrivacyBudget, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return why no round can find ranges: all noise is Laplace noise."""
+        return (
+            "its noise is Laplace noise, and histograms of columns need Gaussian noise"
+        )
+
     def suitable_rounds(self) -> int:
         """Return the number of rounds by Su et al."""
         n_records = self._planning_records

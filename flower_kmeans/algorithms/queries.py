@@ -27,16 +27,19 @@ def check_query(algorithm: Algorithm, query: Query) -> None:
     if set(query.arrays) != set(ranges):
         raise MessageError(UNUSABLE)
     for name, limits in ranges.items():
-        _require_within(query.arrays[name], limits)
+        require_within(query.arrays[name], limits)
 
 
-def _require_within(array: Any, limits: Range) -> None:
+def require_within(array: Any, limits: Range) -> None:
     """Require an array with the shape, dtype, values and norms of a range."""
     if not isinstance(array, np.ndarray) or array.dtype != limits.dtype:
         raise MessageError(UNUSABLE)
     if array.shape != limits.shape:
         raise MessageError(UNUSABLE)
     if (array < limits.low).any() or (array > limits.high).any():
+        raise MessageError(UNUSABLE)
+    apart = limits.apart
+    if apart is not None and (array[:, 1] - array[:, 0] < apart).any():
         raise MessageError(UNUSABLE)
     if limits.longest is not None:
         # Squares of integers below 2**53 are exact.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from flower_kmeans import parameters
+from flower_kmeans.algorithms import tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
@@ -28,7 +29,8 @@ def register_later(name: str, path: str) -> None:
 
 def algorithm_to_config(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm's parameters for a run document, without domain and budget."""
-    return {"name": algorithm.name, **parameters.write_parameters(algorithm)}
+    own = tightened.without_ranges(algorithm)
+    return {"name": own.name, **parameters.write_parameters(own)}
 
 
 def algorithm_from_config(
@@ -55,6 +57,10 @@ def algorithm_from_config(
         raise ConfigurationError(f"Expected the name of an algorithm in {known}.")
     kind = _REGISTRY[name]
     values = kind.read_config(config, domain)
-    algorithm = kind(domain=domain, budget=budget, **values)
+
+    def made(own_domain: Domain, own_budget: PrivacyBudget) -> Algorithm:
+        return kind(domain=own_domain, budget=own_budget, **values)
+
+    algorithm = tightened.made(kind, made, domain, budget, values)
     algorithm.require_feasible()
     return algorithm

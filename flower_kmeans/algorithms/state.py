@@ -53,3 +53,5 @@ class Range(NamedTuple):
     longest: int | None = None
     """Largest l2 norm of a row; ``None`` without a limit."""
     dtype: np.dtype[Any] = _INT64
+    apart: int | None = None
+    """Least difference of the two numbers of a row; ``None`` without a limit."""

@@ -8,7 +8,6 @@ Theorems 51 and 52).
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_kmeans.arrays import IntArray
@@ -84,18 +83,21 @@ def _require_total(algorithm: "Algorithm") -> None:
 
 
 def with_room(
-    algorithm: AnyAlgorithm, require: Callable[[AnyAlgorithm], None]
+    algorithm: AnyAlgorithm,
+    require: Callable[[AnyAlgorithm], None],
+    remade: Callable[[int], AnyAlgorithm],
 ) -> AnyAlgorithm:
     """Return the algorithm with the largest full weight for which a requirement holds.
 
     The full weight is halved, to `LEAST_WEIGHT` at least, until ``require`` raises no
-    error. Without weights the algorithm is returned as it is.
+    error. ``remade`` returns the algorithm with another full weight. Without weights the
+    algorithm is returned as it is.
     """
     while algorithm.full_weight is not None and algorithm.full_weight > LEAST_WEIGHT:
         try:
             require(algorithm)
         except ConfigurationError:
-            algorithm = replace(algorithm, full_weight=algorithm.full_weight // 2)
+            algorithm = remade(algorithm.full_weight // 2)
         else:
             break
     return algorithm

@@ -13,7 +13,7 @@ then a product of numbers and of levels, and its norms are those of the product
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -51,6 +51,10 @@ _SMALLEST_REACH = 1e-3  # largest scaled coordinate that weights can give
 # Relative. It is far above the effect of the order of additions, or of rounding a
 # bound.
 _SLACK = 1e-9
+# Of a width over the largest bound, and of a width: a range within the bounds, of at
+# least a 1,024th of their width, then has a lower bound below its upper one.
+_LEAST_TIGHTENED = 2.0**-30
+_SMALLEST_TIGHTENED = 1e-276
 
 
 class Factor(NamedTuple):
@@ -72,6 +76,7 @@ class _Bounds:
     It is 1, or less with ``scale="common"`` or weights. It is public.
     """
     _center: FloatArray  # (d,), in the user's units; scaled, it is 0
+    _reach: FloatArray  # (d,), of a record in a cube, where half widths are larger
     _unit: FloatArray  # user's units in one scaled unit: () for all columns, or (d,)
 
     def _scale_by(
@@ -154,6 +159,11 @@ class Box(_Bounds):
         `TableDomain` declares them. One column of a record is 1 and the others are 0,
         and a record with other values becomes the nearest of these, the first of
         several. All of them have one weight, and two levels are ``2 weight`` apart.
+    tighten : float, optional
+        A fraction of the run's mu^2, in (0, 1). With it the bounds are *outer* bounds,
+        and the first round of a run spends this fraction on the ranges of the numbers
+        within them. A range is released, and replaces the outer bounds in all later
+        rounds (docs/guarantees, Theorem 45). Categories keep their bounds.
 
     Raises
     ------
@@ -168,6 +178,13 @@ class Box(_Bounds):
     columns: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
     categories: tuple[tuple[int, int], ...] = ()
+    tighten: float | None = None
+    is_cube: bool = field(default=False, init=False)
+    """Whether half widths are 1 in every column, of which each has its own bounds.
+
+    Only with ``scale="common"`` and ``tighten``: noise is planned before the ranges of
+    the columns are known.
+    """
 
     def __init__(
         self,
@@ -177,6 +194,7 @@ class Box(_Bounds):
         columns: Sequence[str] | None = None,
         weights: ArrayLike | None = None,
         categories: Sequence[tuple[int, int]] = (),
+        tighten: float | None = None,
     ) -> None:
         lows = _vector("lower", lower)
         highs = _vector("upper", upper)
@@ -198,7 +216,8 @@ class Box(_Bounds):
         names = check_names(columns, n_features=len(lows))
         blocks = _checked_categories(categories, lows, highs)
         vars(self).update(lower=lows, upper=highs, scale=scale, columns=names)
-        vars(self).update(weights=None, categories=blocks)
+        vars(self).update(weights=None, categories=blocks, is_cube=False)
+        vars(self).update(tighten=_checked_tighten(tighten, lows, highs, blocks))
         # Halves first: the sum of two large bounds would overflow.
         a = np.array(lows) / 2
         b = np.array(highs) / 2
@@ -216,6 +235,8 @@ class Box(_Bounds):
             )
         unit = np.full_like(a, (b - a).max())
         self._scale_by(a + b, unit, (b - a) / unit)
+        if tighten is not None:
+            self._become_cube()
 
     def _scale_by_weights(
         self, center: FloatArray, widths: FloatArray, weights: FloatArray
@@ -247,6 +268,13 @@ class Box(_Bounds):
             half_widths[own] = (1.0 - center[own]) * (1 / unit[own])
         self._scale_by(center, unit, half_widths)
 
+    def _become_cube(self) -> None:
+        """Plan with half widths of 1. Records stay within the bounds of their columns."""
+        reach = self.half_widths
+        cube = np.ones_like(reach)
+        cube.setflags(write=False)
+        vars(self).update(half_widths=cube, is_cube=True, _reach=reach)
+
     @property
     def is_weighted(self) -> bool:
         """Whether some column's weight is not the default one."""
@@ -260,10 +288,13 @@ class Box(_Bounds):
         """
         if self.categories:
             records = self._with_levels(records)
-        return self.place(records)
+        unit = self.place(records)
+        if self.is_cube:
+            np.clip(unit, -self._reach, self._reach, out=unit)
+        return unit
 
     def place(self, points: FloatArray) -> FloatArray:
-        """Return points, (m, d), such as centroids, clipped to the bounds and scaled.
+        """Return points, (m, d), such as centroids, clipped to the scaled domain and scaled.
 
         Of a category the shares of its levels stay, unlike in `to_unit`.
         """
@@ -317,6 +348,16 @@ class Box(_Bounds):
             high[own] = np.trunc(self.half_widths[own] * one)
             low[own] = np.trunc(self._lows[own] * one)
         return low.astype(np.int64), high.astype(np.int64)
+
+    def grid_reach(self, fraction_bits: int) -> IntArray:
+        """Return the largest absolute integer coordinate of a record in each column, (d,).
+
+        In a cube it may be smaller than `grid_half_widths`, for which noise is planned.
+        """
+        if not self.is_cube:
+            return self.grid_half_widths(fraction_bits)
+        reach: FloatArray = np.rint(self._reach * 2**fraction_bits)
+        return reach.astype(np.int64)
 
     def squared_bound(self, fraction_bits: int, coarser: int = 0) -> int:
         """Return the largest squared l2 norm of a record in grid units, exact, attained.
@@ -403,8 +444,53 @@ class Box(_Bounds):
             factor = known[name]
             chosen[factor.start : factor.stop] = [weight] * (factor.stop - factor.start)
         return Box(
-            self.lower, self.upper, self.scale, self.columns, chosen, self.categories
+            self.lower,
+            self.upper,
+            self.scale,
+            self.columns,
+            chosen,
+            self.categories,
+            self.tighten,
         )
+
+    def tightened(self, tighten: float | None) -> "Box":
+        """Return the box with another fraction ``tighten``."""
+        return Box(
+            self.lower,
+            self.upper,
+            self.scale,
+            self.columns,
+            self.weights,
+            self.categories,
+            tighten,
+        )
+
+    @property
+    def numbers(self) -> NDArray[np.intp]:
+        """Indices of the columns that are no part of a category, ascending."""
+        is_number = np.ones(self.n_features, dtype=bool)
+        for own in self._blocks:
+            is_number[own] = False
+        return np.flatnonzero(is_number)
+
+    def within(self, lower: ArrayLike, upper: ArrayLike) -> "Box":
+        """Return the box with released ranges as its bounds, for the results of a run."""
+        return Box(
+            lower, upper, self.scale, self.columns, self.weights, self.categories
+        )
+
+    def read_within(self, lower: ArrayLike, upper: ArrayLike) -> "Box":
+        """Return the box that reads records within ranges, with the half widths of this one.
+
+        Noise that was planned for this box is therefore the noise for that one, whatever
+        the ranges are.
+        """
+        found = Box(
+            lower, upper, self.scale, self.columns, self.weights, self.categories
+        )
+        if self.is_cube:
+            found._become_cube()
+        return found
 
     def weights_by_name(self) -> dict[str, float]:
         """Return the weights of numbers and categories, by the names of `factors`."""
@@ -432,7 +518,15 @@ class Box(_Bounds):
             blocks.append((start - first, stop - first))
         names = None if self.columns is None else self.columns[own]
         weights = None if self.weights is None else self.weights[own]
-        return Box(self.lower[own], self.upper[own], self.scale, names, weights, blocks)
+        return Box(
+            self.lower[own],
+            self.upper[own],
+            self.scale,
+            names,
+            weights,
+            blocks,
+            self.tighten,
+        )
 
     def to_config(self) -> dict[str, Any]:
         """Return the box for a run document."""
@@ -443,6 +537,8 @@ class Box(_Bounds):
             more["weights"] = array_to_text(np.array(self.weights))
         if self.categories:
             more["categories"] = [list(block) for block in self.categories]
+        if self.tighten is not None:
+            more["tighten"] = real_to_text(self.tighten)
         return self._config("box", lower=lower, upper=upper, scale=self.scale, **more)
 
 
@@ -578,7 +674,9 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     own = fields.get(name) if isinstance(name, str) else None
-    optional = {"columns", "weights", "categories"} if name == "box" else {"columns"}
+    optional = {"columns"}
+    if name == "box":
+        optional |= {"weights", "categories", "tighten"}
     found = set(config) - optional
     if own is None or found != own | {"name", "n_features"}:
         raise ConfigurationError(
@@ -607,7 +705,10 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
             raise ConfigurationError(
                 "Expected categories of a domain as a list of ranges."
             )
-        box = Box(lower, upper, config["scale"], columns, weights, categories)
+        tighten = None
+        if "tighten" in config:
+            tighten = real_from_text(config["tighten"])
+        box = Box(lower, upper, config["scale"], columns, weights, categories, tighten)
         # Otherwise a document would have two encodings.
         if ("weights" in config) != box.is_weighted:
             raise ConfigurationError(
@@ -653,7 +754,9 @@ def _parts(domain: Domain) -> list[tuple[str, Any]]:
         own = enumerate(domain.weights or ())
         weights = [(f"weight of column {i}", weight) for i, weight in own]
         categories = ("columns of categories", domain.categories)
-        return [*parts, ("scale", domain.scale), categories, *columns, *weights]
+        tighten = ("tighten", domain.tighten)
+        more = [("scale", domain.scale), categories, tighten]
+        return [*parts, *more, *columns, *weights]
     center = [(f"center in column {i}", value) for i, value in enumerate(domain.center)]
     return [*parts, ("radius", domain.radius), *center]
 
@@ -829,7 +932,7 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
 
     center = spread(box._center)
     factor = spread(1 / box._unit * 2**fraction_bits)
-    limit = spread(box.grid_half_widths(fraction_bits).astype(np.float64))
+    limit = spread(box.grid_reach(fraction_bits).astype(np.float64))
     centered = not box._center.any()
 
     def convert(records: NDArray[Any], work: FloatArray) -> None:
@@ -956,6 +1059,48 @@ def _checked_weights(
                 f"Got {found[start:stop]} instead."
             )
     return found
+
+
+def check_tighten(tighten: object) -> float:
+    """Return the fraction of mu^2 for the ranges of columns."""
+    is_number = isinstance(tighten, int | float | np.integer | np.floating)
+    if isinstance(tighten, bool) or not is_number:
+        raise ConfigurationTypeError(
+            "Expected tighten as a number between 0 and 1. "
+            f"Got {type(tighten).__name__} instead."
+        )
+    if not 0 < tighten < 1:  # type: ignore[operator]
+        raise ConfigurationError(
+            "Expected tighten between 0 and 1: the fraction of mu^2 that finds the ranges "
+            f"of columns. Got {tighten!r} instead."
+        )
+    return float(tighten)  # type: ignore[arg-type]
+
+
+def _checked_tighten(
+    tighten: object,
+    lows: Sequence[float],
+    highs: Sequence[float],
+    categories: Sequence[tuple[int, int]],
+) -> float | None:
+    """Return the fraction ``tighten`` of a box whose bounds can hold ranges, or ``None``."""
+    if tighten is None:
+        return None
+    share = check_tighten(tighten)
+    if sum(stop - start for start, stop in categories) == len(lows):
+        raise ConfigurationError(
+            "Expected a column of numbers or dates with tighten: categories have no ranges. "
+            "Got none."
+        )
+    for column, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        least = max(_SMALLEST_TIGHTENED, _LEAST_TIGHTENED * max(abs(low), abs(high)))
+        if not high - low >= least:
+            raise ConfigurationError(
+                "Expected bounds that are so far apart that numbers between them can be told "
+                f"apart, with tighten. Got lower={low!r} and upper={high!r} in column {column} "
+                "instead."
+            )
+    return share
 
 
 def check_weight(weight: object, column: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 _TABLE = re.compile(
     r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE
 )
-_TOP = ("columns", "from_records")
+_TOP = ("columns", "from_records", "tighten")
 _SHOWN = 60  # most characters of a value in a message
 
 
@@ -91,6 +91,9 @@ def mistake(values: Mapping[str, Any], text: str) -> str | None:
     if not isinstance(values.get("from_records", False), bool):
         place = place_of(_line_of_key(text, "from_records"), "from_records")
         return f"{place}: expected true or false; got {_shown(values['from_records'])}."
+    if "tighten" in values and not _is_number(values["tighten"]):
+        place = place_of(_line_of_key(text, "tighten"), "tighten")
+        return f"{place}: expected {_NUMBER}; got {_shown(values['tighten'])}."
     names = set()
     for i, column in enumerate(columns):
         found = _mistake_in(i, column, text)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Context, Decimal
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import (
@@ -30,6 +30,7 @@ from flower_kmeans.data.domain import (
     Domain,
     Factor,
     check_names,
+    check_tighten,
     check_weight,
     checked_by_name,
     difference,
@@ -309,6 +310,7 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[Number | Category | Date]
     from_records: bool = False
+    tighten: float | None = None
 
 
 @dataclass(frozen=True, init=False)
@@ -323,6 +325,9 @@ class TableDomain(Box):
         Whether bounds or categories were read off records. No run with the domain is
         then private: a strategy with a private budget refuses it, and so does a
         `ClientPolicy` that would pin it.
+    tighten : float, optional
+        As for `Box`: the bounds of numbers and dates are outer bounds, and this fraction
+        of mu^2 finds ranges within them.
 
     Raises
     ------
@@ -339,10 +344,17 @@ class TableDomain(Box):
 
     declared: tuple[Number | Category | Date, ...] = ()
     from_records: bool = False
+    outer: "TableDomain | None" = field(default=None, init=False)
+    """The domain within whose bounds a run found the box of this one; ``None`` of others."""
 
     def __init__(
-        self, declared: Sequence[Number | Category | Date], from_records: bool = False
+        self,
+        declared: Sequence[Number | Category | Date],
+        from_records: bool = False,
+        tighten: float | None = None,
     ) -> None:
+        if tighten is not None:
+            check_tighten(tighten)
         try:
             # A struct does not check the types of its fields when it is made.
             values = {"columns": list(declared), "from_records": from_records}
@@ -368,9 +380,16 @@ class TableDomain(Box):
             if isinstance(column, Category):
                 categories.append((start, len(names)))
         super().__init__(
-            lower, upper, columns=names, weights=weights, categories=categories
+            lower,
+            upper,
+            columns=names,
+            weights=weights,
+            categories=categories,
+            tighten=tighten,
         )
-        vars(self).update(declared=tuple(columns), from_records=from_records)
+        vars(self).update(
+            declared=tuple(columns), from_records=from_records, outer=None
+        )
 
     @classmethod
     def from_toml(cls, text: str | bytes, what: str = "text") -> Self:
@@ -411,7 +430,7 @@ class TableDomain(Box):
                 place = place_of(line_of(decoded, i, key), key, column.name)
                 raise ConfigurationError(f"{begin} {place}: {error}") from None
         try:
-            return cls(file.columns, file.from_records)
+            return cls(file.columns, file.from_records, file.tighten)
         except KMeansError as error:
             raise ConfigurationError(f"{begin} {error}") from None
 
@@ -442,8 +461,13 @@ class TableDomain(Box):
         ``comments`` has lines to write below a column, by the column's name. They are
         not part of the domain.
         """
+        if self.outer is not None:
+            # The file declares how cells are read. A run's ranges stand in no declaration.
+            return self.outer.to_toml(comments)
         notes = comments or {}
         parts = [_NOT_PUBLIC] if self.from_records else []
+        if self.tighten is not None:
+            parts.append(f"tighten = {_toml(self.tighten)}\n")
         for column in self.declared:
             values = {"kind": column.__struct_config__.tag}
             values |= msgspec.structs.asdict(column)
@@ -460,7 +484,10 @@ class TableDomain(Box):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all declarations in hexadecimal, the same at all parties."""
+        """SHA-256 of all declarations in hexadecimal, the same at all parties.
+
+        Ranges that a run released do not change it.
+        """
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
     def encode(
@@ -523,7 +550,25 @@ class TableDomain(Box):
             replace(column, weight=chosen.get(column.name, column.weight))
             for column in self.declared
         ]
-        return TableDomain(columns, self.from_records)
+        return TableDomain(columns, self.from_records, self.tighten)
+
+    def tightened(self, tighten: float | None) -> "TableDomain":
+        """Return the domain with another fraction ``tighten``."""
+        return TableDomain(self.declared, self.from_records, tighten)
+
+    def within(self, lower: ArrayLike, upper: ArrayLike) -> "TableDomain":
+        """Return the domain with released ranges as its box. Cells are read as before."""
+        found = TableDomain(self.declared, self.from_records)
+        Box.__init__(
+            found,
+            lower,
+            upper,
+            columns=self.columns,
+            weights=self.weights,
+            categories=self.categories,
+        )
+        vars(found).update(outer=self)
+        return found
 
     def findings(self) -> Findings:
         """Return empty findings for the declared columns."""
@@ -587,13 +632,31 @@ class TableDomain(Box):
 
 
 def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
-    """Return a domain of declarations, or raise a `DataError` unless it makes the box."""
+    """Return a domain of declarations, or raise a `DataError` unless it makes the box.
+
+    With ``tighten`` the box may have ranges within the domain's bounds.
+    """
+    if isinstance(box, Box) and _has_ranges(domain, box):
+        domain = domain.within(box.lower, box.upper)
     differs = difference(domain, box)
     if differs is not None:
         raise DataError(
             f"Expected the domain of the run. Got one with another {differs[0]}."
         )
     return domain
+
+
+def _has_ranges(domain: TableDomain, box: Box) -> bool:
+    """Return whether a box can have a run's ranges within a domain's outer bounds."""
+    if domain.tighten is None or box.tighten is not None:
+        return False
+    if box.n_features != domain.n_features:
+        return False
+    lower = zip(domain.lower, box.lower, strict=True)
+    upper = zip(domain.upper, box.upper, strict=True)
+    is_above = all(outer <= own for outer, own in lower)
+    is_below = all(own <= outer for outer, own in upper)
+    return is_above and is_below
 
 
 def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:

@@ -13,9 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms import plausibility
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
+from flower_kmeans.algorithms.queries import require_within
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.state import State
-from flower_kmeans.arrays import FloatArray
+from flower_kmeans.algorithms.tightened import BOX
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.errors import ConfigurationError, DataError, MessageError
@@ -40,7 +42,8 @@ class ClientResult:
 
     centroids: FloatArray  # (n_clusters, n_features), in the user's units
     counts: FloatArray  # (n_clusters,): noisy cluster sizes of the last round
-    # the public bounds, with the scaling of the distances between records
+    # the public bounds, or the ranges that the run released, with the scaling of the
+    # distances between records
     domain: Domain
     run: str  # identity of the run, 32 hexadecimal digits
     # (n_clusters,), as in a `Clustering`; set if sizes have bounds
@@ -53,6 +56,8 @@ class ClientResult:
     # The findings as sentences. If clients computed the result, the algorithm's warnings
     # come before.
     warnings: tuple[str, ...] = ()
+    # (d, 2), the released ranges as in the algorithm's state; set if it finds ranges
+    box: IntArray | None = None
 
     def __repr__(self) -> str:
         # It must not show the values, because it may go to a log.
@@ -172,7 +177,7 @@ def result_of(
     counts = algorithm.counts(state)
     if centroids is None or counts is None:
         return None
-    domain = algorithm.domain
+    domain = algorithm.released_domain(state)
     weights = None
     size_report = None
     if algorithm.sizes is not None:
@@ -196,6 +201,7 @@ def result_of(
         is_private=run.trust.is_private,
         findings=found,
         warnings=(*algorithm.warnings(state), *sentences, *of_columns),
+        box=state.arrays[BOX] if algorithm.finds_ranges else None,
     )
 
 
@@ -210,12 +216,17 @@ def longest_result(run: Run) -> int:
         p = algorithm.mixture.n_directions
         n_numbers += d * p + algorithm.mixture.most_parts * (2 * p + 2)
         n_numbers += 1 + len(algorithm.mixture.noise)
+    if algorithm.finds_ranges:
+        n_numbers += 2 * d
     return 8 * n_numbers + _RESULT_NAMES
 
 
 def encode_result(result: ClientResult) -> bytes:
     """Return the encoded result that a server sends, without the run, which the message names."""
-    arrays = {"centroids": result.centroids, "counts": result.counts}
+    arrays: dict[str, NDArray[Any]] = {
+        "centroids": result.centroids,
+        "counts": result.counts,
+    }
     if result.weights is not None and result.size_report is not None:
         arrays["weights"] = result.weights
         arrays["size_noise"] = np.array([result.size_report.noise])
@@ -223,6 +234,8 @@ def encode_result(result: ClientResult) -> bytes:
         arrays |= _prefixed(result.synopsis)
     if result.findings:
         arrays[_FINDINGS] = plausibility.to_array(result.findings)
+    if result.box is not None:
+        arrays[BOX] = result.box
     return encode_arrays(arrays)
 
 
@@ -239,30 +252,35 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     """
     arrays = decode_arrays(data)
     algorithm = run.algorithm
+    box = _taken_box(algorithm, arrays)
+    domain = algorithm.domain
+    if box is not None:
+        domain = algorithm.released_domain(State(algorithm.n_rounds, {BOX: box}))
     parts = _without_prefix(arrays)
     for name in parts:
         del arrays[_SYNOPSIS + name]
-    synopsis = _read_synopsis(run, parts)
+    synopsis = _read_synopsis(run, parts, domain)
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
     _require_shapes(algorithm, arrays)
-    _require_in_domain(arrays["centroids"], algorithm)
+    _require_in_domain(arrays["centroids"], algorithm, box)
     sentences = plausibility.sentences(algorithm, findings)
-    of_columns = column_warnings(arrays["centroids"], algorithm.domain, synopsis)
+    of_columns = column_warnings(arrays["centroids"], domain, synopsis)
     result = ClientResult(
         arrays["centroids"],
         arrays["counts"],
-        algorithm.domain,
+        domain,
         run.document.run.hex(),
         synopsis=synopsis,
         is_private=run.trust.is_private,
         findings=findings,
         warnings=(*sentences, *of_columns),
+        box=box,
     )
     if algorithm.sizes is None:
         return result
     weights = arrays["weights"]
     noise = float(arrays["size_noise"][0])
-    if (np.abs(weights) > largest_weight(algorithm.domain)).any():
+    if (np.abs(weights) > largest_weight(domain)).any():
         raise MessageError(
             "The weights of a result are larger than any that change a cluster."
         )
@@ -295,13 +313,26 @@ def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> N
         raise MessageError("The result of a run has the wrong names, types or sizes.")
 
 
-def _read_synopsis(run: Run, arrays: dict[str, FloatArray]) -> Synopsis | None:
+def _taken_box(algorithm: Algorithm, arrays: dict[str, Any]) -> IntArray | None:
+    """Take the ranges out of a result's arrays; ``None`` if its algorithm finds none."""
+    if not algorithm.finds_ranges:
+        return None
+    ranges = algorithm.query_ranges(algorithm.n_rounds)
+    box: IntArray | None = arrays.pop(BOX, None)
+    # A run's queries have carried the same ranges, within the same limits.
+    require_within(box, ranges[BOX])
+    return box
+
+
+def _read_synopsis(
+    run: Run, arrays: dict[str, FloatArray], domain: Domain
+) -> Synopsis | None:
     """Return the synopsis of a result; ``None`` exactly if its algorithm makes none."""
     expected = run.algorithm.mixture
     if expected is None and not arrays:
         return None
     with suppress(DataError):
-        found = Synopsis.from_arrays(arrays, run.algorithm.domain)
+        found = Synopsis.from_arrays(arrays, domain)
         if expected is not None:
             m, p = found.mixture.means.shape
             has_noise = all(
@@ -371,8 +402,15 @@ def largest_weight(domain: Domain) -> float:
     return largest + 4 * math.ulp(largest)  # both sides are rounded
 
 
-def _require_in_domain(points: FloatArray, algorithm: Algorithm) -> None:
-    """Require points in the domain, or at most one grid step outside because of rounding."""
+def _require_in_domain(
+    points: FloatArray, algorithm: Algorithm, box: IntArray | None
+) -> None:
+    """Require points in the domain, or at most one grid step outside because of rounding.
+
+    With ranges it is the domain within these.
+    """
+    if box is not None:
+        algorithm = algorithm.at(State(algorithm.n_rounds, {BOX: box}))
     domain = algorithm.domain
     origin = np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):

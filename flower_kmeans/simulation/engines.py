@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from flwr.app import Context, Message
@@ -24,6 +24,7 @@ from flower_kmeans.client import (
     OnResult,
     simulated_client_app,
 )
+from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
@@ -218,14 +219,18 @@ def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
     if strategy.trust_model.is_blind:
         # Only clients know the warnings. A simulation has their result.
         report = replace(report, warnings=result.warnings)
+    domain = strategy.domain
+    if isinstance(domain, Box) and domain.tighten is not None:
+        found = cast(Box, result.domain)
+        domain = domain.within(found.lower, found.upper)
+    # Clients only know the box. The strategy has the columns of a `TableDomain`.
     synopsis = result.synopsis
     if synopsis is not None:
-        # Clients only know the box. The strategy has the columns of a `TableDomain`.
-        synopsis = replace(synopsis, domain=strategy.domain)
+        synopsis = replace(synopsis, domain=domain)
     return Clustering(
         result.centroids,
         result.counts,
-        strategy.domain,
+        domain,
         report,
         result.weights,
         result.size_report,

@@ -6,6 +6,7 @@ offsets within it. This means less noise, and one more sign for each cluster.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -61,6 +62,11 @@ def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
             "Expected a private budget: encryption without noise protects nothing of the "
             "result. Got epsilon=None instead."
         )
+    if isinstance(domain, Box) and domain.tighten is not None:
+        raise ConfigurationError(
+            "Expected a domain without tighten for VerticalKMeans: its parties scale and encrypt "
+            f"their columns once, before any round. Got tighten={domain.tighten}."
+        )
     if budget.unit != "record":
         raise ConfigurationError(
             "Expected a budget with unit='record': parties hold columns of the same records. "
@@ -88,6 +94,13 @@ class VerticalAlgorithm(LloydFamily):
     key_holders: Annotated[int, whole()] = 1  # at most n_parties - 1
     # whether only records near a centroid count in its cluster
     radius: Annotated[bool, FLAG] = True
+
+    @classmethod
+    def objection_to_tighten(
+        cls, budget: PrivacyBudget, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return why no round can find ranges: parties scale their columns before the run."""
+        return "its parties scale and encrypt their columns once, before any round"
 
     @classmethod
     def planned(

@@ -24,6 +24,8 @@ from flower_kmeans.algorithms import (
     Query,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
+    ranges,
+    tightened,
 )
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
@@ -59,6 +61,10 @@ DOMAINS = {
     "slab": Box([0, 0, 0], [8, 8, 2], scale="common"),
     "sphere": Ball(1.0, [0] * 17),
     "corner": Box([0] * 17, [1] * 17),
+    # A first round finds the ranges of columns.
+    "ranges": Box([0, 0], [1, 1], tighten=0.1),
+    "cubic ranges": Box([0, 0], [4, 3], scale="common", tighten=0.1),
+    "corner ranges": Box([0] * 17, [1] * 17, tighten=0.1),
 }
 FLAT = ("line", "square", "rectangle", "disc", "cube")
 
@@ -84,7 +90,7 @@ class Grid:
                 "server_data": domain.from_unit(domain.to_unit(points)),
                 **options,
             }
-        made = self.kind.planned(2, domain, budget, **options)
+        made = tightened.planned(self.kind, 2, domain, budget, **options)
         changes = self.changed(made)
         return replace(made, **changes)
 
@@ -220,6 +226,8 @@ def any_queries(algorithm, seed, trials=5):
 
 def _array(algorithm, key, low, high, trial, rng, found):
     shape, one = low.shape, 2**algorithm.fraction_bits
+    if key == tightened.BOX:
+        return _any_box(shape, trial, rng)
     wild = rng.integers(low, high, endpoint=True)
     if trial == 4:  # the ends of every range, which need not make sense together
         wild = np.where(
@@ -227,7 +235,8 @@ def _array(algorithm, key, low, high, trial, rng, found):
         )
     elif key == "projection":
         turned = np.linalg.qr(rng.normal(size=shape))[0]
-        return algorithm.projection.matrix(np.eye(*shape) if trial < 2 else turned)
+        grids = tightened.without_ranges(algorithm).projection
+        return grids.matrix(np.eye(*shape) if trial < 2 else turned)
     elif key in ("centroids", "centers", "points", "cells"):
         points = grid_points(algorithm)
         places = rng.integers(len(points), size=shape[0])
@@ -238,7 +247,8 @@ def _array(algorithm, key, low, high, trial, rng, found):
         wild = points[places][:, : max(shape[1], 1)]
         if "projection" in found:
             matrix = found["projection"].astype(float)
-            wild = algorithm.projection.project(points[places].astype(float), matrix)
+            grids = tightened.without_ranges(algorithm).projection
+            wild = grids.project(points[places].astype(float), matrix)
             wild = wild.astype(np.int64)
     elif key in ("radius", "radii", "factor", "variations"):
         most = np.minimum(high, 4 * one)
@@ -248,7 +258,7 @@ def _array(algorithm, key, low, high, trial, rng, found):
     elif key == "weights":
         wild = wild % (one + 1)
     if key in ("centroids", "centers") and "projection" not in found:
-        space = getattr(algorithm, "space", None)
+        space = getattr(tightened.without_ranges(algorithm), "space", None)
         if space is not None:
             wild = space.cut(np.asarray(wild, float)).astype(np.int64)
         else:
@@ -256,6 +266,17 @@ def _array(algorithm, key, low, high, trial, rng, found):
                 np.asarray(wild), algorithm.domain, algorithm.fraction_bits
             )
     return np.array(np.clip(wild, low, high), dtype=np.int64)
+
+
+def _any_box(shape, trial, rng):
+    """Return ranges that a server may send, (d, 2): the least, the outer bounds, or any."""
+    if trial == 0:
+        return ranges.outer_box(shape[0])
+    low = rng.integers(0, ranges.END - ranges.LEAST_STEPS, shape[0], endpoint=True)
+    length = np.full(shape[0], ranges.LEAST_STEPS)
+    if trial > 1:
+        length = rng.integers(ranges.LEAST_STEPS, ranges.END - low, endpoint=True)
+    return np.stack([low, low + length], axis=1)
 
 
 def added(algorithm, query, points):
@@ -270,6 +291,7 @@ def added(algorithm, query, points):
 
 BOX = Box([0] * 6, [1, 1, 1, 2, 2, 3], scale="common")
 BALL = Ball(1.0, [0.0] * 6)
+WIDE = Box([-9] * 6, [9] * 6, scale="common", tighten=0.1)
 POINTS = RNG(0).uniform(0, 1, (40, 6))
 
 REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
@@ -298,11 +320,27 @@ REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
     "vertical-sums": lambda: VerticalAlgorithm.planned(
         5, BOX, BUDGET, n_records=N, radius=False
     ),
+    "constrained-lloyd-ranges": lambda: tightened.planned(
+        ConstrainedLloydAlgorithm,
+        3,
+        WIDE.tightened(0.2),
+        BUDGET,
+        n_records=N,
+        n_clients=4,
+        n_rounds=2,
+        assignment="non-exclusive",
+    ),
+    "lloyd-ranges": lambda: tightened.planned(
+        LloydAlgorithm, 4, WIDE, OPEN, n_rounds=3, initial=POINTS[:4]
+    ),
 }
 RUNS = {
     **REPLAYABLE,
     "feddp": lambda: FedDPAlgorithm.planned(
         3, BOX, BUDGET, n_records=N, server_data=POINTS
+    ),
+    "feddp-ranges": lambda: tightened.planned(
+        FedDPAlgorithm, 3, WIDE, BUDGET, n_records=N, server_data=POINTS
     ),
     "feddp-narrowing": lambda: FedDPAlgorithm.planned(
         3,

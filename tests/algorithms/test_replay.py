@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans import algorithms
-from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
+from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm, tightened
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.sensitivity import sensitivities
@@ -44,6 +44,18 @@ def synopsis(*parameters, **options) -> SynopsisAlgorithm:
     return replace(made, schedule=schedule)
 
 
+def with_ranges(*parameters, **options) -> Algorithm:
+    """Return it behind a round for ranges, with rounded numbers as `synopsis`."""
+    made = tightened.planned(SynopsisAlgorithm, *parameters, **options)
+    schedule = made.inner.schedule
+    share, signal = (
+        float(np.float32(x)) for x in (schedule.count_share, schedule.signal)
+    )
+    schedule = replace(schedule, count_share=share, signal=signal)
+    return replace(made, inner=replace(made.inner, schedule=schedule))
+
+
+WIDE = Box([-9] * 6, [9] * 6, tighten=0.1)
 PURE, BALLS = PrivacyBudget(None), {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130)}
 TWICE = {"assignment": "e-exclusive", "max_contribution": 2, "min_size": 300}
 
@@ -83,6 +95,16 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "synopsis-chosen": partial(
         synopsis, (2, 7), BALLS[20], BUDGET, n_records=N, seed=5
     ),
+    "synopsis-ranges": partial(with_ranges, 5, WIDE, PrivacyBudget(4.0), n_records=N),
+    "fastlloyd-ranges": partial(
+        tightened.planned,
+        algorithms.FastLloydAlgorithm,
+        5,
+        Box([-1] * 6, [9] * 6, "common", tighten=0.2),
+        CLIENTS,
+        n_records=N,
+        n_clients=300,
+    ),
 }
 # Of all states of each run. A change of a digest is a change of what clients of other
 # versions would compute: the run document must not accept both.
@@ -104,6 +126,8 @@ DIGESTS = {
     "synopsis-sized-exact": "742d47ce69172a5ce755413b64576bb7",
     "synopsis-exact": "a96f46162b51155feadbb6ce88f961c4",
     "synopsis-chosen": "ffeaaa8471e86e493f3630e2a34c3b57",
+    "synopsis-ranges": "07f57fd290bc9e5dc4520e1a7d74571f",
+    "fastlloyd-ranges": "bbb2144c230bde7c2eae2e422fb6d23d",
 }
 
 

@@ -337,7 +337,7 @@ def test_every_strategy_has_a_row():
         cls for cls in BY_NAME.values() if issubclass(cls, KMeansStrategy)
     }
     # A case that is refused has no test, so none may be lost.
-    assert (len(listed("record")), len(listed("client"))) == (62, 28)
+    assert (len(listed("record")), len(listed("client"))) == (72, 36)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -359,7 +359,8 @@ def test_rows_for_single_records_only_refuse_to_protect_clients(name):
     if runs(name, trust, "client"):
         assert make(name, trust, unit="client").plan.budget.unit == "client"
     else:
-        with pytest.raises(ConfigurationError, match=r"unit='record'|min_size=None"):
+        reason = r"unit='record'|min_size=None|its clips follow from server_data"
+        with pytest.raises(ConfigurationError, match=reason):
             make(name, trust, unit="client")
 
 

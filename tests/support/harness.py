@@ -20,8 +20,8 @@ from flower_kmeans.algorithms import registry
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query, State
+from flower_kmeans.algorithms.tightened import Tightened
 from flower_kmeans.client import ClientPolicy, simulated_client_app
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.messages import (
     Ask,
@@ -319,7 +319,7 @@ def exact_statistic(
     data = np.asarray(records, dtype=np.float64).reshape(
         -1, algorithm.domain.n_features
     )
-    grid = GridRecords(data, algorithm.domain, algorithm.fraction_bits)
+    grid = algorithm.records_of(query, data)
     return algorithm.layout(query.round).flatten(answer_of(algorithm, query, grid))
 
 
@@ -327,17 +327,23 @@ def exact_statistic(
 def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
     """Collect the sum of every round of a run, as an algorithm is given it, by server or client."""
     sums: dict[int, NDArray[np.int64]] = {}
+    inside: list[Algorithm] = []
 
     def watching(update: Callable[..., State]) -> Callable[..., State]:
         def watched(self: Algorithm, state: State, answer: Any, *rng: Any) -> State:
             number = state.round + 1
-            sums[number] = self.layout(number).flatten(answer)
-            return update(self, state, answer, *rng)
+            if not inside:  # an algorithm behind ranges counts its own rounds
+                sums[number] = self.layout(number).flatten(answer)
+            inside.append(self)
+            try:
+                return update(self, state, answer, *rng)
+            finally:
+                inside.pop()
 
         return watched
 
     with ExitStack() as stack:
-        for kind in registry._REGISTRY.values():
+        for kind in (Tightened, *registry._REGISTRY.values()):
             patch = mock.patch.object(kind, "update", watching(kind.update))
             stack.enter_context(patch)
         yield sums

@@ -29,6 +29,8 @@ N, M = 1200, 6
 START = CENTERS / 2
 SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
 FOUND = {"initial": START, "n_rounds": 3}
+# a round finds the ranges first, of which these bounds are ten times too wide
+RANGES = {"domain": Box([-140.0, -100.0, -12.0], [140.0, 180.0, 12.0], tighten=0.2)}
 
 # Name: the strategy, its columns, its options, and how far without noise its centroids
 # are off.
@@ -52,6 +54,14 @@ ROWS = {
         {"min_size": 350, "max_size": 450},
         0.1,
     ),
+    "GLloyd, ranges": (GLloyd, 3, FOUND | RANGES, 0.05),
+    "FedDPKMeans, ranges": (
+        FedDPKMeans,
+        3,
+        RANGES | {"n_rounds": 2, "server_data": SERVER},
+        0.1,
+    ),
+    "SynopsisKMeans, ranges": (SynopsisKMeans, 3, RANGES, 0.1),
     "Split": (Split, 3, {"domain": Box([-14.0] * 3, [14.0] * 3)}, np.inf),
 }
 for _options in (
@@ -67,13 +77,14 @@ for _options in (
 
 ONLY_RECORDS = {
     "SynopsisKMeans, bounds",
+    "FedDPKMeans, ranges",
     "Split",
     *(name for name in ROWS if "constrained" in name),
 }
 """Rows that protect single records, and cannot protect whole clients."""
 ONLY_A_SERVERS_NOISE = {"SuLloyd", *(name for name in ROWS if "laplace" in name)}
 """Rows with Laplace noise, of which clients cannot add shares."""
-ONLY_SEEN_SUMS = {"FedDPKMeans", "Split"}
+ONLY_SEEN_SUMS = {"FedDPKMeans", "FedDPKMeans, ranges", "Split"}
 """Rows whose server computes the next query."""
 
 

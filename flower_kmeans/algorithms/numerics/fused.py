@@ -658,7 +658,7 @@ def _bounds(records: GridRecords) -> _FusedBounds:
         parts: tuple[Any, ...] = 0, 1, 2.0**bits
     else:
         # `Box.to_unit` multiplies by the reciprocal, too: a quotient rounds differently.
-        parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
+        parts = box._center, 1 / box._unit * 2**bits, box.grid_reach(bits)
     rows = _TILE // d if d <= _NARROW else 1
     tiles = [np.full((rows, d), each, np.float64) for each in parts]
     return _FusedBounds(*(tile.reshape(rows * d) for tile in tiles))

@@ -1,0 +1,559 @@
+"""A run whose first round finds the ranges of columns, before the rounds of an algorithm.
+
+The algorithm was planned for the rest of the budget. Its rounds read records within the
+ranges, with the half widths that were planned, so its sensitivities hold for every range
+(docs/guarantees, Theorem 45).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms import ranges
+from flower_kmeans.algorithms.base import Algorithm, with_delta
+from flower_kmeans.algorithms.capabilities import (
+    CostCapability,
+    MixtureCapability,
+    SizesCapability,
+)
+from flower_kmeans.algorithms.clips import Clipping
+from flower_kmeans.algorithms.layout import Layout, Statistic
+from flower_kmeans.algorithms.meaning import Meaning
+from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
+from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import Box, Domain, GridRecords
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.plan import Release
+
+FIRST = 1  # the round that finds ranges
+BOX = "box"
+"""Array of a state and of a query: the range of each column, (d, 2), in steps."""
+RANGES = "ranges"
+"""Name of the release of the histograms."""
+_CLIP_SHARE = 4  # an average client is clipped to a fourth of its records
+_SEEN = 5.0  # deviations of a group that is hardly ever cut off
+_LARGEST_GROUP = (
+    50  # a group of more than this part of the records should not be cut off
+)
+_LARGEST_SHARE = 0.1  # of the records, the same for protected clients
+_SHOWN = 10  # most columns that a sentence names
+
+Making = Callable[[Domain, PrivacyBudget], Algorithm]
+"""Makes an algorithm for a domain and a budget."""
+
+
+def planned(
+    kind: type[Algorithm],
+    n_clusters: Any,
+    domain: Domain,
+    budget: PrivacyBudget,
+    **options: Any,
+) -> Algorithm:
+    """Return the algorithm of a user's options, with a round for ranges if the domain wants it.
+
+    Parameters and errors are those of ``kind.planned``.
+    """
+
+    def made_for(own_domain: Domain, own_budget: PrivacyBudget) -> Algorithm:
+        return kind.planned(n_clusters, own_domain, own_budget, **options)
+
+    found = made(kind, made_for, domain, budget, options)
+    if isinstance(found, Tightened):
+        found.require_feasible()
+    return found
+
+
+def made(
+    kind: type[Algorithm],
+    make: Making,
+    domain: Domain,
+    budget: PrivacyBudget,
+    options: Mapping[str, Any],
+) -> Algorithm:
+    """Return the algorithm that ``make`` makes, behind a round for ranges if the domain wants it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the domain has ``tighten``, and the algorithm cannot begin with ranges.
+    """
+    if not isinstance(domain, Box) or domain.tighten is None:
+        return make(domain, budget)
+    objection = kind.objection_to_tighten(budget, options)
+    if objection is not None:
+        raise _refusal(kind, domain, objection)
+    budget = with_delta(budget, options)
+    outer = domain.read_within(domain.lower, domain.upper)
+    inner = make(outer, rest_of(budget, domain.tighten))
+    rounds = range(1, inner.n_rounds + 1)
+    releases = [release for t in rounds for release in inner.releases(t)]
+    if any(release.mechanism != "gaussian" for release in releases):
+        raise _refusal(kind, domain, "histograms of columns need Gaussian noise alone")
+    return Tightened(
+        inner.n_clusters,
+        domain,
+        replace(budget, delta=inner.budget.delta),
+        n_records=inner.n_records,
+        n_clients=inner.n_clients,
+        n_persons=inner.n_persons,
+        max_clients_per_person=inner.max_clients_per_person,
+        weighted=inner.weighted,
+        full_weight=inner.full_weight,
+        clip=inner.clip,
+        seed=inner.seed,
+        fraction_bits=inner.fraction_bits,
+        inner=inner,
+    )
+
+
+def rest_of(budget: PrivacyBudget, share: float) -> PrivacyBudget:
+    """Return the budget of the rounds after the ranges: 1 - ``share`` of mu^2."""
+    if budget.epsilon is None or budget.delta is None:
+        # without privacy, or an error of the algorithm about a missing number
+        return budget
+    mu = mu_of_budget(budget.epsilon, budget.delta)
+    return replace(
+        budget, epsilon=epsilon_of_mu(math.sqrt(1 - share) * mu, budget.delta)
+    )
+
+
+def without_ranges(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm whose parameters stand in a run document."""
+    return algorithm.inner if isinstance(algorithm, Tightened) else algorithm
+
+
+def _refusal(kind: type[Algorithm], domain: Box, why: str) -> ConfigurationError:
+    name = kind.__name__.removesuffix("Algorithm")
+    return ConfigurationError(
+        f"Expected a domain without tighten for {name}: {why}. Got tighten={domain.tighten}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tightened(Algorithm):
+    """An algorithm behind a round that finds the ranges of columns.
+
+    `made` makes it from a domain with ``tighten``. ``inner`` is the algorithm of the later
+    rounds, over the outer bounds. A state has the arrays of ``inner`` and the ranges.
+
+    Formal guarantee: one record adds one to three words of each column's histograms, so
+    they change by sqrt(3 d') in l2 for d' columns. Later rounds have the sensitivities of
+    ``inner`` for all ranges (docs/guarantees, Theorem 45).
+    """
+
+    finds_ranges: ClassVar[bool] = True
+
+    inner: Algorithm
+
+    def __post_init__(self) -> None:
+        """Take the facts of the inner algorithm, and check the common parameters."""
+        inner = self.inner
+        # They are facts of a class elsewhere. Here they follow from a field, and the
+        # dataclass is frozen: attributes cannot be set in the ordinary way.
+        vars(self).update(
+            name=inner.name,
+            replayable=inner.replayable,
+            kind=inner.kind,
+            needs_all_records=inner.needs_all_records,
+            bounds_clients=inner.bounds_clients,
+            can_miss_sums=inner.can_miss_sums,
+        )
+        super().__post_init__()
+
+    def require_feasible(self) -> None:
+        """Require that the inner algorithm and the whole run are feasible."""
+        self.inner.require_feasible()
+        super().require_feasible()
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds."""
+        return FIRST + self.inner.n_rounds
+
+    @property
+    def fewest_clusters(self) -> int:
+        """Fewest clusters of a result."""
+        return self.inner.fewest_clusters
+
+    # ------------------------------------------------------------------ the ranges
+
+    @property
+    def _box(self) -> Box:
+        """The outer bounds, which no other domain has."""
+        return cast(Box, self.domain)
+
+    @property
+    def _share(self) -> float:
+        """The fraction of mu^2 for the ranges."""
+        return cast(float, self._box.tighten)
+
+    @cached_property
+    def _columns(self) -> list[int]:
+        """Indices of the columns with ranges."""
+        found: list[int] = self._box.numbers.tolist()
+        return found
+
+    @cached_property
+    def _unit(self) -> float:
+        """Sensitivity of the histograms for one record, in grid units."""
+        n_words = len(ranges.BINS) * len(self._columns)
+        return math.sqrt(n_words) * float(2**self.fraction_bits)
+
+    @cached_property
+    def _deviation(self) -> float:
+        """Planned standard deviation of the noise of a bin, in grid units.
+
+        It has a closed form, so it is the same on every processor.
+        """
+        budget = self.budget
+        if budget.epsilon is None or budget.delta is None:
+            return 0.0
+        mu = math.sqrt(self._share) * mu_of_budget(budget.epsilon, budget.delta)
+        return self._unit * self._own_clip / mu
+
+    @property
+    def _own_clip(self) -> float:
+        """Clip of the histograms, in records; 1 if clients are not protected."""
+        if self.clip is None or self.n_records is None or self.n_clients is None:
+            return 1.0
+        # A client's records may fill the outer bounds or one bin. Shortening loses size
+        # and not place, and the rule needs no sizes.
+        return self.n_records / (_CLIP_SHARE * self.n_clients)
+
+    def _found(self, answer: Statistic) -> IntArray:
+        """Return the ranges of a noisy sum of histograms, (d, 2), in steps."""
+        box = ranges.outer_box(self.domain.n_features)
+        n_columns = len(self._columns)
+        words = {
+            name: answer.blocks[name].reshape(n_columns, n_bins)
+            for name, n_bins in ranges.BINS.items()
+        }
+        box[self._columns] = ranges.found_ranges(
+            words[ranges.COARSE],
+            words[ranges.MIDDLE],
+            words[ranges.FINE],
+            self._deviation,
+        )
+        return box
+
+    def _within(self, box: IntArray) -> Algorithm:
+        """Return the inner algorithm over ranges.
+
+        It is not kept: ranges that are found twice would take less time.
+        """
+        lower, upper = ranges.bounds_within(self._box, box)
+        domain = self._box.read_within(lower, upper)
+        return replace(self.inner, domain=domain)
+
+    def at(self, state: State) -> Algorithm:
+        """Return the inner algorithm over the ranges of a state."""
+        return self._within(state.arrays[BOX])
+
+    def released_domain(self, state: State) -> Domain:
+        """Return the box of the ranges of a state."""
+        return self._box.within(*ranges.bounds_within(self._box, state.arrays[BOX]))
+
+    # ------------------------------------------------------------------ the plan
+
+    def layout(self, round_number: int) -> Layout:
+        """Return the layout: histograms, then the layouts of the inner algorithm."""
+        if round_number == FIRST:
+            return Layout(ranges.blocks_of(len(self._columns), self.fraction_bits))
+        return self.inner.layout(round_number - FIRST)
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases. The histograms have ``tighten`` of mu^2."""
+        if round_number > FIRST:
+            return self.inner.releases(round_number - FIRST)
+        # fsum is exact: clients compare the plan that they compute with the server's
+        # plan bit by bit.
+        others = math.fsum(
+            1 / release.noise_multiplier**2
+            for t in range(1, self.inner.n_rounds + 1)
+            for release in self.inner.releases(t)
+        )
+        if not others:  # Lloyd's, without noise
+            return ()
+        multiplier = math.sqrt((1 - self._share) / (self._share * others))
+        blocks = tuple(ranges.BINS)
+        return (Release(RANGES, "gaussian", "l2", multiplier, blocks),)
+
+    def block_sensitivities(self, round_number: int) -> Mapping[str, float]:
+        """Return the sensitivity of each block of a round for one record, in grid units."""
+        if round_number == FIRST:
+            return dict.fromkeys(ranges.BINS, self._unit)
+        return self.inner.block_sensitivities(round_number - FIRST)
+
+    @property
+    def clipping(self) -> Clipping:
+        """The clips of the inner algorithm, and that of the histograms."""
+        inner = self.inner.clipping
+        if self.clip is None:
+            return inner
+        first_means = inner.first_means
+        if first_means is not None:
+            first_means += FIRST
+        own = (*inner.own, (RANGES, self._own_clip))
+        return replace(inner, own=own, first_means=first_means)
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units."""
+        if round_number == FIRST:
+            return dict.fromkeys(ranges.BINS, self._deviation)
+        return self.inner.noise_of(round_number - FIRST)
+
+    # ------------------------------------------------------------------ the rounds
+
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return the state before round 1, with the outer bounds as ranges."""
+        box = ranges.outer_box(self.domain.n_features)
+        return self._begun(0, box, rng)
+
+    def _begun(
+        self, round_number: int, box: IntArray, rng: np.random.Generator | None
+    ) -> State:
+        """Return a state with ranges, and the inner algorithm's first one within them."""
+        first = self._within(box).initial_state(rng)
+        return State(round_number, {**first.arrays, BOX: box})
+
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the ranges of a round's query: those of the inner algorithm, and ``box``."""
+        if round_number == FIRST:
+            return {}
+        low = ranges.outer_box(self.domain.n_features)
+        high = low.copy()
+        low[self._columns] = 0
+        high[self._columns] = ranges.END
+        box = Range(low.shape, low, high, apart=ranges.LEAST_STEPS)
+        return {**self.inner.query_ranges(round_number - FIRST), BOX: box}
+
+    def query(self, state: State) -> Query:
+        """Return the query of the round after ``state``."""
+        number = state.round + 1
+        if number == FIRST:
+            return Query(number)
+        asked = self.at(state).query(_of_inner(state))
+        return Query(number, {**asked.arrays, BOX: state.arrays[BOX]})
+
+    def records_of(self, query: Query, rows: NDArray[Any]) -> GridRecords:
+        """Return rows (m, d) on the grid of bins, or on that of the inner algorithm."""
+        if query.round == FIRST:
+            outer = Box(self._box.lower, self._box.upper)
+            return GridRecords(rows, outer, ranges.READING_BITS)
+        inner, asked = query.kept.once(_asked, self, query)
+        return inner.records_of(asked, rows)
+
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+        """Return the histograms of records, or the statistic of the inner algorithm.
+
+        The records are those of `records_of`.
+        """
+        if query.round > FIRST:
+            inner, asked = query.kept.once(_asked, self, query)
+            return inner.statistic(asked, records)
+        counts = ranges.histograms(records, self._columns)
+        return Statistic(
+            {name: each << self.fraction_bits for name, each in counts.items()}
+        )
+
+    def require_packages(self) -> None:
+        """Require the optional packages of the inner algorithm."""
+        self.inner.require_packages()
+
+    def meaning(self, state: State, answer: Statistic) -> Meaning:
+        """Return the limits that exact sums of the round keep for any records."""
+        if state.round >= FIRST:
+            return self.at(state).meaning(_of_inner(state), answer)
+        # A record counts once in the coarse histogram of every column.
+        times = float(len(self._columns))
+        return Meaning(counts=ranges.COARSE, times=times, are_clusters=False)
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after a round: ranges, or that of the inner algorithm."""
+        if state.round < FIRST:
+            return self._begun(FIRST, self._found(answer), rng)
+        changed = self.at(state).update(_of_inner(state), answer, rng)
+        arrays = {**changed.arrays, BOX: state.arrays[BOX]}
+        return State(changed.round + FIRST, arrays)
+
+    # ------------------------------------------------------------------ results
+
+    def warnings(self, state: State) -> tuple[str, ...]:
+        """Return the inner algorithm's warnings, and one about columns without a range."""
+        if state.round < FIRST:
+            return ()
+        found = self.at(state).warnings(_of_inner(state))
+        outer = ranges.stays_outer(state.arrays[BOX])
+        names = [
+            repr(factor.name)
+            for factor in self._box.factors()
+            if not factor.is_category and outer[factor.start]
+        ]
+        if not names:
+            return found
+        shown = ", ".join(names[:_SHOWN])
+        if len(names) > _SHOWN:
+            shown += f" and {len(names) - _SHOWN} more"
+        stayed = (
+            f"The outer bounds of {shown} stayed: no range of at most a fifth of them was found. "
+            "Either the records fill more of the bounds, which is good, or a sentinel such as "
+            "99999, or values clamped to an outer bound, keep the range wide: have them read as "
+            "missing, or take narrower outer bounds."
+        )
+        return (*found, stayed)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences of the plan about the smallest groups that ranges keep."""
+        if not self._deviation:
+            return ()
+        if self.clip is not None:
+            return self._notes_for_clients()
+        smallest = math.ceil(_SEEN * self._deviation * 2.0**-self.fraction_bits)
+        found = [
+            f"Ranges of columns: groups of fewer than {smallest:,} records that lie apart may be "
+            "cut off."
+        ]
+        n_records = cast(int, self.n_records)
+        if smallest * _LARGEST_GROUP > n_records:
+            found.append(
+                f"WARNING: {smallest:,} records are more than a fiftieth of n_records="
+                f"{n_records:,}: ranges of columns may cut off whole clusters. Take a larger "
+                "epsilon or tighten, or bounds from public knowledge without tighten."
+            )
+        return tuple(found)
+
+    def _notes_for_clients(self) -> tuple[str, ...]:
+        """Return sentences about groups with protected clients, whose sizes are clipped."""
+        # The recipe's bound, for clients that fill one bin of a column.
+        noise = self._deviation / (self._own_clip * 2**self.fraction_bits)
+        share = 3.5 * noise / (_CLIP_SHARE * cast(int, self.n_clients))
+        found = [
+            f"Ranges of columns: groups of less than {share:.2g} of the records that lie apart may "
+            "be cut off."
+        ]
+        if share > _LARGEST_SHARE:
+            found.append(
+                f"WARNING: {share:.2g} of the records is more than {_LARGEST_SHARE:g}: ranges of "
+                "columns may cut off whole clusters. Take more clients, a larger epsilon or "
+                "tighten, or bounds from public knowledge without tighten."
+            )
+        return tuple(found)
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d)."""
+        return self.at(state).centroids(_of_inner(state))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes, (k,); ``None`` before there are any."""
+        return self.at(state).counts(_of_inner(state))
+
+    @property
+    def last_cost(self) -> CostCapability | None:
+        """The cost at the result, within the ranges; ``None`` unless it is released."""
+        return None if self.inner.last_cost is None else _CostWithin(self)
+
+    @property
+    def sizes(self) -> SizesCapability | None:
+        """Cluster sizes with public bounds; ``None`` without bounds."""
+        inner = self.inner.sizes
+        return None if inner is None else _SizesWithin(self, inner)
+
+    @property
+    def mixture(self) -> MixtureCapability | None:
+        """The mixture that the run learns; ``None`` if it learns none."""
+        inner = self.inner.mixture
+        return None if inner is None else _MixtureWithin(self, inner)
+
+
+def _asked(algorithm: Tightened, query: Query) -> tuple[Algorithm, Query]:
+    """Return the inner algorithm over a query's ranges, and its own query."""
+    arrays = dict(query.arrays)
+    box = arrays.pop(BOX)
+    return algorithm._within(box), Query(query.round - FIRST, arrays)
+
+
+def _of_inner(state: State) -> State:
+    """Return the state of the inner algorithm."""
+    arrays = {name: array for name, array in state.arrays.items() if name != BOX}
+    return State(max(state.round - FIRST, 0), arrays)
+
+
+@dataclass(frozen=True)
+class _CostWithin:
+    """The inner algorithm's cost, within the ranges of a state."""
+
+    whole: Tightened
+
+    def estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return the estimate; ``None`` before the last round."""
+        cost = cast(CostCapability, self.whole.at(state).last_cost)
+        return cost.estimate(_of_inner(state), noise_factor)
+
+
+@dataclass(frozen=True)
+class _SizesWithin:
+    """The inner algorithm's sizes, within the ranges of a state."""
+
+    whole: Tightened
+    inner: SizesCapability
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """Least and largest size."""
+        return self.inner.bounds
+
+    @property
+    def noise(self) -> float:
+        """Planned standard deviation of a released size's noise, in records."""
+        return self.inner.noise
+
+    def weights(self, state: State) -> FloatArray | None:
+        """Return the weights of the power diagram, (k,)."""
+        sizes = cast(SizesCapability, self.whole.at(state).sizes)
+        return sizes.weights(_of_inner(state))
+
+    def report(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
+        """Return the sizes beside their bounds; ``None`` before the last round."""
+        sizes = cast(SizesCapability, self.whole.at(state).sizes)
+        return sizes.report(_of_inner(state), noise_factor)
+
+
+@dataclass(frozen=True)
+class _MixtureWithin:
+    """The inner algorithm's mixture, within the ranges of a state."""
+
+    whole: Tightened
+    inner: MixtureCapability
+
+    @property
+    def most_parts(self) -> int:
+        """Most parts of the mixture."""
+        return self.inner.most_parts
+
+    @property
+    def n_directions(self) -> int:
+        """Number of directions along which each part has its own width."""
+        return self.inner.n_directions
+
+    @property
+    def noise(self) -> tuple[float, float, float]:
+        """Planned `ReleasedMixture.noise`."""
+        return self.inner.noise
+
+    def learned(
+        self, state: State, noise_factor: float = 1.0
+    ) -> ReleasedMixture | None:
+        """Return the mixture; ``None`` before the run has learned it."""
+        mixture = cast(MixtureCapability, self.whole.at(state).mixture)
+        return mixture.learned(_of_inner(state), noise_factor)
