@@ -21,12 +21,21 @@ def words_of_rows(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> Int
     """
     if not algorithm.weighs_records:
         return _words(algorithm, query, rows)
+    _, of_record = split(algorithm, rows)
+    if (np.diff(of_record) < 0).any():
+        rows = rows[np.argsort(of_record, kind="stable")]
     records, of_record = split(algorithm, rows)
     total = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
     # Weights of persons have at most 2 sqrt(W) different values.
-    for weight in np.unique(of_record):
-        chosen = records[of_record == weight]
-        total += int(weight) * _words(algorithm, query, chosen)
+    ends = [*(np.flatnonzero(np.diff(of_record)) + 1), len(rows)]
+    start = 0
+    for end in ends:
+        if end == start:  # no records
+            break
+        weight = int(of_record[start])
+        if weight:
+            total += weight * _words(algorithm, query, records[start:end])
+        start = end
     return total
 
 

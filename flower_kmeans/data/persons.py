@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.arrays import BoolArray, IntArray
 from flower_kmeans.errors import ConfigurationTypeError, DataError
+from flower_kmeans.kept import Results
 
 _KEY_BYTES = 16
 """Two persons with one key would share their weight. With 2^-128 this does not happen."""
@@ -24,8 +25,8 @@ _KEYS = np.dtype(f"S{_KEY_BYTES}")
 _AT_ONCE = 2**16  # ids that are hashed together
 _NO_TRUTH = ("NAType", "NaTType")  # of pandas, whose comparisons have no truth value
 
-KeyArray = NDArray[np.bytes_]
-"""Keys of ids, (n,), 16 bytes each."""
+KeyArray = NDArray[np.bytes_] | IntArray
+"""Keys of ids, (n,): hashes with 16 bytes each, or numbers of persons from 0 on."""
 
 
 class PersonKeys(NamedTuple):
@@ -35,6 +36,32 @@ class PersonKeys(NamedTuple):
     """One for each record, (n,); any key for a missing id."""
     is_missing: BoolArray
     """Whether the id of a record is missing, (n,)."""
+
+
+class KnownPersons:
+    """The persons of a simulated client, whose ids and records stay the same for a run.
+
+    Parameters
+    ----------
+    persons : PersonKeys
+        Of the records, in their order.
+
+    Attributes
+    ----------
+    results : Results
+        The client's records with their weights, which are computed once for all rounds.
+        A pickled copy, for example for a worker of a cluster, has none.
+    """
+
+    def __init__(self, persons: "PersonKeys") -> None:
+        self.persons = persons
+        self.results = Results[Any](most=1)
+
+    def __len__(self) -> int:
+        return len(self.persons.keys)
+
+    def __reduce__(self) -> tuple[type["KnownPersons"], tuple["PersonKeys"]]:
+        return type(self), (self.persons,)
 
 
 class PersonCounts(NamedTuple):
@@ -54,7 +81,7 @@ def keys_of(ids: Any, secret: bytes) -> PersonKeys:
 
     Parameters
     ----------
-    ids : iterable of hashable
+    ids : iterable of hashable, or KnownPersons
         One id for each record. The id of a person is its text, without blanks around
         it. Floats with integral values are read as integers. ``None``, NaN, NaT, empty
         text and missing values of pandas and pyarrow are missing ids.
@@ -66,6 +93,8 @@ def keys_of(ids: Any, secret: bytes) -> PersonKeys:
     ConfigurationTypeError, DataError
         If these are not ids, or an id is a float that has lost digits.
     """
+    if isinstance(ids, KnownPersons):
+        return ids.persons
     rest = _iterated(ids)
     digests = []
     missing = []
@@ -79,6 +108,22 @@ def keys_of(ids: Any, secret: bytes) -> PersonKeys:
     if not digests:
         return PersonKeys(np.empty(0, dtype=_KEYS), np.empty(0, dtype=bool))
     return PersonKeys(np.concatenate(digests), np.concatenate(missing))
+
+
+def known(ids: Any, secret: bytes) -> KnownPersons:
+    """Return the persons of a simulated client, whose keys are numbers.
+
+    Parameters and errors are those of `keys_of`.
+    """
+    is_missing: BoolArray
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
+        keys = ids  # integers are ids as they are
+        is_missing = np.zeros(len(ids), dtype=bool)
+    else:
+        keys, is_missing = keys_of(ids, secret)
+    _, numbers = np.unique(keys, return_inverse=True)
+    numbers = numbers.reshape(-1).astype(np.int64)
+    return KnownPersons(PersonKeys(numbers, is_missing))
 
 
 def _digest(text: str, secret: bytes) -> bytes:
@@ -158,8 +203,12 @@ def _is_unequal_to_itself(one: Any) -> bool:
 
 def counts_of(persons: PersonKeys, usable: BoolArray) -> PersonCounts:
     """Return the numbers of usable records by person, without those of missing ids."""
-    counted = usable & ~persons.is_missing
-    keys, counts = np.unique(persons.keys[counted], return_counts=True)
+    is_counted = usable & ~persons.is_missing
+    if persons.keys.dtype == np.int64:  # numbers of persons
+        by_number = np.bincount(persons.keys[is_counted]).astype(np.int64)
+        return PersonCounts(np.arange(len(by_number)), by_number)
+    counted: NDArray[Any] = persons.keys[is_counted]
+    keys, counts = np.unique(counted, return_counts=True)
     return PersonCounts(keys, counts.astype(np.int64))
 
 
@@ -213,7 +262,10 @@ def count_at(counts: PersonCounts, keys: KeyArray) -> IntArray:
     """Return the count of each key, (n,); 0 of a key that has none."""
     if not len(counts.keys):
         return np.zeros(len(keys), dtype=np.int64)
-    places = np.searchsorted(counts.keys, keys)
+    if keys.dtype == np.int64:  # numbers of persons
+        places = keys
+    else:
+        places = np.searchsorted(counts.keys, keys)
     places = np.minimum(places, len(counts.keys) - 1)
     is_there = counts.keys[places] == keys
     return np.where(is_there, counts.counts[places], 0)

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.frames import any_copy, require_no_transform, text_as_bytes
 from flower_kmeans.data.persons import (
+    KnownPersons,
     PersonCounts,
     PersonKeys,
     Tally,
@@ -102,6 +103,8 @@ class Source:
         Takes a `Weighing`, the name of the column of ids, that of weights (each empty
         if it is not needed) and a secret. Returns the source with weights, and the
         counts of what they changed. Blocks are read on the machines where they are.
+    rows_at : callable, optional
+        Takes numbers of rows, (m,), and returns these rows, (m, d), of records in memory.
     n_null : int
         Number of rows that the last pass left out. It is private, for the client's own
         log only.
@@ -116,6 +119,7 @@ class Source:
     is_live: bool = False
     sum_in_place: Callable[[RowPart], tuple[IntArray, int]] | None = None
     weigh_in_place: "Callable[[Weighing, str, str, bytes], Weighed] | None" = None
+    rows_at: Callable[[IntArray], NDArray[Any]] | None = None
     n_null: int = 0
 
     def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
@@ -221,10 +225,7 @@ def as_source(
     table = all_records(records, n_features, columns)
     mapped = _map_behind(table)
 
-    def parts() -> Tables:
-        rows = max(1, _BLOCK_NUMBERS // n_features)
-        for start in range(0, len(table), rows):
-            yield table[start : start + rows]
+    parts = _slices(table)
 
     def mapped_parts() -> Tables:
         with _unchanged(lambda: mapped is not None and _state_of_file(mapped)) as check:
@@ -232,9 +233,11 @@ def as_source(
                 check()  # reading beyond a file's end would end the process
                 yield part
 
-    in_memory = mapped is None
-    read = parts if in_memory else mapped_parts
-    return Source(n_features, _float_type(table.dtype), read, len(table), in_memory)
+    found = Source(n_features, _float_type(table.dtype), mapped_parts, len(table))
+    if mapped is None:
+        rows_at = partial(np.take, table, axis=0)
+        found = replace(found, parts=parts, in_memory=True, rows_at=rows_at)
+    return found
 
 
 # --------------------------------------------------------------------------- weights
@@ -282,6 +285,40 @@ def weighed(
         id_column = ids if weighing.counts_persons else ""
         weight_column = weights if weighing.has_weights else ""
         return source.weigh_in_place(weighing, id_column, weight_column, secret)
+    if isinstance(ids, KnownPersons) and source.in_memory:
+
+        def make() -> Weighed:
+            return _held(_weighed_here(source, weighing, ids, weights, secret))
+
+        found: Weighed = ids.results.first(weighing, make)
+        return found
+    return _weighed_here(source, weighing, ids, weights, secret)
+
+
+def _held(found: Weighed) -> Weighed:
+    """Return a source with weights whose records are in memory, in the order of weights."""
+    table = found.source.loaded()
+    parts = _slices(table)
+    n_null = found.source.n_null
+    source = replace(found.source, parts=parts, is_finite=True, n_null=n_null)
+    return Weighed(source, found.counts)
+
+
+def _slices(table: NDArray[Any]) -> Callable[[], Tables]:
+    """Return a function that yields the rows of a table in blocks."""
+    rows = max(1, _BLOCK_NUMBERS // table.shape[1])
+
+    def parts() -> Tables:
+        for start in range(0, len(table), rows):
+            yield table[start : start + rows]
+
+    return parts
+
+
+def _weighed_here(
+    source: Source, weighing: Weighing, ids: Any, weights: Any, secret: bytes
+) -> Weighed:
+    """Return the source with weights whose blocks this process reads."""
     usable = source.usable_rows()
     persons = None
     totals = NO_PERSONS
@@ -301,8 +338,23 @@ def weighed(
 
 
 def weighted(source: Source, weights: IntArray) -> Source:
-    """Return the records with their weights, (n,), as one more column."""
+    """Return the records with their weights, (n,), as one more column.
+
+    Records in memory are in ascending order of their weights.
+    """
     width = source.n_features + 1
+    order: IntArray | None = None
+    if source.rows_at is not None:
+        # Weights have few bits, for which NumPy sorts in linear time.
+        order = np.argsort(weights.astype(np.uint16), kind="stable")
+
+    def beside(part: NDArray[Any], own: IntArray) -> NDArray[Any]:
+        block = np.empty((len(part), width), source.dtype)
+        with np.errstate(over="ignore"):
+            block[:, :-1] = part
+        # float32 holds every weight, too.
+        block[:, -1] = own
+        return block
 
     def parts() -> Tables:
         start = 0
@@ -311,21 +363,25 @@ def weighted(source: Source, weights: IntArray) -> Source:
             start += len(part)
             if start > len(weights):
                 break
-            block = np.empty((len(part), width), source.dtype)
-            with np.errstate(over="ignore"):
-                block[:, :-1] = part
-            # float32 holds every weight, too.
-            block[:, -1] = own
-            yield block
+            yield beside(part, own)
         if start != len(weights):
             raise DataError(
                 "Expected the same number of records in all passes. Got another one."
             )
 
+    def parts_in_order() -> Tables:
+        if source.rows_at is None or order is None:
+            return
+        step = max(1, _BLOCK_NUMBERS // width)
+        for start in range(0, len(order), step):
+            chosen = order[start : start + step]
+            yield beside(source.rows_at(chosen), weights[chosen])
+
     return replace(
         source,
         n_features=width,
-        parts=parts,
+        parts=parts if order is None else parts_in_order,
+        rows_at=None,
         sum_in_place=None,
         weigh_in_place=None,
         n_null=0,

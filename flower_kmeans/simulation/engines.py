@@ -25,6 +25,7 @@ from flower_kmeans.client import (
     simulated_client_app,
 )
 from flower_kmeans.data.domain import Box
+from flower_kmeans.data.persons import known
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
@@ -162,6 +163,7 @@ def simulate(
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
     ids = _checked_beside("persons", persons, records, _protects_persons(strategy))
+    ids = _known_persons(ids, records)
     own_weights = _checked_beside("weights", weights, records, _is_weighted(strategy))
     stream = _first_stream(records)
     if chosen == "ray" and stream is not None:
@@ -443,6 +445,17 @@ def _checked_beside(
                 f"Got {len(each)} instead."
             )
     return list(given)
+
+
+def _known_persons(ids: list[Any], records: ClientRecords) -> list[Any]:
+    """Return the persons of records in memory in place of their ids."""
+    found = []
+    for each, part in zip(ids, records, strict=True):
+        is_here = isinstance(part, np.ndarray)
+        if each is not None and is_here and not is_reference(each):
+            each = known(each, token(32))
+        found.append(each)
+    return found
 
 
 def _require_usable(

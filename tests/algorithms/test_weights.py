@@ -17,6 +17,7 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     SynopsisAlgorithm,
     answers,
+    base,
 )
 from flower_kmeans.algorithms.answers import reconstructed, split, words_of_rows
 from flower_kmeans.algorithms.feasibility import require_capacity
@@ -72,7 +73,7 @@ def total(algorithm, query, points, ids, own=None):
         return GridRecords.from_grid(rows, fraction_bits)
 
     words = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
-    with mock.patch.object(answers, "GridRecords", from_grid):
+    with mock.patch.object(base, "GridRecords", from_grid):
         for block in found.blocks():
             words += words_of_rows(algorithm, query, block)
     return words
