@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
-from flower_kmeans.algorithms.weights import with_room
+from flower_kmeans.algorithms.weights import note_on_persons, with_room
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -49,6 +49,7 @@ from .options import (
     KeyDistribution,
     Nodes,
     OnRound,
+    PersonCount,
     PositiveCount,
     Privacy,
     RosterFile,
@@ -169,7 +170,7 @@ optional
         n_records: int | None = None,
         *,
         n_clients: PositiveCount = None,
-        n_persons: PositiveCount = None,
+        n_persons: PersonCount = None,
         max_clients_per_person: int = 1,
         weighted: bool = False,
         trust: str | None = None,
@@ -436,11 +437,12 @@ optional
     # ------------------------------------------------------------------ inside
 
     def _note(self) -> None:
-        """Add the warning about the noise of sizes to the plan."""
+        """Add the warnings about the noise of sizes, and about too few persons, to the plan."""
+        note = note_on_persons(self.algorithm)
         if self.algorithm.sizes is not None and self.n_records is not None:
             noise = self.algorithm.sizes.noise * self.noise_factor
             note = note_on_noise(noise, self.n_records, self.n_clusters)
-            self.plan = replace(self.plan, notes=() if note is None else (note,))
+        self.plan = replace(self.plan, notes=() if note is None else (note,))
         self._cautions = self.plan.notes
 
     def _run(self, roster: Roster | None) -> Run:

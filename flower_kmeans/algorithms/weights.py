@@ -7,13 +7,21 @@ are W times as large, and every reconstructed word is divided by W (docs/guarant
 Theorems 51 and 52).
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import ParameterKind, integer
+from flower_kmeans.parameters import (
+    ParameterKind,
+    integer,
+    left_out,
+    whole,
+    without_option,
+)
+from flower_kmeans.privacy.calibration import mu_of_budget
 
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm
@@ -32,6 +40,8 @@ def _check_full_weight(name: str, value: Any) -> int:
 
 FULL_WEIGHT = ParameterKind(_check_full_weight)
 """W: a power of two from 2^6 to 2^12."""
+MOST_CLIENTS = left_out(without_option(whole(1, LEAST_WEIGHT)))
+"""g: with more, the records of a person at one client could weigh nothing."""
 
 
 def require_weights(algorithm: "Algorithm") -> None:
@@ -101,6 +111,27 @@ def with_room(
         else:
             break
     return algorithm
+
+
+_LEAST_SIGNAL = 8.0
+"""Least mu N / (k sqrt d) with a result that is more than noise (measured, for persons)."""
+
+
+def note_on_persons(algorithm: "Algorithm") -> str | None:
+    """Return a warning if a run of so few persons learns little, or ``None``."""
+    budget = algorithm.budget
+    n_persons = algorithm.n_persons
+    if budget.epsilon is None or budget.delta is None or n_persons is None:
+        return None
+    mu = mu_of_budget(budget.epsilon, budget.delta) if budget.delta else budget.epsilon
+    work = algorithm.n_clusters * math.sqrt(algorithm.domain.n_features)
+    signal = mu * n_persons / work
+    if signal >= _LEAST_SIGNAL:
+        return None
+    return (
+        f"WARNING: mu n_persons / (k sqrt(d)) is {signal:.3g}, below {_LEAST_SIGNAL:g}: the result "
+        "will be mostly noise. Take fewer clusters or columns, a larger epsilon or more persons."
+    )
 
 
 def in_records(words: IntArray, full_weight: int | None) -> IntArray:

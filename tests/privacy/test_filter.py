@@ -155,6 +155,14 @@ def test_prices_of_runs_for_clients_count_a_record_of_a_client_that_stays():
     assert price_of("client", rounds).whole[0] == charge_of([*rounds[0], *rounds[1]])
 
 
+def test_a_record_of_a_person_costs_what_the_person_costs():
+    """It moves an answer by no more than all records of the person do together."""
+    rounds = [[gaussian(0.5), *laplace(0.25)], [gaussian(0.1)]]
+    price = price_of("person", rounds)
+    assert price.rounds == price_of("record", rounds).rounds
+    assert price.unit == "person"
+
+
 # -------------------------------------------------------------------------- adversaries
 
 STEP = 2.0**-10
