@@ -37,7 +37,7 @@ from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.sizes import answers_bytes, require_sizes
 from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import PLAIN, trust_model
-from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.columns import column_ranges, column_warnings
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -437,13 +437,20 @@ optional
     # ------------------------------------------------------------------ inside
 
     def _note(self) -> None:
-        """Add the warnings about the noise of sizes, and about too few persons, to the plan."""
-        note = note_on_persons(self.algorithm)
+        """Add the notes of the algorithm, and warnings about sizes and persons, to the plan."""
+        cautions = list(self.algorithm.cautions)
+        of_persons = note_on_persons(self.algorithm)
+        if of_persons is not None:
+            cautions.append(of_persons)
         if self.algorithm.sizes is not None and self.n_records is not None:
             noise = self.algorithm.sizes.noise * self.noise_factor
             note = note_on_noise(noise, self.n_records, self.n_clusters)
-        self.plan = replace(self.plan, notes=() if note is None else (note,))
-        self._cautions = self.plan.notes
+            if note is not None:
+                cautions.append(note)
+        self._cautions = tuple(cautions)
+        notes = (*self.algorithm.notes, *cautions)
+        if notes != self.plan.notes:
+            self.plan = replace(self.plan, notes=notes)
 
     def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(
@@ -522,6 +529,7 @@ optional
         if server.last_sum:
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
+            report.ranges = column_ranges(self.released_domain, self.domain)
         if server.last_sum == server.run.document.rounds:
             report.warnings += self._warnings_of_columns()
             factor = server.noise_factor

@@ -254,6 +254,16 @@ class Algorithm(ABC):
         n_clients = None if self.clip is None else self.n_clients
         return calibrate(self.budget, rounds, self.n_records, n_clients, self.n_persons)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences of the plan beside its table."""
+        return ()
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Warnings of the plan, which begin with WARNING."""
+        return ()
+
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
 

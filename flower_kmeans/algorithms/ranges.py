@@ -30,7 +30,8 @@ END = BINS[FINE] * SUBBINS
 LEAST_STEPS = SUBBINS
 """Least length of a range, in steps."""
 
-_CLEAR = 3.5  # deviations of a coarse bin that is clearly inhabited
+CLEAR = 3.5
+"""Deviations of a coarse bin that is clearly inhabited."""
 _EDGE = 1.5  # deviations of the cells that are cut off at an end
 _FEWEST_CELLS = 8  # cells are halved while a range has fewer
 # margin at an end: this many times the way to the outer part of the noisy mass
@@ -94,7 +95,7 @@ def found_ranges(
     """
     levels = _nodes(coarse, middle, fine)
     deviations = [deviation * math.sqrt(variance) for variance in _VARIANCES]
-    limit = math.ceil(_CLEAR * deviations[_COARSE_LEVEL])
+    limit = math.ceil(CLEAR * deviations[_COARSE_LEVEL])
     ends = _hull(levels[_COARSE_LEVEL] > limit)
     for level in reversed(range(_COARSE_LEVEL)):
         limits = _edge_limits(deviations[level])

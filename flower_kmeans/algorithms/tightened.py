@@ -417,38 +417,44 @@ class Tightened(Algorithm):
         """Sentences of the plan about the smallest groups that ranges keep."""
         if not self._deviation:
             return ()
-        if self.clip is not None:
-            return self._notes_for_clients()
-        smallest = math.ceil(_SEEN * self._deviation * 2.0**-self.fraction_bits)
-        found = [
-            f"Ranges of columns: groups of fewer than {smallest:,} records that lie apart may be "
-            "cut off."
-        ]
-        n_records = cast(int, self.n_records)
-        if smallest * _LARGEST_GROUP > n_records:
-            found.append(
-                f"WARNING: {smallest:,} records are more than a fiftieth of n_records="
-                f"{n_records:,}: ranges of columns may cut off whole clusters. Take a larger "
-                "epsilon or tighten, or bounds from public knowledge without tighten."
-            )
-        return tuple(found)
+        if self.clip is None:
+            size = f"fewer than {self._smallest_group:,} records"
+        else:
+            size = f"less than {self._smallest_share:.2g} of the records"
+        return (f"Ranges of columns: groups of {size} that lie apart may be cut off.",)
 
-    def _notes_for_clients(self) -> tuple[str, ...]:
-        """Return sentences about groups with protected clients, whose sizes are clipped."""
-        # The recipe's bound, for clients that fill one bin of a column.
-        noise = self._deviation / (self._own_clip * 2**self.fraction_bits)
-        share = 3.5 * noise / (_CLIP_SHARE * cast(int, self.n_clients))
-        found = [
-            f"Ranges of columns: groups of less than {share:.2g} of the records that lie apart may "
-            "be cut off."
-        ]
-        if share > _LARGEST_SHARE:
-            found.append(
-                f"WARNING: {share:.2g} of the records is more than {_LARGEST_SHARE:g}: ranges of "
-                "columns may cut off whole clusters. Take more clients, a larger epsilon or "
-                "tighten, or bounds from public knowledge without tighten."
-            )
-        return tuple(found)
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """A warning if groups that ranges may cut off are whole clusters."""
+        if not self._deviation:
+            return ()
+        n_records = cast(int, self.n_records)
+        smallest = self._smallest_group
+        if self.clip is not None:
+            if self._smallest_share <= _LARGEST_SHARE:
+                return ()
+            too_much = f"{self._smallest_share:.2g} of the records is more than {_LARGEST_SHARE:g}"
+            more = "more clients, a larger epsilon"
+        elif smallest * _LARGEST_GROUP > n_records:
+            too_much = f"{smallest:,} records are more than a fiftieth of n_records={n_records:,}"
+            more = "a larger epsilon"
+        else:
+            return ()
+        return (
+            f"WARNING: {too_much}: ranges of columns may cut off whole clusters. Take {more} or a "
+            "larger tighten, or bounds from public knowledge without tighten.",
+        )
+
+    @property
+    def _smallest_group(self) -> int:
+        """Records of a group that is hardly ever cut off, without clipping."""
+        return math.ceil(_SEEN * self._deviation * 2.0**-self.fraction_bits)
+
+    @property
+    def _smallest_share(self) -> float:
+        """Share of the records of a group that is seen, if clipping shortens no answer."""
+        noise = self._deviation * 2.0**-self.fraction_bits
+        return ranges.CLEAR * noise / cast(int, self.n_records)
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d)."""

@@ -641,4 +641,7 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
         found = domain.weights_by_name().items()
         by_name = [f"{name} {number_text(weight)}" for name, weight in found]
         weights = f"; weights {shortened(by_name)}"
-    return f"bounds {shortened(texts)}{weights}"
+    tighten = ""
+    if domain.tighten is not None:
+        tighten = f"; tighten {number_text(domain.tighten)}"
+    return f"bounds {shortened(texts)}{weights}{tighten}"

@@ -44,6 +44,7 @@ class InputRecords:
         upper: float | None,
         *,
         weights: Mapping[str, float] | None = None,
+        tighten: float | None = None,
         from_data: bool,
     ) -> tuple[Box, bool]:
         """Return the public bounds of all columns, and whether some were read off the records.
@@ -51,12 +52,14 @@ class InputRecords:
         ``bounds`` are ``NAME=LOW:HIGH`` for single columns, and ``lower`` and ``upper``
         for all others. With ``from_data`` missing bounds are taken from the records,
         which is not private. A declared domain has all bounds. ``weights`` are those
-        of columns by name, in place of declared ones.
+        of columns by name, and ``tighten`` is as for `Box`, both in place of declared ones.
         """
         if self.domain is not None:
             # Strategies refuse a domain that is marked as not public. The report of
             # this run states it instead.
-            unmarked = TableDomain(self.domain.declared)
+            if tighten is None:
+                tighten = self.domain.tighten
+            unmarked = TableDomain(self.domain.declared, tighten=tighten)
             return unmarked.weighted(weights or {}), self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]
@@ -64,7 +67,10 @@ class InputRecords:
             raise ConfigurationError(
                 f"The public bounds of {_some(missing)} are missing: a private run cannot read "
                 "them off the records, so give them as --bounds NAME=LOW:HIGH (or --lower and "
-                "--upper for all columns) from what is publicly known, or see --bounds-from-data."
+                "--upper for all columns) from what is publicly known. If you do not know them, "
+                "give outer bounds from the meaning of the column, such as age=0:120, and add "
+                "--tighten 0.1: a tenth of the budget finds the range within them. Or see "
+                "--bounds-from-data."
             )
         known |= {name: self._extent(name) for name in missing}
         for name in self.columns:
@@ -76,10 +82,16 @@ class InputRecords:
                 )
         lows, highs = zip(*(known[name] for name in self.columns), strict=True)
         box = Box(lows, highs)
-        if weights:
-            by_name = checked_by_name(weights, self.columns)
+        if weights or tighten is not None:
+            by_name = checked_by_name(weights or {}, self.columns)
             of_columns = [by_name.get(name, 1.0) for name in self.columns]
-            box = Box(lows, highs, columns=self.columns, weights=of_columns)
+            box = Box(
+                lows,
+                highs,
+                columns=self.columns,
+                weights=of_columns,
+                tighten=tighten,
+            )
         self._count_outside(box)
         return box, bool(missing)
 
@@ -165,7 +177,9 @@ class InputRecords:
         columns = tuple(names)
         if domain is not None:
             places = {column.name: column for column in domain.declared}
-            domain = TableDomain([places[name] for name in names], domain.from_records)
+            domain = TableDomain(
+                [places[name] for name in names], domain.from_records, domain.tighten
+            )
             columns = domain.columns or ()
         order = [self.columns.index(name) for name in columns]
         return replace(

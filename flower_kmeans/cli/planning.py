@@ -29,6 +29,7 @@ class PlanRequest:
     """Options of ``plan``, without those of strategies, as the user gave them."""
 
     domain: Path | None
+    tighten: float | None
     features: int | None
     parties: int | None
     server_points: int | None
@@ -128,7 +129,7 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
         parameters["parties"] = even_widths(features, n_parties)
     else:
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
-    box = Box([-1.0] * features, [1.0] * features)
+    box = _box(request, features)
     if request.chart is not None and not request.simulate:
         raise ConfigurationError("--chart requires --simulate.")
     if request.simulate and (settings.splits_columns or not settings.is_private):
@@ -137,6 +138,20 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
             f"Got {settings.name} without."
         )
     return _Plan(settings.make(box, **parameters), box, parameters)
+
+
+def _box(request: PlanRequest, features: int) -> Box:
+    """Return a box of [-1, 1] in each column, whose ranges are found where the user wants it."""
+    declared = None
+    tighten = request.tighten
+    if request.domain is not None:
+        declared = TableDomain.from_file(request.domain)
+        if tighten is None:
+            tighten = declared.tighten
+    # Only numbers and dates have ranges, so their noise depends on the declared columns.
+    if declared is not None and tighten is not None and not request.simulate:
+        return TableDomain(declared.declared, tighten=tighten)
+    return Box([-1.0] * features, [1.0] * features, tighten=tighten)
 
 
 def _facts(made: _Plan) -> dict[str, str]:

@@ -17,7 +17,7 @@ from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import Reading
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.table_domain import TableDomain, shortened
 from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import prepare_directory, printable, written_together
@@ -48,6 +48,7 @@ class SimulationRequest:
     label: str | None
     bounds: Sequence[str]
     weights: Sequence[str]
+    tighten: float | None
     lower: float | None
     upper: float | None
     bounds_from_data: bool
@@ -146,6 +147,7 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
         request.lower,
         request.upper,
         weights=parse_weights(request.weights),
+        tighten=request.tighten,
         from_data=may_read,
     )
     if is_read_off and settings.is_private:
@@ -383,6 +385,9 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         f"{counted(len(records), 'record')}, inertia {inertia:.5g} per record{scaled} "
         "(exact: only a simulation can compute it)",
     )
+    if report.ranges:
+        texts = [each.text for each in report.ranges]
+        _print_line(console, "Ranges", shortened(texts, "; "))
     _print_line(console, "Cost", cost)
     rounds = counted(report.n_rounds, "round")
     _print_line(console, "Run", f"{rounds} in {ended.seconds:.1f} s")

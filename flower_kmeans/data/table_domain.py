@@ -544,6 +544,9 @@ class TableDomain(Box):
 
     def weighted(self, weights: Mapping[str, float]) -> "TableDomain":
         """Return the domain with other weights of declared columns, by name."""
+        if self.outer is not None:
+            # The box has ranges, which no declaration has.
+            return self.outer.weighted(weights).within(self.lower, self.upper)
         names = [column.name for column in self.declared]
         chosen = checked_by_name(weights, names)
         columns = [
@@ -636,6 +639,9 @@ def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
 
     With ``tighten`` the box may have ranges within the domain's bounds.
     """
+    if isinstance(box, TableDomain) and box.outer is not None:
+        # A run may have been told to tighten by another option than the file's.
+        domain = domain.tightened(box.outer.tighten)
     if isinstance(box, Box) and _has_ranges(domain, box):
         domain = domain.within(box.lower, box.upper)
     differs = difference(domain, box)

@@ -417,8 +417,8 @@ _RULES = (
 )
 
 # Keys of a domain's table in a policy file.
-_BOX = ("lower", "upper", "scale", "weights")
-_OPTIONAL = ("scale", "weights")
+_BOX = ("lower", "upper", "scale", "weights", "tighten")
+_OPTIONAL = ("scale", "weights", "tighten")
 _BALL = ("center", "radius")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Ball, Domain
@@ -105,7 +105,28 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
     }
     if domain.is_weighted or domain.categories:
         bounds["weights"] = domain.weights_by_name()
+    if domain.tighten is not None:
+        bounds["tighten"] = domain.tighten
     return {"kind": "Box", **names, **bounds}
+
+
+class ColumnRange(NamedTuple):
+    """The range of a column that a run released, within its outer bounds."""
+
+    column: str
+    lower: float | str  # in the user's units; a date is text
+    upper: float | str
+    is_outer: bool  # whether the outer bounds stayed
+
+    @property
+    def text(self) -> str:
+        """The range in words."""
+        ends = [
+            end if isinstance(end, str) else f"{end:.4g}"
+            for end in (self.lower, self.upper)
+        ]
+        stayed = " (outer bounds)" if self.is_outer else ""
+        return f"{self.column} {ends[0]} to {ends[1]}{stayed}"
 
 
 @dataclass(frozen=True)
@@ -207,6 +228,8 @@ class Report(Proceedings):
     # released cost of the clustering, if the server knows it
     cost: CostEstimate | None = None
     sizes: SizeReport | None = None  # sizes and bounds, if the server knows them
+    # ranges of columns that the first round released, if the server knows them
+    ranges: tuple[ColumnRange, ...] = ()
     # the report of the run that gave the initial centroids
     earlier: "Report | None" = None
     part: ReportPart | None = None  # further facts, for some kinds of runs
@@ -284,6 +307,11 @@ class Report(Proceedings):
         if before is None:
             return None
         return before.then(self.plan)
+
+    @property
+    def range_share(self) -> float | None:
+        """Fraction of mu^2 that found the ranges of columns; ``None`` without ranges."""
+        return self.bounds.get("tighten")
 
     @property
     def noise_shares(self) -> int:
@@ -462,6 +490,7 @@ class Report(Proceedings):
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
+            "ranges": [each._asdict() for each in self.ranges],
             "earlier": earlier and earlier._origin(),
             "together": joint,
             **parts,

@@ -34,6 +34,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.columns import column_ranges
 from flower_kmeans.simulation.clients import (
     Clients,
     Loading,
@@ -225,6 +226,7 @@ def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
     if isinstance(domain, Box) and domain.tighten is not None:
         found = cast(Box, result.domain)
         domain = domain.within(found.lower, found.upper)
+        report = replace(report, ranges=column_ranges(domain, strategy.domain))
     # Clients only know the box. The strategy has the columns of a `TableDomain`.
     synopsis = result.synopsis
     if synopsis is not None:

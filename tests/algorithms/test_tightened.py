@@ -341,20 +341,24 @@ def test_a_document_has_the_inner_algorithm_and_the_domain_says_the_rest():
 
 
 def test_the_plan_says_which_groups_may_be_cut_off():
-    few, *_ = make(domain=Box([0, 0], [1, 1], tighten=0.1), n_records=5000).notes
+    small = make(domain=Box([0, 0], [1, 1], tighten=0.1), n_records=5000)
+    (note,) = small.notes
     # 5 s of two columns
-    assert "groups of fewer than 164 records" in few
-    assert len(make(n_records=20_000).notes) == 1
-    _, warning = make(n_records=9000).notes
+    assert "groups of fewer than 164 records that lie apart may be cut off" in note
+    assert make(n_records=20_000).cautions == ()
+    (warning,) = make(n_records=9000).cautions
     assert warning.startswith("WARNING: 201 records are more than a fiftieth of")
-    assert make(budget=PrivacyBudget(None)).notes == ()
+    open_ = make(budget=PrivacyBudget(None))
+    assert (open_.notes, open_.cautions) == ((), ())
 
 
 def test_for_clients_the_plan_says_which_share_may_be_cut_off():
-    _, warning = make(budget=CLIENTS, n_clients=50).notes
-    assert warning.startswith("WARNING: ")
-    (only,) = make(budget=CLIENTS, n_clients=5000, n_records=10**6).notes
-    assert "of the records that lie apart" in only
+    (warning,) = make(budget=CLIENTS, n_clients=50).cautions
+    assert warning.startswith("WARNING: 0.")
+    many = make(budget=CLIENTS, n_clients=5000, n_records=10**6)
+    assert many.cautions == ()
+    (note,) = many.notes
+    assert "of the records that lie apart may be cut off" in note
 
 
 def test_columns_that_stayed_outer_are_named_with_what_may_help():

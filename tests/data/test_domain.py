@@ -330,3 +330,76 @@ def test_columns_have_one_unit_if_their_widths_are_meant_to_be_equal():
     assert Ball(3.0, lower).common_unit == 3.0
     assert COMMON.common_unit == 2.0  # half the longest side
     assert BOX.common_unit is Box([0, 0], [1, 1 + 1e-6]).common_unit is None
+
+
+# ------------------------------------------------------------------ outer bounds
+
+TIGHT = replace(BOX, tighten=0.1)
+CUBE = replace(COMMON, tighten=0.25)
+
+
+@pytest.mark.parametrize("box", [TIGHT, CUBE, replace(WEIGHTED, tighten=0.5)])
+def test_a_box_with_tighten_survives_its_document(box):
+    config = decode(encode(box.to_config()), dict[str, Any])
+    again = domain_from_config(config)
+    assert (again, again.tighten, hash(again)) == (box, box.tighten, hash(box))
+    assert again.to_config() == config
+    plain = box.tightened(None)
+    assert config == plain.to_config() | {"tighten": config["tighten"]}
+    assert plain != box
+    assert difference(plain, box) == ("tighten", None, box.tighten)
+    with pytest.raises(KMeansError):
+        domain_from_config({**config, "tighten": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("tighten", "error", "message"),
+    [
+        (0, ConfigurationError, "tighten between 0 and 1.*Got 0"),
+        (1.0, ConfigurationError, "Got 1"),
+        (-0.1, ConfigurationError, "Got -0.1"),
+        (math.nan, ConfigurationError, "Got nan"),
+        (True, ConfigurationTypeError, "tighten as a number.*Got bool"),
+        ("0.1", ConfigurationTypeError, "Got str"),
+    ],
+)
+def test_a_fraction_that_cannot_be_is_refused(tighten, error, message):
+    with pytest.raises(error, match=message):
+        Box([0], [1], tighten=tighten)
+
+
+def test_bounds_too_near_for_ranges_and_categories_alone_are_refused():
+    with pytest.raises(ConfigurationError, match=r"so far apart.*in column 1"):
+        Box([0, 1e12], [1, 1e12 + 1], tighten=0.1)
+    with pytest.raises(ConfigurationError, match="numbers or dates with tighten"):
+        Box([0, 0], [1, 1], categories=[(0, 2)], tighten=0.1)
+
+
+def test_with_one_scale_noise_is_planned_for_a_cube_and_records_keep_their_bounds():
+    assert CUBE.half_widths.tolist() == [1, 1, 1]
+    assert CUBE.unit.tolist() == COMMON.unit.tolist()
+    assert CUBE.l2_bound(8) == pytest.approx(math.sqrt(3) * 256)
+    records = np.random.default_rng(0).uniform(-9, 20, (500, 3))
+    np.testing.assert_array_equal(CUBE.to_unit(records), COMMON.to_unit(records))
+    for q in (3, 16):
+        own = GridRecords(records, CUBE, q)
+        plain = GridRecords(records, COMMON, q)
+        np.testing.assert_array_equal(
+            np.concatenate([*own.blocks(99)]), np.concatenate([*plain.blocks(99)])
+        )
+    # A centroid may be anywhere in the cube.
+    (point,) = CUBE.from_unit(np.array([[1.0, -1.0, 1.0]]))
+    np.testing.assert_allclose(CUBE.place(point[None]), [[1, -1, 1]])
+
+
+@pytest.mark.parametrize("outer", [TIGHT, CUBE, replace(WEIGHTED, tighten=0.5)])
+def test_a_box_within_ranges_keeps_the_half_widths(outer):
+    lower, upper = [-0.5, 0.1, 10.2], [0.5, 0.2, 10.9]
+    read = outer.read_within(lower, upper)
+    np.testing.assert_array_equal(read.half_widths, outer.half_widths)
+    result = outer.within(lower, upper)
+    assert (result.lower, result.upper) == (tuple(lower), tuple(upper))
+    assert result.tighten is None
+    assert not result.is_cube
+    assert (result.scale, result.weights) == (outer.scale, outer.weights)
+    np.testing.assert_array_equal(read.unit, result.unit)

@@ -25,7 +25,14 @@ from flower_kmeans import Box, PrivacyBudget, TableDomain, simulate
 from flower_kmeans.data.domain import GridRecords, difference, domain_from_config
 from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.spelling import is_missing
-from flower_kmeans.data.table_domain import Category, Date, Number
+from flower_kmeans.data.table_domain import (
+    Category,
+    Date,
+    Number,
+    declared_as,
+    domain_arrays,
+    domain_of,
+)
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.sklearn import PrivateKMeans
@@ -844,3 +851,111 @@ def test_cells_of_any_sequence_are_each_read_by_themselves():
     cells = {"c": deque([2**53 + 1, 0.5])}
     encoded = TableDomain([Category("c", (str(2**53 + 1), "0.5"))]).encode(cells, "nan")
     np.testing.assert_array_equal(encoded, [[1, 0], [0, 1]])
+
+
+# --------------------------------------------------------------------------- ranges
+
+
+def found_within(domain):
+    """Return the domain of a result with ranges, and these."""
+    lower, upper = np.array(domain.lower), np.array(domain.upper)
+    numbers = domain.numbers
+    lower[numbers] += 0.25 * (upper - lower)[numbers]
+    return domain.within(lower, upper), lower, upper
+
+
+TIGHT = DOMAIN.tightened(0.1)
+
+
+def test_a_file_says_the_fraction_and_the_digest_has_it():
+    text = TIGHT.to_toml()
+    assert text.startswith("tighten = 0.1\n\n[[columns]]")
+    again = TableDomain.from_toml(text)
+    assert (again, again.tighten) == (TIGHT, 0.1)
+    assert len({each.digest for each in (DOMAIN, TIGHT, DOMAIN.tightened(0.2))}) == 3
+    assert TIGHT.weighted({"age": 2.0}).tighten == 0.1
+    assert "tighten" not in DOMAIN.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'tighten = "much"\n',
+            "Line 1, key 'tighten': expected a number without quotes",
+        ),
+        ("tighten = 1.5\n", "tighten between 0 and 1.*Got 1.5"),
+    ],
+)
+def test_a_fraction_that_cannot_be_is_one_sentence(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        TableDomain.from_toml(text + DOMAIN.to_toml())
+
+
+def test_a_result_has_the_ranges_and_reads_cells_as_before():
+    found, lower, upper = found_within(TIGHT)
+    assert (found.lower, found.upper) == (tuple(lower), tuple(upper))
+    assert (found.tighten, found.outer, found.declared) == (None, TIGHT, TIGHT.declared)
+    assert found.factors() == TIGHT.factors()
+    rows = [GOOD, {**GOOD, "age": None}, {**GOOD, "age": 1e9}]
+    table = {name: [row[name] for row in rows] for name in GOOD}
+    np.testing.assert_array_equal(found.encode(table), TIGHT.encode(table))
+    heavier = found.weighted({"age": 3.0})
+    assert (heavier.lower, heavier.upper) == (found.lower, found.upper)
+    assert heavier.weights_by_name()["age"] == 3.0
+
+
+def test_a_result_with_ranges_survives_a_file():
+    found, *_ = found_within(TIGHT)
+    assert domain_of(domain_arrays(found)) == found
+    assert declared_as(TIGHT, found) == found
+    # told by an option of the command
+    assert declared_as(DOMAIN, found) == found
+    plain = domain_from_config(found.to_config())
+    assert declared_as(TIGHT, plain) == found
+    for other in (DOMAIN, TIGHT.weighted({"age": 2.0})):
+        with pytest.raises(DataError, match="the domain of the run"):
+            declared_as(other, plain)
+    below = [-1.0, *TIGHT.lower[1:]]
+    outside = domain_from_config(TIGHT.within(below, TIGHT.upper).to_config())
+    with pytest.raises(DataError, match="the domain of the run"):
+        declared_as(TIGHT, outside)
+
+
+def test_a_run_over_declared_columns_finds_the_ranges_of_all_kinds():
+    rng = np.random.default_rng(0)
+    n = 3000
+    kind = np.arange(n) % 2
+    first = date(2021, 3, 1).toordinal()
+    table = {
+        "age": 40 + 10 * kind + rng.normal(0, 1, n),
+        "dose": 10.0 ** (2 * kind + rng.normal(0, 0.1, n)),
+        "day": [date.fromordinal(first + int(30 * k)) for k in kind],
+        "ward": [("A", "B")[k] for k in kind],
+    }
+    domain = TableDomain(
+        [
+            Number("age", 0, 1500, missing=0),
+            Number("dose", 1e-9, 1e9, scale="log"),
+            Date("day", date(1900, 1, 1), date(2100, 1, 1)),
+            Category("ward", ("A", "B")),
+        ],
+        tighten=0.2,
+    )
+    records = domain.encode(table)
+    clustering = simulate(
+        GLloyd(2, domain, PrivacyBudget(8.0), n_records=n, n_rounds=3, seed=1),
+        np.array_split(records, 3),
+    )
+    found = clustering.domain
+    assert isinstance(found, TableDomain)
+    age, dose, day = clustering.report.ranges
+    assert 0 < age.lower < 37
+    assert 53 < age.upper < 300
+    assert 1e-3 < dose.lower < 1
+    assert 100 < dose.upper < 1e5
+    assert "1990" < day.lower < "2021-03-01"
+    assert "2021-04-01" < day.upper < "2050"
+    assert [each.column for each in (age, dose, day)] == ["age", "dose", "day"]
+    assert found.lower[3:] == (0.0, 0.0)
+    assert (np.bincount(2 * clustering.predict(records) + kind) > 0).sum() == 2

@@ -25,10 +25,14 @@ from held import holders
 from malformed import second_encodings
 from ring import lied
 
+from flower_kmeans.algorithms import tightened
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
+from flower_kmeans.algorithms.ranges import END
 from flower_kmeans.algorithms.state import State
+from flower_kmeans.data.domain import Box
 from flower_kmeans.errors import MessageError
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, transcript
 from flower_kmeans.protocol.committee import Committee
@@ -603,6 +607,37 @@ def test_17_a_query_out_of_range(start, trust):
     s = start(trust)
     wide = {name: np.full_like(array, 2**40) for name, array in first_query(s).items()}
     defended(s.ask(0, query=encode_arrays(wide)), Code.BAD_MESSAGE)
+
+
+HOSTILE_BOXES = [
+    [[0, 15], [0, 16]],
+    [[16, 0], [0, 16]],
+    [[-1, 16], [0, 16]],
+    [[0, 16], [0, END + 1]],
+]
+
+
+@pytest.mark.claim("threat-model", "17")
+@stopped_by("flower_kmeans.algorithms.queries.check_query", of=[(HOSTILE_BOXES[0],)])
+@pytest.mark.parametrize("box", HOSTILE_BOXES)
+def test_17_ranges_that_no_rule_finds(start, box):
+    """Ranges that are possible cost nothing: noise was planned for all of them."""
+    algorithm = tightened.planned(
+        GLloydAlgorithm,
+        2,
+        Box([0.0, 0.0], [1.0, 1.0], tighten=0.1),
+        PrivacyBudget(1.0),
+        n_records=1000,
+        n_rounds=1,
+    )
+    s = start("trusted-server", algorithm=algorithm)
+    s.round(1)
+    query = algorithm.query(s.server.state)
+    for i, rows in enumerate([[[0, 16], [9, END]], [[0, END], [0, END]]], start=1):
+        arrays = {**query.arrays, tightened.BOX: np.array(rows, dtype=np.int64)}
+        assert isinstance(s.ask(i, t=2, query=encode_arrays(arrays)), messages.Answer)
+    arrays = {**query.arrays, tightened.BOX: np.array(box, dtype=np.int64)}
+    defended(s.ask(0, t=2, query=encode_arrays(arrays)), Code.BAD_MESSAGE)
 
 
 @pytest.mark.claim("threat-model", "17")

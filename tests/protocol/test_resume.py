@@ -23,7 +23,7 @@ from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.resume import Journal, KeptRun
 from flower_kmeans.protocol.wire import from_content
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd
 
 DELTA = 1e-6
 BOX = Box([0.0, 0.0], [1.0, 1.0])
@@ -195,6 +195,25 @@ def test_57_what_the_server_computes_goes_on_from_the_state_that_it_released(beg
             np.testing.assert_array_equal(
                 result.centroids, unharmed.results[0][0].centroids
             )
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "trusted-server"])
+def test_57_ranges_are_those_of_the_round_before_the_server_ended(begin, trust):
+    wide = Box([-9.0, -9.0], [9.0, 9.0], tighten=0.1)
+    given = {"kind": GLloyd, "domain": wide}
+    with without_noise():
+        waves = n_waves(*begin(trust, **given))
+        make, unharmed, directory = begin(trust, **given)
+        assert unharmed.run(make(), directory)
+        expected = unharmed.results[0][0]
+        assert expected.domain.lower[0] > -9
+        for at in range(waves - 2, waves + 1):
+            make, federation, directory = begin(trust, **given)
+            assert not federation.run(make(), directory, at, "answered")
+            assert federation.run(make(), directory)
+            (result,) = federation.results[0]
+            assert result.domain == expected.domain
+            np.testing.assert_array_equal(result.centroids, expected.centroids)
 
 
 @pytest.mark.parametrize(

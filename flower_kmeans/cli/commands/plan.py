@@ -13,6 +13,13 @@ _PlanDomainOption = Annotated[
         metavar="FILE", help="Columns and public bounds: flower-kmeans domain init."
     ),
 ]
+_Tighten = Annotated[
+    float | None,
+    typer.Option(
+        metavar="FRACTION",
+        help="Of mu^2, which finds ranges of columns. Default: that of --domain.",
+    ),
+]
 _Features = Annotated[
     int | None, typer.Option(metavar="N", help="Number of columns. Default: 3.")
 ]
@@ -44,6 +51,7 @@ def plan(
     settings: Settings,
     *,
     domain: _PlanDomainOption = None,
+    tighten: _Tighten = None,
     features: _Features = None,
     parties: _Parties = None,
     server_points: _ServerPoints = None,
@@ -59,6 +67,7 @@ def plan(
 
     request = PlanRequest(
         domain=domain,
+        tighten=tighten,
         features=features,
         parties=parties,
         server_points=server_points,

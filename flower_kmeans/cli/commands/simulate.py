@@ -48,6 +48,13 @@ _WeightOption = Annotated[
         help="Of a column in distances. May be repeated.",
     ),
 ]
+_Tighten = Annotated[
+    float | None,
+    typer.Option(
+        metavar="FRACTION",
+        help="Of mu^2, such as 0.1: it finds ranges of columns within outer bounds.",
+    ),
+]
 _Lower = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Public lower bound of all columns."),
@@ -104,6 +111,7 @@ def simulate(
     label: _Label = None,
     bounds: _BoundsOption = None,
     weight: _WeightOption = None,
+    tighten: _Tighten = None,
     lower: _Lower = None,
     upper: _Upper = None,
     bounds_from_data: _BoundsFromData = False,
@@ -124,6 +132,7 @@ def simulate(
         label=label,
         bounds=bounds or [],
         weights=weight or [],
+        tighten=tighten,
         lower=lower,
         upper=upper,
         bounds_from_data=bounds_from_data,
