@@ -14,7 +14,8 @@ from flower_kmeans.data.domain import GridRecords
 
 def words_of_rows(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
     """Return the statistic of finite rows (m, d) in the user's units, as one vector."""
-    records = GridRecords(rows, algorithm.domain, algorithm.fraction_bits)
+    counted = algorithm.domain.counted(rows)
+    records = GridRecords(counted, algorithm.domain, algorithm.fraction_bits)
     statistic = algorithm.statistic(query, records)
     return algorithm.layout(query.round).flatten(statistic)
 

@@ -57,6 +57,11 @@ def with_points(
             )
         return draft
     points = check_server_data(server_data, draft.n_clusters, d)
+    if len(domain.counted(points)) < len(points):
+        raise ConfigurationError(
+            "Expected server_data with a direction in each row on a Sphere. "
+            "Got a row of length zero instead."
+        )
     on_grid = domain.quantise(domain.to_unit(points), draft.fraction_bits)
     grid = on_grid.astype(np.int64)
     grid.setflags(write=False)

@@ -24,7 +24,7 @@ from rich.text import Text
 from flower_kmeans.cli.checked import CheckPart
 from flower_kmeans.cli.limits import FILES, LINES, RECORDS, judge
 from flower_kmeans.data.csv_files import names_columns
-from flower_kmeans.data.domain import Ball, Box, Domain, difference
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere, difference
 from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
 from flower_kmeans.data.records import check_columns
 from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
@@ -566,12 +566,18 @@ def _read_as_node(
 
 
 def _count_outside(table: Records, domain: Domain) -> float:
-    """Count values outside a box, or return the fraction of records outside a ball."""
+    """Count values outside a box, or return the fraction of records outside a ball.
+
+    On a sphere records of length zero are counted as null records.
+    """
     is_used = np.isfinite(table.records).all(axis=1)
     outside: list[int] = domain.outside(table.records[is_used]).tolist()
     if isinstance(domain, Box):
         for column, n in zip(table.findings.columns, outside, strict=True):
             column.n_above = n
+        return 0.0
+    if isinstance(domain, Sphere):
+        table.findings.n_void += outside[0]
         return 0.0
     return outside[0] / max(1, len(table.records))
 
@@ -631,6 +637,8 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
     if isinstance(domain, Ball):
         radius = number_text(domain.radius)
         return f"bounds: within {radius} of a centre, {domain.n_features} columns"
+    if isinstance(domain, Sphere):
+        return f"bounds: none, for directions of {domain.n_features} columns count alone"
     names = columns or tuple(f"column {i}:" for i in range(domain.n_features))
     pairs = zip(names, domain.lower, domain.upper, strict=True)
     texts = [

@@ -8,7 +8,14 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
+from flower_kmeans.data.domain import (
+    Ball,
+    Box,
+    Domain,
+    Sphere,
+    check_names,
+    difference,
+)
 from flower_kmeans.data.domain_file import unknown_key
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
@@ -45,7 +52,7 @@ class ClientPolicy:
         Largest accepted numbers of rounds, and of attempts at a round.
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
-    domain : Box or Ball, optional
+    domain : Box, Ball or Sphere, optional
         Pinned public bounds, with the names of the columns if the domain has them (a
         `TableDomain` does).
     roster_file, member_key_file : path, optional
@@ -412,7 +419,7 @@ _RULES = (
     # For bools, min is "and", and max is "or".
     _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
     _Rule(("must_hold_key",), bool, "a bool", tighter=max),
-    _Rule(("domain",), Box | Ball | None, "a Box, a Ball or None"),
+    _Rule(("domain",), Box | Ball | Sphere | None, "a Box, a Ball, a Sphere or None"),
     _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Ball, Box, Domain, Factor
+from flower_kmeans.data.domain import Box, Domain, Factor
 from flower_kmeans.report.synopsis import Synopsis
 
 # share of a cluster's records, from which on the cluster is a level of a category
@@ -35,7 +35,7 @@ def column_warnings(
     Parameters
     ----------
     centroids : array of shape (k, d), float64
-    domain : Box or Ball
+    domain : Box, Ball or Sphere
     synopsis : Synopsis or None
         Of the run, where it released one.
     """
@@ -129,7 +129,7 @@ def _little_filled(domain: Domain, spreads: FloatArray) -> Iterator[str]:
         "Narrower bounds from public knowledge would leave more of the records' differences, and "
         "less noise."
     )
-    if isinstance(domain, Ball) or domain.scale == "common":
+    if not isinstance(domain, Box) or domain.scale == "common":
         # Distances are those of all columns together.
         longest = 1.0
         if isinstance(domain, Box):

@@ -507,7 +507,8 @@ def _weighted(domain: Domain, weights: Mapping[str, float]) -> Domain:
     """Return a box with other weights of columns, by name."""
     if not isinstance(domain, Box):
         raise ConfigurationError(
-            "Expected weights of the columns of a Box. Got those of a Ball, which has none."
+            "Expected weights of the columns of a Box. "
+            f"Got those of a {type(domain).__name__}, which has none."
         )
     found = domain.weighted(weights)
     by_name = found.weights_by_name()
