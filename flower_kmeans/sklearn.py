@@ -57,7 +57,8 @@ __all__ = ["PrivateKMeans"]
 
 _FORMS = (
     "bounds as (lower, upper), numbers or one for each column, or as one (low, high) for each "
-    "column in a list, or in a dict by the columns' names, or as a Box, Ball or Sphere, which are public"
+    "column in a list, or in a dict by the columns' names, or as a Box, Ball or Sphere, which are "
+    "public"
 )
 # The squares of larger distances leave float64's range, and those of smaller distances
 # lose digits.

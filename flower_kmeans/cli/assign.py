@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Box, Domain
+from flower_kmeans.data.declared import domain_from_file
+from flower_kmeans.data.domain import Box, Domain, difference
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
@@ -73,7 +74,15 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
     if declared is None:
         return found
-    domain = declared_as(TableDomain.from_file(declared), found.domain)
+    domain = domain_from_file(declared)
+    if not isinstance(domain, TableDomain):
+        differs = difference(domain, found.domain)
+        if differs is not None:
+            raise DataError(
+                f"Expected the domain of the run. Got one with another {differs[0]}."
+            )
+    else:
+        domain = declared_as(domain, found.domain)
     if domain.columns != found.columns:
         raise DataError(
             f"Expected the domain file of the run, with {found.columns}. Got {declared}."

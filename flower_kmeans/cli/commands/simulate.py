@@ -62,6 +62,20 @@ _BoundsFromData = Annotated[
         "--bounds-from-data", help="Take missing bounds from the data: NOT private."
     ),
 ]
+_SphereOption = Annotated[
+    bool,
+    typer.Option(
+        "--sphere",
+        help="Only directions count: records are divided by their length. No bounds.",
+    ),
+]
+_BallOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RADIUS",
+        help="Public bound of the records' length, in place of bounds of columns.",
+    ),
+]
 _Split = Annotated[
     str | None,
     typer.Option(
@@ -107,6 +121,8 @@ def simulate(
     lower: _Lower = None,
     upper: _Upper = None,
     bounds_from_data: _BoundsFromData = False,
+    sphere: _SphereOption = False,
+    ball: _BallOption = None,
     split: _Split = None,
     server_data: _ServerData = None,
     engine: _Engine = EngineOption.AUTO,
@@ -127,6 +143,8 @@ def simulate(
         lower=lower,
         upper=upper,
         bounds_from_data=bounds_from_data,
+        sphere=sphere,
+        ball=ball,
         split=split,
         server_data=server_data,
         engine=engine,
