@@ -82,9 +82,9 @@ def described(domain: DeclaredDomain) -> list[str]:
         return domain.describe()
     names = ", ".join(domain.columns or ())
     if isinstance(domain, Sphere):
-        return [f"directions of {names}: records are divided by their length"]
+        return [f"the direction of {names}: records are divided by their length"]
     center = ", ".join(f"{value:.6g}" for value in domain.center)
-    return [f"a ball of radius {domain.radius:.6g} around ({center}) in {names}"]
+    return [f"{names} within a ball of radius {domain.radius:.6g} around ({center})"]
 
 
 def columns_read(domain: Domain) -> list[str]:
