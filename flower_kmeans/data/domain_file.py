@@ -123,7 +123,8 @@ def mistake_in_round(values: Mapping[str, Any], text: str) -> str | None:
     first = next(name for name in values if name in ROUND_KEYS)
     for key in values:
         if key != first:
-            place = place_of(_line_of_key(text, key), key)
+            # A key of the table may have the same name, so the line is unclear.
+            place = place_of(None, key)
             return f"{place}: expected [{first}] alone; got {key!r} as well."
     table = values[first]
     if not isinstance(table, dict):
