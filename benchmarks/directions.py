@@ -1,6 +1,6 @@
 """Directions: runs on a sphere, beside a unit ball with records divided by hand.
 
-    python benchmarks/directions.py --seeds 8
+    python benchmarks/directions.py --seeds 5
 
 Records are generated around k random directions, at two spreads, with lengths that differ
 by a factor of about ten. Printed is the mean cosine similarity of a record to its most
@@ -145,7 +145,7 @@ def measure(name: str, n_features: int, spread: float, seed: int) -> list[float]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each algorithm, number of columns and spread."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8, help="tables of each kind")
+    parser.add_argument("--seeds", type=int, default=5, help="tables of each kind")
     parser.add_argument("--columns", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--algorithms", nargs="+", default=[*ALGORITHMS])
     options = parser.parse_args(arguments)

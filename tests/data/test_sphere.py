@@ -18,7 +18,7 @@ from flower_kmeans.data.domain import GridRecords, difference, domain_from_confi
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.protocol.wire import decode, encode
 
-pytestmark = pytest.mark.claim("guarantees", "53")
+pytestmark = pytest.mark.claim("guarantees", "7")
 
 RNG = np.random.default_rng
 
