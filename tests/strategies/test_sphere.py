@@ -9,7 +9,7 @@ import pytest
 from harness import SIMULATED, run_recorded, without_noise
 from rows import CENTERS, ROWS, SIGHTED, listed, make, parts_of, run
 
-from flower_kmeans import Ball, Box, PrivacyBudget, Sphere, simulate
+from flower_kmeans import Ball, Box, PrivacyBudget, Sphere, html_report, simulate
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -17,6 +17,7 @@ from flower_kmeans.errors import (
     DataError,
     TooFewClientsError,
 )
+from flower_kmeans.simulation.clients import Unusable
 from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
@@ -216,6 +217,8 @@ def test_the_mean_cosine_follows_from_the_released_cost(kind, options):
         in text
     )
     assert clustering.report.to_dict()["mean_cosine"]["value"] == estimate.value
+    page = html_report(clustering)
+    assert "The mean cosine similarity of a record to its centroid is" in page
 
 
 def test_other_domains_state_no_cosine():
@@ -295,3 +298,14 @@ def test_a_synopsis_clusters_directions_again(clustering, tmp_path):
     np.testing.assert_array_equal(again.kmeans(2).centroids, found.centroids)
     with pytest.raises(ConfigurationError, match="of a Sphere, which has none"):
         clustering.synopsis.kmeans(2, weights={"a": 2.0})
+
+
+def test_a_loaded_client_whose_records_all_have_length_zero_is_an_error():
+    check = Unusable(Sphere(2))
+    assert check(0, lambda: RNG(0).normal(size=(50, 2))) is None
+    assert check(0, lambda: np.empty((0, 2))) is None
+    error = check(1, lambda: np.zeros((50, 2)))
+    assert isinstance(error, DataError)
+    assert "partition 1. Got none: all of its records are malformed or null" in str(
+        error
+    )
