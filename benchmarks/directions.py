@@ -28,6 +28,8 @@ from flower_kmeans.algorithms import (
     SuLloydAlgorithm,
     SynopsisAlgorithm,
 )
+from flower_kmeans.algorithms.numerics.postprocess import centroids_in
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Domain
 
 Records = NDArray[np.float64]
@@ -49,9 +51,17 @@ class Mixture(NamedTuple):
     server: Records
 
 
+class DirectionsEachRound(FastLloydAlgorithm):
+    """FastLloyd whose centroids become directions after each round, to compare with."""
+
+    def _into_domain(self, points: IntArray) -> IntArray:
+        return centroids_in(points, self.domain, self.fraction_bits)
+
+
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "SynopsisKMeans": SynopsisAlgorithm,
     "FastLloyd": FastLloydAlgorithm,
+    "FastLloyd, directions each round": DirectionsEachRound,
     "GLloyd": GLloydAlgorithm,
     "SuLloyd": SuLloydAlgorithm,
     "FedDPKMeans": FedDPAlgorithm,
