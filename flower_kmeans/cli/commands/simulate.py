@@ -66,14 +66,14 @@ _SphereOption = Annotated[
     bool,
     typer.Option(
         "--sphere",
-        help="Only directions count: records are divided by their length. No bounds.",
+        help="Only the direction of a record counts. No bounds.",
     ),
 ]
 _BallOption = Annotated[
     float | None,
     typer.Option(
         metavar="RADIUS",
-        help="Public bound of the records' length, in place of bounds of columns.",
+        help="Public bound of a record's length, and no other.",
     ),
 ]
 _Split = Annotated[
