@@ -73,14 +73,14 @@ _BallOption = Annotated[
     float | None,
     typer.Option(
         metavar="RADIUS",
-        help="Public bound of a record's length, and no other.",
+        help="Public bound of the length of a record.",
     ),
 ]
 _Split = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="iid, tiles, column:NAME, dirichlet:ALPHA, or a partitioner of flwr-datasets.",
+        help="iid, tiles, column:NAME, dirichlet:ALPHA or others.",
     ),
 ]
 _ServerData = Annotated[
