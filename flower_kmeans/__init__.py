@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flower_kmeans.client import with_kmeans as with_kmeans
     from flower_kmeans.data.domain import Ball as Ball
     from flower_kmeans.data.domain import Box as Box
+    from flower_kmeans.data.domain import Sphere as Sphere
     from flower_kmeans.data.table_domain import TableDomain as TableDomain
     from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
     from flower_kmeans.progress import ProgressBar as ProgressBar
@@ -33,6 +34,7 @@ _HOME = {
     "Fault": "simulation.faults",
     "PrivacyBudget": "privacy.budget",
     "ProgressBar": "progress",
+    "Sphere": "data.domain",
     "TableDomain": "data.table_domain",
     "__version__": "version",
     "html_report": "report.html",

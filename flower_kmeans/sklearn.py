@@ -17,7 +17,7 @@ from scipy.optimize import Bounds
 from scipy.spatial.distance import cdist
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Ball, Box
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.frames import is_sparse, require_table_type
 from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.errors import (
@@ -57,7 +57,8 @@ __all__ = ["PrivateKMeans"]
 
 _FORMS = (
     "bounds as (lower, upper), numbers or one for each column, or as one (low, high) for each "
-    "column in a list, or in a dict by the columns' names, or as a Box or Ball, which are public"
+    "column in a list, or in a dict by the columns' names, or as a Box, Ball or Sphere, which are "
+    "public"
 )
 # The squares of larger distances leave float64's range, and those of smaller distances
 # lose digits.
@@ -100,7 +101,7 @@ class PrivateKMeans(
         ledger (``state_dir``).
     delta : float, optional
         Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``.
-    bounds : (lower, upper) or list of (low, high) or dict or Box or Ball
+    bounds : (lower, upper) or list of (low, high) or dict or Box or Ball or Sphere
         Public bounds in the units of ``X``. Records outside are clipped. Bounds that
         were read from the records are not private. The forms are:
 
@@ -109,8 +110,8 @@ class PrivateKMeans(
         - ``[(low, high), ...]``, one pair for each column,
         - a dict from each column of ``X``, by name or by number, to its
           ``(low, high)``,
-        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` must
-          be the result of its ``encode``.
+        - ``scipy.optimize.Bounds``, `Box`, `Ball` or `Sphere`. With a `TableDomain`,
+          ``X`` must be the result of its ``encode``.
 
         Two rows for two columns may be ``(lower, upper)`` or two pairs. The reading
         that gives bounds is taken. If both give bounds, and these differ, they are
@@ -271,8 +272,12 @@ class PrivateKMeans(
         return self.fit(X).predict(X)
 
     def transform(self, X: ArrayLike) -> FloatArray:
-        """Return the distances of records to centroids, (n, k), in the units of X."""
-        return _distances(self._checked(X), self.cluster_centers_)
+        """Return the distances of records to centroids, (n, k), in the units of X.
+
+        On a `Sphere` they are those of directions.
+        """
+        records = self.clustering_.domain.compared(self._checked(X))
+        return _distances(records, self.cluster_centers_)
 
     def score(self, X: ArrayLike, y: None = None) -> float:
         """Return minus the cost of records. It is exact and **not private**.
@@ -386,8 +391,8 @@ class PrivateKMeans(
         records = validate_data(self, X, reset=False, dtype=np.float64, order="C")
         return np.asarray(records)
 
-    def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
-        if isinstance(self.bounds, Box | Ball):
+    def _domain(self, X: ArrayLike, n_features: int) -> Domain:
+        if isinstance(self.bounds, Box | Ball | Sphere):
             found = self.bounds.n_features
             if found != n_features:
                 raise DataError(

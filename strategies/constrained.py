@@ -61,6 +61,9 @@ class ConstrainedLloyd(KMeansStrategy):
     together. Bounds for every client are wrong where clients differ.
 
     The time that a client computes depends on its records (docs/threat-model.md).
+
+    On a `Sphere` an empty slot holds no direction, is as near to all centroids, and adds
+    nothing to the sums, whose directions are the next centroids.
     """
 
     ALGORITHM = ConstrainedLloydAlgorithm

@@ -31,7 +31,8 @@ class FastLloyd(KMeansStrategy):
     postprocess : {"fold", "truncate", "none"}, default: "fold"
         Treatment of a centroid outside the bounds: ``"fold"`` reflects it at the wall,
         ``"truncate"`` moves it to the wall, and ``"none"`` leaves it (up to twice the
-        half widths, as far as distances are exact).
+        half widths, as far as distances are exact). On a `Sphere` ``"none"`` is refused,
+        because a result has directions.
     relocation : bool, default: True
         Whether to move centroids that have no records or share a cluster, to clip offsets
         to a radius that follows from the released numbers, and by default to take
@@ -46,6 +47,10 @@ class FastLloyd(KMeansStrategy):
     record changes the relative sums of all clusters together by at most the radius of *that*
     round in l2 (with relocation, jointly with the nearness of the records), and the counts by 1.
     Gaussian releases compose exactly. One scale factor makes the run (epsilon, delta).
+
+    On a `Sphere` the last round makes directions of the centroids. In the rounds before,
+    they are means within the unit ball, to which offsets are shorter than to directions,
+    so fewer are clipped (docs/tables/directions.md).
 
     Examples
     --------

@@ -93,6 +93,14 @@ class FedDPKMeans(KMeansStrategy):
     server sees every released sum, and computes the next query from it, so FedDP-KMeans runs
     under ``"distributed-noise"`` and ``"trusted-server"`` only.
 
+    The report has no warning about records that fill less than 1/50 of the domain, which
+    `SynopsisKMeans` has: with the default shares, two standard deviations of the noise of
+    a second moment hide so small a variance unless mu ``n_records`` is above 27,000 in a
+    `Ball`, or 27,000 d in a `Box`.
+
+    On a `Sphere` centroids are directions from the lift on. Rows of ``server_data`` must
+    then have a direction, too.
+
     Examples
     --------
     >>> import numpy as np

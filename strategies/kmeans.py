@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
 from flower_kmeans.algorithms.weights import note_on_persons, with_room
-from flower_kmeans.data.domain import Ball, Box, Domain
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -76,8 +76,10 @@ class KMeansStrategy(ClusteringStrategy[Server]):
     ----------
     n_clusters : int
         Number of clusters.
-    domain : Box or Ball
+    domain : Box, Ball or Sphere
         Public bounds of the records, in the user's units. Records outside are clipped.
+        On a `Sphere` records are divided by their length, and centroids have length 1:
+        spherical k-means. A cluster without a direction takes that of the first column.
     privacy : PrivacyBudget
         Budget of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy.
         With ``unit="client"`` each client is protected with all of its records, and
@@ -165,7 +167,9 @@ optional
     def __init__(
         self,
         n_clusters: int | tuple[int, int] | None,
-        domain: Annotated[Domain, instance(Box | Ball, "a Box or a Ball")],
+        domain: Annotated[
+            Domain, instance(Box | Ball | Sphere, "a Box, a Ball or a Sphere")
+        ],
         privacy: Privacy,
         n_records: int | None = None,
         *,

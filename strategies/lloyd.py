@@ -104,6 +104,9 @@ class GLloyd(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees, Theorem 15): in each round one record changes the sums by at
     most the l2 bound of the domain in l2, and the counts by 1. Gaussian releases compose exactly.
+
+    On a `Sphere` this is spherical k-means: after each round the centroids are the directions of
+    the noisy sums, so noisy counts do not change them.
     """
 
     ALGORITHM = GLloydAlgorithm

@@ -24,6 +24,8 @@ class PEMeans(KMeansStrategy):
     is too wide adds no noise. For more than 16 columns use `HDPEMeans`.
 
     ``domain`` is best a `Ball`. A `Box` stands for its enclosing ball, cut to the box.
+    On a `Sphere` candidates lie in the unit ball, where the means of directions are, and
+    the result has the directions of the centroids.
 
     Parameters
     ----------

@@ -21,8 +21,10 @@ class SynopsisKMeans(KMeansStrategy):
     shrinking radius. No option needs tuning.
 
     A ``Box`` stands for the ball around it, so a `Ball` that fits the records is
-    better. ``n_rounds`` must be ``"auto"``: rounds have different tasks, and their number
-    follows from ``n_records``, ``n_clusters``, the columns and the budget.
+    better. On a `Sphere` cells and means lie in the unit ball, and the result has the
+    directions of its means. ``n_rounds`` must be ``"auto"``: rounds have different
+    tasks, and their number follows from ``n_records``, ``n_clusters``, the columns and
+    the budget.
 
     With ``min_size`` or ``max_size`` the result has weights: a record x is in the
     cluster with the least ``|x - c_j|^2 - w_j``, and ``report.sizes`` has the noisy

@@ -67,7 +67,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         Number of clusters, 2 to 16.
     domain : Box
         Public bounds of all columns, in the user's units, party 0's columns first.
-        Values outside are clipped.
+        Values outside are clipped. Not a `Ball` or a `Sphere`: a party alone knows no
+        length of a record.
     privacy : PrivacyBudget
         Budget of the whole run, for one record replaced by another.
     n_records : int

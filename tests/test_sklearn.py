@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from flower_kmeans import Ball, Box, TableDomain
+from flower_kmeans import Ball, Box, Sphere, TableDomain
 from flower_kmeans.data.table_domain import Number
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -619,3 +619,20 @@ def test_a_fit_that_fails_on_its_way_is_not_said_to_be_refused(tmp_path, monkeyp
     # What the answered rounds cost; the run's end gives back what it reserved for the
     # others.
     assert 0.1 < spent_epsilon(tmp_path / "own", 1e-6) < 0.4
+
+
+def test_bounds_may_be_a_sphere():
+    rng = np.random.default_rng(6)
+    directions = np.eye(3)[rng.integers(0, 3, 900)] + rng.normal(0, 0.05, (900, 3))
+    records = directions * np.exp(rng.normal(0, 1, (900, 1)))
+    model = PrivateKMeans(3, epsilon=4.0, bounds=Sphere(3), n_records=900)
+    model.fit(np.vstack([records, np.zeros((3, 3))]))
+    lengths = np.linalg.norm(model.cluster_centers_, axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-12)
+    distances = model.transform(records)
+    np.testing.assert_allclose(model.transform(5 * records), distances)
+    np.testing.assert_array_equal(distances.argmin(axis=1), model.predict(records))
+    nearest = distances.min(axis=1)
+    assert model.score(records) == pytest.approx(-(nearest**2).sum())
+    with pytest.raises(DataError, match=r"bounds of 3 columns\. Got 2"):
+        PrivateKMeans(3, bounds=Sphere(2), n_records=900).fit(records)

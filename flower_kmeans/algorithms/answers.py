@@ -49,7 +49,8 @@ def split(
 
 
 def _words(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
-    records = algorithm.records_of(query, rows)
+    counted = algorithm.domain.counted(rows)
+    records = algorithm.records_of(query, counted)
     statistic = algorithm.statistic(query, records)
     return algorithm.layout(query.round).flatten(statistic)
 

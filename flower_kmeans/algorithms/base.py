@@ -376,7 +376,7 @@ class Algorithm(ABC):
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
         if "centroids" not in state.arrays:
             return None
-        return self.domain.from_unit(
+        return self.domain.as_centroids(
             scaled(state.arrays["centroids"], self.fraction_bits)
         )
 

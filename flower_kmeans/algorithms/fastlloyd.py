@@ -24,6 +24,7 @@ from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
+    centroids_in,
     clip_rows,
     into_domain,
     quotients,
@@ -33,7 +34,7 @@ from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import Domain, GridRecords, row_sums
+from flower_kmeans.data.domain import Domain, GridRecords, Sphere, row_sums
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, POSITIVE, choice
 from flower_kmeans.privacy.plan import Release
@@ -171,6 +172,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
                 moves /= np.sqrt(1 + np.clip(mean, 0.0, 1.0))[:, None]
         clipped = clip_rows(moves, float(radius))
         centroids = self._into_domain(old + to_grid(clipped))
+        if number == self.n_rounds and isinstance(self.domain, Sphere):
+            centroids = centroids_in(centroids, self.domain, self.fraction_bits)
         arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
         if self.relocation:
             # After the last round nothing is relocated: sizes and cost belong to the
@@ -253,6 +256,11 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             raise ConfigurationError(
                 "Expected postprocess 'fold' or 'truncate' with cost=True, whose distances are "
                 "those between points of the domain. Got postprocess='none' instead."
+            )
+        if isinstance(self.domain, Sphere) and self.postprocess == "none":
+            raise ConfigurationError(
+                "Expected postprocess 'fold' or 'truncate' on a Sphere, whose centroids are "
+                "directions with either. Got postprocess='none' instead."
             )
         # Centroids that may leave the box need exact distances in a larger box.
         if self.postprocess == "none" and d * 4 ** (self.fraction_bits + 2) > 2**53:
@@ -337,8 +345,11 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         return self.radius_of(round_number)
 
     def _into_domain(self, points: IntArray) -> IntArray:
+        # On a sphere means stay in the unit ball between rounds: records are nearer to
+        # them than to their directions, so fewer offsets are clipped
+        # (docs/tables/directions.md).
         if self.postprocess == "fold":
-            return super()._into_domain(points)
+            return self._reflected(points)
         if self.postprocess == "truncate":
             return into_domain(points, self.domain, self.fraction_bits)
         return postprocess.truncate(points, self._free_boxes * self._half_widths)

@@ -12,7 +12,7 @@ from flower_kmeans.algorithms.feddp_stage import (
 )
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
-from flower_kmeans.algorithms.numerics.postprocess import into_domain, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import centroids_in, to_grid
 from flower_kmeans.algorithms.numerics.projection import lifted_sums
 from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.arrays import BoolArray
@@ -81,6 +81,6 @@ class LiftStage:
         projected = setting.projection.lift(before["centers"], before["projection"])
         centroids = to_grid(np.where(usable[:, None], means, projected))
         return {
-            "centroids": into_domain(centroids, setting.domain, setting.fraction_bits),
+            "centroids": centroids_in(centroids, setting.domain, setting.fraction_bits),
             "counts": answer.blocks[COUNTS].copy(),
         }

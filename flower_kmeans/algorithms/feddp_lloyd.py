@@ -21,14 +21,14 @@ from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
+    centroids_in,
     clip_rows,
-    into_domain,
     to_grid,
 )
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.state import Range, State, StateArrays
 from flower_kmeans.arrays import BoolArray, IntArray
-from flower_kmeans.data.domain import Ball, GridRecords
+from flower_kmeans.data.domain import Box, GridRecords
 
 SPREAD = "spread"
 FACTOR = "factor"
@@ -156,7 +156,7 @@ class LloydStage:
         setting = self.setting
         one = 2**setting.fraction_bits
         widths = setting.domain.grid_half_widths(setting.fraction_bits)
-        longest = one if isinstance(setting.domain, Ball) else None
+        longest = None if isinstance(setting.domain, Box) else one
         shape = setting.n_clusters, setting.n_features
         ranges = {"centroids": Range(shape, -widths, widths, longest)}
         if self.is_narrowed:
@@ -219,7 +219,7 @@ class LloydStage:
             wanted = to_grid(means)
         else:
             wanted = old + to_grid(clip_rows(means, float(radius)))
-        moved = into_domain(wanted, setting.domain, setting.fraction_bits)
+        moved = centroids_in(wanted, setting.domain, setting.fraction_bits)
         centroids = np.where(usable[:, None], moved, old)
         arrays: NamedArrays = {"centroids": centroids, "counts": blocks[COUNTS].copy()}
         if self.has_spread:

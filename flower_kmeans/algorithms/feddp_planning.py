@@ -56,6 +56,11 @@ def with_points(
         return draft
     # A copy: the caller may change the array later.
     points = check_server_data(server_data, draft.n_clusters, d).copy()
+    if len(draft.domain.counted(points)) < len(points):
+        raise ConfigurationError(
+            "Expected server_data with a direction in each row on a Sphere. "
+            "Got a row of length zero instead."
+        )
     points.setflags(write=False)
     m = len(points)
     if given not in (None, m):

@@ -12,7 +12,7 @@ from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.state import State
-from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.domain import Domain, Sphere
 
 
 class LastSums(NamedTuple):
@@ -72,6 +72,7 @@ class LastCost:
                 self.noise[COUNTS] * step,
             ),
             step=step,
+            are_directions=isinstance(self.domain, Sphere),
         )
         scale, users_units = costs.user_scale(self.domain)
         value = (value + bias * noise_factor**2) * scale**2

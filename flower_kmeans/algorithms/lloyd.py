@@ -26,6 +26,7 @@ from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
+    centroids_in,
     fold,
     into_domain,
     quotients,
@@ -36,7 +37,7 @@ from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
-from flower_kmeans.data.domain import Ball, Domain, GridRecords
+from flower_kmeans.data.domain import Box, Domain, GridRecords, Sphere
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.parameters import (
@@ -142,6 +143,11 @@ class LloydFamily(base.Algorithm):
                 f"Expected initial centroids of shape ({self.n_clusters}, {d}). "
                 f"Got {points.shape} instead."
             )
+        if len(self.domain.counted(points)) < len(points):
+            raise ConfigurationError(
+                "Expected initial centroids with a direction on a Sphere. "
+                "Got one of length zero instead."
+            )
 
     def require_feasible(self) -> None:
         """Refuse runs as `Algorithm` does, too large packings, and a cost below one step."""
@@ -185,7 +191,16 @@ class LloydFamily(base.Algorithm):
         return None
 
     def _into_domain(self, points: IntArray) -> IntArray:
-        """Return the centroids of the next round, (k, d): reflected at the walls."""
+        """Return the centroids of the next round, (k, d): reflected at the walls.
+
+        On a sphere they keep their directions, which a reflection would change.
+        """
+        if isinstance(self.domain, Sphere):
+            return centroids_in(points, self.domain, self.fraction_bits)
+        return self._reflected(points)
+
+    def _reflected(self, points: IntArray) -> IntArray:
+        """Return points, (k, d), reflected at the walls of the domain's box."""
         inside = fold(points, self._half_widths)
         return into_domain(inside, self.domain, self.fraction_bits)
 
@@ -356,7 +371,7 @@ class LloydFamily(base.Algorithm):
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
         # A packing takes seconds, and all simulated clients of a process need the same.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)
-        return into_domain(packed, self.domain, self.fraction_bits)
+        return centroids_in(packed, self.domain, self.fraction_bits)
 
     @property
     def _mu(self) -> float:
@@ -485,11 +500,12 @@ class SuLloydAlgorithm(LloydFamily):
 
         It is empty if the sums have one joint bound in l1.
         """
-        # With delta 0, accounting by column saves nothing. A ball or a clip bounds all
-        # columns together, and not each. A person can change several words of a column,
-        # which is no worse than one word by as much (docs/guarantees, Theorem 51).
+        # With delta 0, accounting by column saves nothing. A ball, a sphere or a clip
+        # bounds all columns together, and not each. A person can change several words of
+        # a column, which is no worse than one word by as much (docs/guarantees, Theorem
+        # 51).
         pure = not self.budget.is_private or self.budget.delta == 0
-        if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
+        if pure or self.budget.protects_clients or not isinstance(self.domain, Box):
             return ()
         widths, numbers = np.unique(self._half_widths, return_counts=True)
         pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)

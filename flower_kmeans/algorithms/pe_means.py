@@ -393,7 +393,7 @@ class PEMeansAlgorithm(Algorithm):
             return None
         # A candidate may have a negative share of a category's level.
         inside = into_domain(state.arrays[name], self.domain, self.fraction_bits)
-        return self.domain.from_unit(scaled(inside, self.fraction_bits))
+        return self.domain.as_centroids(scaled(inside, self.fraction_bits))
 
     # ------------------------------------------------------------------ derived sizes
 

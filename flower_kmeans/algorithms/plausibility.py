@@ -23,7 +23,7 @@ from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.arrays import BoolArray, FloatArray
-from flower_kmeans.data.domain import Ball
+from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.plan import Release
 
 FALSE_ALARMS = 1e-4
@@ -378,12 +378,12 @@ class _Round:
             beyond = _lengths(means) > longest * far
             means = means + self.before.arrays["centroids"]
         domain = self.algorithm.domain
-        if isinstance(domain, Ball):
-            beyond |= _lengths(means) > self.one * far
-        else:
+        if isinstance(domain, Box):
             widths = domain.grid_half_widths(self.algorithm.fraction_bits)
             is_outside = np.abs(means) > widths * far
             beyond |= is_outside.any(axis=1)
+        else:
+            beyond |= _lengths(means) > self.one * far
         excess = np.abs(means).max(axis=1) / self.one
         yield from self._found(FindingKind.OUTSIDE, usable & beyond, excess, -excess)
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Box, Domain
+from flower_kmeans.data.declared import domain_from_file
+from flower_kmeans.data.domain import Box, Domain, difference
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
@@ -73,7 +74,15 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
     if declared is None:
         return found
-    domain = declared_as(TableDomain.from_file(declared), found.domain)
+    domain = domain_from_file(declared)
+    if not isinstance(domain, TableDomain):
+        differs = difference(domain, found.domain)
+        if differs is not None:
+            raise DataError(
+                f"Expected the domain of the run. Got one with another {differs[0]}."
+            )
+    else:
+        domain = declared_as(domain, found.domain)
     if domain.columns != found.columns:
         raise DataError(
             f"Expected the domain file of the run, with {found.columns}. Got {declared}."
@@ -191,9 +200,10 @@ def assign(
     """Write the records of a file with their clusters and distances.
 
     ``cluster`` is the result of `Clustering.predict`. ``distance`` is the Euclidean
-    distance to its centroid, in the user's units, or between scaled records with a
-    `TableDomain`. Both are empty for a record with a missing cell, unless the domain
-    states a value for missing cells. Malformed cells are an error, and an earlier
+    distance to its centroid, in the user's units, between scaled records with a
+    `TableDomain`, or between directions on a `Sphere`. Both are empty for a record with
+    a missing cell, unless the domain states a value for missing cells, and for one of
+    length zero on a `Sphere`. Malformed cells are an error, and an earlier
     output is then unchanged. Other columns of a csv file are copied as text, so a code
     such as 007 does not change. An output in csv is separated by commas.
     """
@@ -262,10 +272,11 @@ def _clusters(
     """Return each record's cluster and distance, and whether both are missing."""
     records = records_of(block, found.inputs, _declared(found), findings, spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
-    # Any finite number will do, because these results are masked.
-    records[missing] = 0.0
+    missing |= found.domain.are_null(records)
+    # Any finite record with a direction will do, because these results are masked.
+    records[missing] = 1.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
-    offsets = records - found.centroids[labels]
+    offsets = found.domain.compared(records) - found.centroids[labels]
     # Days, logarithms and categories have no common unit, and weights choose one.
     is_weighted = isinstance(found.domain, Box) and found.domain.is_weighted
     if isinstance(found.domain, TableDomain) or is_weighted:

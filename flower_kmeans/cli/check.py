@@ -24,7 +24,14 @@ from rich.text import Text
 from flower_kmeans.cli.checked import CheckPart
 from flower_kmeans.cli.limits import FILES, LINES, RECORDS, judge
 from flower_kmeans.data.csv_files import names_columns
-from flower_kmeans.data.domain import Ball, Box, Domain, difference
+from flower_kmeans.data.declared import (
+    DeclaredDomain,
+    columns_read,
+    described,
+    digest_of,
+    domain_from_file,
+)
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere, difference
 from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
 from flower_kmeans.data.records import check_columns
 from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
@@ -167,13 +174,16 @@ def _declared(
     policy: ClientPolicy,
     policy_file: str | os.PathLike[str],
     domain: str | os.PathLike[str] | None,
-) -> tuple[str, TableDomain | None]:
+) -> tuple[str, DeclaredDomain | None]:
     """Return the name of the declarations' source, and the columns that it declares."""
     if domain is not None:
-        return f"the domain file {domain}", TableDomain.from_file(domain)
+        return f"the domain file {domain}", domain_from_file(domain)
     named = f"the policy file {policy_file}"
-    if isinstance(policy.domain, TableDomain):
-        return named, policy.domain
+    pinned = policy.domain
+    if isinstance(pinned, TableDomain):
+        return named, pinned
+    if isinstance(pinned, Ball | Sphere) and pinned.columns is not None:
+        return named, pinned
     return named, None
 
 
@@ -437,12 +447,12 @@ def _table_file(data: str, reading: Reading) -> Path | None:
 
 
 def _domain(
-    declared: TableDomain,
+    declared: DeclaredDomain,
     policy: ClientPolicy,
     named: str,
     policy_file: str | os.PathLike[str],
 ) -> str:
-    if declared.from_records:
+    if isinstance(declared, TableDomain) and declared.from_records:
         raise ConfigurationError(
             f"Expected a domain from public knowledge in {named}. Got one that was read off "
             "records (from_records)."
@@ -461,18 +471,25 @@ def _domain(
             f"{policy_file}: {_listed(policy.columns or ())}. Got in {named}: "
             f"{_listed(declared.columns or ())}."
         )
+    whole = digest_of(declared)
+    if not isinstance(declared, TableDomain):
+        return (
+            f"{declared.n_features} declared columns; a missing cell drops its record; digest "
+            f"{_groups(whole)}, which all parties must have.\n"
+            f"{shortened(described(declared), _LINE)}"
+        )
     rules = [column.name for column in declared.declared if column.missing is None]
     void = f"a missing cell in {_listed(tuple(rules))} drops its record; "
     return (
         f"{len(declared.declared)} declared columns, {declared.n_features} in the box; "
-        f"{void if rules else ''}digest {_groups(declared.digest)}, which all parties must have.\n"
+        f"{void if rules else ''}digest {_groups(whole)}, which all parties must have.\n"
         f"{shortened(declared.describe(), _LINE)}"
     )
 
 
-def _mismatch(declared: TableDomain, pinned: Domain) -> tuple[str, str] | None:
+def _mismatch(declared: DeclaredDomain, pinned: Domain) -> tuple[str, str] | None:
     """Return in words how a domain was pinned and how it is declared, where they differ."""
-    if not isinstance(pinned, TableDomain):
+    if not isinstance(pinned, TableDomain) or not isinstance(declared, TableDomain):
         found = difference(declared, pinned)
         if found is None:
             return None
@@ -496,7 +513,7 @@ def _data(
     data: str,
     policy: ClientPolicy,
     reading: Reading,
-    declared: TableDomain | None,
+    declared: DeclaredDomain | None,
     accepted: Mapping[str, str],
     policy_file: str | os.PathLike[str],
 ) -> str:
@@ -510,10 +527,12 @@ def _data(
             f"{DOMAIN_EXAMPLES}"
         )
     share_outside = 0.0
-    if declared is None and policy.domain is not None:
-        share_outside = _count_outside(table, policy.domain)
-    columns_read = {column.name for column in table.findings.columns}
-    unknown = set(accepted) - columns_read - {LINES, RECORDS, FILES}
+    # Declared cells are counted when they are read.
+    bounds = None if isinstance(declared, TableDomain) else declared or policy.domain
+    if bounds is not None:
+        share_outside = _count_outside(table, bounds)
+    known = {column.name for column in table.findings.columns}
+    unknown = set(accepted) - known - {LINES, RECORDS, FILES}
     if unknown:
         raise ConfigurationError(
             f"Expected --accept with one of the columns that are read, {LINES!r}, {RECORDS!r} or "
@@ -527,9 +546,9 @@ def _data(
             f"name, {LINES!r} or {RECORDS!r}."
         )
     kind = "numbers"
-    if declared is not None:
+    if isinstance(declared, TableDomain):
         kind = "declared cells"
-        columns = tuple(column.name for column in declared.declared)
+        columns = tuple(columns_read(declared))
     pinned = "as pinned" if policy.columns else "and the policy pins no names"
     found = f"{data} is a table of {kind} with the columns {_listed(columns)}, {pinned}. {header}"
     if judged.notes:
@@ -540,7 +559,7 @@ def _data(
 
 
 def _read_as_node(
-    data: str, reading: Reading, declared: TableDomain | None
+    data: str, reading: Reading, declared: DeclaredDomain | None
 ) -> tuple[Records, str]:
     """Return the records as a node reads them, and how it must be told to."""
     named, own = resolved(data, reading)
@@ -566,12 +585,18 @@ def _read_as_node(
 
 
 def _count_outside(table: Records, domain: Domain) -> float:
-    """Count values outside a box, or return the fraction of records outside a ball."""
+    """Count values outside a box, or return the fraction of records outside a ball.
+
+    On a sphere records of length zero are counted as null records.
+    """
     is_used = np.isfinite(table.records).all(axis=1)
     outside: list[int] = domain.outside(table.records[is_used]).tolist()
     if isinstance(domain, Box):
         for column, n in zip(table.findings.columns, outside, strict=True):
             column.n_above = n
+        return 0.0
+    if isinstance(domain, Sphere):
+        table.findings.n_void += outside[0]
         return 0.0
     return outside[0] / max(1, len(table.records))
 
@@ -631,6 +656,10 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
     if isinstance(domain, Ball):
         radius = number_text(domain.radius)
         return f"bounds: within {radius} of a centre, {domain.n_features} columns"
+    if isinstance(domain, Sphere):
+        return (
+            f"bounds: none, for directions of {domain.n_features} columns count alone"
+        )
     names = columns or tuple(f"column {i}:" for i in range(domain.n_features))
     pairs = zip(names, domain.lower, domain.upper, strict=True)
     texts = [

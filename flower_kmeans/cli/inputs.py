@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from flower_kmeans.cli.options import even_widths, listed, takers
 from flower_kmeans.data import datasets
-from flower_kmeans.data.domain import Box, checked_by_name
+from flower_kmeans.data.declared import DeclaredDomain
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere, checked_by_name
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -36,6 +37,44 @@ class InputRecords:
     table: datasets.Table | None = None  # the table of the records
     image: NDArray[np.uint8] | None = None  # (height, width, 3), with records as pixels
     domain: TableDomain | None = None  # declarations of the columns
+    # what compares all columns together, in place of bounds of each
+    whole: Ball | Sphere | None = None
+
+    def bounded(
+        self,
+        bounds: Sequence[str],
+        lower: float | None,
+        upper: float | None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        tighten: float | None = None,
+        from_data: bool,
+    ) -> tuple[Domain, bool]:
+        """Return the domain, and whether some bounds were read off the records.
+
+        Parameters are those of `box`. A ball or a sphere has no bounds of columns, no
+        weights and no ranges.
+        """
+        if self.whole is None:
+            return self.box(
+                bounds,
+                lower,
+                upper,
+                weights=weights,
+                tighten=tighten,
+                from_data=from_data,
+            )
+        if tighten is not None:
+            raise ConfigurationError(
+                "Expected no --tighten with a ball or a sphere, which has no bounds of columns. "
+                f"Got --tighten {tighten:g} instead."
+            )
+        if weights:
+            raise ConfigurationError(
+                "Expected no --weight with a ball or a sphere, which compares all columns alike. "
+                f"Got weights of {_some(list(weights))} instead."
+            )
+        return self.whole, False
 
     def box(
         self,
@@ -96,8 +135,22 @@ class InputRecords:
         return box, bool(missing)
 
     def findings(self) -> list[str]:
-        """Return findings on cells for the holder of the records, in at most two lines."""
-        return [] if self.table is None else self.table.findings.lines()
+        """Return findings on cells and records for their holder, in at most three lines."""
+        lines = [] if self.table is None else self.table.findings.lines()
+        if self.whole is None:
+            return lines
+        n_records = len(self.records)
+        (n_found,) = self.whole.outside(self.records).tolist()
+        if n_found and isinstance(self.whole, Sphere):
+            lines.append(
+                f"{n_found:,} of {n_records:,} records have length zero; each counts as none."
+            )
+        elif n_found:
+            lines.append(
+                f"{n_found:,} of {n_records:,} records are moved to the ball, outside of which "
+                "they are."
+            )
+        return lines
 
     def _count_outside(self, box: Box) -> None:
         """Count the values outside the bounds, unless a domain has counted them."""
@@ -196,6 +249,8 @@ class InputRecords:
 
     def lacks_for_picture(self) -> str | None:
         """Return the reason why a picture is impossible, or ``None``."""
+        if self.image is not None and isinstance(self.whole, Sphere):
+            return "none: a direction is no colour"
         if self.image is not None:
             return None
         if len(self.columns) < 2:
@@ -215,7 +270,8 @@ class InputRecords:
         """
         from flower_kmeans.report import picture
 
-        labels = clustering.predict(self.records)
+        records = clustering.domain.counted(self.records)
+        labels = clustering.predict(records)
         if self.image is not None:
             picture.save_photo_picture(
                 path,
@@ -229,7 +285,7 @@ class InputRecords:
         if self.lacks_for_picture() is not None:
             return False
         picture.save_scatter_picture(
-            path, self.records, labels, clustering.centroids, self.columns
+            path, records, labels, clustering.centroids, self.columns
         )
         return True
 
@@ -341,7 +397,7 @@ def table(
     columns: str | None,
     label: str | None,
     split: str | None,
-    domain: TableDomain | None = None,
+    domain: DeclaredDomain | None = None,
 ) -> InputRecords:
     """Return the records of a user's file."""
     kind, _, detail = (split or "").partition(":")
@@ -361,9 +417,10 @@ def table(
     name = data_name(data)
     if not len(loaded.records):
         raise ConfigurationError(f"The data file {name} has no usable records.")
-    return InputRecords(
-        name, loaded.records, loaded.columns, table=loaded, domain=domain
-    )
+    found = InputRecords(name, loaded.records, loaded.columns, table=loaded)
+    if isinstance(domain, TableDomain):
+        return replace(found, domain=domain)
+    return replace(found, whole=domain)
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

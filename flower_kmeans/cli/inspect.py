@@ -20,12 +20,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flower_kmeans.cli.limits import judge, share_text
+from flower_kmeans.data.declared import DeclaredDomain, columns_read, described
+from flower_kmeans.data.domain import Ball, Sphere
 from flower_kmeans.data.findings import ColumnFindings, ColumnKind, Findings
 from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
 from flower_kmeans.data.reading import Reading, resolved
 from flower_kmeans.data.spelling import Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain, category_of
-from flower_kmeans.data.tables import OpenTable, is_nameless, open_table
+from flower_kmeans.data.tables import (
+    OpenTable,
+    is_nameless,
+    open_table,
+    records_of,
+)
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import printable, reason_and_cure
 
@@ -59,7 +66,7 @@ class Inspected:
     findings : Findings
     guesses : dict from str to Guess
         Guesses by column. It is empty with a domain.
-    domain : TableDomain, optional
+    domain : TableDomain, Ball or Sphere, optional
         The declarations, if they are given.
     categories : dict from str to set of str
         Texts in columns of categories, which are values of records.
@@ -67,21 +74,24 @@ class Inspected:
         Reasons why columns could not be read.
     undeclared : tuple of str
         Columns that the domain does not declare.
+    n_outside : int
+        Number of records outside a `Ball`.
     """
 
     opened: OpenTable
     findings: Findings
     guesses: dict[str, Guess] = field(default_factory=dict)
-    domain: TableDomain | None = None
+    domain: DeclaredDomain | None = None
     categories: dict[str, set[str]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     undeclared: tuple[str, ...] = ()
+    n_outside: int = 0
 
     @property
     def used(self) -> list[str]:
         """Columns that a run would cluster by if the user names none."""
         if self.domain is not None:
-            return [column.name for column in self.domain.declared]
+            return columns_read(self.domain)
         return [name for name, found in self.guesses.items() if found.kind == "number"]
 
     def left_out(self) -> list[tuple[str, str]]:
@@ -96,20 +106,32 @@ class Inspected:
 
 
 def inspect(
-    data: str, reading: Reading, domain: TableDomain | None = None
+    data: str, reading: Reading, domain: DeclaredDomain | None = None
 ) -> Inspected:
     """Return findings on a table's cells, or only on the columns that a domain declares."""
     named, reading = resolved(data, reading)
     opened = open_table(named, reading)
     if domain is None:
         return _undeclared(opened, reading.spelling)
-    names = [column.name for column in domain.declared]
-    findings = domain.findings()
+    names = columns_read(domain)
+    table = domain if isinstance(domain, TableDomain) else None
+    findings = Findings(tuple(map(ColumnFindings, names)))
+    if table is not None:
+        findings = table.findings()
+    n_outside = 0
     for block in opened.blocks(names):
-        domain.examine(block.whole(names), findings, reading.spelling)
-        findings.add_malformed(block.n_malformed, block.first_malformed)
+        records = records_of(block, names, table, findings, reading.spelling)
+        if table is None:
+            orderly = records[~block.malformed]
+            finite = orderly[np.isfinite(orderly).all(axis=1)]
+            counted = domain.counted(finite)
+            findings.n_void += len(orderly) - len(counted)
+            if isinstance(domain, Ball):
+                n_outside += int(domain.outside(counted)[0])
     others = tuple(name for name in opened.names if name not in names)
-    return Inspected(opened, findings, domain=domain, undeclared=others)
+    return Inspected(
+        opened, findings, domain=domain, undeclared=others, n_outside=n_outside
+    )
 
 
 def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
@@ -202,8 +224,8 @@ def _correct(found: Inspected) -> None:
 def show(console: Console, found: Inspected) -> None:
     """Print findings, and that they are not public."""
     findings = found.findings
-    has_domain = found.domain is not None
-    bounds = ["outside the bounds"] if has_domain else []
+    has_bounds = isinstance(found.domain, TableDomain)
+    bounds = ["outside the bounds"] if has_bounds else []
     table = Table(
         "column",
         "kind",
@@ -215,7 +237,7 @@ def show(console: Console, found: Inspected) -> None:
     for column in findings.columns:
         n = column.n_records
         counts = [_counted(column.n_missing, n), _counted(column.n_unreadable, n)]
-        counts += [_counted(column.n_outside, column.n_read)] if has_domain else []
+        counts += [_counted(column.n_outside, column.n_read)] if has_bounds else []
         name = Text(printable(column.name))
         table.add_row(
             name, _kind(found, column), *counts, Text(printable(_look(found, column)))
@@ -283,9 +305,16 @@ def _conclusions(found: Inspected) -> list[str]:
             f"Malformed lines: {findings.n_malformed:,}; the first is line {first:,}."
         )
     if used:
+        why = "a cell that is used is missing without a rule, or unreadable"
+        if isinstance(found.domain, Sphere):
+            why += ", or all cells are 0"
         lines.append(
-            f"{findings.n_void:,} of {findings.n_records:,} records would count as none: a cell "
-            "that is used is missing without a rule, or unreadable."
+            f"{findings.n_void:,} of {findings.n_records:,} records would count as none: {why}."
+        )
+    if found.n_outside:
+        lines.append(
+            f"{found.n_outside:,} of {findings.n_records:,} records are outside the ball, and "
+            "would be moved to it."
         )
     own = Findings(
         tuple(column for column in findings.columns if column.name in used),
@@ -305,6 +334,8 @@ def _clustered(found: Inspected) -> list[str]:
     """Return the columns that a run would cluster by, in words."""
     if found.domain is not None:
         columns = ", ".join(found.domain.columns or ())
+        if not isinstance(found.domain, TableDomain):
+            return [f"A run clusters by {' '.join(described(found.domain))}."]
         n_columns = found.domain.n_features
         return [f"A run clusters by {n_columns} columns of the box: {columns}."]
     used = found.used

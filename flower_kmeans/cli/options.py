@@ -29,7 +29,7 @@ from flower_kmeans.parameters import is_auto
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from flower_kmeans.data.domain import Box
+    from flower_kmeans.data.domain import Domain
     from flower_kmeans.data.reading import Reading
     from flower_kmeans.strategies import ClusteringStrategy, Option
 
@@ -230,7 +230,7 @@ class Settings:
                 f"{takers('server_data')}."
             )
 
-    def make(self, box: "Box", **parameters: Any) -> "ClusteringStrategy[Any]":
+    def make(self, domain: "Domain", **parameters: Any) -> "ClusteringStrategy[Any]":
         """Return the strategy with these settings and further parameters."""
         from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -240,7 +240,7 @@ class Settings:
         if self.trust is not None and self.takes("trust"):
             parameters["trust"] = self.trust
         strategy: ClusteringStrategy[Any] = self.strategy(
-            domain=box, privacy=budget, **self.given | parameters
+            domain=domain, privacy=budget, **self.given | parameters
         )
         return strategy
 

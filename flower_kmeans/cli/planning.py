@@ -14,7 +14,8 @@ from flower_kmeans.cli.options import Settings, even_widths, placeholders, taker
 from flower_kmeans.cli.preview import PreviewSizes, show_losses
 from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
 from flower_kmeans.data import datasets
-from flower_kmeans.data.domain import Box
+from flower_kmeans.data.declared import DeclaredDomain, domain_from_file
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.report import clip_text
@@ -42,7 +43,7 @@ class _Plan:
     """A strategy that is only planned, and the public numbers that it was made from."""
 
     strategy: ClusteringStrategy[Any]
-    box: Box
+    domain: Domain
     parameters: dict[str, Any]
 
 
@@ -54,9 +55,13 @@ def show_plan(settings: Settings, request: PlanRequest) -> None:
     ConfigurationError
         If options do not fit together.
     """
-    features = _number_of_features(settings, request)
+    declared = _declared(settings, request)
+    features = request.features
+    if declared is not None:
+        features = declared.n_features
     _require_fitting(settings, request, features)
-    made = _make(settings, request, features or _DEFAULT_FEATURES)
+    domain = _domain_of(request, declared, features or _DEFAULT_FEATURES)
+    made = _make(settings, request, domain)
     strategy = made.strategy
     console = Console(highlight=False)
     outputs.print_plan(
@@ -70,23 +75,46 @@ def show_plan(settings: Settings, request: PlanRequest) -> None:
         _show_losses(console, settings, request, made)
 
 
-def _number_of_features(settings: Settings, request: PlanRequest) -> int | None:
-    """Return the number of columns, if an option gives it."""
+def _declared(settings: Settings, request: PlanRequest) -> DeclaredDomain | None:
+    """Return the domain of a file, if an option names one."""
     features = request.features
     if request.domain is not None and features is not None:
         raise ConfigurationError(
             "Expected --domain, which has columns, or --features. Got both."
         )
     if request.domain is not None:
-        declared = TableDomain.from_file(request.domain)
-        if declared.from_records and settings.is_private:
+        declared = domain_from_file(request.domain)
+        is_read_off = isinstance(declared, TableDomain) and declared.from_records
+        if is_read_off and settings.is_private:
             warn_of_bounds()
-        return declared.n_features
+        return declared
     if features is not None and features < 1:
         raise ConfigurationError(
             f"Expected --features of at least 1. Got {features} instead."
         )
-    return features
+    return None
+
+
+def _domain_of(
+    request: PlanRequest, declared: DeclaredDomain | None, features: int
+) -> Domain:
+    """Return the domain of a plan: columns in [-1, 1], the unit ball, or directions."""
+    tighten = request.tighten
+    if tighten is not None and isinstance(declared, Ball | Sphere):
+        raise ConfigurationError(
+            "Expected --tighten with bounds of columns. "
+            f"Got a domain file with a {type(declared).__name__} instead."
+        )
+    if isinstance(declared, Ball):
+        return Ball(1.0, [0.0] * features)
+    if isinstance(declared, Sphere):
+        return Sphere(features)
+    if declared is not None and tighten is None:
+        tighten = declared.tighten
+    # Only numbers and dates have ranges, so their noise depends on the declared columns.
+    if declared is not None and tighten is not None and not request.simulate:
+        return TableDomain(declared.declared, tighten=tighten)
+    return Box([-1.0] * features, [1.0] * features, tighten=tighten)
 
 
 def _require_fitting(
@@ -115,9 +143,10 @@ def _require_fitting(
         )
 
 
-def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
-    """Return the strategy for records in [-1, 1] in each column."""
+def _make(settings: Settings, request: PlanRequest, domain: Domain) -> _Plan:
+    """Return the strategy for records of a domain."""
     given = settings.given
+    features = domain.n_features
     n_records = given.get("n_records", datasets.PHOTO_RECORDS)
     parameters: dict[str, Any] = {"n_records": n_records}
     if request.server_points is not None:
@@ -129,7 +158,6 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
         parameters["parties"] = even_widths(features, n_parties)
     else:
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
-    box = _box(request, features)
     if request.chart is not None and not request.simulate:
         raise ConfigurationError("--chart requires --simulate.")
     if request.simulate and (settings.splits_columns or not settings.is_private):
@@ -137,21 +165,12 @@ def _make(settings: Settings, request: PlanRequest, features: int) -> _Plan:
             "Expected --simulate with a private strategy whose clients hold records. "
             f"Got {settings.name} without."
         )
-    return _Plan(settings.make(box, **parameters), box, parameters)
-
-
-def _box(request: PlanRequest, features: int) -> Box:
-    """Return a box of [-1, 1] in each column, whose ranges are found where the user wants it."""
-    declared = None
-    tighten = request.tighten
-    if request.domain is not None:
-        declared = TableDomain.from_file(request.domain)
-        if tighten is None:
-            tighten = declared.tighten
-    # Only numbers and dates have ranges, so their noise depends on the declared columns.
-    if declared is not None and tighten is not None and not request.simulate:
-        return TableDomain(declared.declared, tighten=tighten)
-    return Box([-1.0] * features, [1.0] * features, tighten=tighten)
+    if request.simulate and not isinstance(domain, Box):
+        raise ConfigurationError(
+            "Expected --simulate with bounds of columns, within which records are generated. "
+            f"Got a domain file with a {type(domain).__name__} instead."
+        )
+    return _Plan(settings.make(domain, **parameters), domain, parameters)
 
 
 def _facts(made: _Plan) -> dict[str, str]:
@@ -202,11 +221,11 @@ def _show_losses(
         parameters = dict(made.parameters)
         if n_points is not None:
             parameters["server_data"] = points
-        return replace(settings, epsilon=epsilon).make(made.box, **parameters)
+        return replace(settings, epsilon=epsilon).make(made.domain, **parameters)
 
     sizes = PreviewSizes(
         n_records=made.parameters["n_records"],
-        n_features=made.box.n_features,
+        n_features=made.domain.n_features,
         n_clusters=made.strategy.n_clusters,
         n_points=n_points or 0,
     )

@@ -219,7 +219,8 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
         _draw_parts(axes, found, synopsis, means, view.directions)
 
     if picture.records is not None:
-        _draw_records(axes, view.places(found.domain.scaled(picture.records)))
+        records = found.domain.compared(picture.records)
+        _draw_records(axes, view.places(found.domain.scaled(records)))
     _draw_centroids(axes, found, view.places(centroids))
     first, second = (f"{100 * part:.0f}% of variance" for part in view.parts)
     axes.set_xlabel(f"principal axis 1 ({first})")

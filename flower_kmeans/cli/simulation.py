@@ -15,9 +15,10 @@ from flower_kmeans.cli import inputs, outputs
 from flower_kmeans.cli.inputs import InputRecords, parse_weights
 from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
-from flower_kmeans.data.domain import Box
+from flower_kmeans.data.declared import domain_from_file
+from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.reading import Reading
-from flower_kmeans.data.table_domain import TableDomain, shortened
+from flower_kmeans.data.table_domain import shortened
 from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import prepare_directory, printable, written_together
@@ -52,6 +53,8 @@ class SimulationRequest:
     lower: float | None
     upper: float | None
     bounds_from_data: bool
+    sphere: bool
+    ball: float | None
     split: str | None
     server_data: Path | None
     engine: EngineOption
@@ -64,7 +67,7 @@ class RunInputs:
     """All that a run takes: public numbers, and the records of each party."""
 
     source: InputRecords
-    box: Box
+    domain: Domain
     is_read_off: bool  # the bounds are from the records
     partitions: list[FloatArray]
     strategy: ClusteringStrategy[Any]
@@ -142,7 +145,7 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
 
     # A run without privacy may read its bounds off: it promises nothing.
     may_read = request.bounds_from_data or not settings.is_private
-    box, is_read_off = source.box(
+    domain, is_read_off = source.bounded(
         request.bounds,
         request.lower,
         request.upper,
@@ -157,7 +160,7 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     if parties:
         widths = [source.width(party) for party in parties]
         if source.domain is None:
-            box = replace(box, columns=source.columns)
+            domain = replace(domain, columns=source.columns)
         partitions = np.split(source.records, np.cumsum(widths)[:-1], axis=1)
         parameters["parties"] = widths
     else:
@@ -166,11 +169,32 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
         parameters["n_clients"] = len(partitions)
     if "n_records" not in settings.given:
         parameters["n_records"] = _planned_records(settings, source)
-    strategy = settings.make(box, **parameters)
-    return RunInputs(source, box, is_read_off, partitions, strategy, seed)
+    strategy = settings.make(domain, **parameters)
+    return RunInputs(source, domain, is_read_off, partitions, strategy, seed)
 
 
 def _source_of(request: SimulationRequest) -> InputRecords:
+    """Return the photograph, or the records of a file, with a ball or a sphere if chosen."""
+    source = _records_of(request)
+    if not request.sphere and request.ball is None:
+        return source
+    has_limits = (request.lower, request.upper) != (None, None)
+    has_limits = has_limits or bool(request.bounds) or request.bounds_from_data
+    if request.sphere and request.ball is not None:
+        raise ConfigurationError("Expected --sphere or --ball. Got both.")
+    option = "--sphere" if request.sphere else "--ball"
+    if has_limits or request.domain is not None:
+        raise ConfigurationError(
+            f"Expected {option} without --domain, --bounds, --lower, --upper and "
+            "--bounds-from-data. Got one of these as well."
+        )
+    width = len(source.columns)
+    if request.ball is not None:
+        return replace(source, whole=Ball(request.ball, [0.0] * width))
+    return replace(source, whole=Sphere(width))
+
+
+def _records_of(request: SimulationRequest) -> InputRecords:
     """Return the photograph, or the records of a file."""
     data = request.data
     columns = request.columns
@@ -192,7 +216,7 @@ def _source_of(request: SimulationRequest) -> InputRecords:
             "Expected --domain, which has columns and bounds, without --columns, --bounds, "
             "--lower, --upper and --bounds-from-data. Got one of these as well."
         )
-    domain = TableDomain.from_file(request.domain)
+    domain = domain_from_file(request.domain)
     return inputs.table(data, request.reading, None, label, request.split, domain)
 
 
@@ -331,8 +355,10 @@ def _facts(
     facts: dict[str, Any] = {
         "data": run.source.name,
         "columns": run.source.columns,
-        "lower": run.box.lower,
-        "upper": run.box.upper,
+    }
+    if isinstance(run.domain, Box):
+        facts |= {"lower": run.domain.lower, "upper": run.domain.upper}
+    facts |= {
         "bounds_from_data": run.is_read_off,
         "n_clusters": n_clusters,
         "engine": ended.engine,
@@ -368,8 +394,11 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     outputs.print_warnings(console, report, ended.statements(run.not_private))
 
-    records = run.source.records
-    inertia = clustering.inertia(records) / len(records)
+    records = clustering.domain.counted(run.source.records)
+    inertia = clustering.inertia(records) / max(1, len(records))
+    how_near = f"inertia {inertia:.5g} per record"
+    if isinstance(run.domain, Sphere):
+        how_near = f"mean cosine similarity {1 - inertia / 2:.5g} to their centroids"
     scaled = ""
     if clustering.domain.common_unit is None:
         # It is what the run made small, unlike the inertia in units of the data.
@@ -382,7 +411,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         console,
         "Found",
         f"{counted(len(clustering.centroids), 'cluster')} in "
-        f"{counted(len(records), 'record')}, inertia {inertia:.5g} per record{scaled} "
+        f"{counted(len(records), 'record')}, {how_near}{scaled} "
         "(exact: only a simulation can compute it)",
     )
     if report.ranges:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.canonical import (
     array_from_text,
     array_to_text,
@@ -47,6 +47,9 @@ _INNER_LOOP = 4_096  # numbers in one pass of NumPy's inner loop
 NUMBER_WEIGHT = 1.0
 # Two levels are as far apart as the middle of a number's range and its end.
 CATEGORY_WEIGHT = 0.5
+# Squares of a million numbers between 2^-400 and 2^400 add up within float64's range.
+_SAFE_EXPONENT = 400
+_MOST_COLUMNS = 2**20  # of a sphere: more have no exact squared distances
 _SMALLEST_REACH = 1e-3  # largest scaled coordinate that weights can give
 # Relative. It is far above the effect of the order of additions, or of rounding a
 # bound.
@@ -67,7 +70,7 @@ class Factor(NamedTuple):
 
 
 class _Bounds:
-    """The common part of `Box` and `Ball`."""
+    """The common part of `Box`, `Ball` and `Sphere`."""
 
     columns: tuple[str, ...] | None
     half_widths: FloatArray
@@ -111,6 +114,22 @@ class _Bounds:
     def scaled(self, points: FloatArray) -> FloatArray:
         """Return points in the user's units, (m, d), scaled but not clipped."""
         return (points - self._center) / self._unit
+
+    def as_centroids(self, points: FloatArray) -> FloatArray:
+        """Return scaled centroids, (k, d), in the user's units, as a result has them."""
+        return self.from_unit(points)
+
+    def compared(self, records: FloatArray) -> FloatArray:
+        """Return records, (n, d), in the user's units, as distances compare them."""
+        return records
+
+    def are_null(self, records: NDArray[Any]) -> BoolArray:
+        """Return which finite records, (n,), are null records of the domain: none here."""
+        return np.zeros(len(records), dtype=bool)
+
+    def counted(self, records: NDArray[Any]) -> NDArray[Any]:
+        """Return the finite records, (m, d), that are no null records of the domain."""
+        return records
 
     def grid_half_widths(self, fraction_bits: int) -> IntArray:
         """Return the largest absolute grid coordinate of each column, (d,), int64."""
@@ -659,7 +678,117 @@ class Ball(_Bounds):
         return self._config("ball", radius=real_to_text(self.radius), center=center)
 
 
-Domain = Box | Ball
+@dataclass(frozen=True, init=False)
+class Sphere(_Bounds):
+    """Directions: every record is divided by its length, so only its direction counts.
+
+    Squared distances of directions are ``2 (1 - cosine)``, so clusters are those of
+    cosine distance. Centroids of a result have length 1. A record of length zero has no
+    direction. It is a null record, which counts as none, as one that is not finite.
+
+    Parameters
+    ----------
+    n_features : int
+        Number of columns, d.
+    columns : sequence of str, optional
+        Public names of the d columns, as for `Box`.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If ``n_features`` is no positive integer, or ``columns`` is not as above.
+    """
+
+    n_features: int
+    columns: tuple[str, ...] | None = None
+
+    def __init__(self, n_features: int, columns: Sequence[str] | None = None) -> None:
+        width = integer("n_features", n_features, 1, _MOST_COLUMNS)
+        names = check_names(columns, n_features=width)
+        vars(self).update(n_features=width, columns=names)
+        self._scale_by(np.zeros(width), np.array(1.0), np.ones(width))
+
+    def to_unit(self, records: FloatArray) -> FloatArray:
+        """Return the directions of records, (n, d). One of length zero stays as it is."""
+        found = np.array(records, dtype=np.float64)
+        largest = np.abs(found).max(axis=1)
+        # Squares of other numbers could leave float64's range. A power of two changes
+        # no digit.
+        is_far = (largest > 2.0**_SAFE_EXPONENT) | (largest < 2.0**-_SAFE_EXPONENT)
+        if is_far.any():
+            _, exponents = np.frexp(largest[is_far])
+            found[is_far] = np.ldexp(found[is_far], -exponents[:, None])
+        lengths = np.sqrt(row_sums(found**2))
+        lengths[lengths == 0] = 1.0
+        found /= lengths[:, None]
+        return found
+
+    def place(self, points: FloatArray) -> FloatArray:
+        """Return the directions of points, (m, d), such as centroids.
+
+        A point of length zero becomes the direction of the first column.
+        """
+        found = self.to_unit(points)
+        found[~found.any(axis=1), 0] = 1.0
+        return found
+
+    def as_centroids(self, points: FloatArray) -> FloatArray:
+        """Return centroids, (k, d), divided by their lengths, as `place` does it."""
+        return self.place(points)
+
+    def compared(self, records: FloatArray) -> FloatArray:
+        """Return the directions of records, (n, d), as `to_unit` does it."""
+        return self.to_unit(records)
+
+    def are_null(self, records: NDArray[Any]) -> BoolArray:
+        """Return which finite records, (n,), have no direction."""
+        return np.asarray(~records.any(axis=1))
+
+    def counted(self, records: NDArray[Any]) -> NDArray[Any]:
+        """Return the finite records, (m, d), that have a direction."""
+        return records[~self.are_null(records)]
+
+    def outside(self, records: NDArray[Any]) -> IntArray:
+        """Return the number of records without a direction, (1,), int64.
+
+        The number is private.
+        """
+        n_without = np.count_nonzero(self.are_null(records))
+        return np.array([n_without], dtype=np.int64)
+
+    def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
+        """Return directions, (n, d), truncated toward zero on the grid, as in a `Ball`."""
+        return self._ball.quantise(unit_points, fraction_bits)
+
+    def squared_bound(self, fraction_bits: int, coarser: int = 0) -> int:
+        """Return the largest squared l2 norm of a record in grid units, exact, attained.
+
+        Every coordinate loses its ``coarser`` last bits toward zero.
+        """
+        return self._ball.squared_bound(fraction_bits, coarser)
+
+    def l2_bound(self, fraction_bits: int) -> float:
+        """Return the largest l2 norm of a quantised record, in grid units.
+
+        A direction along an axis attains it.
+        """
+        return self._ball.l2_bound(fraction_bits)
+
+    def l1_bound(self, fraction_bits: int) -> float:
+        """Return an upper bound of the l1 norm of a quantised record, in grid units."""
+        return self._ball.l1_bound(fraction_bits)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the sphere for a run document."""
+        return self._config("sphere")
+
+    @cached_property
+    def _ball(self) -> Ball:
+        """The unit ball, in which directions lie, and as whose records they round."""
+        return Ball(1.0, np.zeros(self.n_features))
+
+
+Domain = Box | Ball | Sphere
 
 
 def domain_from_config(config: Mapping[str, Any]) -> Domain:
@@ -671,7 +800,11 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
         If the configuration is any other.
     """
     # Exactly these fields: a client must not agree to a field that it does not know.
-    fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
+    fields: dict[str, set[str]] = {
+        "box": {"lower", "upper", "scale"},
+        "ball": {"radius", "center"},
+        "sphere": set(),
+    }
     name = config.get("name")
     own = fields.get(name) if isinstance(name, str) else None
     optional = {"columns"}
@@ -680,7 +813,8 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     found = set(config) - optional
     if own is None or found != own | {"name", "n_features"}:
         raise ConfigurationError(
-            "Expected domain with exactly the fields of a 'box' or a 'ball'. Got others instead."
+            "Expected domain with exactly the fields of a 'box', a 'ball' or a 'sphere'. "
+            "Got others instead."
         )
     width = config["n_features"]
     columns = config.get("columns")
@@ -715,6 +849,8 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
                 "Expected weights of a domain only where they differ from the default ones."
             )
         return box
+    if name == "sphere":
+        return Sphere(width, columns)
     center = array_from_text(config["center"], (width,))
     return Ball(real_from_text(config["radius"]), center, columns)
 
@@ -744,9 +880,8 @@ def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
 
 
 def _parts(domain: Domain) -> list[tuple[str, Any]]:
-    kind = "ball" if isinstance(domain, Ball) else "box"
     parts: list[tuple[str, Any]] = []
-    parts.append(("kind", kind))
+    parts.append(("kind", domain.to_config()["name"]))
     parts.append(("number of columns", domain.n_features))
     if isinstance(domain, Box):
         bounds = enumerate(zip(domain.lower, domain.upper, strict=True))
@@ -757,6 +892,8 @@ def _parts(domain: Domain) -> list[tuple[str, Any]]:
         tighten = ("tighten", domain.tighten)
         more = [("scale", domain.scale), categories, tighten]
         return [*parts, *more, *columns, *weights]
+    if isinstance(domain, Sphere):
+        return parts
     center = [(f"center in column {i}", value) for i, value in enumerate(domain.center)]
     return [*parts, ("radius", domain.radius), *center]
 
@@ -810,7 +947,7 @@ class GridRecords:
     records : ndarray of shape (n, d)
         Finite numbers in the user's units. float32 stays float32; all other types
         become float64.
-    domain : Box or Ball
+    domain : Box, Ball or Sphere
     fraction_bits : int
 
     Raises

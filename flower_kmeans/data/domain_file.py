@@ -10,6 +10,9 @@ from datetime import date, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import parsed_toml
+
 _TABLE = re.compile(
     r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE
 )
@@ -43,6 +46,10 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
 def _is_scale(value: Any) -> bool:
     return _is_text(value) and value in ("linear", "log")
 
@@ -73,6 +80,68 @@ KEYS: dict[str, dict[str, _Key]] = {
         "weight": _Key(_NUMBER, _is_number, False),
     },
 }
+ROUND_KEYS: dict[str, dict[str, _Key]] = {
+    "ball": {
+        "columns": _Key('names in quotes, such as ["x", "y"]', _is_texts, True),
+        "radius": _Key(_NUMBER, _is_number, True),
+        "center": _Key("a number for each column", _is_numbers, False),
+    },
+    "sphere": {
+        "columns": _Key('names in quotes, such as ["x", "y"]', _is_texts, True),
+    },
+}
+"""Keys of the table of a domain that compares columns of numbers together."""
+
+
+def parsed(text: str | bytes, what: str) -> tuple[dict[str, Any], str]:
+    """Return the content of a domain.toml, and its text without a byte order mark.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not TOML in UTF-8. The error calls the text ``what``.
+    """
+    try:
+        if isinstance(text, bytes):
+            decoded = text.decode("utf-8")
+        else:
+            decoded = text
+        # Some editors begin a file with a byte order mark.
+        decoded = decoded.removeprefix("\ufeff")
+        return parsed_toml(decoded), decoded
+    except ValueError as error:
+        raise ConfigurationError(
+            f"Expected the {what} as a domain. It is not TOML: {error}."
+        ) from None
+
+
+def mistake_in_round(values: Mapping[str, Any], text: str) -> str | None:
+    """Return a sentence about the first mistake in a file with [ball] or [sphere].
+
+    ``None`` if there is none. The file has this one table only.
+    """
+    first = next(name for name in values if name in ROUND_KEYS)
+    for key in values:
+        if key != first:
+            # A key of the table may have the same name, so the line is unclear.
+            place = place_of(None, key)
+            return f"{place}: expected [{first}] alone; got {key!r} as well."
+    table = values[first]
+    if not isinstance(table, dict):
+        place = place_of(_line_of_key(text, first), first)
+        return f"{place}: expected a table [{first}]; got {_shown(table)}."
+    keys = ROUND_KEYS[first]
+    for key in table:
+        if key not in keys:
+            return f"{place_of(_line_of_key(text, key), key)}: {unknown_key(key, keys)}"
+    for key, rule in keys.items():
+        place = place_of(_line_of_key(text, key if key in table else first), key)
+        if key not in table:
+            if rule.is_needed:
+                return f"{place}: expected {rule.expected}; got nothing."
+        elif not rule.is_kind(table[key]):
+            return f"{place}: expected {rule.expected}; got {_shown(table[key])}."
+    return None
 
 
 def mistake(values: Mapping[str, Any], text: str) -> str | None:

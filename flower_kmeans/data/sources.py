@@ -470,17 +470,24 @@ def _require_finite(table: NDArray[Any], start: int) -> None:
 
 
 def has_a_record(
-    records: RecordsLike, n_features: int, columns: Sequence[str] | None
+    records: RecordsLike,
+    n_features: int,
+    columns: Sequence[str] | None,
+    counted: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> bool:
     """Return whether a record counts in a run, or there are no records at all.
 
     It is false only if all records are null. Only simulations use it. Reading stops at
-    the first block with a record that counts.
+    the first block with a record that counts. ``counted`` returns the records of a
+    block that count, as `Sphere.counted`; by default all.
     """
     source = as_source(records, n_features, columns)
-    for _ in source.blocks():
-        return True
-    return source.n_null == 0
+    n_read = 0
+    for block in source.blocks():
+        n_read += len(block)
+        if counted is None or len(counted(block)):
+            return True
+    return n_read + source.n_null == 0
 
 
 def is_stream(records: RecordsLike) -> bool:

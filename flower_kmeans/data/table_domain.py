@@ -36,7 +36,7 @@ from flower_kmeans.data.domain import (
     difference,
     domain_from_config,
 )
-from flower_kmeans.data.domain_file import line_of, mistake, place_of
+from flower_kmeans.data.domain_file import line_of, mistake, parsed, place_of
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import frame_of
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
@@ -46,7 +46,7 @@ from flower_kmeans.errors import (
     DataError,
     KMeansError,
 )
-from flower_kmeans.files import parsed_json, parsed_toml
+from flower_kmeans.files import parsed_json
 
 # from the name of a column of the box to its lower and upper bound
 Coordinates = dict[str, tuple[float, float]]
@@ -402,16 +402,7 @@ class TableDomain(Box):
             contradicts itself.
         """
         begin = f"Expected the {what} as a domain."
-        try:
-            if isinstance(text, bytes):
-                decoded = text.decode("utf-8")
-            else:
-                decoded = text
-            # Some editors begin a file with a byte order mark.
-            decoded = decoded.removeprefix("\ufeff")
-            values = parsed_toml(decoded)
-        except ValueError as error:
-            raise ConfigurationError(f"{begin} It is not TOML: {error}.") from None
+        values, decoded = parsed(text, what)
         found = mistake(values, decoded)
         if found is not None:
             raise ConfigurationError(f"{begin} {found}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flower_kmeans.arrays import BoolArray
 from flower_kmeans.data import excel
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
+from flower_kmeans.data.declared import DeclaredDomain, columns_read
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import column_of
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, resolved
@@ -217,7 +218,7 @@ def load_table(
     keep: Collection[str] = (),
     malformed: Literal["error", "nan"] = "error",
     header: Header | None = None,
-    domain: TableDomain | None = None,
+    domain: DeclaredDomain | None = None,
     reading: Reading = USUAL_READING,
 ) -> Table:
     """Read records from a csv, npy, npz, parquet or Excel file, or from a database.
@@ -260,9 +261,10 @@ def load_table(
         its cells looks like a number, and is a record if all do. A line with both kinds
         is an error. With ``malformed="nan"`` it is required, because nothing may be
         guessed from a record.
-    domain : TableDomain, optional
+    domain : TableDomain, Ball or Sphere, optional
         Declares the columns, in place of ``features``. The records then have the
-        columns of its box, as `TableDomain.encode` makes them.
+        columns of its box, as `TableDomain.encode` makes them, or the named columns of
+        a ball or a sphere.
     reading : Reading
         The file's spelling: delimiter, decimal comma, encoding and the like.
 
@@ -287,7 +289,7 @@ def load_table(
 def load_records(
     data: str | Path,
     *,
-    domain: TableDomain | None = None,
+    domain: DeclaredDomain | None = None,
     header: Header | None = None,
     reading: Reading = USUAL_READING,
 ) -> "Table | SqlQuery":
@@ -300,9 +302,10 @@ def load_records(
     ----------
     data : path or str
         A file, a ``source.toml``, or the address of a database.
-    domain : TableDomain, optional
-        Declares the columns. Without it all columns are numbers. All columns of a file
-        are read, and of a database the columns that the run names.
+    domain : TableDomain, Ball or Sphere, optional
+        Declares the columns, as `domain_from_file` returns it. Without it all columns
+        are numbers. All columns of a file are read, and of a database the columns that
+        the run names.
     header : True or sequence of str, optional
         As of `load_table`. By default the ``source.toml`` decides. If it has no header,
         or for other files, the first line names the columns.
@@ -325,7 +328,8 @@ def load_records(
         return load_table(named, malformed="nan", domain=domain, reading=own)
     from flower_kmeans.data.sql import SqlQuery
 
-    return SqlQuery(str(named), _required_query(own), domain, own.spelling)
+    declared = domain if isinstance(domain, TableDomain) else None
+    return SqlQuery(str(named), _required_query(own), declared, own.spelling)
 
 
 def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
@@ -346,7 +350,7 @@ def read_table(
     features: Sequence[str] | None = None,
     keep: Collection[str] = (),
     malformed: str = "error",
-    domain: TableDomain | None = None,
+    domain: DeclaredDomain | None = None,
 ) -> Table:
     """Return the table as `load_table` does, without logging its findings."""
     if malformed not in ("error", "nan"):
@@ -357,6 +361,10 @@ def read_table(
         raise ConfigurationError(
             "Expected features or domain, which has them. Got both."
         )
+    declared = domain if isinstance(domain, TableDomain) else None
+    if domain is not None and declared is None:
+        # A ball or a sphere names columns of numbers, which are read as they are.
+        features = columns_read(domain)
     if features is not None and label in features:
         raise ConfigurationError(
             f"The label column {label!r} cannot be a feature as well."
@@ -367,17 +375,17 @@ def read_table(
     opened = open_table(path, reading, recognises=not is_node)
     beside = [*keep] if label is None else [label, *keep]
     opened.require(beside)
-    if domain is not None:
-        chosen = _declared(opened, domain)
+    if declared is not None:
+        chosen = _declared(opened, declared)
     elif features is not None:
         chosen = tuple(features)
     else:
         excluded = {label, *keep} if is_node else {label}
         chosen = opened.features(excluded)
-    refuses_types = is_node and domain is None
-    loaded = _load(opened, chosen, domain, beside, refuses_types)
+    refuses_types = is_node and declared is None
+    loaded = _load(opened, chosen, declared, beside, refuses_types)
     if not is_node:
-        if features is None and domain is None:
+        if features is None and declared is None:
             loaded = _without_text(loaded, keep)
         loaded.findings.require_readable(opened.path)
     is_whole = np.isfinite(loaded.records).all(axis=1)

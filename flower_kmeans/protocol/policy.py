@@ -8,7 +8,15 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
+from flower_kmeans.data.declared import domain_from_toml
+from flower_kmeans.data.domain import (
+    Ball,
+    Box,
+    Domain,
+    Sphere,
+    check_names,
+    difference,
+)
 from flower_kmeans.data.domain_file import unknown_key
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
@@ -45,7 +53,7 @@ class ClientPolicy:
         Largest accepted numbers of rounds, and of attempts at a round.
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
-    domain : Box or Ball, optional
+    domain : Box, Ball or Sphere, optional
         Pinned public bounds, with the names of the columns if the domain has them (a
         `TableDomain` does).
     roster_file, member_key_file : path, optional
@@ -185,7 +193,8 @@ class ClientPolicy:
         The keys of the file are the parameters of this class. Parameters without a key
         keep their strict default. ``domain`` is the path of a ``domain.toml``
         (`TableDomain`), or a table with ``lower``, ``upper`` and perhaps ``scale`` or
-        ``weights``, or with ``radius`` and ``center``. Relative paths start from the
+        ``weights``, or with ``radius`` and ``center``, or with ``n_features`` for a
+        `Sphere`. Relative paths start from the
         file's directory.
 
         Raises
@@ -412,7 +421,7 @@ _RULES = (
     # For bools, min is "and", and max is "or".
     _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
     _Rule(("must_hold_key",), bool, "a bool", tighter=max),
-    _Rule(("domain",), Box | Ball | None, "a Box, a Ball or None"),
+    _Rule(("domain",), Box | Ball | Sphere | None, "a Box, a Ball, a Sphere or None"),
     _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
 )
 
@@ -420,6 +429,7 @@ _RULES = (
 _BOX = ("lower", "upper", "scale", "weights", "tighten")
 _OPTIONAL = ("scale", "weights", "tighten")
 _BALL = ("center", "radius")
+_SPHERE = ("n_features",)
 
 
 def _domain_of(values: Any, path: Path) -> Domain:
@@ -429,21 +439,27 @@ def _domain_of(values: Any, path: Path) -> Domain:
         if isinstance(values, str):
             file = path.resolve().parent / values
             content = read_file(file, "domain file")
-            return TableDomain.from_toml(content, f"domain file {file}")
+            return domain_from_toml(content, f"domain file {file}")
         if isinstance(values, dict):
             return _domain_of_table(values)
     except (KMeansError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{begin} {error} {DOMAIN_EXAMPLES}") from None
     raise ConfigurationError(
         f"{begin} expected the path of a domain.toml in quotes, or a table of lower and upper, or "
-        f"of radius and center. Got {values!r} instead. {DOMAIN_EXAMPLES}"
+        f"of radius and center, or of n_features. Got {values!r} instead. {DOMAIN_EXAMPLES}"
     )
 
 
 def _domain_of_table(values: dict[str, Any]) -> Domain:
     names = set(values)
-    is_ball = bool(names & set(_BALL)) and not names & set(_BOX)
-    known = _BALL if is_ball else _BOX
+    is_box = bool(names & set(_BOX))
+    is_ball = bool(names & set(_BALL)) and not is_box
+    is_sphere = bool(names & set(_SPHERE)) and not is_box and not is_ball
+    known: tuple[str, ...] = _BOX
+    if is_ball:
+        known = _BALL
+    elif is_sphere:
+        known = _SPHERE
     for key in values:
         if key not in known:
             raise ConfigurationError(f"In its table: {unknown_key(key, known)}")
@@ -452,6 +468,8 @@ def _domain_of_table(values: dict[str, Any]) -> Domain:
             raise ConfigurationError(f"In its table: expected {key}; got nothing.")
     if is_ball:
         return Ball(**values)
+    if is_sphere:
+        return Sphere(**values)
     return Box(**values)
 
 

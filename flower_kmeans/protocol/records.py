@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.answers import split, words_of_rows
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
-from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import (
     RecordsLike,
@@ -395,6 +395,16 @@ def _nobody_outside(domain: Domain) -> IntArray:
 def _log_outside(doc_hash: bytes, domain: Domain, counts: IntArray) -> None:
     """Log the numbers of values that the bounds moved. Only this node may know them."""
     n_records, *outside = counts.tolist()
+    if isinstance(domain, Sphere):
+        (n_null,) = outside
+        if n_null:
+            log_of_data.warning(
+                "Run %s: %d of %d records have length zero; each counts as none.",
+                doc_hash.hex()[:8],
+                n_null,
+                n_records,
+            )
+        return
     if isinstance(domain, Ball):
         names = ["the records"]
     elif domain.columns:

@@ -9,10 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Domain, check_records, squared_norms
+from flower_kmeans.data.domain import Domain, Sphere, check_records, squared_norms
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+)
 from flower_kmeans.templates import TextTable, html_summary
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class Clustering:
         In the user's units.
     counts : ndarray of shape (n_clusters,), float64
         Records per cluster in the last round, with that round's noise.
-    domain : Box or Ball
+    domain : Box, Ball or Sphere
         The public bounds, and the scaling under which records were compared.
     report : Report
     weights : ndarray of shape (n_clusters,), float64, or None
@@ -116,7 +120,8 @@ class Clustering:
         """Return the cluster of each record, by the nearest centroid or the weights.
 
         Records and centroids are compared after the domain's scaling, with the weights
-        of columns, but without clipping.
+        of columns, but without clipping. On a `Sphere` the cluster is that of the
+        centroid with the largest cosine similarity.
 
         Parameters
         ----------
@@ -137,9 +142,10 @@ class Clustering:
         ------
         ConfigurationError
             If a column is unknown or named twice, or is missing and the weights are not
-            ignored.
+            ignored, or on a `Sphere`.
         DataError
-            If ``X`` is not a finite two-dimensional array of that width.
+            If ``X`` is not a finite two-dimensional array of that width, or on a
+            `Sphere` a record has length zero.
         """
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
@@ -147,7 +153,9 @@ class Clustering:
         """Return the sum of squared distances of records to the centroids of `predict`.
 
         In squared user's units, whatever scale or weights columns have. It is exact,
-        and so not private. ``X`` is (n, n_features) in the user's units.
+        and so not private. ``X`` is (n, n_features) in the user's units. On a `Sphere`
+        distances are those of directions: records are divided by their lengths, and the
+        mean cosine similarity to the centroids is ``1 - inertia / (2 n)``.
         """
         return _sum_of_squares(self._residuals(X))
 
@@ -213,7 +221,12 @@ def assigned(
 ) -> NDArray[np.int64]:
     """Return the cluster of each record (n,), as `Clustering.predict`."""
     chosen = _places(_names_of(X, domain) if columns is None else columns, domain)
-    records = check_records(X, len(chosen), name="X")
+    if isinstance(domain, Sphere) and len(chosen) < domain.n_features:
+        raise ConfigurationError(
+            f"Expected all {domain.n_features} columns on a Sphere: the length of a record, by "
+            f"which it is divided, needs them. Got {len(chosen)} of them instead."
+        )
+    records = _compared(check_records(X, len(chosen), name="X"), domain)
     unit = domain.unit[chosen]
     shift = centroids[:, chosen].mean(axis=0)
     scaled = (centroids[:, chosen] - shift) / unit  # the shift saves digits
@@ -238,10 +251,24 @@ def assigned(
 
 
 def in_order(X: ArrayLike, domain: Domain) -> FloatArray:
-    """Return records (n, d), columns in the domain's order where both have names."""
+    """Return records (n, d), columns in the domain's order where both have names.
+
+    On a sphere they are directions.
+    """
     places = _places(_names_of(X, domain), domain)
     records = check_records(X, domain.n_features, name="X")
-    return records[:, np.argsort(places)]
+    return _compared(records, domain)[:, np.argsort(places)]
+
+
+def _compared(records: FloatArray, domain: Domain) -> FloatArray:
+    """Return records (n, d) as distances compare them; on a sphere their directions."""
+    null = np.flatnonzero(domain.are_null(records))
+    if len(null):
+        raise DataError(
+            "Expected X with a direction in each row, on a Sphere. "
+            f"Got length zero in row {null[0]} instead."
+        )
+    return domain.compared(records)
 
 
 def _names_of(X: ArrayLike, domain: Domain) -> list[str] | None:

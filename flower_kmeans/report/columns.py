@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Ball, Box, Domain, Factor
+from flower_kmeans.data.domain import Box, Domain, Factor
 from flower_kmeans.report.clustering import readable
 from flower_kmeans.report.report import ColumnRange
 from flower_kmeans.report.synopsis import Synopsis
@@ -58,7 +58,7 @@ def column_warnings(
     Parameters
     ----------
     centroids : array of shape (k, d), float64
-    domain : Box or Ball
+    domain : Box, Ball or Sphere
     synopsis : Synopsis or None
         Of the run, where it released one.
     """
@@ -152,7 +152,7 @@ def _little_filled(domain: Domain, spreads: FloatArray) -> Iterator[str]:
         "Narrower bounds from public knowledge would leave more of the records' differences, and "
         "less noise."
     )
-    if isinstance(domain, Ball) or domain.scale == "common":
+    if not isinstance(domain, Box) or domain.scale == "common":
         # Distances are those of all columns together.
         longest = 1.0
         if isinstance(domain, Box):

@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri
 
 from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
 from flower_kmeans.arrays import FloatArray
-from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.domain import Box, Domain, Sphere
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
@@ -113,7 +113,7 @@ def page_of(
         report=report,
         title=title,
         facts=facts,
-        domain="Ball" if isinstance(run.domain, Ball) else "Box",
+        domain=_kind(run.domain),
         releases=releases,
         curve=_curve(report),
         dropped=dropped,
@@ -161,7 +161,7 @@ class Outcome:
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray] | None:
         """Public lower and upper bounds of a `Box`, (d,) each in the user's units."""
-        if isinstance(self.domain, Ball):
+        if not isinstance(self.domain, Box):
             return None
         return np.array(self.domain.lower), np.array(self.domain.upper)
 
@@ -427,16 +427,7 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
             colour=colour_of(centroids[cluster]) if run.are_colours else None,
         )
         dots.append(dot)
-    if isinstance(run.domain, Ball):
-        last = [f"within {run.domain.radius:.4g} of"]
-        last += [f"{coordinate:.4g}" for coordinate in run.domain.center]
-    else:
-        corners = np.array([run.domain.lower, run.domain.upper])
-        ends = readable(corners, run.domain, run.columns)
-        last = ["bounds"]
-        for _, pair in ends:
-            both = [e if isinstance(e, str) else f"{e:.4g}" for e in pair]
-            last.append(" to ".join(both))
+    last = _last_row(run)
     columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
     cells = [texts(values) for _, values in columns]
     shown = run.order[:MAX_ROWS].tolist()
@@ -453,9 +444,34 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
     }
 
 
+def _kind(domain: Domain) -> str:
+    """Return the kind of a domain in words."""
+    if isinstance(domain, Box):
+        return "Box"
+    if isinstance(domain, Sphere):
+        return "Sphere (directions: records are divided by their length)"
+    return "Ball"
+
+
+def _last_row(run: Outcome) -> list[str]:
+    """Return the bounds below the table of centroids: a name, and a cell for each column."""
+    domain = run.domain
+    if isinstance(domain, Sphere):
+        return ["directions", *([""] * domain.n_features)]
+    if not isinstance(domain, Box):
+        cells = [f"{coordinate:.4g}" for coordinate in domain.center]
+        return [f"within {domain.radius:.4g} of", *cells]
+    corners = np.array([domain.lower, domain.upper])
+    cells = []
+    for _, pair in readable(corners, domain, run.columns):
+        both = [e if isinstance(e, str) else f"{e:.4g}" for e in pair]
+        cells.append(" to ".join(both))
+    return ["bounds", *cells]
+
+
 def _weights(run: Outcome) -> str:
     """Return the weights of columns in words; empty where all are the usual ones."""
-    if isinstance(run.domain, Ball) or not run.domain.is_weighted:
+    if not isinstance(run.domain, Box) or not run.domain.is_weighted:
         return ""
     pairs = run.domain.weights_by_name().items()
     return ", ".join(f"{name} {weight:.4g}" for name, weight in pairs)

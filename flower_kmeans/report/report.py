@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
-from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.parts import ReportPart, part_names
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
@@ -98,6 +98,8 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
             "center": list(domain.center),
             "radius": domain.radius,
         }
+    if isinstance(domain, Sphere):
+        return {"kind": "Sphere", **names, "n_features": domain.n_features}
     bounds: dict[str, Any] = {
         "lower": list(domain.lower),
         "upper": list(domain.upper),
@@ -388,6 +390,25 @@ class Report(Proceedings):
         return not any(words.startswith("NOT PRIVATE") for words in self.statements)
 
     @property
+    def are_directions(self) -> bool:
+        """Whether records are divided by their lengths: the run's domain is a `Sphere`."""
+        return self.bounds.get("kind") == "Sphere"
+
+    @property
+    def mean_cosine(self) -> CostEstimate | None:
+        """Mean cosine similarity of a record to its centroid, from the released cost.
+
+        ``1 - cost / (2 n_records)``, on a `Sphere`. ``None`` elsewhere, and where no
+        cost is known here.
+        """
+        n_records = self.plan.n_records
+        if not self.are_directions or self.cost is None or n_records is None:
+            return None
+        value = 1 - self.cost.value / (2 * n_records)
+        error = self.cost.standard_error / (2 * n_records)
+        return CostEstimate(value, error, self.cost.users_units)
+
+    @property
     def is_noise_removed(self) -> bool:
         """Whether noise beyond the plan was removed in the round with the most noise."""
         # The factors are computed in two ways, so their last bits can differ without any
@@ -498,6 +519,8 @@ class Report(Proceedings):
             "plan": self.plan.to_config(),
             "notes": self.plan.notes,
         }
+        if self.are_directions:
+            values["mean_cosine"] = self.mean_cosine
         if (epsilon := self.plan.budget.epsilon) is not None:
             # The noise also has a delta at other epsilons, and an epsilon for groups.
             epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]

@@ -68,7 +68,9 @@ class Elbow(NamedTuple):
     """The cost of a synopsis' clusterings by their number of clusters.
 
     A cost is the mean squared distance of a record to the centroid of its part of the
-    synopsis, in squares of `Synopsis.cost_unit`, else of the scaled domain's unit.
+    synopsis, in squares of `Synopsis.cost_unit`, else of the scaled domain's unit. On a
+    `Sphere` it is that to the mean within the unit ball, which is no farther than its
+    direction.
     """
 
     n_clusters: NDArray[np.int64]  # (n,)
@@ -328,7 +330,8 @@ class Synopsis:
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Return synthetic records of the mixture, (n, d), in the user's units.
 
-        Some may lie outside of the domain.
+        Some may lie outside of the domain. On a `Sphere` their lengths are not 1: divide
+        them by their lengths.
         """
         size = integer("n", n, 0, _MOST_SAMPLES)
         require_type("rng", rng, np.random.Generator, "a numpy.random.Generator")
@@ -507,7 +510,8 @@ def _weighted(domain: Domain, weights: Mapping[str, float]) -> Domain:
     """Return a box with other weights of columns, by name."""
     if not isinstance(domain, Box):
         raise ConfigurationError(
-            "Expected weights of the columns of a Box. Got those of a Ball, which has none."
+            "Expected weights of the columns of a Box. "
+            f"Got those of a {type(domain).__name__}, which has none."
         )
     found = domain.weighted(weights)
     by_name = found.weights_by_name()

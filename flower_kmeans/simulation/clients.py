@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from flwr.app import Context
 
 from flower_kmeans.client import LoadData, LoadIds, LoadWeights, OnResult
+from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.sources import RecordsLike, has_a_record
 from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.protocol.roster import Identity, Roster
@@ -112,15 +113,16 @@ class Unusable:
     A node must not reveal that none of its records counts. A simulation holds all records.
     """
 
-    n_features: int
-    columns: tuple[str, ...] | None
+    domain: Domain
 
     def __call__(
         self, partition: int, load: Callable[[], RecordsLike]
     ) -> KMeansError | None:
         """Return an error about the records that a function returns, or ``None``."""
         try:
-            if has_a_record(load(), self.n_features, self.columns):
+            domain = self.domain
+            known = domain.n_features, domain.columns
+            if has_a_record(load(), *known, domain.counted):
                 return None
         except KMeansError as error:
             return type(error)(
@@ -131,7 +133,7 @@ class Unusable:
             return None
         return DataError(
             f"Expected a record of finite numbers in partition {partition}. Got none: all of its "
-            "records are malformed, and a run would count nothing."
+            "records are malformed or null, and a run would count nothing."
         )
 
 

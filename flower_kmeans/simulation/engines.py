@@ -470,7 +470,7 @@ def _require_usable(
     timeout: float,
 ) -> None:
     """Require usable records of all clients whose records were not checked before."""
-    check = Unusable(strategy.domain.n_features, strategy.domain.columns)
+    check = Unusable(strategy.domain)
     unchecked = [
         (i, own)
         for i, own in enumerate(owns)

@@ -55,7 +55,8 @@ def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
     """Require a domain and a budget of runs between parties."""
     if not isinstance(domain, Box):
         raise ConfigurationError(
-            "Expected domain as a Box: each party clips its columns alone. Got a Ball instead."
+            "Expected domain as a Box: each party clips its columns alone. "
+            f"Got a {type(domain).__name__} instead."
         )
     if not budget.is_private:
         raise ConfigurationError(

@@ -31,7 +31,7 @@ from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
 from flower_kmeans.algorithms.queries import check_query
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords, Sphere
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.vertical.algorithm import VerticalAlgorithm
@@ -65,8 +65,10 @@ DOMAINS = {
     "ranges": Box([0, 0], [1, 1], tighten=0.1),
     "cubic ranges": Box([0, 0], [4, 3], scale="common", tighten=0.1),
     "corner ranges": Box([0] * 17, [1] * 17, tighten=0.1),
+    "circle": Sphere(2),
+    "directions": Sphere(17),
 }
-FLAT = ("line", "square", "rectangle", "disc", "cube")
+FLAT = ("line", "square", "rectangle", "disc", "cube", "circle")
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ GRIDS = {
             "radius": "constant",
             "relocation": False,
         },
+        FLAT[:-1],  # a sphere refuses it
         short=_SHORT,
     ),
     "feddp": Grid(
@@ -180,7 +183,7 @@ GRIDS = {
     "hdpe-means": Grid(
         HDPEMeansAlgorithm,
         {"n_records": 100, "n_vote_rounds": 3, "n_variations": 3},
-        ("sphere", "corner"),
+        ("sphere", "corner", "directions"),
         clients=({}, {"clip": 2.0}, {"clips": {"votes": 0.75}}),
     ),
 }
@@ -205,6 +208,12 @@ def grid_points(algorithm):
         )
     if isinstance(domain, Ball):
         points = points[(points**2).sum(axis=1) <= 4**Q]
+    if isinstance(domain, Sphere):
+        directions = domain.to_unit(domain.counted(points.astype(float)))
+        rounded = domain.quantise(directions, Q).astype(np.int64)
+        # the server's queries begin and end with the axes, which are longest
+        axes = np.eye(d, dtype=np.int64) << Q
+        points = np.vstack([-axes, np.unique(rounded, axis=0), axes])
     if d == 3:  # enough to reach corners and whole radii: 9 = |(1, 4, 8)|
         kept = np.isin(points, [-8, -7, -4, 0, 4, 8]) | (np.abs(points) == widths)
         points = points[kept.all(axis=1)]

@@ -19,7 +19,7 @@ from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm, tightened
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords, Sphere
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 from tests.support.documents import library_algorithms
@@ -105,6 +105,8 @@ CASES: dict[str, Callable[[], Algorithm]] = {
         n_records=N,
         n_clients=300,
     ),
+    "glloyd-sphere": noisy("GLloyd", 5, Sphere(6), BUDGET),
+    "fastlloyd-sphere": noisy("FastLloyd", 5, Sphere(6), BUDGET),
 }
 # Of all states of each run. A change of a digest is a change of what clients of other
 # versions would compute: the run document must not accept both.
@@ -128,6 +130,8 @@ DIGESTS = {
     "synopsis-chosen": "ffeaaa8471e86e493f3630e2a34c3b57",
     "synopsis-ranges": "07f57fd290bc9e5dc4520e1a7d74571f",
     "fastlloyd-ranges": "bbb2144c230bde7c2eae2e422fb6d23d",
+    "glloyd-sphere": "76b9ba81c20f07c7f738a6c6aa54bfb0",
+    "fastlloyd-sphere": "77ef3449a811f47c1c2c131bc0087f33",
 }
 
 

@@ -9,12 +9,15 @@ import pytest
 from harness import run_recorded, without_noise
 from rows import CENTERS, SERVER, SIGHTED
 
-from flower_kmeans import Ball, PrivacyBudget
+from flower_kmeans import Ball, Box, PrivacyBudget
+from flower_kmeans.algorithms import FedDPAlgorithm
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
 from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, SuLloyd
+from tests.support.saying import assert_within
 
 RNG = np.random.default_rng
 RECORDS = np.repeat(CENTERS, 400, axis=0) + RNG(1).normal(size=(1200, 3))
@@ -283,3 +286,24 @@ def test_results_that_a_server_must_not_see_are_no_start():
         ConfigurationError, match="with unit='client', so that the costs"
     ):
         from_result(FastLloyd, initialisation(), unit="client")
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+@pytest.mark.parametrize("d", [2, 10])
+@pytest.mark.parametrize("shape", ["ball", "box"])
+def test_second_moments_cannot_show_that_records_fill_little(shape, d, epsilon):
+    """The docstring's reason why there is no such warning."""
+    wide = [1.0] * d
+    domain = Box(np.negative(wide), wide) if shape == "box" else Ball(1.0, [0.0] * d)
+    points = RNG(0).uniform(-0.4, 0.4, (30, d))
+    n_records = 100_000
+    algorithm = FedDPAlgorithm.planned(
+        3, domain, PrivacyBudget(epsilon), n_records=n_records, server_data=points
+    )
+    (block,) = algorithm.layout(1).blocks
+    noise = algorithm.noise_of(1)[block.name] * 2.0**-block.exponent / n_records
+    mu = mu_of_budget(epsilon, algorithm.budget.delta)
+    variance = (1 / 50) ** 2 / 3  # of numbers that fill 1/50 of [-1, 1] evenly
+    least = 27_000 * (d if shape == "box" else 1)
+    found = 2 * noise / variance * n_records * mu
+    assert_within("mu n_records must be above", found, least=least, most=1.05 * least)

@@ -54,6 +54,7 @@ def last_cost(
     usable: NDArray[np.bool_],
     noise: tuple[float, float, float],
     step: float,
+    are_directions: bool = False,
 ) -> tuple[float, float, float]:
     """Return the noisy cost after a Lloyd round, its bias and its standard error.
 
@@ -79,6 +80,8 @@ def last_cost(
         Standard deviations of ``q``, of a coordinate of a sum, and of a count.
     step : float
         The step of the centroids' grid.
+    are_directions : bool
+        Whether the centroids after the round are the directions of the means.
     """
     std_q, std_sum, std_count = noise
     moves = after - references
@@ -90,10 +93,21 @@ def last_cost(
     # term -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order. The counts add a
     # similar term. Centroids that were kept, or moved into the domain, have no bias.
     wanted = references + quotients
+    n_free = after.shape[1]
+    shifts = quotients
+    lengths = np.ones(len(after))
+    if are_directions:
+        # A direction u of a mean v moves by noise beside u alone, and by 1 / |v| as far.
+        lengths = np.sqrt(squared_norms(wanted))
+        lengths[lengths == 0] = 1.0
+        wanted = wanted / lengths[:, None]
+        n_free -= 1
+        along = np.einsum("ij,ij->i", shifts, wanted)
+        shifts = shifts - along[:, None] * wanted
     is_near = np.abs(wanted - after) <= step
     whole = usable & is_near.all(axis=1)
-    sizes = after.shape[1] * std_sum**2 + std_count**2 * squared_norms(quotients)
-    bias = 2 * float((sizes[whole] / counts[whole]).sum())
+    sizes = n_free * std_sum**2 + std_count**2 * squared_norms(shifts)
+    bias = 2 * float((sizes[whole] / (counts * lengths)[whole]).sum())
     of_sums = 4 * std_sum**2 * float(squares.sum())
     of_counts = std_count**2 * float(squares @ squares)
     error = math.sqrt(std_q**2 + of_sums + of_counts)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import Box, Domain, row_sums
+from flower_kmeans.data.domain import Box, Domain, Sphere, row_sums
 
 MIN_COUNT = 1.0
 """Fewest noisy records of a cluster whose sum is divided by them; public."""
@@ -79,7 +79,8 @@ def truncate(points: IntArray, half_widths: IntArray) -> IntArray:
 def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArray:
     """Return points, (k, d), with those outside the domain moved to its boundary.
 
-    For a ball, coordinates are first moved into its enclosing box.
+    For a ball, coordinates are first moved into its enclosing box. Means of directions
+    lie in the unit ball, so for a sphere that is the domain.
     """
     low, high = domain.grid_bounds(fraction_bits)
     inside = np.clip(points, low, high)
@@ -87,6 +88,19 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
         return inside
     on_grid = domain.quantise(scaled(inside, fraction_bits), fraction_bits)
     return on_grid.astype(np.int64)
+
+
+def centroids_in(points: IntArray, domain: Domain, fraction_bits: int) -> IntArray:
+    """Return means, (k, d), as the centroids to which records are compared.
+
+    On a sphere they are directions, of length 1 without at most ``sqrt(d)`` grid steps,
+    so the nearest is that with the largest cosine. A mean of length zero becomes the
+    direction of the first column. In other domains they are moved `into_domain`.
+    """
+    if not isinstance(domain, Sphere):
+        return into_domain(points, domain, fraction_bits)
+    directions = domain.place(points.astype(np.float64))
+    return domain.quantise(directions, fraction_bits).astype(np.int64)
 
 
 # --------------------------------------------------------------------------- histograms

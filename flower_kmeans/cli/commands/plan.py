@@ -60,7 +60,8 @@ def plan(
 ) -> None:
     """Print the cost of a run, from its parameters alone.
 
-    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box.
+    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box,
+    ball or sphere.
     The defaults are those of the photograph.
     """
     from flower_kmeans.cli.planning import PlanRequest, show_plan

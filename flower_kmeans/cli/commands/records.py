@@ -38,13 +38,13 @@ def inspect(
     with one_sentence():
         from flower_kmeans.cli.inspect import draft, show, write_draft
         from flower_kmeans.cli.inspect import inspect as look
-        from flower_kmeans.data.table_domain import TableDomain
+        from flower_kmeans.data.declared import domain_from_file
 
         if domain is not None and draw is not None:
             raise ConfigurationError(
                 "Expected --draw, which drafts a domain, without --domain. Got both."
             )
-        declared = None if domain is None else TableDomain.from_file(domain)
+        declared = None if domain is None else domain_from_file(domain)
         found = look(data, reading, declared)
         show(Console(highlight=False), found)
         if declared is None:

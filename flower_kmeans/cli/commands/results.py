@@ -53,6 +53,7 @@ def assign(
     with one_sentence():
         from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
         from flower_kmeans.cli.inputs import parse_weights
+        from flower_kmeans.data.domain import Sphere
 
         found = read_centroids(centroids, domain)
         if clusters is not None or weight:
@@ -61,7 +62,10 @@ def assign(
         done = assign(found, data, output, reading)
         without = ""
         if done.n_without:
-            without = f"; {done.n_without:,} with missing cells have none"
+            why = "missing cells"
+            if isinstance(found.domain, Sphere):
+                why += " or of length zero"
+            without = f"; {done.n_without:,} with {why} have none"
         number = counted(done.findings.n_records, "record")
         typer.echo(f"Assigned clusters to {number} in {output}{without}.")
         for line in done.findings.lines():

@@ -69,11 +69,25 @@ _BoundsFromData = Annotated[
         "--bounds-from-data", help="Take missing bounds from the data: NOT private."
     ),
 ]
+_SphereOption = Annotated[
+    bool,
+    typer.Option(
+        "--sphere",
+        help="Only the direction of a record counts. No bounds.",
+    ),
+]
+_BallOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RADIUS",
+        help="Public bound of the length of a record.",
+    ),
+]
 _Split = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="iid, tiles, column:NAME, dirichlet:ALPHA, or a partitioner of flwr-datasets.",
+        help="iid, tiles, column:NAME, dirichlet:ALPHA or others.",
     ),
 ]
 _ServerData = Annotated[
@@ -115,6 +129,8 @@ def simulate(
     lower: _Lower = None,
     upper: _Upper = None,
     bounds_from_data: _BoundsFromData = False,
+    sphere: _SphereOption = False,
+    ball: _BallOption = None,
     split: _Split = None,
     server_data: _ServerData = None,
     engine: _Engine = EngineOption.AUTO,
@@ -136,6 +152,8 @@ def simulate(
         lower=lower,
         upper=upper,
         bounds_from_data=bounds_from_data,
+        sphere=sphere,
+        ball=ball,
         split=split,
         server_data=server_data,
         engine=engine,

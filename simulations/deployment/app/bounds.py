@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_kmeans import Box, TableDomain
+from flower_kmeans import Box
+from flower_kmeans.data.declared import DeclaredDomain, domain_from_file
 
 
-def domain_of(config: Mapping[str, Any]) -> Box:
+def domain_of(config: Mapping[str, Any]) -> Box | DeclaredDomain:
     """Return the domain of the file that ``domain`` names, or the Box of ``bounds``."""
     if config["domain"]:
-        return TableDomain.from_file(Path(str(config["domain"])).expanduser())
+        return domain_from_file(Path(str(config["domain"])).expanduser())
     return read_box(str(config["bounds"]))
 
 

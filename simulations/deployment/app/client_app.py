@@ -31,8 +31,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.common.logger import log
 
-from flower_kmeans import TableDomain, kmeans_client_app
+from flower_kmeans import kmeans_client_app
 from flower_kmeans.client import ClientResult
+from flower_kmeans.data.declared import DeclaredDomain, domain_from_file
 from flower_kmeans.data.tables import column_names, load_records
 
 
@@ -42,10 +43,10 @@ def load_data(context: Context) -> Any:
     return load_records(data, domain=domain_of(context), header=header_of(context))
 
 
-def domain_of(context: Context) -> TableDomain | None:
+def domain_of(context: Context) -> DeclaredDomain | None:
     """Return the declared columns, if the operator names them."""
     path = context.node_config.get("domain")
-    return None if path is None else TableDomain.from_file(str(path))
+    return None if path is None else domain_from_file(str(path))
 
 
 def header_of(context: Context) -> list[str] | None:

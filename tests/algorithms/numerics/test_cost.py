@@ -30,7 +30,9 @@ def test_squared_distances_are_cut_one_by_one(q, seed, within):
     assert squared_distances(records, centroids, largest, radius2) == expected
 
 
-def last_round(points, before, relative, noise=(0.0, 0.0, 0.0), rng=None):
+def last_round(
+    points, before, relative, noise=(0.0, 0.0, 0.0), rng=None, directions=False
+):
     """One Lloyd round with noise, and the true cost at the centroids that follow."""
     labels = ((points[:, None] - before) ** 2).sum(axis=2).argmin(axis=1)
     k, d = before.shape
@@ -45,6 +47,8 @@ def last_round(points, before, relative, noise=(0.0, 0.0, 0.0), rng=None):
         counts = counts + noise[2] * rng.normal(size=k)
     quotients = sums / counts[:, None]
     after = references + quotients
+    if directions:
+        after = after / np.linalg.norm(after, axis=1, keepdims=True)
     found = {
         "q": q,
         "sums": sums,
@@ -57,6 +61,7 @@ def last_round(points, before, relative, noise=(0.0, 0.0, 0.0), rng=None):
         "usable": np.ones(k, bool),
         "noise": noise,
         "step": 2.0**-16,
+        "are_directions": directions,
     }
     return found, float(((points - after[labels]) ** 2).sum())
 
@@ -97,6 +102,32 @@ def test_the_bias_is_removed_and_the_error_is_right(relative, noise):
     assert 0.9 * predicted < errors.std() < 1.1 * predicted + 2 * bias
     if relative and noise == (0.0, 4.0, 0.0):  # without it the cost would be too low
         assert errors.mean() - bias < -20 * errors.std() / math.sqrt(draws)
+
+
+@pytest.mark.claim("guarantees", "16")
+@pytest.mark.default_cases("values")
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("noise", [(0.0, 4.0, 0.0), (0.0, 0.0, 20.0), (1.0, 3.0, 6.0)])
+def test_the_bias_of_directions_is_removed(relative, noise):
+    """Records lie wide around two directions, so that means are shorter than 1."""
+    rng, draws = RNG(12), 4_000
+    means = np.array([[1.0, 0.2, 0.0], [-0.6, 0.1, 0.8]])
+    points = np.concatenate([rng.normal(mean, 0.5, size=(500, 3)) for mean in means])
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    before = means / np.linalg.norm(means, axis=1, keepdims=True)
+    exact, truth = last_round(points, before, relative, directions=True)
+    assert last_cost(**exact) == (pytest.approx(truth, rel=1e-9), 0, 0)
+    runs = [
+        last_round(points, before, relative, noise, rng, directions=True)
+        for _ in range(draws)
+    ]
+    values, biases, _ = np.array([last_cost(**last) for last, _ in runs]).T
+    errors = values + biases - [truth for _, truth in runs]
+    bias = biases.mean()
+    tolerance = 6 * errors.std() / math.sqrt(draws)
+    assert abs(errors.mean()) < tolerance + 0.05 * bias  # of second order
+    if relative and noise == (0.0, 4.0, 0.0):  # without it it would be too low
+        assert bias > 1.5 * tolerance
 
 
 def test_clusters_that_kept_their_centroid_have_no_bias():
