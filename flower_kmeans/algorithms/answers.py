@@ -19,38 +19,37 @@ def words_of_rows(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> Int
     Rows are (m, record_width). With weights the last column holds the weight of each
     record, an integer, and the vector is the sum of weight times statistic.
     """
-    if not algorithm.weighs_records:
-        return _words(algorithm, query, rows)
-    _, of_record = split(algorithm, rows)
-    if (np.diff(of_record) < 0).any():
-        rows = rows[np.argsort(of_record, kind="stable")]
-    records, of_record = split(algorithm, rows)
+    points, of_record = split(algorithm, rows)
+    if of_record is None:
+        return _words(algorithm, query, _records(algorithm, query, points))
+    if algorithm.weighs_in_one_pass:
+        records = _records(algorithm, query, points)
+        is_counted = ~algorithm.domain.are_null(points)
+        records.weights = of_record[is_counted].astype(np.float64)
+        return _words(algorithm, query, records)
     total = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
     # Weights of persons have at most 2 sqrt(W) different values.
-    ends = [*(np.flatnonzero(np.diff(of_record)) + 1), len(rows)]
-    start = 0
-    for end in ends:
-        if end == start:  # no records
-            break
-        weight = int(of_record[start])
-        if weight:
-            total += weight * _words(algorithm, query, records[start:end])
-        start = end
+    for weight in np.unique(of_record):
+        chosen = points[of_record == weight]
+        records = _records(algorithm, query, chosen)
+        total += int(weight) * _words(algorithm, query, records)
     return total
 
 
 def split(
     algorithm: Algorithm, rows: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the records of rows, (m, d), and their weights, (m,): ones without weights."""
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the records of rows, (m, d), and their weights, (m,), if records have weights."""
     if not algorithm.weighs_records:
-        return rows, np.ones(len(rows))
+        return rows, None
     return rows[:, :-1], rows[:, -1]
 
 
-def _words(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
-    counted = algorithm.domain.counted(rows)
-    records = algorithm.records_of(query, counted)
+def _records(algorithm: Algorithm, query: Query, points: NDArray[Any]) -> GridRecords:
+    return algorithm.records_of(query, algorithm.domain.counted(points))
+
+
+def _words(algorithm: Algorithm, query: Query, records: GridRecords) -> IntArray:
     statistic = algorithm.statistic(query, records)
     return algorithm.layout(query.round).flatten(statistic)
 

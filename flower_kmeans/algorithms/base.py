@@ -98,6 +98,8 @@ class Algorithm(ABC):
     """Whether ``n_clients`` bounds a client's answer, and is also given with ``unit="record"``."""
     takes_weights: ClassVar[bool] = True
     """Whether the answer is a sum over records, so that each record can have a weight."""
+    weighs_in_one_pass: ClassVar[bool] = False
+    """Whether `statistic` counts each record as often as its weight says."""
     can_miss_sums: ClassVar[bool] = False
     """Whether a run can go on after a round whose sum was lost."""
     finds_ranges: ClassVar[bool] = False

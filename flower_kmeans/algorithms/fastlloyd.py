@@ -414,6 +414,7 @@ class _WiderGrid(GridRecords):
     def __init__(self, records: GridRecords) -> None:
         self._inner = records
         self.fraction_bits = records.fraction_bits + 1
+        self.weights = records.weights
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -76,6 +76,7 @@ class FedDPAlgorithm(base.Algorithm):
 
     name: ClassVar[str] = "feddp"
     replayable: ClassVar[bool] = False
+    weighs_in_one_pass: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
     clips: Annotated[Clips, reals(*RELEASES)] = ()

@@ -89,6 +89,7 @@ class LloydFamily(base.Algorithm):
 
     replayable: ClassVar[bool] = True
     can_miss_sums: ClassVar[bool] = True  # a lost round is an iteration less
+    weighs_in_one_pass: ClassVar[bool] = True
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release the cost."""
 

@@ -119,6 +119,7 @@ class PEMeansAlgorithm(Algorithm):
 
     name: ClassVar[str] = "pe-means"
     replayable: ClassVar[bool] = True
+    weighs_in_one_pass: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
     # Whether records vote after a projection, and a last round lifts the centroids.
     projects: ClassVar[bool] = False

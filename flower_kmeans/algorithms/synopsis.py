@@ -386,6 +386,7 @@ class SynopsisAlgorithm(base.Algorithm):
 
     name: ClassVar[str] = "synopsis"
     replayable: ClassVar[bool] = True
+    weighs_in_one_pass: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
     min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN)] = None

@@ -165,6 +165,7 @@ class Tightened(Algorithm):
             needs_all_records=inner.needs_all_records,
             bounds_clients=inner.bounds_clients,
             can_miss_sums=inner.can_miss_sums,
+            weighs_in_one_pass=inner.weighs_in_one_pass,
         )
         super().__post_init__()
 

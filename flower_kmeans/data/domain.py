@@ -958,6 +958,8 @@ class GridRecords:
 
     # set if the domain is a box of numbers alone and `table` is in the user's units
     box: Box | None = None
+    weights: FloatArray | None = None
+    """How often each record counts, (n,), integers up to 2**12; once without weights."""
 
     def __init__(
         self, records: NDArray[Any], domain: Domain, fraction_bits: int

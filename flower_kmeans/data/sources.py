@@ -103,8 +103,6 @@ class Source:
         Takes a `Weighing`, the name of the column of ids, that of weights (each empty
         if it is not needed) and a secret. Returns the source with weights, and the
         counts of what they changed. Blocks are read on the machines where they are.
-    rows_at : callable, optional
-        Takes numbers of rows, (m,), and returns these rows, (m, d), of records in memory.
     n_null : int
         Number of rows that the last pass left out. It is private, for the client's own
         log only.
@@ -119,7 +117,6 @@ class Source:
     is_live: bool = False
     sum_in_place: Callable[[RowPart], tuple[IntArray, int]] | None = None
     weigh_in_place: "Callable[[Weighing, str, str, bytes], Weighed] | None" = None
-    rows_at: Callable[[IntArray], NDArray[Any]] | None = None
     n_null: int = 0
 
     def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
@@ -233,11 +230,9 @@ def as_source(
                 check()  # reading beyond a file's end would end the process
                 yield part
 
-    found = Source(n_features, _float_type(table.dtype), mapped_parts, len(table))
-    if mapped is None:
-        rows_at = partial(np.take, table, axis=0)
-        found = replace(found, parts=parts, in_memory=True, rows_at=rows_at)
-    return found
+    in_memory = mapped is None
+    read = parts if in_memory else mapped_parts
+    return Source(n_features, _float_type(table.dtype), read, len(table), in_memory)
 
 
 # --------------------------------------------------------------------------- weights
@@ -338,23 +333,8 @@ def _weighed_here(
 
 
 def weighted(source: Source, weights: IntArray) -> Source:
-    """Return the records with their weights, (n,), as one more column.
-
-    Records in memory are in ascending order of their weights.
-    """
+    """Return the records with their weights, (n,), as one more column."""
     width = source.n_features + 1
-    order: IntArray | None = None
-    if source.rows_at is not None:
-        # Weights have few bits, for which NumPy sorts in linear time.
-        order = np.argsort(weights.astype(np.uint16), kind="stable")
-
-    def beside(part: NDArray[Any], own: IntArray) -> NDArray[Any]:
-        block = np.empty((len(part), width), source.dtype)
-        with np.errstate(over="ignore"):
-            block[:, :-1] = part
-        # float32 holds every weight, too.
-        block[:, -1] = own
-        return block
 
     def parts() -> Tables:
         start = 0
@@ -363,25 +343,21 @@ def weighted(source: Source, weights: IntArray) -> Source:
             start += len(part)
             if start > len(weights):
                 break
-            yield beside(part, own)
+            block = np.empty((len(part), width), source.dtype)
+            with np.errstate(over="ignore"):
+                block[:, :-1] = part
+            # float32 holds every weight, too.
+            block[:, -1] = own
+            yield block
         if start != len(weights):
             raise DataError(
                 "Expected the same number of records in all passes. Got another one."
             )
 
-    def parts_in_order() -> Tables:
-        if source.rows_at is None or order is None:
-            return
-        step = max(1, _BLOCK_NUMBERS // width)
-        for start in range(0, len(order), step):
-            chosen = order[start : start + step]
-            yield beside(source.rows_at(chosen), weights[chosen])
-
     return replace(
         source,
         n_features=width,
-        parts=parts if order is None else parts_in_order,
-        rows_at=None,
+        parts=parts,
         sum_in_place=None,
         weigh_in_place=None,
         n_null=0,

@@ -145,6 +145,7 @@ def cluster_sums(
         Points on the records' grid.
     radius2 : int, optional
         A record counts only if its squared distance to its centroid is at most this.
+        With weights, each record counts as often as its weight says.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
@@ -192,8 +193,9 @@ def vote_counts(
 ) -> IntArray:
     """Return the number of records nearest to each candidate, (n_candidates,), int64.
 
-    Ties go to the first candidate. Candidates come in blocks, (m, d), of integers in
-    float64 on the records' grid. Missing candidates have no votes. The memory holds one
+    With weights, each record counts as often as its weight says. Ties go to the first
+    candidate. Candidates come in blocks, (m, d), of integers in float64 on the records'
+    grid. Missing candidates have no votes. The memory holds one
     block of candidates, a few blocks of records, and 16 bytes for every record and
     every candidate. A client calls this for one block of its records after the other.
     """
@@ -228,7 +230,8 @@ def vote_counts(
             return counts
         in_parts(n, workers, partial(compare, block))
         first += len(block)
-    return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
+    found = np.bincount(labels, records.weights, minlength=n_candidates)
+    return found.astype(np.int64, copy=False)
 
 
 # --------------------------------------------------------------------------- one block
@@ -345,13 +348,22 @@ class _Worker:
             if len(self.query.groups) > 1:
                 lowest -= index
 
-    def add(self, sums: IntArray, counts: IntArray) -> None:
-        """Add the points to the sums and counts of their clusters."""
+    def add(
+        self, sums: IntArray, counts: IntArray, weights: FloatArray | None = None
+    ) -> None:
+        """Add the points to the sums and counts of their clusters, times weights, (rows,).
+
+        With weights the points become their products.
+        """
         k = self.query.k
         d = self.query.d
+        if weights is not None:
+            # Sums of 2**15 numbers up to 2**(12 + 25) stay below 2**53.
+            self.points *= weights[:, None]
         of_groups = self._groups.sums(self._table)[:k, :d]
         sums += of_groups.astype(np.int64)
-        counts += np.bincount(self.labels, minlength=k + 1)[:k]
+        found = np.bincount(self.labels, weights, minlength=k + 1)[:k]
+        counts += found.astype(np.int64)
 
 
 def _labelled(
@@ -380,6 +392,9 @@ def _sum_rows(
     """Return the sums and counts of the rows from ``start`` to ``stop``."""
     sums = np.zeros((query.k, query.d), dtype=np.int64)
     counts = np.zeros(query.k, dtype=np.int64)
-    for _, worker in _labelled(records, query, start, stop):
-        worker.add(sums, counts)
+    for rows, worker in _labelled(records, query, start, stop):
+        weights = None
+        if records.weights is not None:
+            weights = records.weights[rows]
+        worker.add(sums, counts, weights)
     return sums, counts

@@ -112,7 +112,14 @@ class Cells:
         counts = np.zeros(m, dtype=np.int64)
         slacks = np.zeros(m, dtype=np.int64)
         n_rows = max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)
+        if records.weights is not None:
+            # Sums of n_rows numbers up to 2**(12 + q) stay below 2**53.
+            n_rows = min(n_rows, 2 ** (41 - fraction_bits))
         for block in records.blocks(n_rows, start, stop):
+            times = None
+            if records.weights is not None:
+                times = records.weights[start : start + len(block)]
+                start += len(block)
             labels = self._centers.nearest(block)
             block -= self._centers.points.take(labels, axis=0)
             # These are exact, because offsets are integers.
@@ -129,8 +136,11 @@ class Cells:
             factors *= one
             block *= factors[:, None]
             residuals = np.trunc(block, out=block)
+            if times is not None:
+                residuals *= times[:, None]
+                shares *= times
             groups = Groups(labels, m)
-            counts += np.bincount(labels, minlength=m)
+            counts += np.bincount(labels, times, minlength=m).astype(np.int64)
             # Sums of integers below 2**53 are exact.
             sums += groups.sums(residuals).astype(np.int64)
             slacks += groups.sums(shares).astype(np.int64)

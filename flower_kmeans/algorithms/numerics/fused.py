@@ -354,12 +354,32 @@ def _add_rows(m, points, labels, sums, counts):
 
 
 @_compiled
+def _add_columns_times(m, d, columns, times, labels, sums, counts):
+    """Add the numbers of each record to the row of its label, as often as ``times`` says."""
+    for i in range(m):
+        a = np.uint32(labels[i])
+        counts[a] += np.int64(times[i])
+        for f in range(d):
+            sums[a, f] += np.float64(columns[f * _ROWS + i]) * times[i]
+
+
+@_compiled
+def _add_rows_times(m, points, times, labels, sums, counts):
+    for i in range(m):
+        a = np.uint32(labels[i])
+        counts[a] += np.int64(times[i])
+        for f in range(points.shape[1]):
+            sums[a, f] += np.float64(points[i, f]) * times[i]
+
+
+@_compiled
 def _sum_rows(
-    records, start, stop, bounds, block, centers, radius2, unit2, sums, counts
+    records, times, start, stop, bounds, block, centers, radius2, unit2, sums, counts
 ):
     """Add the rows from start to stop to sums and counts by label.
 
-    Records beyond the radius are added to row k.
+    Records beyond the radius are added to row k. Each record is added as often as
+    ``times`` says, and once if it is empty.
     """
     d = records.shape[1]
     k = np.int32(len(centers.weights))
@@ -384,7 +404,13 @@ def _sum_rows(
                     over[i] = d2[i] > radius2
             for i in range(m):
                 labels[i] = k if over[i] > 0 else labels[i]
-        if d <= _NARROW:
+        if len(times):
+            own = times[first : first + m]
+            if d <= _NARROW:
+                _add_columns_times(m, d, block.columns, own, labels, sums, counts)
+            else:
+                _add_rows_times(m, block.points, own, labels, sums, counts)
+        elif d <= _NARROW:
             _add_columns(m, d, block.columns, labels, sums, counts)
         else:
             _add_rows(m, block.points, labels, sums, counts)
@@ -411,9 +437,20 @@ def _squares(m, block, half, out):
 
 @_compiled
 def _cell_rows(
-    records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts
+    records,
+    times,
+    start,
+    stop,
+    bounds,
+    block,
+    centers,
+    radii2,
+    one,
+    weighted,
+    sums,
+    counts,
 ):
-    """Add the rows' residuals, slacks and counts by cell.
+    """Add the rows' residuals, slacks and counts by cell, each as often as ``times`` says.
 
     Operations have the order of `cells`, and IEEE 754 rounds each of them correctly. So
     the results are the same.
@@ -443,16 +480,21 @@ def _cell_rows(
                 offsets = block.offsets[f * _ROWS : (f + 1) * _ROWS]
                 for i in range(_ROWS):
                     offsets[i] = np.trunc(offsets[i] * factors[i])
-            _add_columns(m, d + 1, block.offsets, labels, sums, counts)
+            if len(times):
+                own = times[first : first + m]
+                _add_columns_times(m, d + 1, block.offsets, own, labels, sums, counts)
+            else:
+                _add_columns(m, d + 1, block.offsets, labels, sums, counts)
         else:
             for i in range(m):
                 a = np.uint32(labels[i])
                 factor = factors[i]
-                counts[a] += 1
+                often = times[first + i] if len(times) else 1.0
+                counts[a] += np.int64(often)
                 for f in range(d):
                     offset = np.float64(block.points[i, f]) - centers.points[a, f]
-                    sums[a, f] += np.trunc(offset * factor)
-                sums[a, d] += slack[i]
+                    sums[a, f] += np.trunc(offset * factor) * often
+                sums[a, d] += slack[i] * often
 
 
 @_compiled
@@ -486,10 +528,12 @@ def _moment_rows(records, start, stop, bounds, block, factor, total):
 
 
 @_compiled
-def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts):
+def _label_rows(
+    records, times, start, stop, bounds, block, centers, labels, d2, counts
+):
     """Write each row's label and squared distance, or only count labels.
 
-    Labels are counted if ``counts`` is not empty.
+    Labels are counted if ``counts`` is not empty, each as often as ``times`` says.
     """
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
@@ -497,7 +541,8 @@ def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts
         _label(m, block, centers)
         if len(counts):
             for i in range(m):
-                counts[np.uint32(block.labels[i])] += 1
+                often = times[first + i] if len(times) else 1.0
+                counts[np.uint32(block.labels[i])] += np.int64(often)
         else:
             done = first - start
             labels[done : done + m] = block.labels[:m]
@@ -525,11 +570,10 @@ def cluster_sums(
         block = _block(records)
         sums = np.zeros((k, d), np.int64)
         counts = np.zeros(k + 1, np.int64)
-        for table, first, last in _tables(records, start, stop):
+        for table, times, first, last in _tables(records, start, stop):
             found = np.zeros((k + 1, d))
-            _sum_rows(
-                table, first, last, bounds, block, centers, reach, unit2, found, counts
-            )
+            rows = table, times, first, last
+            _sum_rows(*rows, bounds, block, centers, reach, unit2, found, counts)
             sums += found[:k].astype(np.int64)
         return sums, counts[:k]
 
@@ -554,9 +598,10 @@ def cell_sums(
         block = _block(records)
         sums = np.zeros((m, p + 1), np.int64)
         counts = np.zeros(m, np.int64)
-        for table, first, last in _tables(records, start, stop):
+        for table, times, first, last in _tables(records, start, stop):
             found = np.zeros((m, p + 1))
-            _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts)
+            rows = table, times, first, last
+            _cell_rows(*rows, bounds, block, centers, *rest, found, counts)
             sums += found.astype(np.int64)
         return sums[:, :p].copy(), counts, sums[:, p].copy()
 
@@ -577,7 +622,7 @@ def second_moments(records: GridRecords, bits: int) -> RowRange:
     def part(start: int, stop: int) -> IntArrays:
         block = _block(records)
         total = np.zeros((d, d), np.int64)
-        for table, first, last in _tables(records, start, stop):
+        for table, _, first, last in _tables(records, start, stop):
             _moment_rows(table, first, last, bounds, block, factor, total)
         return (total,)
 
@@ -596,10 +641,9 @@ def vote_counts(records: GridRecords, points: FloatArray) -> RowRange:
         block = _block(records)
         counts = np.zeros(len(points), np.int64)
         none = np.empty(0)
-        for table, first, last in _tables(records, start, stop):
-            _label_rows(
-                table, first, last, bounds, block, centers, block.labels, none, counts
-            )
+        for table, times, first, last in _tables(records, start, stop):
+            rows = table, times, first, last
+            _label_rows(*rows, bounds, block, centers, block.labels, none, counts)
         return (counts,)
 
     return part
@@ -622,28 +666,37 @@ def nearest(
     for low in range(start, stop, _LABEL_ROWS):
         done = 0
         high = min(low + _LABEL_ROWS, stop)
-        for table, first, last in _tables(records, low, high):
+        for table, times, first, last in _tables(records, low, high):
             rows = slice(done, done + last - first)
             out = labels[rows], d2[done:], none
-            _label_rows(table, first, last, bounds, block, centers, *out)
+            _label_rows(table, times, first, last, bounds, block, centers, *out)
             done = rows.stop
         yield slice(low, high), labels[:done], d2[:done]
 
 
 def _tables(
     records: GridRecords, start: int, stop: int
-) -> Iterator[tuple[NDArray[Any], int, int]]:
-    """Yield tables for `_bounds`, each with a start and a stop of rows to read."""
+) -> Iterator[tuple[NDArray[Any], FloatArray, int, int]]:
+    """Yield tables for `_bounds`, each with weights, and a start and a stop of rows to read.
+
+    Without weights they are empty.
+    """
+    times = np.empty(0)
+    most = _MAX_ROWS
+    if records.weights is not None:
+        times = records.weights
+        # Sums of so many integers up to 2**(12 + q) stay below 2**53.
+        most = min(most, 2 ** (41 - records.fraction_bits))
     if records.box is not None:
-        for first in range(start, stop, _MAX_ROWS):
-            yield records.table, first, min(first + _MAX_ROWS, stop)
+        for first in range(start, stop, most):
+            yield records.table, times, first, min(first + most, stop)
         return
     d = records.shape[1]
     step = max(_ROWS, min(_READ_ROWS, 2**17 // d // _ROWS * _ROWS))
     for first in range(start, stop, step):
         table = np.empty((min(step, stop - first), d))
         records.read(first, table)
-        yield table, 0, len(table)
+        yield table, times[first : first + len(table)], 0, len(table)
 
 
 def _bounds(records: GridRecords) -> _FusedBounds:

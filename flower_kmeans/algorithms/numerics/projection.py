@@ -52,8 +52,11 @@ def second_moments(records: GridRecords) -> IntArray:
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
     # With few rows, adding the product to the total would take longer than the product.
-    # A record adds at most 4**bits to an entry, and entries below 2**53 are exact.
+    # A record adds at most 4**bits to an entry, 2**12 times with weights, and entries
+    # below 2**53 are exact.
     exact_rows = 2 ** (53 - 2 * bits)
+    if records.weights is not None:
+        exact_rows >>= 12
     rows = min(max(_rows(d), min(d, _MAX_ROWS)), exact_rows)
 
     def part(start: int, stop: int) -> tuple[IntArray]:
@@ -61,12 +64,16 @@ def second_moments(records: GridRecords) -> IntArray:
         for block in records.blocks(rows, start, stop):
             block *= factor
             np.trunc(block, out=block)
-            total += (block.T @ block).astype(np.int64)
+            other = block
+            if records.weights is not None:
+                other = block * records.weights[start : start + len(block), None]
+            start += len(block)
+            total += (block.T @ other).astype(np.int64)
         return (total,)
 
     work = records.shape[0] * d * (d + _ROW_WORK)
     fused = fused_kernel(work, d) if d <= _FUSED_COLUMNS else None
-    if fused is None:
+    if fused is None or records.weights is not None:
         in_range = part
     else:
         in_range = fused.second_moments(records, bits)
@@ -200,6 +207,7 @@ class ProjectedRecords(GridRecords):
         self, records: GridRecords, projection: Projection, matrix: IntArray
     ) -> None:
         self._inner = records
+        self.weights = records.weights
         self._projection = projection
         self._matrix = matrix.astype(np.float64)
         self.fraction_bits = projection.bits
@@ -237,18 +245,28 @@ def lifted_sums(
     d = records.shape[1]
     points = centers.astype(np.float64)
     directions = matrix.astype(np.float64)
+    n_rows = _rows(d + k)
+    if records.weights is not None:
+        # Sums of n_rows numbers up to 2**(12 + q) stay below 2**53.
+        n_rows = min(n_rows, 2 ** (41 - records.fraction_bits))
 
     def part(start: int, stop: int) -> tuple[IntArray, IntArray]:
         sums = np.zeros((k, d), dtype=np.int64)
         counts = np.zeros(k, dtype=np.int64)
-        for block in records.blocks(_rows(d + k), start, stop):
+        for block in records.blocks(n_rows, start, stop):
             projected = projection.project(block, directions)
             labels = _nearest(projected, points, margin)
+            times = None
+            if records.weights is not None:
+                times = records.weights[start : start + len(block)]
+                block *= times[:, None]
+            start += len(block)
             # Sums are exact, because all integers are below 2**53. Records of the last
             # group do not count.
             of_groups = Groups(labels, k + 1).sums(block)
             sums += of_groups[:k].astype(np.int64)
-            counts += np.bincount(labels, minlength=k + 1)[:k]
+            found = np.bincount(labels, times, minlength=k + 1)[:k]
+            counts += found.astype(np.int64)
         return sums, counts
 
     n = records.shape[0]

@@ -11,7 +11,13 @@ from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics import assignment
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
 from flower_kmeans.algorithms.numerics.cells import cell_sums
-from flower_kmeans.algorithms.numerics.projection import second_moments
+from flower_kmeans.algorithms.numerics.cost import squared_distances
+from flower_kmeans.algorithms.numerics.projection import (
+    ProjectedRecords,
+    Projection,
+    lifted_sums,
+    second_moments,
+)
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 
 SHAPES = (
@@ -40,6 +46,63 @@ def unit_box(d):
 
 def test_the_kernel_is_there():
     assert assignment._load_fused().__name__.endswith("fused")
+
+
+def statistics_of(grid, centroids, radii, projected):
+    """Return all statistics of records, some with a radius, some with weights of cells."""
+    k, d = centroids.shape
+    q, bits = min(grid.fraction_bits, 16), grid.fraction_bits
+    weights = np.arange(k) * 4**bits // 7
+    projection, matrix, centers = projected
+    seen = ProjectedRecords(grid, projection, matrix)
+    largest = d * 4**bits
+    return (
+        *cluster_sums(grid, centroids),
+        *cluster_sums(grid, centroids, d * 4**bits),
+        *cell_sums(grid, centroids, radii, q),
+        *cell_sums(grid, centroids, radii, q, weighted=True),
+        *cell_sums(grid, centroids, radii, q, weights=weights),
+        *cluster_sums(seen, centers),
+        *lifted_sums(grid, projection, matrix, centers),
+        *lifted_sums(grid, projection, matrix, centers, 0.5),
+        second_moments(grid),
+        vote_counts(grid, [centroids.astype(float)], k),
+        vote_counts(grid, np.array_split(centroids.astype(float), k), k),
+        np.array([squared_distances(grid, centroids, largest)]),
+        np.array([squared_distances(grid, centroids, largest, d * 4**bits)]),
+    )
+
+
+@pytest.mark.claim("guarantees", "51")
+@pytest.mark.parametrize("shape", [(1, 1, 1), (130, 3, 5), (700, 9, 8), (640, 20, 33)])
+@pytest.mark.parametrize("bits", [4, 16, 19])
+def test_a_record_counts_as_often_as_its_weight(shape, bits):
+    """All statistics are those of records that are repeated."""
+    (n, k, d), rng = shape, RNG([*shape, bits])
+    centroids = rng.integers(-(2**bits), 2**bits, (k, d), endpoint=True)
+    radii = rng.integers(1, 2**bits, k, endpoint=True)
+    projection = Projection(Box(-np.ones(d), np.ones(d)), bits, min(d, 2))
+    matrix = projection.matrix(rng.normal(size=(d, min(d, 2))))
+    limit = projection.limit
+    centers = rng.integers(-limit, limit, (k, min(d, 2)), endpoint=True)
+    projected = projection, matrix, centers
+    rows = rng.uniform(-1.2, 1.2, (n, d))
+    times = rng.integers(0, 4, n)
+    domain = unit_box(d)
+    once = GridRecords(np.repeat(rows, times, axis=0), domain, bits)
+    weighted = GridRecords(rows, domain, bits)
+    weighted.weights = times.astype(float)
+    expected = statistics_of(once, centroids, radii, projected)
+    found = check(lambda: statistics_of(weighted, centroids, radii, projected))
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(own, other)
+    # The largest weight keeps all sums exact.
+    weighted.weights = np.full(n, 4096.0)
+    plain = GridRecords(rows, domain, bits)
+    expected = statistics_of(plain, centroids, radii, projected)
+    found = check(lambda: statistics_of(weighted, centroids, radii, projected))
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(own, 4096 * other)
 
 
 @pytest.mark.default_cases("values")
