@@ -27,6 +27,7 @@ from flower_kmeans.cli.app import app
 from flower_kmeans.cli.options import options_by_strategy
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
+from flower_kmeans.data.table_domain import Number, TableDomain
 from flower_kmeans.parameters import real
 from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
@@ -498,6 +499,52 @@ class TestSimulate:
         assert "not private" not in result.output.lower()
 
     @pytest.mark.claim("reading-a-report", "warnings-follow-gravest-first")
+    def test_outer_bounds_are_tightened_and_the_ranges_are_printed(
+        self, simulated, run, blobs, tmp_path
+    ):
+        wide = ("--bounds", "height=-500:500", "--bounds", "weight=0:1000")
+        result, report, saved = simulated(
+            *(*wide, "--n-records", 1200),
+            *("--epsilon", 16, "--tighten", 0.2),
+        )
+        assert "Ranges of columns: groups of fewer than" in result.output
+        (line,) = [each for each in result.output.splitlines() if "Ranges  " in each]
+        assert line.startswith("Ranges   height ")
+        assert [each["column"] for each in report["ranges"]] == ["height", "weight"]
+        assert report["bounds"]["tighten"] == 0.2
+        assert report["releases"][0]["name"] == "ranges"
+        domain = json.loads(str(saved["domain"]))
+        assert "tighten" not in domain
+        assigned = run(
+            *("assign", "--data", blobs),
+            *("--centroids", tmp_path / "out" / "centroids.npz"),
+            *("--output", tmp_path / "assigned.csv"),
+        )
+        assert assigned.exit_code == 0, assigned.output
+
+    @pytest.mark.parametrize("place", ["the file", "the option"])
+    def test_a_domain_file_or_an_option_may_tighten(self, run, blobs, tmp_path, place):
+        columns = [Number("height", -500, 500), Number("weight", 0, 1000)]
+        domain = TableDomain(columns, tighten=0.1 if place == "the file" else None)
+        (tmp_path / "domain.toml").write_text(domain.to_toml())
+        declared = ("--domain", tmp_path / "domain.toml")
+        option = ("--tighten", 0.1) if place == "the option" else ()
+        budget = ("--n-records", 1200, "--epsilon", 16)
+        made = run("simulate", "--data", blobs, *LOCAL[:6], *declared, *budget, *option)
+        assert made.exit_code == 0, made.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["bounds"]["tighten"] == 0.1
+        centroids = tmp_path / "out" / "centroids.npz"
+        for more in ((), declared):
+            result = run(
+                *("assign", "--data", blobs, "--centroids", centroids, *more),
+                *("--output", tmp_path / f"assigned-{len(more)}.csv"),
+            )
+            assert result.exit_code == 0, result.output
+        planned = run("plan", *declared, *budget, *option)
+        assert "1      ranges" in planned.output
+        assert "may be cut off" in planned.output
+
     def test_bounds_from_data_warn_loudly(self, simulated, tmp_path):
         result, report, _ = simulated(
             "--n-records", 1200, "--bounds-from-data", "--rounds", 2
@@ -564,7 +611,15 @@ class TestErrors:
         ("arguments", "words"),
         [
             (PUBLIC[:4], ["--n-records"]),
-            (("--n-records", 1200), ["'height', 'weight'", "--bounds-from-data"]),
+            (
+                ("--n-records", 1200),
+                ["'height', 'weight'", "--tighten 0.1", "--bounds-from-data"],
+            ),
+            ((*PUBLIC, "--tighten", 2), ["tighten between 0 and 1", "Got 2"]),
+            (
+                (*PUBLIC, "--tighten", 0.1, "--strategy", "sulloyd"),
+                ["without tighten for SuLloyd"],
+            ),
             ((*PUBLIC[:2], *PUBLIC[4:]), ["'weight'", "--bounds"]),
             ((*PUBLIC, "--bounds", "size=0:1"), ["'size'"]),
             ((*PUBLIC, "--bounds", "height"), ["NAME=LOW:HIGH"]),

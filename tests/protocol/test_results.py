@@ -10,7 +10,8 @@ import pytest
 from cohorts import BLIND, Cohort, code
 from documents import TRUSTS, make_algorithm
 
-from flower_kmeans import Ball, Box
+from flower_kmeans import Ball, Box, PrivacyBudget
+from flower_kmeans.algorithms import GLloydAlgorithm, tightened
 from flower_kmeans.algorithms.plausibility import (
     Finding,
     FindingKind,
@@ -122,6 +123,41 @@ def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
     assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
     (found,) = cohort.nodes[0].results
     assert (found.weights, found.size_report) == (None, None)
+
+
+def test_wrong_ranges_are_refused_and_right_ones_are_the_bounds_of_the_result(tmp_path):
+    algorithm = tightened.planned(
+        GLloydAlgorithm,
+        2,
+        Box([0.0, 0.0], [16.0, 16.0], tighten=0.1),
+        PrivacyBudget(1.0),
+        n_records=1000,
+        n_rounds=1,
+    )
+    cohort = Cohort(tmp_path, "trusted-server", n=4, algorithm=algorithm).set_up()
+    box = np.array([[0, 1024], [1024, 2048]])
+    good = {
+        "centroids": np.array([[0.5, 1.5], [1.0, 2.0]]),
+        "counts": np.array([400.0, 600.0]),
+        "box": box,
+    }
+    wrong = [
+        {name: array for name, array in good.items() if name != "box"},
+        {**good, "box": box.astype(np.float64)},
+        {**good, "box": box[:1]},
+        {**good, "box": box[:, ::-1].copy()},
+        {**good, "box": np.array([[0, 15], [0, 1024]])},
+        {**good, "box": np.array([[0, 1024], [0, 2**14 + 1]])},
+        {**good, "centroids": np.array([[0.5, 0.9], [1.0, 2.0]])},
+    ]
+    for arrays in wrong:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+        assert code(reply) == Code.BAD_MESSAGE, arrays
+    assert not cohort.nodes[0].results
+    reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(good)))
+    assert isinstance(reply, Finished)
+    (found,) = cohort.nodes[0].results
+    assert (found.domain.lower, found.domain.upper) == ((0.0, 1.0), (1.0, 2.0))
 
 
 @pytest.mark.claim("guarantees", "22")

@@ -42,6 +42,7 @@ def test_one_column_with_bounds_far_too_wide_costs_little():
     assert_within("with ranges the cost is", second, most=1.1, unit="times the best")
 
 
+@pytest.mark.claim("own-data", "ranges-part-of-result")
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
 @pytest.mark.parametrize("scale", ["column", "common"])
 def test_a_result_has_the_ranges_in_the_users_units(trust, scale):

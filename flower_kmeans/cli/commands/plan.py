@@ -13,7 +13,7 @@ _PlanDomainOption = Annotated[
         metavar="FILE", help="Columns and public bounds: flower-kmeans domain init."
     ),
 ]
-_Tighten = Annotated[
+_PlanTighten = Annotated[
     float | None,
     typer.Option(
         metavar="FRACTION",
@@ -51,7 +51,7 @@ def plan(
     settings: Settings,
     *,
     domain: _PlanDomainOption = None,
-    tighten: _Tighten = None,
+    tighten: _PlanTighten = None,
     features: _Features = None,
     parties: _Parties = None,
     server_points: _ServerPoints = None,

@@ -52,7 +52,7 @@ _Tighten = Annotated[
     float | None,
     typer.Option(
         metavar="FRACTION",
-        help="Of mu^2, such as 0.1: it finds ranges of columns within outer bounds.",
+        help="Of mu^2, to find ranges in outer bounds: 0.1.",
     ),
 ]
 _Lower = Annotated[
