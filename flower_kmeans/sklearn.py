@@ -533,8 +533,7 @@ def _is_told(number: int) -> bool:
 
 def _charge_of(plan: PrivacyPlan) -> Charge:
     """Return the charge of a private fit for one record."""
-    _, of_record = price_of(plan.budget.unit, plan.rounds).whole
-    return of_record
+    return price_of(plan.budget.unit, plan.rounds).whole["record"]
 
 
 # --------------------------------------------------------------------------- bounds

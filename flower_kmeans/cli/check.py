@@ -33,7 +33,7 @@ from flower_kmeans.data.tables import open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.files import access_complaint
 from flower_kmeans.imports import imported
-from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.privacy.ledger import spent_by_unit, spent_epsilon
 from flower_kmeans.privacy.ledger_file import FULL
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.kinds import run_kind
@@ -357,6 +357,34 @@ def _ledger(policy: ClientPolicy) -> str:
     return (
         f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent or "
         f"reserved, {total - spent:.4g} is left (runs cost less than the sum of their epsilons)."
+    )
+
+
+def print_ledger(console: Console, policy: ClientPolicy) -> None:
+    """Print the joint cost of all runs of a policy's ledger, a row for each unit.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If there is no ledger, or it cannot be read.
+    """
+    directory = str(policy.state_dir)
+    delta = policy.max_total_delta
+    spent = spent_by_unit(directory, delta)
+    if spent is None:
+        raise ConfigurationError(f"There is no ledger in {directory}.")
+    table = Table("unit of privacy", f"epsilon of all runs at delta {delta:g}")
+    for unit, epsilon in spent.items():
+        shown = "not covered" if epsilon is None else f"{epsilon:.4g}"
+        table.add_row(f"one {unit}", shown)
+    console.print(table)
+    covered = [unit for unit, epsilon in spent.items() if epsilon is not None]
+    console.print(
+        Text(
+            f"The total of epsilon {policy.max_total_epsilon:g} holds for one {covered[0]}. A "
+            "round counts once it is answered, and is reserved from the run's first answer on."
+        ),
+        soft_wrap=True,
     )
 
 

@@ -28,6 +28,7 @@ from flower_kmeans.cli.options import options_by_strategy
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
 from flower_kmeans.parameters import real
+from flower_kmeans.privacy.filter import COVERED_UNITS, price_of
 from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import Roster
@@ -676,6 +677,9 @@ class TestErrors:
             ("keygen ../a", "../a"),
             ("keygen c --beacon 5a", "beacon"),
             ("keygen a A", "case"),
+            ("ledger", "--state-dir"),
+            ("ledger --state-dir a --policy-file b", "--policy-file"),
+            ("ledger --state-dir none", "no ledger"),
             ("forget", "--state-dir"),
             ("forget --state-dir a --policy-file b", "--policy-file"),
             ("forget --state-dir none", "no ledger"),
@@ -1079,6 +1083,29 @@ class TestForget:
         )
 
 
+class TestLedger:
+    @pytest.mark.parametrize("unit", ["client", "person", "record"])
+    def test_a_unit_that_a_run_did_not_cover_has_no_number(self, run, tmp_path, unit):
+        plan, loose = gaussian_plan(), LifetimeLimit(100.0, DELTA)
+        with Ledger(tmp_path / "state") as ledger:
+            ledger.charge(answer_of(), price_of(unit, plan.rounds), loose, 0, b"")
+        (tmp_path / "policy.toml").write_text('state_dir = "state"')
+        result = run("ledger", "--policy-file", "policy.toml")
+        assert result.exit_code == 0, result.output
+        rows = [line for line in result.stdout.splitlines() if "one " in line]
+        covered = COVERED_UNITS[unit]
+        for each, row in zip(COVERED_UNITS["client"], rows, strict=False):
+            assert f"one {each}" in row
+            assert ("not covered" in row) == (each not in covered)
+        assert f"epsilon 10 holds for one {covered[0]}." in result.stdout
+
+    def test_a_directory_alone_is_enough(self, run, tmp_path):
+        Ledger(tmp_path / "state").close()
+        result = run("ledger", "--state-dir", "state")
+        assert result.exit_code == 0, result.output
+        assert "not covered" not in result.stdout
+
+
 def test_missing_clients_are_a_warning(capsys):
     dropped = [
         Dropped(2, 7, number, "No answer in time.", "silent") for number in (1, 3)
@@ -1138,7 +1165,7 @@ def test_a_terminal_of_ascii_ends_no_command(tmp_path):
 
 def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
     result = run("--help")
-    for command in ("simulate", "plan", "keygen", "check", "forget"):
+    for command in ("simulate", "plan", "keygen", "check", "ledger", "forget"):
         assert command in result.stdout
     assert (
         run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
