@@ -84,7 +84,7 @@ class InputRecords:
         return box, bool(missing)
 
     def findings(self) -> list[str]:
-        """Return findings on cells for the holder of the records, in at most two lines."""
+        """Return findings on cells for the holder of the records, in at most three lines."""
         return [] if self.table is None else self.table.findings.lines()
 
     def _count_outside(self, box: Box) -> None:

@@ -307,6 +307,8 @@ def reading_options() -> list[Parameter]:
         ("encoding", None, "Encoding of a csv file, such as cp1252. Default: UTF-8."),
         ("sheet", None, "Sheet of an Excel file with several sheets."),
         ("query", "SQL", "SELECT whose rows are the records of a database."),
+        ("person", "NAME",
+         "Column with the id of each record's person, which is never a feature."),
     ]  # fmt: skip
     return [
         _option(name, spelled(name), str | None, values, text)
@@ -324,6 +326,7 @@ def _reading_of(
     encoding: str | None,
     sheet: str | None,
     query: str | None,
+    person: str | None,
 ) -> "Reading":
     """Return the reading with the given options."""
     from flower_kmeans.data.reading import Reading
@@ -340,6 +343,7 @@ def _reading_of(
         encoding=encoding,
         sheet=sheet,
         query=query,
+        person=person,
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.errors import (
@@ -13,7 +13,7 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.parameters import require_positive
 
-Unit = Literal["record", "client"]
+Unit = Literal["record", "client", "person"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class PrivacyBudget:
             raise self._wrong(
                 "delta", "None when epsilon is None, for such a run is not private"
             )
-        if self.unit not in ("record", "client"):
-            raise self._wrong("unit", "'record' or 'client'")
+        if self.unit not in get_args(Unit):
+            raise self._wrong("unit", "'record', 'client' or 'person'")
 
     def _wrong(self, name: str, expected: str) -> ConfigurationError:
         return ConfigurationError(

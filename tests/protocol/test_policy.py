@@ -213,7 +213,14 @@ EPSILONS, DELTAS = (
     ("max_epsilon", "max_total_epsilon"),
     ("max_delta", "max_total_delta"),
 )
-COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders", "max_opened")
+COUNTS = (
+    "min_clients",
+    "max_rounds",
+    "max_attempts",
+    "max_colluders",
+    "max_clients_per_person",
+    "max_opened",
+)
 BAD = [
     *((VALUE, name, value) for name in EPSILONS for value in (0.0, -1.0, math.nan)),
     *((VALUE, name, value) for name in DELTAS for value in (1.0, -1e-9, math.nan)),
@@ -247,6 +254,7 @@ def test_columns_are_those_of_the_domain(columns):
 SETTINGS = {
     "trusts": ("oblivious-server", "trusted-server"), "max_epsilon": 0.5, "max_delta": 1e-7,
     "min_clients": 5, "max_rounds": 20, "max_attempts": 2, "max_colluders": 3,
+    "max_clients_per_person": 2,
     "algorithms": ("fastlloyd",), "roster_file": "roster.toml",
     "member_key_file": "/etc/kmeans/a.key", "in_memory": False, "copy_records": False,
     "state_dir": "/var/lib/kmeans", "max_total_epsilon": 3, "max_total_delta": 1e-8,
@@ -431,11 +439,12 @@ policies = st.builds(
     max_rounds=st.integers(1, 5),
     max_attempts=st.integers(1, 3),
     max_colluders=st.integers(1, 2),
+    max_clients_per_person=st.integers(1, 2),
     copy_records=st.booleans(),
     algorithms=st.none() | some("fastlloyd", "glloyd", "lloyd"),
     domain=st.sampled_from([None, BOX, Box([0, 0], [1, 1], columns=["x", "y"])]),
     columns=st.sampled_from([None, ("x", "y")]),
-    units=some("record", "client"),
+    units=some("record", "client", "person"),
     in_memory=st.booleans(),
     state_dir=st.sampled_from([None, "/state"]),
     max_total_epsilon=st.sampled_from([1.0, 10.0]),

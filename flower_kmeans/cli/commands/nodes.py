@@ -112,7 +112,8 @@ def check(
     """Check, as the user who runs a node, whether it could take part. Nothing is changed.
 
     The records are read as the node reads them. Exit code 0 if it could take part, 1
-    otherwise. No record's value and no number of records is printed.
+    otherwise. No record's value is printed. Numbers of records are printed only in the
+    row on persons, for the holder of the table alone.
     """
     with one_sentence():
         from flower_kmeans.cli.check import check_node, print_findings
